@@ -1,0 +1,115 @@
+"""Deciding whether the conditions of a write hold: one rule for every engine.
+
+An engine supplies two look-ups into its open transaction; what a condition means
+is written here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from casstore.engine.protocol import (
+    MAX_KIND,
+    MAX_OBJECT_BYTES,
+    MAX_ROW_KEY_BYTES,
+    MAX_ROW_VALUE_BYTES,
+    TABLES,
+    TIME_BYTES,
+    Condition,
+    ObjectsExist,
+    PutRow,
+    RowIs,
+    RowLapsed,
+    RowLive,
+    RowStarts,
+    Write,
+)
+from casstore.errors import ConditionFailedError, InvalidInputError, ObjectNotFoundError
+from casstore.format.digest import DIGEST_BYTES
+
+FindRow = Callable[[str, bytes], bytes | None]
+HasObject = Callable[[bytes], bool]
+
+_TABLES = frozenset(TABLES)
+
+
+def require(
+    conditions: Sequence[Condition], find_row: FindRow, has_object: HasObject, now_ms: int
+) -> None:
+    """Raise for the first condition that does not hold."""
+    for index, condition in enumerate(conditions):
+        if isinstance(condition, ObjectsExist):
+            for digest in condition.digests:
+                if not has_object(digest):
+                    raise ObjectNotFoundError(digest)
+            continue
+        actual = find_row(condition.table, condition.key)
+        if not _holds(condition, actual, now_ms):
+            raise ConditionFailedError(index, condition, actual)
+
+
+def _holds(
+    condition: RowIs | RowStarts | RowLive | RowLapsed, actual: bytes | None, now_ms: int
+) -> bool:
+    if isinstance(condition, RowIs):
+        return actual == condition.value
+    if actual is None:
+        return False
+    if isinstance(condition, RowStarts):
+        return actual.startswith(condition.prefix)
+    if isinstance(condition, RowLive):
+        # A row too short to hold the time is not live: an empty slice reads as zero.
+        return actual.startswith(condition.prefix) and _time_at(actual, condition.offset) > now_ms
+    return actual == condition.value and _time_at(actual, condition.offset) <= now_ms
+
+
+def _time_at(value: bytes, offset: int) -> int:
+    return int.from_bytes(value[offset : offset + TIME_BYTES], "big")
+
+
+def stamped(change: PutRow, now_ms: int) -> bytes:
+    """The value of a row with the engine's time written into its stamps."""
+    if not change.stamps:
+        return change.value
+    value = bytearray(change.value)
+    for stamp in change.stamps:
+        time = max(0, now_ms + stamp.add_ms)
+        value[stamp.offset : stamp.offset + TIME_BYTES] = time.to_bytes(TIME_BYTES, "big")
+    return bytes(value)
+
+
+def validate(write: Write) -> None:
+    """Refuse a malformed write before any of it is tried."""
+    for item in write.objects:
+        if len(item.digest) != DIGEST_BYTES or not 0 <= item.kind < MAX_KIND:
+            raise InvalidInputError(f"an object needs a 32-byte digest and a kind below {MAX_KIND}")
+        if len(item.data) > MAX_OBJECT_BYTES:
+            raise InvalidInputError(
+                f"an object of {len(item.data)} bytes (at most {MAX_OBJECT_BYTES})"
+            )
+    for condition in write.conditions:
+        if not isinstance(condition, ObjectsExist):
+            check_key(condition.table, condition.key)
+    for change in write.rows:
+        check_key(change.table, change.key)
+        if isinstance(change, PutRow):
+            if len(change.value) > MAX_ROW_VALUE_BYTES:
+                raise InvalidInputError(
+                    f"a row of {len(change.value)} bytes (at most {MAX_ROW_VALUE_BYTES})"
+                )
+            for stamp in change.stamps:
+                if not 0 <= stamp.offset <= len(change.value) - TIME_BYTES:
+                    raise InvalidInputError(f"a stamp at {stamp.offset} outside its row")
+
+
+def check_table(table: str) -> None:
+    """Refuse a table that no engine has."""
+    if table not in _TABLES:
+        raise InvalidInputError(f"no table {table!r}; there are {', '.join(TABLES)}")
+
+
+def check_key(table: str, key: bytes) -> None:
+    """Refuse a row that no engine could hold."""
+    check_table(table)
+    if not 0 < len(key) <= MAX_ROW_KEY_BYTES:
+        raise InvalidInputError(f"a row key of {len(key)} bytes (1 to {MAX_ROW_KEY_BYTES})")

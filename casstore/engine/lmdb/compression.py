@@ -1,0 +1,131 @@
+"""zstd with its sharp edges covered: one door for compressing and inflating.
+
+A compressor is kept per thread: one that threads share gives other output from run
+to run. An inflated size is never believed: zstandard ignores ``max_output_size``
+when the frame names a size of its own, so 16 KiB may inflate to half a gigabyte.
+Both claims are compared before a byte is inflated (P7).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+import zstandard
+
+from casstore.engine.lmdb.slab import CODEC_RAW, CODEC_ZSTD
+from casstore.errors import CorruptionError
+
+HOT_LEVEL: Final = 3
+
+# Compression that saves less than one byte in twenty is not worth inflating later.
+_MIN_SAVING: Final = 20
+# Below this nothing is saved: a frame has ten bytes of its own.
+_MIN_RAW_BYTES: Final = 48
+
+NO_DICTIONARY: Final = 0
+
+LoadDictionary = Callable[[int], bytes]
+
+
+class Compressor:
+    """Compresses slabs with the newest dictionary, inflates them with the one they name."""
+
+    def __init__(self, load_dictionary: LoadDictionary, current: int = NO_DICTIONARY) -> None:
+        self._load = load_dictionary
+        self._dictionaries: dict[int, zstandard.ZstdCompressionDict] = {}
+        self._local = threading.local()
+        self.current = current
+
+    def compress(self, raw: bytes) -> tuple[int, int, bytes]:
+        """(codec, dictionary number, payload) for these bytes; raw if that is no longer."""
+        if len(raw) < _MIN_RAW_BYTES:
+            return CODEC_RAW, NO_DICTIONARY, raw
+        number = self.current
+        frame = self._compressor(number).compress(raw)
+        if len(raw) - len(frame) < len(raw) // _MIN_SAVING:
+            return CODEC_RAW, NO_DICTIONARY, raw
+        return CODEC_ZSTD, number, frame
+
+    def inflate(self, codec: int, dictionary: int, payload: bytes, raw_bytes: int) -> bytes:
+        """Exactly ``raw_bytes`` of content, or CorruptionError."""
+        if codec == CODEC_RAW:
+            if len(payload) != raw_bytes:
+                raise CorruptionError(f"{len(payload)} bytes where {raw_bytes} were stored")
+            return payload
+        try:
+            claimed = zstandard.frame_content_size(payload)
+            if claimed != raw_bytes:
+                raise CorruptionError(
+                    f"a frame claims {claimed} bytes where {raw_bytes} were stored"
+                )
+            raw = self._decompressor(dictionary).decompress(payload, max_output_size=raw_bytes)
+        except (zstandard.ZstdError, MemoryError) as exc:
+            raise CorruptionError(f"a damaged zstd frame ({exc})") from exc
+        if len(raw) != raw_bytes:
+            raise CorruptionError(f"a frame of {len(raw)} bytes where {raw_bytes} were stored")
+        return raw
+
+    def _compressor(self, number: int) -> zstandard.ZstdCompressor:
+        made: dict[int, zstandard.ZstdCompressor] | None = getattr(self._local, "down", None)
+        if made is None:
+            made = self._local.down = {}
+        compressor = made.get(number)
+        if compressor is None:
+            # Frames are found through our own directory: no checksum (the digests are
+            # better), no dictionary number (it stands in the slab's header).
+            compressor = made[number] = zstandard.ZstdCompressor(
+                level=HOT_LEVEL, dict_data=self._dictionary(number), write_dict_id=False
+            )
+        return compressor
+
+    def _decompressor(self, number: int) -> zstandard.ZstdDecompressor:
+        made: dict[int, zstandard.ZstdDecompressor] | None = getattr(self._local, "up", None)
+        if made is None:
+            made = self._local.up = {}
+        decompressor = made.get(number)
+        if decompressor is None:
+            decompressor = made[number] = zstandard.ZstdDecompressor(
+                dict_data=self._dictionary(number)
+            )
+        return decompressor
+
+    def _dictionary(self, number: int) -> zstandard.ZstdCompressionDict | None:
+        if number == NO_DICTIONARY:
+            return None
+        found = self._dictionaries.get(number)
+        if found is None:
+            found = self._dictionaries[number] = zstandard.ZstdCompressionDict(self._load(number))
+        return found
+
+
+class Trial(NamedTuple):
+    """A trained dictionary and what it saves on samples it has not seen."""
+
+    dictionary: bytes
+    plain_bytes: int
+    with_dictionary_bytes: int
+
+    @property
+    def gain(self) -> float:
+        """The part of the plain size that the dictionary saves."""
+        return 1 - self.with_dictionary_bytes / self.plain_bytes if self.plain_bytes else 0.0
+
+
+def train(samples: Sequence[bytes], size_bytes: int) -> Trial | None:
+    """Train on three of four samples, judge on the fourth; None if they do not suffice."""
+    held_out = samples[::4]
+    learned = [sample for at, sample in enumerate(samples) if at % 4]
+    try:
+        dictionary = zstandard.train_dictionary(size_bytes, learned, level=HOT_LEVEL)
+    except zstandard.ZstdError:
+        # zstd refuses to train on too few or too uniform samples; that is an answer.
+        return None
+    plain = zstandard.ZstdCompressor(level=HOT_LEVEL)
+    trained = zstandard.ZstdCompressor(level=HOT_LEVEL, dict_data=dictionary, write_dict_id=False)
+    return Trial(
+        dictionary.as_bytes(),
+        sum([len(plain.compress(sample)) for sample in held_out]),
+        sum([len(trained.compress(sample)) for sample in held_out]),
+    )

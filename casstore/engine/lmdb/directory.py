@@ -1,0 +1,220 @@
+"""The files of a store, who holds them, and whether the disk has seen everything.
+
+    data.mdb, lock.mdb   LMDB's own
+    data.mdb.new         a store being created; renamed when complete
+    locks/               empty files, held with flock while a process has the store open
+    unsynced             the boot under which writes were last made without a flush
+
+flock belongs to the open file, not to the process, so an unrelated close elsewhere
+in the program cannot drop it, and the kernel lets go when the holder dies.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from casstore.errors import (
+    BusyError,
+    ForeignStoreError,
+    InvalidInputError,
+    StorageError,
+    StoreNotFoundError,
+)
+
+DATA_FILE: Final = "data.mdb"
+NEW_FILE: Final = "data.mdb.new"
+NEW_LOCK_FILE: Final = NEW_FILE + "-lock"
+_LOCK_FILE: Final = "lock.mdb"
+_LOCKS: Final = "locks"
+_MARKER: Final = "unsynced"
+_OWN_NAMES: Final = frozenset((DATA_FILE, NEW_FILE, NEW_LOCK_FILE, _LOCK_FILE, _LOCKS, _MARKER))
+
+FILE_MODE: Final = 0o600
+DIRECTORY_MODE: Final = 0o700
+
+FULL: Final = "full"
+RELAXED: Final = "relaxed"
+PROCESS: Final = "process"
+DURABILITIES: Final = (FULL, RELAXED, PROCESS)
+
+
+def boot_id() -> str:
+    """A name for this run of the operating system; other after every restart."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as source:
+            return source.read().strip()
+    except FileNotFoundError:
+        if sys.platform == "darwin":
+            answer = subprocess.run(
+                ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"],
+                capture_output=True, text=True, check=True,
+            )  # fmt: skip
+            return answer.stdout.strip()
+        raise StorageError("this system does not tell its boot id; use another durability") from None
+
+
+class StoreDirectory:
+    """A store's directory, held open."""
+
+    def __init__(self, path: str, *, readonly: bool = False) -> None:
+        self.path = path
+        self._readonly = readonly
+        self.data_path = os.path.join(path, DATA_FILE)
+        self._held: list[int] = []
+
+    def prepare(self, *, create: bool) -> None:
+        """See that this is, or may become, a store's directory; raise a typed error if not."""
+        if os.path.exists(self.data_path):
+            return
+        if os.path.exists(self.path) and not os.path.isdir(self.path):
+            raise InvalidInputError(f"{self.path} is a file; a store is a directory")
+        strangers = set(os.listdir(self.path)) - _OWN_NAMES if os.path.isdir(self.path) else set()
+        if strangers:
+            raise ForeignStoreError(
+                f"{self.path} holds no store and is not empty ({sorted(strangers)[0]!r} is there)"
+            )
+        if not create:
+            raise StoreNotFoundError(f"no store at {self.path}")
+        try:
+            os.makedirs(self.path, mode=DIRECTORY_MODE, exist_ok=True)
+            _sync_directory(os.path.dirname(os.path.abspath(self.path)))
+        except OSError as exc:
+            raise StorageError(f"cannot create {self.path}: {exc.strerror}") from exc
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Hold the store's opening mutex: one process at a time creates, checks or opens."""
+        handle = self._lock_handle("mutex")
+        try:
+            if handle is not None:
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            if handle is not None:
+                os.close(handle)
+
+    def hold(self, durability: str | None) -> None:
+        """Announce this process until ``release``; None announces a reader.
+
+        Writers that flush and writers that do not exclude each other: a commit
+        without a flush may overwrite pages that another's flushed commit relies on
+        after a power loss, so the promise of the one would break that of the other.
+        Call inside ``exclusive``.
+        """
+        if durability is None:
+            self._share("readers")
+            return
+        own, other = ("unsynced", "synced") if durability == PROCESS else ("synced", "unsynced")
+        if self._others_hold(other):
+            raise BusyError(
+                f"{self.path} is open in another process that "
+                + ("flushes" if other == "synced" else "does not flush")
+                + f" its commits; durability {durability!r} cannot be mixed with that"
+            )
+        self._share(own)
+
+    def others_present(self) -> bool:
+        """Does any other process hold the store? Call inside ``exclusive``, before ``hold``."""
+        return any(self._others_hold(name) for name in ("synced", "unsynced", "readers"))
+
+    def release(self) -> None:
+        """Let go of everything held."""
+        for handle in self._held:
+            os.close(handle)
+        self._held.clear()
+
+    # A flock is shared with a forked child through the inherited descriptor; closing it
+    # there, unlike unlocking, leaves the parent's hold alone.
+    release_in_child = release
+
+    def _share(self, name: str) -> None:
+        handle = self._lock_handle(name)
+        if handle is not None:
+            fcntl.flock(handle, fcntl.LOCK_SH)
+            self._held.append(handle)
+
+    def _others_hold(self, name: str) -> bool:
+        handle = self._lock_handle(name)
+        if handle is None:
+            return False
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(handle)
+        return False
+
+    def _lock_handle(self, name: str) -> int | None:
+        """A descriptor to lock, or None where a reader may not create one.
+
+        A store on read-only media has no writers, so its readers need no locks.
+        """
+        folder = os.path.join(self.path, _LOCKS)
+        try:
+            os.makedirs(folder, mode=DIRECTORY_MODE, exist_ok=True)
+            return os.open(os.path.join(folder, name), os.O_RDWR | os.O_CREAT, FILE_MODE)
+        except OSError as exc:
+            if self._readonly and exc.errno in (errno.EROFS, errno.EACCES):
+                return None
+            raise StorageError(f"cannot lock {self.path}: {exc.strerror}") from exc
+
+    def open_data(self) -> int:
+        """A descriptor of the data file."""
+        try:
+            return os.open(self.data_path, os.O_RDONLY if self._readonly else os.O_RDWR)
+        except OSError as exc:
+            raise StorageError(f"cannot open {self.data_path}: {exc.strerror}") from exc
+
+    # --- unsynced writes ------------------------------------------------------------
+
+    def unsynced_boot(self) -> str | None:
+        """The boot under which writes without a flush began, if any may be pending."""
+        try:
+            with open(os.path.join(self.path, _MARKER)) as source:
+                return source.read().strip()
+        except FileNotFoundError:
+            return None
+
+    def mark_unsynced(self) -> None:
+        """Record this boot, durably, before the first write without a flush."""
+        marker = os.path.join(self.path, _MARKER)
+        try:
+            handle = os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
+            try:
+                os.write(handle, boot_id().encode())
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+            self.sync_names()
+        except OSError as exc:
+            raise StorageError(f"cannot write {marker}: {exc.strerror}") from exc
+
+    def clear_unsynced(self) -> None:
+        """Forget the marker, after a flush and while nobody writes without one."""
+        try:
+            os.unlink(os.path.join(self.path, _MARKER))
+        except FileNotFoundError:
+            return
+        self.sync_names()
+
+    def sync_names(self) -> None:
+        """Make created, renamed and removed files survive a power loss."""
+        _sync_directory(self.path)
+
+
+def _sync_directory(path: str) -> None:
+    # LMDB never does this: without it a new store may be gone after a power loss,
+    # with every acknowledged commit in it.
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

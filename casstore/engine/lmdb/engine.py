@@ -1,0 +1,433 @@
+"""The engine protocol on LMDB.
+
+    index         digest → id
+    slabs         last id → slab (see ``slab``)
+    dictionaries  number → trained zstd dictionary
+    meta          family, format, creation time, current dictionary
+    …             one database for each table of rows
+
+A write is prepared outside the lock (which objects are new, cut, compressed), then
+joins a batch (``group``) that runs as one transaction. Inside it every object that
+was found stored before is looked up again, because a collector may have removed it
+since; if so, the write is prepared again with that object included.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import lmdb
+
+from casstore.engine import conditions
+from casstore.engine.lmdb import slab as slabs
+from casstore.engine.lmdb.cache import SlabCache
+from casstore.engine.lmdb.compression import NO_DICTIONARY, Compressor
+from casstore.engine.lmdb.directory import DURABILITIES, FULL, PROCESS
+from casstore.engine.lmdb.environment import DEFAULT_MAP_BYTES, Environment, translate
+from casstore.engine.lmdb.group import CommitQueue, Ticket
+from casstore.engine.lmdb.reader import SlabReader
+from casstore.engine.lmdb.transaction import Prepared, StaleError, Transaction
+from casstore.engine.protocol import (
+    NewObject,
+    ObjectInfo,
+    Row,
+    RowKey,
+    StoredObject,
+    Write,
+    WriteResult,
+)
+from casstore.errors import (
+    BusyError,
+    CasstoreError,
+    ClosedError,
+    CorruptionError,
+    InvalidInputError,
+    StorageError,
+)
+from casstore.format.digest import check_object, plain_hash
+
+DEFAULT_CACHE_BYTES: Final = 32 << 20
+
+# One read transaction serves at most this many look-ups, so that none is open long:
+# LMDB reuses no page that an open reader may still see.
+_READ_BATCH: Final = 512
+_VERIFY_BATCH: Final = 64
+# How often a write is prepared anew because a collector removed what it relied on.
+_MAX_ATTEMPTS: Final = 16
+# A killed reader's slot stops pages from being reused until somebody clears it.
+_READER_CHECK_COMMITS: Final = 1024
+_SYNC_INTERVAL_S: Final = 1.0
+
+_CURRENT_DICTIONARY: Final = b"current_dictionary"
+_DICTIONARY_CHECKSUM_BYTES: Final = 8
+
+
+def _wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class LmdbEngine:
+    """Objects and rows in one LMDB environment, for many threads and processes."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        durability: str = FULL,
+        readonly: bool = False,
+        create: bool = True,
+        verify: bool = False,
+        map_bytes: int = DEFAULT_MAP_BYTES,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
+        lmdb_version: int | None = None,
+        clock: Callable[[], int] | None = None,
+    ) -> None:
+        if durability not in DURABILITIES:
+            raise InvalidInputError(
+                f"no durability {durability!r}; there are {', '.join(DURABILITIES)}"
+            )
+        self._clock = clock or _wall_clock_ms
+        self._env = Environment(
+            path,
+            durability=durability,
+            readonly=readonly,
+            create=create,
+            verify=verify,
+            map_bytes=map_bytes,
+            lmdb_version=lmdb_version,
+        )
+        self._cache = SlabCache(cache_bytes)
+        self._compressor = Compressor(self._load_dictionary, self._current_dictionary())
+        self._queue: CommitQueue[Prepared, WriteResult] = CommitQueue(self._run_batch)
+        self._commits = 0
+        self._stop_syncing = threading.Event()
+        if verify or self._env.must_verify:
+            self._verify_or_close()
+        if durability == PROCESS and not readonly:
+            threading.Thread(
+                target=self._sync_now_and_then, name="casstore-sync", daemon=True
+            ).start()
+
+    @property
+    def path(self) -> str:
+        """The store's directory."""
+        return self._env.path
+
+    @property
+    def durability(self) -> str:
+        """What a returned write survives: ``full``, ``relaxed`` or ``process``."""
+        return self._env.durability
+
+    @property
+    def readonly(self) -> bool:
+        """Does this engine refuse writes?"""
+        return self._env.readonly
+
+    # --- reading objects -----------------------------------------------------------------
+
+    def missing(self, digests: Sequence[bytes]) -> list[bytes]:
+        """Those of ``digests`` that are not stored, in order, each once."""
+        unique = list(dict.fromkeys(digests))
+        absent: list[bytes] = []
+        for start in range(0, len(unique), _READ_BATCH):
+            with self._env.reading() as txn:
+                index = self._env.index
+                for digest in unique[start : start + _READ_BATCH]:
+                    if txn.get(digest, db=index) is None:
+                        absent.append(digest)
+        return absent
+
+    def get_many(self, digests: Sequence[bytes]) -> list[StoredObject | None]:
+        """The objects in the order asked for; None where there is none."""
+        found: list[StoredObject | None] = []
+        for start in range(0, len(digests), _READ_BATCH):
+            with self._env.reading() as txn:
+                reader = self._reader(txn)
+                index = self._env.index
+                for digest in digests[start : start + _READ_BATCH]:
+                    row = txn.get(digest, db=index)
+                    found.append(
+                        None if row is None else reader.object(int.from_bytes(row, "big"))
+                    )
+        return found
+
+    def _reader(self, txn: lmdb.Transaction[memoryview]) -> SlabReader:
+        return SlabReader(txn.cursor(db=self._env.slabs), self._cache, self._compressor)
+
+    def scan_objects(self, *, before: int | None = None, limit: int = 1000) -> list[ObjectInfo]:
+        """Objects with an id lower than ``before``, highest first; about ``limit`` of them."""
+        infos: list[ObjectInfo] = []
+        with self._env.reading() as txn:
+            cursor = txn.cursor(db=self._env.slabs)
+            more = cursor.last()
+            if before is not None and cursor.set_range(slabs.slab_key(before)):
+                more = True
+            while more and len(infos) < limit:
+                directory = slabs.read_directory(cursor.key(), cursor.value())
+                infos.extend(self._live_objects(txn, directory, before))
+                more = cursor.prev()
+        return infos
+
+    def _live_objects(
+        self, txn: lmdb.Transaction[memoryview], directory: slabs.Directory, before: int | None
+    ) -> list[ObjectInfo]:
+        infos: list[ObjectInfo] = []
+        child_at = len(directory.children)
+        for position in range(directory.count - 1, -1, -1):
+            child_at -= directory.child_counts[position]
+            object_id = directory.first_id + position
+            digest = directory.digest(position)
+            row = txn.get(digest, db=self._env.index)
+            if row is None or int.from_bytes(row, "big") != object_id:
+                continue
+            if before is not None and object_id >= before:
+                continue
+            kind = directory.kinds[position] & ~slabs.KEEPS_LINKS
+            links = directory.child_counts[position]
+            size_bytes = directory.lengths[position]
+            if not directory.kinds[position] & slabs.KEEPS_LINKS:
+                size_bytes += links * len(digest)
+            children = directory.children[child_at : child_at + links]
+            infos.append(
+                ObjectInfo(object_id, digest, kind, size_bytes, children, directory.stored_at_ms)
+            )
+        return infos
+
+    # --- reading rows ----------------------------------------------------------------------
+
+    def get_rows(self, keys: Sequence[RowKey]) -> list[bytes | None]:
+        """Rows of one moment, in the order asked for; None where there is none."""
+        for table, key in keys:
+            conditions.check_key(table, key)
+        tables = self._env.tables
+        with self._env.reading() as txn:
+            found = [txn.get(key, db=tables[table]) for table, key in keys]
+            return [None if value is None else bytes(value) for value in found]
+
+    def scan_rows(
+        self,
+        table: str,
+        *,
+        start: bytes = b"",
+        stop: bytes | None = None,
+        limit: int = 1000,
+        reverse: bool = False,
+    ) -> list[Row]:
+        """At most ``limit`` rows with ``start <= key < stop``, in key order or its reverse."""
+        conditions.check_table(table)
+        if limit < 1:
+            raise InvalidInputError(f"a limit of {limit}; at least 1")
+        rows: list[Row] = []
+        with self._env.reading() as txn:
+            cursor = txn.cursor(db=self._env.tables[table])
+            if reverse:
+                more = cursor.set_range(stop) if stop else cursor.last()
+                if stop:
+                    more = cursor.prev() if more else cursor.last()
+            else:
+                more = cursor.set_range(start) if start else cursor.first()
+            while more and len(rows) < limit:
+                key = bytes(cursor.key())
+                if key < start if reverse else stop is not None and key >= stop:
+                    break
+                rows.append(Row(key, bytes(cursor.value())))
+                more = cursor.prev() if reverse else cursor.next()
+        return rows
+
+    def now_ms(self) -> int:
+        """The engine's clock, in milliseconds since 1970."""
+        return self._clock()
+
+    # --- writing ------------------------------------------------------------------------------
+
+    def write(self, write: Write) -> WriteResult:
+        """Run one write, wholly or not at all; when it returns it is as durable as promised."""
+        self._env.require_writable()
+        conditions.validate(write)
+        for _ in range(_MAX_ATTEMPTS):
+            prepared = self._prepare(write)
+            try:
+                return self._queue.submit(prepared)
+            except StaleError:
+                continue
+        raise BusyError(f"a collector kept removing what a write to {self.path} relies on")
+
+    def _prepare(self, write: Write) -> Prepared:
+        new: list[NewObject] = []
+        hits: list[bytes] = []
+        if write.objects:
+            unique = {item.digest: item for item in reversed(write.objects)}
+            absent = set(self.missing([item.digest for item in write.objects]))
+            for item in write.objects:
+                if unique.pop(item.digest, None) is None:
+                    continue
+                if item.digest in absent:
+                    new.append(item)
+                else:
+                    hits.append(item.digest)
+        return Prepared(write, self._draft(new), hits)
+
+    def _draft(self, objects: list[NewObject]) -> list[slabs.Draft]:
+        """Cut a batch of new objects into slabs and compress each."""
+        drafts: list[slabs.Draft] = []
+        group: list[NewObject] = []
+        raw_bytes = 0
+        for item in objects:
+            if group and (
+                raw_bytes + len(item.data) > slabs.TARGET_RAW_BYTES
+                or len(group) == slabs.MAX_OBJECTS
+            ):
+                drafts.append(slabs.draft(group, self._compressor.compress))
+                group, raw_bytes = [], 0
+            group.append(item)
+            raw_bytes += len(item.data)
+        if group:
+            drafts.append(slabs.draft(group, self._compressor.compress))
+        return drafts
+
+    def _run_batch(self, batch: list[Ticket[Prepared, WriteResult]]) -> None:
+        """Answer every ticket: one transaction for all, or one for each if that fails."""
+        env = self._env
+        with env.write_lock:
+            try:
+                env.check_open()
+                self._commit(batch)
+            except StorageError as exc:
+                if len(batch) == 1:
+                    batch[0].error = exc
+                    return
+                # One oversized write must not fail its neighbours.
+                for ticket in batch:
+                    self._commit_alone(ticket)
+            except CasstoreError as exc:
+                for ticket in batch:
+                    ticket.error = exc
+
+    def _commit_alone(self, ticket: Ticket[Prepared, WriteResult]) -> None:
+        try:
+            self._commit([ticket])
+        except CasstoreError as exc:
+            ticket.error = exc
+
+    def _commit(self, batch: list[Ticket[Prepared, WriteResult]]) -> None:
+        env = self._env
+        results: list[WriteResult | CasstoreError] = []
+        try:
+            txn = env.handle.begin(write=True)
+            try:
+                now_ms = self._clock()
+                transaction = Transaction(env, txn, now_ms)
+                for ticket in batch:
+                    try:
+                        results.append(transaction.apply(ticket.work))
+                    except CasstoreError as exc:
+                        # Everything is checked before anything is changed, so a refused
+                        # write leaves the transaction as it found it.
+                        results.append(exc)
+                if transaction.changed:
+                    txn.commit()
+                else:
+                    txn.abort()
+            except BaseException:
+                txn.abort()
+                raise
+        except lmdb.Error as exc:
+            if isinstance(exc, lmdb.PanicError):
+                env.reopen()
+            raise translate(exc, env.path) from exc
+        for ticket, result in zip(batch, results, strict=True):
+            if isinstance(result, WriteResult):
+                ticket.result = result
+            else:
+                ticket.error = result
+        env.cover()
+        self._commits += 1
+        if self._commits % _READER_CHECK_COMMITS == 0:
+            env.handle.reader_check()
+
+    def flush(self) -> None:
+        """Make everything acknowledged so far survive a power loss."""
+        self._env.flush()
+
+    def _sync_now_and_then(self) -> None:
+        while not self._stop_syncing.wait(_SYNC_INTERVAL_S):
+            try:
+                self._env.flush()
+            except ClosedError:
+                return
+
+    def close(self) -> None:
+        """Let go of all resources. Closing twice is allowed; every other call then fails."""
+        self._stop_syncing.set()
+        self._env.close()
+        self._cache.clear()
+
+    # --- verifying --------------------------------------------------------------------------------
+
+    def verify(self) -> int:
+        """Recompute every digest and check the index; the number of objects, or CorruptionError."""
+        checked = 0
+        last_id = 0
+        while True:
+            with self._env.reading() as txn:
+                cursor = txn.cursor(db=self._env.slabs)
+                reader = SlabReader(cursor, self._cache, self._compressor)
+                if not cursor.set_range(slabs.slab_key(last_id + 1)):
+                    break
+                for _ in range(_VERIFY_BATCH):
+                    last_id = int.from_bytes(cursor.key(), "big")
+                    checked += self._verify_slab(txn, reader, last_id)
+                    if not cursor.set_range(slabs.slab_key(last_id + 1)):
+                        break
+        with self._env.reading() as txn:
+            indexed = txn.stat(self._env.index)["entries"]
+        if indexed != checked:
+            raise CorruptionError(f"{self.path} names {indexed} objects but holds {checked}")
+        return checked
+
+    def _verify_slab(
+        self, txn: lmdb.Transaction[memoryview], reader: SlabReader, last_id: int
+    ) -> int:
+        slab = reader.slab(last_id)
+        checked = 0
+        for position in range(slab.directory.count):
+            object_id = slab.directory.first_id + position
+            digest = slab.directory.digest(position)
+            row = txn.get(digest, db=self._env.index)
+            if row is None or int.from_bytes(row, "big") != object_id:
+                continue
+            if any(child >= object_id for child in slab.children(position)):
+                raise CorruptionError(f"object {digest.hex()} is older than one it links to")
+            check_object(digest, *reader.object(object_id))
+            checked += 1
+        return checked
+
+    def _verify_or_close(self) -> None:
+        try:
+            self.verify()
+            self._env.trusted()
+        except BaseException:
+            self._env.close()
+            raise
+
+    # --- dictionaries ----------------------------------------------------------------------------
+
+    def _current_dictionary(self) -> int:
+        with self._env.reading() as txn:
+            row = txn.get(_CURRENT_DICTIONARY, db=self._env.meta)
+            return NO_DICTIONARY if row is None else int(bytes(row))
+
+    def _load_dictionary(self, number: int) -> bytes:
+        # Called while a slab is decoded, inside this thread's read transaction or write
+        # preparation; a transaction of its own would enter the gate twice.
+        with self._env.handle.begin() as txn:
+            row = txn.get(number.to_bytes(4, "big"), db=self._env.dictionaries)
+        if row is None:
+            raise CorruptionError(f"{self.path} lacks dictionary {number}, which a slab needs")
+        checksum, content = row[:_DICTIONARY_CHECKSUM_BYTES], row[_DICTIONARY_CHECKSUM_BYTES:]
+        if plain_hash(content, _DICTIONARY_CHECKSUM_BYTES) != checksum:
+            raise CorruptionError(f"dictionary {number} of {self.path} is damaged")
+        return content

@@ -1,0 +1,466 @@
+"""LMDB, opened with care: the one module that begins transactions and knows its errors.
+
+What it adds to py-lmdb: a file that is checked before it is mapped; creation that
+is complete or absent; a gate that closes for ``close`` and for ``fork``; typed
+errors; three durabilities. LMDB's own rules are kept here so that nobody above has
+to know them: one environment per file and process, never used after a fork, write
+transactions bound to their thread, read transactions short.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+import weakref
+from types import TracebackType
+from typing import Final
+
+import lmdb
+
+from casstore.engine.lmdb import guard
+from casstore.engine.lmdb.directory import (
+    FILE_MODE,
+    FULL,
+    NEW_FILE,
+    NEW_LOCK_FILE,
+    PROCESS,
+    StoreDirectory,
+    boot_id,
+)
+from casstore.engine.protocol import TABLES
+from casstore.errors import (
+    BusyError,
+    CasstoreError,
+    ClosedError,
+    CorruptionError,
+    ForkedError,
+    ReadOnlyError,
+    StorageError,
+    StorageFullError,
+)
+from casstore.format.header import header_rows, require_header
+
+# Address space, not disk: the same in every process, so that no process ever has to
+# grow the map under another's feet.
+DEFAULT_MAP_BYTES: Final = 1 << 40
+MAX_READERS: Final = 2048
+
+_INDEX: Final = "index"
+_SLABS: Final = "slabs"
+_DICTIONARIES: Final = "dictionaries"
+_META: Final = "meta"
+_DATABASES: Final = (_INDEX, _SLABS, _DICTIONARIES, _META, *TABLES)
+
+# How long an opener waits for a short file to be covered by its writer.
+_COVER_TRIES: Final = 50
+_COVER_PAUSE_S: Final = 0.002
+
+_FULL_DISK: Final = frozenset((errno.ENOSPC, errno.EFBIG, errno.EDQUOT))
+
+
+def translate(exc: lmdb.Error, path: str) -> CasstoreError:
+    """The casstore error for an LMDB one, by what the caller can do about it."""
+    if isinstance(exc, lmdb.MapFullError):
+        return StorageFullError(f"the map of {path} is full; open it with a larger map_bytes")
+    if isinstance(exc, lmdb.ReadersFullError):
+        return BusyError(f"{path} has {MAX_READERS} readers already")
+    if isinstance(exc, lmdb.ReadonlyError):
+        return ReadOnlyError(f"{path} is open read-only")
+    if isinstance(
+        exc,
+        lmdb.CorruptedError | lmdb.PageNotFoundError | lmdb.InvalidError | lmdb.VersionMismatchError,
+    ):
+        return CorruptionError(f"{path} is damaged: {exc}")
+    if exc.code in _FULL_DISK:
+        return StorageFullError(f"no room for {path}: {exc}")
+    if "closed" in str(exc):
+        return ClosedError(f"{path} was closed")
+    return StorageError(f"{path}: {exc}")
+
+
+class Environment:
+    """One open LMDB environment and its databases."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        durability: str = FULL,
+        readonly: bool = False,
+        create: bool = True,
+        verify: bool = False,
+        map_bytes: int = DEFAULT_MAP_BYTES,
+        lmdb_version: int | None = None,
+    ) -> None:
+        self.path = path
+        self.durability = durability
+        self.readonly = readonly
+        self._map_bytes = map_bytes
+        self._lmdb_version = 0 if lmdb_version is None else lmdb_version
+        self._directory = StoreDirectory(path, readonly=readonly)
+        # Threads inside a transaction, by ident. Setting and deleting a key are atomic,
+        # so entering costs no lock.
+        self._inside: dict[int, bool] = {}
+        self._closed_to: type[CasstoreError] | None = None
+        self._paused = False
+        self._resumed = threading.Condition()
+        self.write_lock = threading.Lock()
+
+        self._directory.prepare(create=create and not readonly)
+        with self._directory.exclusive():
+            self._create_if_absent()
+            self._check_file(verify=verify)
+            #: True if writes were pending, without a flush, when the machine went down.
+            self.must_verify = self._settle_unsynced()
+            self._directory.hold(None if readonly else durability)
+            try:
+                self._open()
+                self._data_handle = self._directory.open_data()
+            except BaseException:
+                self._directory.release()
+                raise
+            if not self.must_verify:
+                self._note_durability()
+        _OPEN.add(self)
+
+    # --- opening ---------------------------------------------------------------------
+
+    def _create_if_absent(self) -> None:
+        """Build a whole new store aside and rename it in, so that no half of one is ever seen."""
+        if os.path.exists(self._directory.data_path):
+            return
+        new = os.path.join(self.path, NEW_FILE)
+        try:
+            for leftover in (new, os.path.join(self.path, NEW_LOCK_FILE)):
+                if os.path.exists(leftover):
+                    os.unlink(leftover)
+            made = lmdb.open(
+                new,
+                subdir=False,
+                mode=FILE_MODE,
+                map_size=self._map_bytes,
+                max_dbs=len(_DATABASES),
+                lib_version=self._lmdb_version,
+            )
+            try:
+                with made.begin(write=True) as txn:
+                    for name in _DATABASES:
+                        made.open_db(name.encode(), txn=txn)
+                    meta = made.open_db(_META.encode(), txn=txn)
+                    for key, value in header_rows(time.time_ns() // 1_000_000).items():
+                        txn.put(key, value, db=meta)
+            finally:
+                made.close()
+            os.unlink(os.path.join(self.path, NEW_LOCK_FILE))
+            os.rename(new, self._directory.data_path)
+            self._directory.sync_names()
+        except lmdb.Error as exc:
+            raise translate(exc, self.path) from exc
+        except OSError as exc:
+            raise StorageError(f"cannot create {self.path}: {exc.strerror}") from exc
+
+    def _check_file(self, *, verify: bool) -> None:
+        path = self._directory.data_path
+        alone = not self._directory.others_present()
+        if verify:
+            if not alone:
+                raise BusyError(f"{self.path} is in use; its file can be verified only when closed")
+            guard.verify_structure(path)
+        extent = guard.read_extent(path)
+        tries = 0
+        while extent.file_bytes < extent.needed_bytes and not alone and tries < _COVER_TRIES:
+            # A writer in another process is between its commit and covering the file.
+            time.sleep(_COVER_PAUSE_S)
+            extent = guard.read_extent(path)
+            tries += 1
+        if extent.file_bytes < extent.needed_bytes:
+            if not alone:
+                raise BusyError(
+                    f"{path} has {extent.file_bytes} of {extent.needed_bytes} bytes, and another "
+                    "process uses it; close that one, so that it can be verified"
+                )
+            guard.verify_structure(path)
+
+    def _settle_unsynced(self) -> bool:
+        """Did the machine go down with writes unflushed? Then the file proves itself first."""
+        boot = self._directory.unsynced_boot()
+        if boot is None or boot == boot_id():
+            return False
+        guard.verify_structure(self._directory.data_path)
+        return True
+
+    def _note_durability(self) -> None:
+        """Leave the marker if this process will write without a flush; else make it needless."""
+        if self.readonly:
+            return
+        if self.durability == PROCESS:
+            self._directory.mark_unsynced()
+        elif self._directory.unsynced_boot() is not None:
+            # A writer without flushes was killed. The system's cache still holds what it
+            # wrote; once that is on the disk there is nothing left to mark.
+            self.handle.sync(True)
+            self._directory.clear_unsynced()
+
+    def _open(self) -> None:
+        try:
+            handle = lmdb.open(
+                self.path,
+                map_size=self._map_bytes,
+                readonly=self.readonly,
+                metasync=self.durability == FULL,
+                sync=self.durability != PROCESS,
+                mode=FILE_MODE,
+                create=False,
+                writemap=False,
+                max_readers=MAX_READERS,
+                max_dbs=len(_DATABASES),
+                readahead=False,
+            )
+        except lmdb.Error as exc:
+            if "already open" in str(exc):
+                raise BusyError(f"{self.path} is already open in this process: {exc}") from exc
+            raise translate(exc, self.path) from exc
+        except OSError as exc:
+            raise StorageError(f"cannot open {self.path}: {exc}") from exc
+        try:
+            self._open_databases(handle)
+            if not self.readonly:
+                handle.reader_check()
+        except BaseException:
+            handle.close()
+            raise
+        self.handle = handle
+        self._page_bytes = handle.stat()["psize"]
+
+    def _open_databases(self, handle: lmdb.Environment) -> None:
+        # Without a transaction of ours: py-lmdb resets a read transaction where LMDB
+        # would have to commit it for the handle to stay valid.
+        try:
+            try:
+                meta = handle.open_db(_META.encode(), create=False)
+            except lmdb.NotFoundError:
+                require_header(lambda key: None, self.path)
+                raise
+            with handle.begin() as txn:
+                require_header(lambda key: txn.get(key, db=meta), self.path)
+            databases = {
+                name: handle.open_db(name.encode(), create=False) for name in _DATABASES
+            }
+        except lmdb.NotFoundError as exc:
+            raise CorruptionError(f"{self.path} lacks a table: {exc}") from exc
+        except lmdb.Error as exc:
+            raise translate(exc, self.path) from exc
+        self.index = databases.pop(_INDEX)
+        self.slabs = databases.pop(_SLABS)
+        self.dictionaries = databases.pop(_DICTIONARIES)
+        self.meta = databases.pop(_META)
+        self.tables = databases
+
+    # --- the gate ----------------------------------------------------------------------
+
+    def enter(self) -> None:
+        """Count this thread as inside a transaction, or raise if the gate is shut.
+
+        A thread must not enter twice.
+        """
+        me = threading.get_ident()
+        # Announce first, look second: whoever shuts the gate does it the other way
+        # round, so one of the two always sees the other.
+        self._inside[me] = True
+        if self._closed_to is not None:
+            del self._inside[me]
+            self._refuse()
+        if self._paused:
+            del self._inside[me]
+            with self._resumed:
+                self._resumed.wait_for(lambda: not self._paused)
+            self.enter()
+
+    def leave(self) -> None:
+        """This thread's transaction is over."""
+        del self._inside[threading.get_ident()]
+
+    def check_open(self) -> None:
+        """Raise if the gate is shut for good."""
+        if self._closed_to is not None:
+            self._refuse()
+
+    def _refuse(self) -> None:
+        if self._closed_to is ForkedError:
+            raise ForkedError(
+                f"{self.path} was opened before this process was forked; open it again here"
+            )
+        raise ClosedError(f"{self.path} is closed")
+
+    def _drain(self) -> None:
+        """Wait until no thread is inside. They are short, and the gate lets no new ones in."""
+        while self._inside:
+            time.sleep(0.0001)
+
+    def reading(self) -> Reading:
+        """A short read transaction; nothing may leave it as a view."""
+        return Reading(self)
+
+    def require_writable(self) -> None:
+        """Raise unless this environment takes writes."""
+        if self.readonly:
+            raise ReadOnlyError(f"{self.path} is open read-only")
+
+    def cover(self) -> None:
+        """After a commit: see that the file is as long as its meta page says."""
+        info = self.handle.info()
+        guard.cover(self._data_handle, (info["last_pgno"] + 1) * self._page_bytes)
+
+    def flush(self) -> None:
+        """Write everything committed so far through to the disk."""
+        self.enter()
+        try:
+            self.handle.sync(True)
+        except lmdb.Error as exc:
+            raise translate(exc, self.path) from exc
+        finally:
+            self.leave()
+
+    def reopen(self) -> None:
+        """Open LMDB anew, after an error that left its environment unusable."""
+        self._paused = True
+        try:
+            self._drain()
+            self.handle.close()
+            self._open()
+        finally:
+            self._resume()
+
+    def _resume(self) -> None:
+        self._paused = False
+        with self._resumed:
+            self._resumed.notify_all()
+
+    def trusted(self) -> None:
+        """Everything was verified after a crash: the file may be trusted again."""
+        self.must_verify = False
+        self._note_durability()
+
+    def close(self) -> None:
+        """Wait for transactions to end, flush what is pending, and let go of the files."""
+        with self.write_lock:
+            if self._closed_to is not None:
+                return
+            self._closed_to = ClosedError
+            self._drain()
+            _OPEN.discard(self)
+            try:
+                if self.durability == PROCESS and not self.readonly:
+                    self.handle.sync(True)
+            except lmdb.Error as exc:
+                raise translate(exc, self.path) from exc
+            finally:
+                self.handle.close()
+                os.close(self._data_handle)
+                self._directory.release()
+            if self.durability == PROCESS and not self.readonly and not self.must_verify:
+                with self._directory.exclusive():
+                    # Another writer without flushes may have written since our own flush.
+                    if not self._directory.others_present():
+                        self._directory.clear_unsynced()
+
+    # --- fork ------------------------------------------------------------------------------
+
+    def before_fork(self) -> None:
+        """Let no thread be inside LMDB while the process is copied.
+
+        The child must close its copy of the environment, or py-lmdb will not let it
+        open the store again; and closing with a transaction open would hand the
+        parent's reader slot or write lock to others.
+        """
+        self.write_lock.acquire()
+        self._paused = True
+        self._drain()
+
+    def after_fork_in_parent(self) -> None:
+        """Go on."""
+        self._resume()
+        self.write_lock.release()
+
+    def after_fork_in_child(self) -> None:
+        """Drop the copy; from here on every use is refused by name."""
+        self._closed_to = ForkedError
+        self._resumed = threading.Condition()
+        self._paused = False
+        self.write_lock = threading.Lock()
+        self.handle.close()
+        os.close(self._data_handle)
+        self._directory.release_in_child()
+
+
+class Reading:
+    """``with env.reading() as txn``: enters the gate, begins, ends, and translates errors."""
+
+    __slots__ = ("_env", "_txn")
+
+    def __init__(self, env: Environment) -> None:
+        self._env = env
+
+    def __enter__(self) -> lmdb.Transaction[memoryview]:
+        env = self._env
+        env.enter()
+        try:
+            self._txn = env.handle.begin(buffers=True)
+        except lmdb.Error as exc:
+            env.leave()
+            raise translate(exc, env.path) from exc
+        except BaseException:
+            env.leave()
+            raise
+        return self._txn
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self._txn.abort()
+        finally:
+            self._env.leave()
+        if isinstance(exc, lmdb.Error):
+            raise translate(exc, self._env.path) from exc
+
+
+# Environments that a fork must quiesce. Weak: a store that was dropped unclosed is
+# closed by py-lmdb when it is collected.
+_OPEN: weakref.WeakSet[Environment] = weakref.WeakSet()
+_forking: list[Environment] = []
+_fork_lock = threading.Lock()
+
+
+def _before_fork() -> None:
+    _fork_lock.acquire()
+    _forking[:] = list(_OPEN)
+    for env in _forking:
+        env.before_fork()
+
+
+def _after_fork_in_parent() -> None:
+    for env in _forking:
+        env.after_fork_in_parent()
+    _forking.clear()
+    _fork_lock.release()
+
+
+def _after_fork_in_child() -> None:
+    for env in _forking:
+        env.after_fork_in_child()
+    _forking.clear()
+    _OPEN.clear()
+    _fork_lock.release()
+
+
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=_after_fork_in_parent,
+    after_in_child=_after_fork_in_child,
+)

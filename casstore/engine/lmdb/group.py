@@ -1,0 +1,108 @@
+"""Group commit: writers that wait at the same time share one transaction and one flush.
+
+The first writer to arrive leads: it runs everything queued so far as one batch.
+Writers that arrive meanwhile queue up; when the batch is done, the leader wakes its
+members with their own results and hands the lead to the first of those still
+waiting. Nobody but the writers themselves does any work, so a single writer pays
+nothing for it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+from typing import Generic, TypeVar
+
+from casstore.errors import CasstoreError
+
+Work = TypeVar("Work")
+Result = TypeVar("Result")
+
+# A batch is bounded so that no writer waits for the work of thousands.
+MAX_BATCH = 64
+
+
+class Ticket(Generic[Work, Result]):
+    """One writer's place in the queue. The leader fills in ``result`` or ``error``."""
+
+    __slots__ = ("_wake", "error", "result", "work")
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.result: Result | None = None
+        self.error: CasstoreError | None = None
+        # Held from the start: acquiring it again is how a follower sleeps.
+        self._wake = threading.Lock()
+        self._wake.acquire()
+
+    @property
+    def done(self) -> bool:
+        """Has a leader answered this writer?"""
+        return self.result is not None or self.error is not None
+
+    def sleep(self) -> None:
+        """Wait for an answer, or for the lead."""
+        self._wake.acquire()
+
+    def wake(self) -> None:
+        """Let the writer look: it is answered, or it leads. Waking twice is harmless."""
+        if self._wake.locked():
+            self._wake.release()
+
+
+class CommitQueue(Generic[Work, Result]):
+    """Runs tickets in batches.
+
+    ``run`` answers every ticket of its batch, or raises having answered and changed
+    nothing; a batch then stays queued.
+    """
+
+    def __init__(self, run: Callable[[list[Ticket[Work, Result]]], None]) -> None:
+        self._run = run
+        self._lock = threading.Lock()
+        # Tickets leave the queue only once they are answered or given up, so an
+        # interrupted leader loses nobody's.
+        self._waiting: deque[Ticket[Work, Result]] = deque()
+        self._leader: Ticket[Work, Result] | None = None
+
+    def submit(self, work: Work) -> Result:
+        """Run ``work`` in some batch; return its own result or raise its own error."""
+        ticket: Ticket[Work, Result] = Ticket(work)
+        try:
+            with self._lock:
+                self._waiting.append(ticket)
+                if self._leader is None:
+                    self._leader = ticket
+            if self._leader is not ticket:
+                ticket.sleep()
+            if not ticket.done:
+                self._lead()
+        finally:
+            # Also when interrupted (Ctrl-C), asleep or leading: the queue goes on without us.
+            self._retire(ticket)
+        if ticket.error is not None:
+            raise ticket.error
+        assert ticket.result is not None
+        return ticket.result
+
+    def _lead(self) -> None:
+        with self._lock:
+            batch = [ticket for ticket in islice(self._waiting, MAX_BATCH) if not ticket.done]
+        self._run(batch)
+
+    def _retire(self, ticket: Ticket[Work, Result]) -> None:
+        """Take ``ticket`` out; if it led, wake those it answered and pass the lead on."""
+        with self._lock:
+            if self._leader is not ticket:
+                if ticket in self._waiting:
+                    self._waiting.remove(ticket)
+                return
+            answered = [other for other in self._waiting if other.done or other is ticket]
+            self._waiting = deque([other for other in self._waiting if other not in answered])
+            self._leader = self._waiting[0] if self._waiting else None
+            for other in answered:
+                other.wake()
+            if self._leader is not None:
+                self._leader.wake()

@@ -1,0 +1,103 @@
+"""Is this file safe to hand to LMDB? Asked before it is mapped.
+
+LMDB trusts its file. On a file that lost its end it dies of SIGBUS, taking the
+process along, where a store should raise. So the newest meta page's idea of the
+file's length is compared with the file first.
+
+A short file is not always a damaged one: LMDB counts pages that it took and gave
+back within one transaction, and does not write them, so after about one commit in
+a hundred the file ends early and is sound. The engine closes that gap after each
+commit (``cover``); where a killed writer left it open, py-lmdb's offline verifier
+walks the file and decides.
+"""
+
+from __future__ import annotations
+
+import os
+from struct import Struct
+from typing import Final, NamedTuple
+
+from casstore.errors import CorruptionError, FormatVersionError
+
+_MAGIC: Final = 0xBEEFC0DE
+# The two formats differ in the length of a page header: LMDB 0.9 writes version 1
+# after 16 bytes, LMDB 1.0 version 3 after 24.
+_HEADER_BYTES: Final = {16: 1, 24: 3}
+# magic, version, address, map size, then two database records of 48 bytes (the first
+# starts with the page size), last page, transaction
+_META: Final = Struct("=IIQQI44x48xQQ")
+
+
+class Extent(NamedTuple):
+    """How long the newest committed state says the file is."""
+
+    needed_bytes: int
+    file_bytes: int
+
+
+def read_extent(path: str) -> Extent:
+    """Parse both meta pages the way LMDB picks one; raise if neither makes sense."""
+    with open(path, "rb") as source:
+        # The meta page is read before the length: a writer that commits in between
+        # can only make the file longer than needed.
+        head = source.read(2 << 16)
+        file_bytes = os.fstat(source.fileno()).st_size
+    header_bytes = _find_header(head, path)
+    page_bytes = _META.unpack_from(head, header_bytes)[4]
+    if page_bytes not in (1 << shift for shift in range(9, 17)):
+        raise CorruptionError(f"{path} claims pages of {page_bytes} bytes")
+    newest = -1
+    last_page = 0
+    for start in (0, page_bytes):
+        if len(head) < start + header_bytes + _META.size:
+            raise CorruptionError(f"{path} has {file_bytes} bytes, too few for its meta pages")
+        magic, version, _, _, _, page, transaction = _META.unpack_from(head, start + header_bytes)
+        if magic != _MAGIC or version != _HEADER_BYTES[header_bytes]:
+            raise CorruptionError(f"{path} has a damaged meta page")
+        if transaction > newest:
+            newest, last_page = transaction, page
+    return Extent((last_page + 1) * page_bytes, file_bytes)
+
+
+def _find_header(head: bytes, path: str) -> int:
+    for header_bytes, version in _HEADER_BYTES.items():
+        if len(head) < header_bytes + _META.size:
+            break
+        magic, found, *_ = _META.unpack_from(head, header_bytes)
+        if magic == _MAGIC:
+            if found != version:
+                raise FormatVersionError(f"{path} (LMDB's own file)", found, version)
+            return header_bytes
+    raise CorruptionError(f"{path} is not an LMDB file, or its first page is damaged")
+
+
+def verify_structure(path: str) -> None:
+    """Walk the whole file without LMDB; raise with the first findings if it is not sound.
+
+    Reads everything and must run while nobody writes.
+    """
+    # Only damaged or suspect files are worth its import.
+    from lmdb import verify
+
+    try:
+        problems = verify.verify(path, subdir=False)
+    except verify.VerifyError as exc:
+        raise CorruptionError(f"{path} cannot be read: {exc}") from exc
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise CorruptionError(f"{path} is damaged: {problems[0]}{more}")
+
+
+def cover(handle: int, needed_bytes: int) -> None:
+    """Lengthen the file to what its meta page says, without touching a byte of it.
+
+    posix_fallocate only ever extends, so this is safe beside a writer in another process.
+    """
+    if os.fstat(handle).st_size >= needed_bytes or not hasattr(os, "posix_fallocate"):
+        return
+    try:
+        os.posix_fallocate(handle, needed_bytes - 1, 1)
+    except OSError:
+        # The commit it follows is complete and durable, and must not look failed. A file
+        # that stays short is sound; it only costs the next open a walk by the verifier.
+        return

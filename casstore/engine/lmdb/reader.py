@@ -1,0 +1,79 @@
+"""From an id to the object: find its slab, inflate it once, put the links back in."""
+
+from __future__ import annotations
+
+import lmdb
+
+from casstore.engine.lmdb import slab as slabs
+from casstore.engine.lmdb.cache import SlabCache
+from casstore.engine.lmdb.compression import Compressor
+from casstore.engine.lmdb.slab import Slab
+from casstore.engine.protocol import StoredObject
+from casstore.errors import CorruptionError
+
+
+class SlabReader:
+    """Reads objects within one transaction; neighbours share the work of their slab."""
+
+    __slots__ = ("_cache", "_compressor", "_cursor", "_slab")
+
+    def __init__(
+        self, cursor: lmdb.Cursor[memoryview], cache: SlabCache, compressor: Compressor
+    ) -> None:
+        self._cursor = cursor
+        self._cache = cache
+        self._compressor = compressor
+        self._slab: Slab | None = None
+
+    def object(self, object_id: int) -> StoredObject:
+        """The object with this id."""
+        slab = self.slab(object_id)
+        position = object_id - slab.directory.first_id
+        return StoredObject(slab.kind(position), slab.data(position, self.digest))
+
+    def slab(self, object_id: int) -> Slab:
+        """The decoded slab that holds this id."""
+        slab = self._slab
+        if slab is not None:
+            first_id = slab.directory.first_id
+            if first_id <= object_id < first_id + slab.directory.count:
+                return slab
+        last_id = self._seek(object_id)
+        slab = self._cache.find(last_id, object_id)
+        if slab is None:
+            slab = self.decode()
+            self._cache.put(last_id, slab)
+        self._slab = slab
+        return slab
+
+    def decode(self) -> Slab:
+        """The slab under the cursor, checked and inflated."""
+        value = self._cursor.value()
+        directory = slabs.read_directory(self._cursor.key(), value)
+        raw = self._compressor.inflate(
+            directory.codec,
+            directory.dictionary,
+            bytes(value[directory.payload_at :]),
+            directory.raw_bytes,
+        )
+        return Slab(directory, raw)
+
+    def digest(self, object_id: int) -> bytes:
+        """The digest of an object, from its slab's directory alone."""
+        slab = self._slab
+        if slab is not None:
+            position = object_id - slab.directory.first_id
+            if 0 <= position < slab.directory.count:
+                return slab.directory.digest(position)
+        last_id = self._seek(object_id)
+        value = self._cursor.value()
+        position = object_id - (last_id - slabs.count_of(value) + 1)
+        return slabs.digest_at(value, position)
+
+    def _seek(self, object_id: int) -> int:
+        """Put the cursor on the slab that holds this id; give the slab's last id."""
+        if self._cursor.set_range(slabs.slab_key(object_id)):
+            last_id = int.from_bytes(self._cursor.key(), "big")
+            if last_id - slabs.count_of(self._cursor.value()) < object_id:
+                return last_id
+        raise CorruptionError(f"no slab holds id {object_id}")

@@ -1,0 +1,122 @@
+"""One write, applied inside an open LMDB transaction: check everything, then change.
+
+Nothing is changed before the last check has passed, so a refused write leaves the
+transaction as it found it and the next one of the batch can go on.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import lmdb
+
+from casstore.engine import conditions
+from casstore.engine.lmdb import slab as slabs
+from casstore.engine.lmdb.environment import Environment
+from casstore.engine.protocol import PutRow, Write, WriteResult
+from casstore.errors import CasstoreError, CorruptionError, ObjectNotFoundError
+
+
+class StaleError(CasstoreError):
+    """Something a write counted on as stored has been removed since; prepare it again.
+
+    Never leaves the engine.
+    """
+
+
+class Prepared(NamedTuple):
+    """A write with everything done that needs no lock."""
+
+    write: Write
+    drafts: list[slabs.Draft]
+    # Digests of the write that were stored when it was prepared.
+    hits: list[bytes]
+
+
+class Transaction:
+    """Applies prepared writes, one after the other."""
+
+    def __init__(self, env: Environment, txn: lmdb.Transaction[bytes], now_ms: int) -> None:
+        self._env = env
+        self._txn = txn
+        self._now_ms = now_ms
+        self._next_id = 0
+        self.changed = False
+
+    def apply(self, prepared: Prepared) -> WriteResult:
+        """Run one write, or raise without having changed anything."""
+        write = prepared.write
+        if write.conditions:
+            conditions.require(write.conditions, self._find_row, self._has_object, self._now_ms)
+        for digest in prepared.hits:
+            # A hit counts only if the row is still there: the collector may have removed
+            # the object after this write was prepared (the first rule of collection).
+            if not self._has_object(digest):
+                raise StaleError(digest.hex())
+        outside = self._find_children(prepared.drafts)
+
+        new_objects = sum([self._store(draft, outside) for draft in prepared.drafts])
+        self._change_rows(write)
+        for digest in write.deletes:
+            self._txn.delete(digest, db=self._env.index)
+        self.changed = self.changed or bool(prepared.drafts or write.rows or write.deletes)
+        return WriteResult(self._now_ms, new_objects)
+
+    def _find_row(self, table: str, key: bytes) -> bytes | None:
+        return self._txn.get(key, db=self._env.tables[table])
+
+    def _has_object(self, digest: bytes) -> bool:
+        return self._txn.get(digest, db=self._env.index) is not None
+
+    def _find_children(self, drafts: list[slabs.Draft]) -> dict[bytes, int]:
+        """The ids of all children that are stored already; raise if one is nowhere."""
+        inside: set[bytes] = set()
+        outside: dict[bytes, int] = {}
+        for draft in drafts:
+            for item in draft.objects:
+                for child in item.children:
+                    if child in inside or child in outside:
+                        continue
+                    row = self._txn.get(child, db=self._env.index)
+                    if row is None:
+                        raise ObjectNotFoundError(child)
+                    outside[child] = int.from_bytes(row, "big")
+                inside.add(item.digest)
+        return outside
+
+    def _store(self, draft: slabs.Draft, ids: dict[bytes, int]) -> int:
+        """Append one slab. ``ids`` learns the ids of its objects; returns how many are new."""
+        txn, index = self._txn, self._env.index
+        first_id = self._next_id or self._first_free_id()
+        dead: list[bool] = []
+        children: list[list[int]] = []
+        for object_id, item in enumerate(draft.objects, first_id):
+            children.append([ids[child] for child in item.children])
+            row = object_id.to_bytes(8, "big")
+            is_new = txn.put(item.digest, row, overwrite=False, db=index)
+            dead.append(not is_new)
+            if not is_new:
+                # Stored by somebody else since this write was prepared: theirs counts,
+                # because objects may link to it already, and ours stays behind unnamed.
+                row = txn.get(item.digest, row, db=index)
+            ids[item.digest] = int.from_bytes(row, "big")
+        key, value = slabs.encode(draft, first_id, dead, children, self._now_ms)
+        if not txn.put(key, value, append=True, db=self._env.slabs):
+            # py-lmdb reports an out-of-order append by returning False.
+            raise CorruptionError(f"{self._env.path}: the slab for id {first_id} is not the last")
+        self._next_id = first_id + len(draft.objects)
+        return dead.count(False)
+
+    def _first_free_id(self) -> int:
+        """Ids start at 1 and go on after the last slab, which is never removed."""
+        with self._txn.cursor(db=self._env.slabs) as cursor:
+            return int.from_bytes(cursor.key(), "big") + 1 if cursor.last() else 1
+
+    def _change_rows(self, write: Write) -> None:
+        txn, tables = self._txn, self._env.tables
+        for change in write.rows:
+            if isinstance(change, PutRow):
+                value = conditions.stamped(change, self._now_ms)
+                txn.put(change.key, value, db=tables[change.table])
+            else:
+                txn.delete(change.key, db=tables[change.table])

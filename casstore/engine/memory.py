@@ -1,0 +1,194 @@
+"""The reference engine: dicts behind one lock, to say what the protocol means.
+
+Nothing here is clever and nothing survives the process. Where another engine
+gives a different answer, the other engine is wrong; the shipped contract and
+model suites (``casstore.testing``) compare them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from casstore.engine.conditions import check_key, check_table, require, stamped, validate
+from casstore.engine.protocol import (
+    TABLES,
+    NewObject,
+    ObjectInfo,
+    PutRow,
+    Row,
+    RowKey,
+    StoredObject,
+    Write,
+    WriteResult,
+)
+from casstore.errors import ClosedError, InvalidInputError, ObjectNotFoundError
+
+
+class _Held(NamedTuple):
+    info: ObjectInfo
+    data: bytes
+
+
+def _wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class MemoryEngine:
+    """An engine that forgets everything when it is closed.
+
+    ``clock`` gives milliseconds since 1970; without one the wall clock is asked.
+    """
+
+    def __init__(self, *, clock: Callable[[], int] | None = None) -> None:
+        self._clock = clock if clock is not None else _wall_clock_ms
+        self._lock = threading.Lock()
+        self._closed = False
+        self._next_id = 1
+        # A dict keeps the order of arrival, which is the order of ids.
+        self._objects: dict[bytes, _Held] = {}
+        self._rows: dict[str, dict[bytes, bytes]] = {table: {} for table in TABLES}
+
+    def missing(self, digests: Sequence[bytes]) -> list[bytes]:
+        """Those of ``digests`` that are not stored, in order, each once."""
+        with self._lock:
+            self._require_open()
+            return [digest for digest in dict.fromkeys(digests) if digest not in self._objects]
+
+    def get_many(self, digests: Sequence[bytes]) -> list[StoredObject | None]:
+        """The objects in the order asked for; None where there is none."""
+        with self._lock:
+            self._require_open()
+            found = [self._objects.get(digest) for digest in digests]
+        return [StoredObject(held.info.kind, held.data) if held else None for held in found]
+
+    def write(self, write: Write) -> WriteResult:
+        """Run one write, wholly or not at all.
+
+        Raises InvalidInputError, ConditionFailedError or ObjectNotFoundError, looked
+        for in that order over the whole write.
+        """
+        with self._lock:
+            self._require_open()
+            validate(write)
+            now_ms = self._clock()
+            require(write.conditions, self._find_row, self._objects.__contains__, now_ms)
+            arriving = self._number(write.objects, now_ms)
+            values = [
+                bytes(stamped(change, now_ms)) if isinstance(change, PutRow) else None
+                for change in write.rows
+            ]
+
+            # Everything that can fail has been tried; from here on the write happens (P5).
+            self._objects.update(arriving)
+            self._next_id += len(arriving)
+            for change, value in zip(write.rows, values, strict=True):
+                if value is None:
+                    self._rows[change.table].pop(change.key, None)
+                else:
+                    self._rows[change.table][bytes(change.key)] = value
+            for digest in write.deletes:
+                self._objects.pop(digest, None)
+            return WriteResult(now_ms, len(arriving))
+
+    def get_rows(self, keys: Sequence[RowKey]) -> list[bytes | None]:
+        """Rows of one moment, in the order asked for; None where there is none."""
+        with self._lock:
+            self._require_open()
+            for table, key in keys:
+                check_key(table, key)
+            return [self._find_row(table, key) for table, key in keys]
+
+    def scan_rows(
+        self,
+        table: str,
+        *,
+        start: bytes = b"",
+        stop: bytes | None = None,
+        limit: int = 1000,
+        reverse: bool = False,
+    ) -> list[Row]:
+        """At most ``limit`` rows with ``start <= key < stop``, in key order or its reverse.
+
+        The bounds need not be keys: they may be empty, or longer than any key.
+        """
+        with self._lock:
+            self._require_open()
+            check_table(table)
+            _check_limit(limit)
+            rows = [
+                Row(key, value)
+                for key, value in self._rows[table].items()
+                if start <= key and (stop is None or key < stop)
+            ]
+        return sorted(rows, reverse=reverse)[:limit]
+
+    def scan_objects(self, *, before: int | None = None, limit: int = 1000) -> list[ObjectInfo]:
+        """Objects with an id lower than ``before``, highest first; at most ``limit`` of them."""
+        with self._lock:
+            self._require_open()
+            _check_limit(limit)
+            newest_first = reversed(self._objects.values())
+            infos = [held.info for held in newest_first if before is None or held.info.id < before]
+        return infos[:limit]
+
+    def now_ms(self) -> int:
+        """The engine's clock, in milliseconds since 1970."""
+        with self._lock:
+            self._require_open()
+            return self._clock()
+
+    def flush(self) -> None:
+        """Do nothing: memory survives no power loss, and nothing here promises that it would."""
+        with self._lock:
+            self._require_open()
+
+    def close(self) -> None:
+        """Forget everything. Closing twice is allowed; every other call then fails."""
+        with self._lock:
+            self._closed = True
+            self._objects = {}
+            self._rows = {}
+
+    def _number(self, objects: Sequence[NewObject], now_ms: int) -> dict[bytes, _Held]:
+        """Give the objects that are not stored yet their ids, without storing them.
+
+        A digest that is stored already keeps what is stored (P2), whatever comes
+        with it now. Raises ObjectNotFoundError for a child that is neither stored
+        nor earlier among ``objects``.
+        """
+        arriving: dict[bytes, _Held] = {}
+        for item in objects:
+            if item.digest in self._objects or item.digest in arriving:
+                continue
+            children: list[int] = []
+            for child in item.children:
+                held = self._objects.get(child) or arriving.get(child)
+                if held is None:
+                    raise ObjectNotFoundError(child)
+                children.append(held.info.id)
+            info = ObjectInfo(
+                id=self._next_id + len(arriving),
+                digest=bytes(item.digest),
+                kind=item.kind,
+                size_bytes=len(item.data),
+                children=tuple(children),
+                stored_at_ms=now_ms,
+            )
+            arriving[info.digest] = _Held(info, bytes(item.data))
+        return arriving
+
+    def _find_row(self, table: str, key: bytes) -> bytes | None:
+        return self._rows[table].get(key)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the engine was closed")
+
+
+def _check_limit(limit: int) -> None:
+    # A page that may hold nothing cannot be told from the end of the scan.
+    if limit < 1:
+        raise InvalidInputError(f"a page of {limit} (at least 1)")

@@ -1,0 +1,244 @@
+"""What an engine is: objects by digest, rows by table and key, writes as plain data.
+
+The shape is made for an engine at the far end of a network and costs an embedded
+one nothing. A write is handed over whole, conditions and changes together, and
+the engine runs it as one transaction; there is no callback that reads, thinks and
+writes. Readers ask for many things at once. The engine's clock decides what is
+live, so that the clocks of two machines never have to agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple, Protocol
+
+# --- rows ----------------------------------------------------------------------
+
+# The tables an engine must offer. A row's meaning belongs to the layer that writes it.
+TABLES: Final = (
+    "attachments",
+    "heads",
+    "history",
+    "leases",
+    "nodes",
+    "pins",
+    "queue",
+    "receipts",
+    "records",
+    "sessions",
+    "tombstones",
+    "usage",
+)
+
+MAX_ROW_KEY_BYTES: Final = 511
+MAX_ROW_VALUE_BYTES: Final = 16 << 20
+MAX_OBJECT_BYTES: Final = 64 << 20
+MAX_KIND: Final = 127
+TIME_BYTES: Final = 8
+
+
+class Row(NamedTuple):
+    """A key and what stands there."""
+
+    key: bytes
+    value: bytes
+
+
+class RowKey(NamedTuple):
+    """The place of one row."""
+
+    table: str
+    key: bytes
+
+
+# --- objects --------------------------------------------------------------------
+
+
+class NewObject(NamedTuple):
+    """An object on its way in.
+
+    ``children`` are the digests it links to, in order of appearance in ``data``,
+    each as often as it appears. They must be stored already, or come earlier in
+    the same write.
+    """
+
+    digest: bytes
+    kind: int
+    data: bytes
+    children: Sequence[bytes]
+
+
+class StoredObject(NamedTuple):
+    """An object as it comes out. The engine does not vouch for ``data``; its reader checks it."""
+
+    kind: int
+    data: bytes
+
+
+class ObjectInfo(NamedTuple):
+    """What a collector needs to know of an object, without its bytes.
+
+    Ids count up in order of arrival and are never given twice, so every child's
+    id is lower than its parents'.
+    """
+
+    id: int
+    digest: bytes
+    kind: int
+    size_bytes: int
+    children: tuple[int, ...]
+    stored_at_ms: int
+
+
+# --- conditions -----------------------------------------------------------------
+
+
+class RowIs(NamedTuple):
+    """The row holds exactly this value; None: there is no such row."""
+
+    table: str
+    key: bytes
+    value: bytes | None
+
+
+class RowStarts(NamedTuple):
+    """The row is there and its value starts with these bytes."""
+
+    table: str
+    key: bytes
+    prefix: bytes
+
+
+class RowLive(NamedTuple):
+    """The row starts with ``prefix`` and the time at ``offset`` lies in the future.
+
+    A time is eight bytes, big-endian milliseconds. Now is not the future.
+    """
+
+    table: str
+    key: bytes
+    prefix: bytes
+    offset: int
+
+
+class RowLapsed(NamedTuple):
+    """The row holds exactly ``value`` and the time at ``offset`` in it has come."""
+
+    table: str
+    key: bytes
+    value: bytes
+    offset: int
+
+
+class ObjectsExist(NamedTuple):
+    """All of these objects are stored."""
+
+    digests: Sequence[bytes]
+
+
+Condition = RowIs | RowStarts | RowLive | RowLapsed | ObjectsExist
+
+
+# --- changes --------------------------------------------------------------------
+
+
+class Stamp(NamedTuple):
+    """Where the engine writes its own time, plus ``add_ms``, into a row's value."""
+
+    offset: int
+    add_ms: int = 0
+
+
+class PutRow(NamedTuple):
+    """Write a row, whatever stood there before."""
+
+    table: str
+    key: bytes
+    value: bytes
+    stamps: Sequence[Stamp] = ()
+
+
+class DeleteRow(NamedTuple):
+    """Remove a row; it need not be there."""
+
+    table: str
+    key: bytes
+
+
+RowChange = PutRow | DeleteRow
+
+
+class Write(NamedTuple):
+    """One transaction, as data.
+
+    The conditions are tried in order; the first that fails ends the write with
+    ``ConditionFailedError`` and nothing happens. Then objects are stored, rows
+    change in the order given, and ``deletes`` disappear from the store. Deleting an
+    object that something still links to is the collector's responsibility.
+    """
+
+    objects: Sequence[NewObject] = ()
+    conditions: Sequence[Condition] = ()
+    rows: Sequence[RowChange] = ()
+    deletes: Sequence[bytes] = ()
+
+
+class WriteResult(NamedTuple):
+    """What a write did: the engine's time, and how many objects were not there before."""
+
+    now_ms: int
+    new_objects: int
+
+
+class Engine(Protocol):
+    """Storage for one store. Safe to call from many threads."""
+
+    def missing(self, digests: Sequence[bytes]) -> list[bytes]:
+        """Those of ``digests`` that are not stored, in order, each once."""
+        ...
+
+    def get_many(self, digests: Sequence[bytes]) -> list[StoredObject | None]:
+        """The objects in the order asked for; None where there is none."""
+        ...
+
+    def write(self, write: Write) -> WriteResult:
+        """Run one write, wholly or not at all; when it returns it is as durable as promised.
+
+        Raises ConditionFailedError, ObjectNotFoundError (a child is missing),
+        InvalidInputError (the write itself is malformed) or StorageError.
+        """
+        ...
+
+    def get_rows(self, keys: Sequence[RowKey]) -> list[bytes | None]:
+        """Rows of one moment, in the order asked for; None where there is none."""
+        ...
+
+    def scan_rows(
+        self,
+        table: str,
+        *,
+        start: bytes = b"",
+        stop: bytes | None = None,
+        limit: int = 1000,
+        reverse: bool = False,
+    ) -> list[Row]:
+        """At most ``limit`` rows with ``start <= key < stop``, in key order or its reverse."""
+        ...
+
+    def scan_objects(self, *, before: int | None = None, limit: int = 1000) -> list[ObjectInfo]:
+        """Objects with an id lower than ``before``, highest first; about ``limit`` of them."""
+        ...
+
+    def now_ms(self) -> int:
+        """The engine's clock, in milliseconds since 1970."""
+        ...
+
+    def flush(self) -> None:
+        """Make everything acknowledged so far survive a power loss."""
+        ...
+
+    def close(self) -> None:
+        """Let go of all resources. Closing twice is allowed; every other call then fails."""
+        ...
+
+

@@ -1,0 +1,169 @@
+"""Every error casstore raises, grouped by what a caller would do about it.
+
+Each class carries the exit code that the command line ends with. Messages name
+the full digest or path and, where there is one, the next command to run; the
+same facts are attributes, so that no handler needs to parse a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+PathStep = str | int
+
+
+def render_path(path: Sequence[PathStep]) -> str:
+    """Spell a place inside a value the way a reader would write it: ``$.messages[3].text``."""
+    parts = ["$"]
+    for step in path:
+        if isinstance(step, int):
+            parts.append(f"[{step}]")
+        elif step.isidentifier():
+            parts.append(f".{step}")
+        else:
+            parts.append(f"[{step!r}]")
+    return "".join(parts)
+
+
+class CasstoreError(Exception):
+    """The root of all errors that casstore raises on purpose."""
+
+    exit_code = 70
+
+
+class InvalidInputError(CasstoreError, ValueError):
+    """The call itself is wrong: change its arguments."""
+
+    exit_code = 3
+
+
+class InvalidValueError(InvalidInputError):
+    """A value cannot be stored canonically; ``path`` leads to the offending place."""
+
+    def __init__(self, reason: str, path: Sequence[PathStep] = ()) -> None:
+        super().__init__(reason, tuple(path))
+        self.reason = reason
+        self.path: tuple[PathStep, ...] = tuple(path)
+
+    def __str__(self) -> str:
+        return f"{self.reason} at {render_path(self.path)}"
+
+    def within(self, step: PathStep) -> InvalidValueError:
+        """The same error, seen from one container further out."""
+        return type(self)(self.reason, (step, *self.path))
+
+
+class LimitError(InvalidValueError):
+    """A value, frame or answer is deeper, longer or larger than casstore handles at once."""
+
+
+class NotCanonicalError(InvalidValueError):
+    """Bytes decode to a value, but are not the one spelling that casstore accepts (P4)."""
+
+
+class NotFoundError(CasstoreError, LookupError):
+    """What was asked for is not in the store."""
+
+    exit_code = 4
+
+
+class ObjectNotFoundError(NotFoundError):
+    """No object has this digest."""
+
+    def __init__(self, digest: bytes) -> None:
+        super().__init__(f"no object {digest.hex()} in this store")
+        self.digest = digest
+
+
+class PathNotFoundError(NotFoundError):
+    """A value has nothing at this path."""
+
+    def __init__(self, path: Sequence[PathStep]) -> None:
+        super().__init__(f"nothing at {render_path(path)}")
+        self.path: tuple[PathStep, ...] = tuple(path)
+
+
+class StoreNotFoundError(NotFoundError):
+    """There is no store at this place, and the call does not create one."""
+
+
+class ConflictError(CasstoreError):
+    """Somebody else moved first: read again and retry."""
+
+    exit_code = 5
+
+
+class ConditionFailedError(ConflictError):
+    """A condition of a write did not hold, so nothing was written.
+
+    ``index`` is the position of the first failing condition in the write and
+    ``actual`` the row as the engine found it (None if absent).
+    """
+
+    def __init__(self, index: int, condition: object, actual: bytes | None) -> None:
+        super().__init__(f"condition {index} does not hold: {condition!r}; found {actual!r}")
+        self.index = index
+        self.condition = condition
+        self.actual = actual
+
+
+class StoreStateError(CasstoreError):
+    """The store object cannot serve this call in its present state."""
+
+    exit_code = 6
+
+
+class ClosedError(StoreStateError):
+    """The store was closed."""
+
+
+class ReadOnlyError(StoreStateError):
+    """The store was opened read-only."""
+
+
+class ForkedError(StoreStateError):
+    """The store was opened before a fork; the child must open it again."""
+
+
+class BusyError(CasstoreError):
+    """Another process uses the store in a way that excludes this one: wait, or stop it."""
+
+    exit_code = 7
+
+
+class CorruptionError(CasstoreError):
+    """Stored bytes are not what was written: stop, and check the store."""
+
+    exit_code = 8
+
+
+class FormatError(CasstoreError):
+    """The files are of another family or version than this release reads."""
+
+    exit_code = 9
+
+
+class ForeignStoreError(FormatError):
+    """The environment was made by something else; it is left untouched."""
+
+
+class FormatVersionError(FormatError):
+    """The store has a format version that this release does not read."""
+
+    def __init__(self, place: str, found: int, supported: int) -> None:
+        newer = "upgrade casstore" if found > supported else "migrate the store"
+        super().__init__(
+            f"{place} has store format {found}, this release reads format {supported}: {newer}"
+        )
+        self.found = found
+        self.supported = supported
+
+
+class StorageError(CasstoreError):
+    """The disk, the map or the permissions refused; nothing was half-written."""
+
+    exit_code = 10
+
+
+class StorageFullError(StorageError):
+    """No room is left on the disk or in the map; the store stays usable."""

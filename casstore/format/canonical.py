@@ -1,0 +1,277 @@
+"""One value, one spelling: msgpack narrowed until equal values give equal bytes (P4).
+
+``encode`` refuses what has no single spelling, naming the path to it; ``decode``
+refuses any bytes that ``encode`` would not have written. msgpack itself promises
+neither: it keeps the key order it is given, accepts repeated keys and padded
+integers, and reads 32-bit floats. The profile:
+
+* ``dict`` with ``str`` keys only, in UTF-8 byte order; ``list``; a ``tuple`` is
+  stored as a list and comes back as one;
+* integers from -2**63 to 2**64 - 1 in their shortest form; floats always in 64
+  bits, finite, with -0.0 kept; ``1``, ``1.0`` and ``True`` are different values;
+* ``str`` as it is, not normalised, no lone surrogates; ``bytes``; ``None``;
+* a ``Link`` as extension type 1. Nothing else, and no subclass of these: a
+  subclass would come back as its base, and the value would not round-trip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import isfinite
+from typing import Any, Final, NamedTuple
+
+import msgpack
+
+from casstore.errors import InvalidInputError, InvalidValueError, LimitError, NotCanonicalError
+from casstore.format.digest import DIGEST_BYTES, Digest
+from casstore.format.limits import MAX_DEPTH, MAX_ENTRIES, MAX_KEY_BYTES
+
+# Extension type 1 holds a role byte and a digest. The role says what stands in
+# this place of the value; what kind of object the digest names is the engine's to tell.
+LINK_EXT_TYPE: Final = 1
+ROLE_LINK: Final = 0  # a link that the user stored; decodes to Link
+ROLE_TEXT: Final = 1  # a str that lives in a blob
+ROLE_BYTES: Final = 2  # bytes that live in a blob
+ROLE_PART: Final = 3  # a list or map that lives in an object of its own
+LAST_ROLE: Final = ROLE_PART
+
+# The first byte of every list and map.
+CONTAINER_BYTES: Final = frozenset((*range(0x80, 0xA0), *range(0xDC, 0xE0)))
+
+_LINK_HEADERS: Final = {
+    role: bytes((0xC7, 1 + DIGEST_BYTES, LINK_EXT_TYPE, role)) for role in range(LAST_ROLE + 1)
+}
+
+Resolver = Callable[[int, bytes], Any]
+
+
+class Link(NamedTuple):
+    """A pointer at another object, stored inside a value. It keeps its target alive."""
+
+    digest: Digest
+
+
+def link_bytes(role: int, digest: bytes) -> bytes:
+    """Spell a link."""
+    return _LINK_HEADERS[role] + digest
+
+
+def read_link(code: int, payload: bytes) -> tuple[int, bytes]:
+    """Take an extension apart into role and digest, or refuse it."""
+    if code != LINK_EXT_TYPE or len(payload) != 1 + DIGEST_BYTES or payload[0] > LAST_ROLE:
+        raise NotCanonicalError(f"extension type {code} of {len(payload)} bytes is not a link")
+    return payload[0], payload[1:]
+
+
+def list_header(count: int) -> bytes:
+    """Spell the start of a list of ``count`` items."""
+    if count < 16:
+        return bytes((0x90 | count,))
+    if count < 65_536:
+        return b"\xdc" + count.to_bytes(2, "big")
+    if count <= MAX_ENTRIES:
+        return b"\xdd" + count.to_bytes(4, "big")
+    raise LimitError(f"a list of {count} items (at most {MAX_ENTRIES})")
+
+
+def map_header(count: int) -> bytes:
+    """Spell the start of a map of ``count`` entries."""
+    if count < 16:
+        return bytes((0x80 | count,))
+    if count < 65_536:
+        return b"\xde" + count.to_bytes(2, "big")
+    if count <= MAX_ENTRIES:
+        return b"\xdf" + count.to_bytes(4, "big")
+    raise LimitError(f"a map of {count} entries (at most {MAX_ENTRIES})")
+
+
+_pack: Final[Callable[[Any], bytes]] = msgpack.packb
+
+
+def pack_checked(columns: list[Any]) -> bytes:
+    """Spell a structure that is canonical by construction, at the speed of C."""
+    return _pack(columns)
+
+
+def scalar_bytes(value: Any) -> bytes:
+    """Spell anything that is not a list or a map, or refuse it.
+
+    The type tests compare exactly and are ordered by how often sessions hold each.
+    """
+    kind = type(value)
+    if kind is str:
+        try:
+            return _pack(value)
+        except UnicodeEncodeError as exc:
+            raise InvalidValueError(
+                f"a lone surrogate at character {exc.start} cannot be stored as UTF-8"
+            ) from exc
+        except ValueError as exc:
+            raise LimitError(f"a string of {len(value)} characters is too long") from exc
+    if kind is int:
+        try:
+            return _pack(value)
+        except OverflowError as exc:
+            raise InvalidValueError("an integer outside -2**63 … 2**64-1") from exc
+    if kind is bool or value is None:
+        return _pack(value)
+    if kind is float:
+        if not isfinite(value):
+            raise InvalidValueError(f"{value} has no canonical form; only finite floats have")
+        return _pack(value)
+    if kind is bytes:
+        try:
+            return _pack(value)
+        except ValueError as exc:
+            raise LimitError(f"{len(value)} bytes are too long for one value") from exc
+    if kind is Link:
+        return link_bytes(ROLE_LINK, Digest(value.digest))
+    raise InvalidValueError(
+        f"a {kind.__module__}.{kind.__qualname__} cannot be stored; a value is made of dict, "
+        "list, str, bytes, int, float, bool, None and Link (no subclasses)"
+    )
+
+
+def key_bytes(key: Any) -> bytes:
+    """Spell a map key, or refuse it."""
+    if type(key) is not str:
+        raise InvalidValueError(f"a map key of type {type(key).__name__}; only str is allowed")
+    encoded = scalar_bytes(key)
+    if len(encoded) > MAX_KEY_BYTES:
+        raise LimitError(f"a map key of {len(encoded)} bytes (at most {MAX_KEY_BYTES})")
+    return encoded
+
+
+def sorted_keys(mapping: dict[Any, Any]) -> list[str]:
+    """The keys in canonical order: code point order is UTF-8 byte order."""
+    try:
+        return sorted(mapping)
+    except TypeError as exc:
+        strange = next(key for key in mapping if type(key) is not str)
+        raise InvalidValueError(
+            f"a map key of type {type(strange).__name__}; only str is allowed"
+        ) from exc
+
+
+def refuse_depth() -> LimitError:
+    """The error for a value that nests too deeply (or contains itself)."""
+    return LimitError(f"lists and maps nested deeper than {MAX_DEPTH}")
+
+
+def encode(value: Any) -> bytes:
+    """Spell ``value`` in the one way that casstore reads back.
+
+    >>> encode({"b": 1, "a": [None, 1.5]}).hex()
+    '82a16192c0cb3ff8000000000000a16201'
+    """
+    return _encode(value, MAX_DEPTH)
+
+
+def _encode(value: Any, room: int) -> bytes:
+    kind = type(value)
+    step: str | int = 0
+    if kind is dict:
+        if not room:
+            raise refuse_depth()
+        parts = [map_header(len(value))]
+        keys = sorted_keys(value)
+        parts_of_keys = [key_bytes(key) for key in keys]
+        try:
+            for step, spelled in zip(keys, parts_of_keys, strict=True):
+                parts.append(spelled)
+                parts.append(_encode(value[step], room - 1))
+        except InvalidValueError as exc:
+            raise exc.within(step) from exc.__cause__
+        return b"".join(parts)
+    if kind is list or kind is tuple:
+        if not room:
+            raise refuse_depth()
+        parts = [list_header(len(value))]
+        try:
+            for step, item in enumerate(value):  # noqa: B007 - the handler below needs it
+                parts.append(_encode(item, room - 1))
+        except InvalidValueError as exc:
+            raise exc.within(step) from exc.__cause__
+        return b"".join(parts)
+    return scalar_bytes(value)
+
+
+def _refuse_outline(role: int, digest: bytes) -> Any:
+    raise NotCanonicalError(f"role {role} stands for a part kept elsewhere ({digest.hex()})")
+
+
+def decode(data: bytes, resolve: Resolver = _refuse_outline) -> Any:
+    """Read back what ``encode`` wrote; refuse every other spelling.
+
+    ``resolve(role, digest)`` supplies what stands outside this encoding; without
+    it a split value is refused.
+    """
+    roles: set[int] = set()
+
+    def note_link(code: int, payload: bytes) -> msgpack.ExtType:
+        roles.add(read_link(code, payload)[0])
+        return msgpack.ExtType(code, payload)
+
+    value = _unpack(data, note_link)
+    # Re-encoding catches padded integers, 32-bit floats, long headers and repeated
+    # keys; the order and type of keys is checked as each map is built.
+    if _pack(value) != data:
+        raise NotCanonicalError("not the canonical spelling of its value")
+    _refuse_nesting_and_nan(data)
+    if not roles:
+        return value
+
+    def supply(code: int, payload: bytes) -> Any:
+        role, digest = payload[0], payload[1:]
+        return Link(Digest(digest)) if role == ROLE_LINK else resolve(role, digest)
+
+    return _unpack(data, supply)
+
+
+def links_in(data: bytes) -> list[tuple[int, bytes]]:
+    """Every link of an encoded value, as (role, digest), in order of appearance."""
+    links: list[tuple[int, bytes]] = []
+
+    def note(code: int, payload: bytes) -> None:
+        links.append(read_link(code, payload))
+
+    _unpack(data, note)
+    return links
+
+
+def _unpack(data: bytes, ext_hook: Callable[[int, bytes], Any]) -> Any:
+    try:
+        return msgpack.unpackb(
+            data,
+            object_hook=_checked_map,
+            ext_hook=ext_hook,
+            strict_map_key=True,
+            # msgpack keeps extension -1 for itself and never shows it to ext_hook.
+            # Read as a float it cannot re-encode to the same bytes, so it is refused.
+            timestamp=1,
+        )
+    except InvalidInputError:
+        raise
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as exc:
+        # ValueError covers truncation, trailing bytes, bad UTF-8 and too deep a stack.
+        raise NotCanonicalError(f"not canonical msgpack ({exc or type(exc).__name__})") from exc
+
+
+def _checked_map(mapping: dict[Any, Any]) -> dict[str, Any]:
+    keys = list(mapping)
+    # strict_map_key lets bytes through; sorted() refuses a mixture by TypeError.
+    if keys and (type(keys[0]) is not str or sorted(keys) != keys):
+        raise NotCanonicalError("map keys must be str in UTF-8 byte order")
+    return mapping
+
+
+_OTHER_BYTES: Final = bytes(sorted(set(range(256)) - CONTAINER_BYTES))
+
+
+def _refuse_nesting_and_nan(data: bytes) -> None:
+    # Only a walk finds these two, and it costs more than unpacking did. Nesting 65
+    # deep takes 65 container headers, and a NaN or infinity starts with one of two
+    # byte pairs: pieces without either, nearly all of them, need no walk.
+    many_headers = len(data.translate(None, _OTHER_BYTES)) > MAX_DEPTH
+    if many_headers or b"\xcb\x7f" in data or b"\xcb\xff" in data:
+        _encode(_unpack(data, lambda code, payload: None), MAX_DEPTH)

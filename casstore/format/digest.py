@@ -1,0 +1,134 @@
+"""Names: the BLAKE3-256 of an object's canonical, uncompressed bytes.
+
+A blob is named by plain BLAKE3, so ``b3sum`` of its content prints its digest.
+Every other kind is hashed in derive-key mode under a context of its own: opaque
+bytes that happen to equal an object must not share its name, or they would be
+stored as a blob and lose the object's links.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from blake3 import blake3
+
+from casstore.errors import CorruptionError, InvalidInputError
+
+DIGEST_BYTES: Final = 32
+
+
+def plain_hash(data: bytes, length: int = DIGEST_BYTES) -> bytes:
+    """Plain BLAKE3: the name of a blob, and the source of all pseudo-random decisions."""
+    return blake3(data).digest(length=length)
+
+
+class Digest(bytes):
+    """A 32-byte name. Prints as 64 hexadecimal digits; compares and hashes as bytes.
+
+    >>> Digest.of_blob(b"").hex()[:12]
+    'af1349b9f5f9'
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, raw: bytes) -> Digest:
+        if len(raw) != DIGEST_BYTES:
+            raise InvalidInputError(f"a digest has {DIGEST_BYTES} bytes, not {len(raw)}")
+        return super().__new__(cls, raw)
+
+    @classmethod
+    def from_hex(cls, text: str) -> Digest:
+        """Read 64 hexadecimal digits; anything else is refused by name."""
+        try:
+            return cls(bytes.fromhex(text))
+        except ValueError as exc:
+            raise InvalidInputError(f"not a digest: {text!r} (64 hexadecimal digits)") from exc
+
+    @classmethod
+    def of_blob(cls, content: bytes) -> Digest:
+        """Name opaque bytes."""
+        return cls(plain_hash(content))
+
+    def __str__(self) -> str:
+        return self.hex()
+
+    def __repr__(self) -> str:
+        return f"Digest({self.hex()!r})"
+
+
+class BlobHasher:
+    """The digest of a blob that arrives in parts."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self) -> None:
+        self._state = blake3()
+
+    def update(self, part: bytes) -> None:
+        """Take the next part."""
+        self._state.update(part)
+
+    def digest(self) -> Digest:
+        """The digest of all parts so far."""
+        return Digest(self._state.digest())
+
+
+class Kind:
+    """What an object is. The number is stored beside it and decides its digest context."""
+
+    BLOB: Final = 0
+    ROPE: Final = 1
+    CHUNKS: Final = 2
+    VALUE: Final = 3
+    LIST: Final = 4
+    MAP: Final = 5
+
+
+KIND_NAMES: Final = {
+    Kind.BLOB: "blob",
+    Kind.ROPE: "rope",
+    Kind.CHUNKS: "chunks",
+    Kind.VALUE: "value",
+    Kind.LIST: "list",
+    Kind.MAP: "map",
+}
+
+# One frozen context per kind that carries links. A context is never reused for
+# another layout: a changed layout gets a new kind or a new context.
+_CONTEXTS: Final = {
+    Kind.ROPE: "casstore 2026-11 rope v1",
+    Kind.CHUNKS: "casstore 2026-11 chunks v1",
+    Kind.VALUE: "casstore 2026-11 value v1",
+    Kind.LIST: "casstore 2026-11 list v1",
+    Kind.MAP: "casstore 2026-11 map v1",
+}
+
+# Deriving a key costs a compression of its own; a copied hasher has done it already.
+_HASHERS: Final = {kind: blake3(derive_key_context=text) for kind, text in _CONTEXTS.items()}
+
+
+def digest_of(kind: int, data: bytes) -> bytes:
+    """Name an object of ``kind``.
+
+    A rope is the exception: it stands for its content and carries that content's
+    name, so what this gives for a rope is the seal of its body (see ``tree``).
+    """
+    if kind == Kind.BLOB:
+        return plain_hash(data)
+    hasher = _HASHERS[kind].copy()
+    hasher.update(data)
+    return hasher.digest()
+
+
+def check_object(digest: bytes, kind: int, data: bytes) -> None:
+    """Raise CorruptionError unless ``data`` is what was stored under ``digest`` (P1)."""
+    if kind == Kind.ROPE:
+        # Its name is that of the content it stands for; its own proof is the seal.
+        body = data[DIGEST_BYTES:]
+        sound = digest_of(kind, body) == data[:DIGEST_BYTES]
+    else:
+        sound = kind in KIND_NAMES and digest_of(kind, data) == digest
+    if not sound:
+        raise CorruptionError(
+            f"object {digest.hex()} ({KIND_NAMES.get(kind, kind)}) does not match its digest"
+        )

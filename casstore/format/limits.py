@@ -1,0 +1,52 @@
+"""The numbers that shape stored bytes, and those that bound what an input may cost (P7).
+
+The first group is part of the format: changing one of them changes digests of
+values, so each needs a new format version. ``docs/decisions/0003`` has the
+measurements behind them.
+"""
+
+from __future__ import annotations
+
+# --- shape: part of the format ------------------------------------------------
+
+# A string or bytes this long leaves its container and becomes a blob of its own.
+# Below it a link (36 bytes, incompressible) costs more than sharing gains.
+OUTLINE_MIN_BYTES = 512
+
+# A list or map whose encoding is longer than this becomes an object of its own.
+# The same number as for strings: it bounds every entry of every piece.
+CONTAINER_OUTLINE_MIN_BYTES = 512
+
+# Inside a list that is a tree, a list or map leaves already at this size: the last
+# leaf is stored again at every append, and a link costs less there than the item.
+LIST_ITEM_OUTLINE_MIN_BYTES = 96
+
+# A list or map up to this size stays in one piece; above it, it becomes a tree.
+SINGLE_PIECE_MAX_BYTES = 2048
+
+# One in so many entries ends a piece.
+FANOUT = 16
+
+# No piece holds more entries, whatever their hashes say; nor fewer than two,
+# unless it is the last, so that every level of a tree is smaller than the one below.
+PIECE_MAX_ENTRIES = 128
+PIECE_MIN_ENTRIES = 2
+
+# Nested lists and maps.
+MAX_DEPTH = 64
+
+# The UTF-8 length of a map key.
+MAX_KEY_BYTES = 65_536
+
+# --- physical: may change without changing any digest --------------------------
+
+# Blobs this long are cut into chunks.
+CHUNKED_BLOB_MIN_BYTES = 65_536
+
+# --- bounds on one answer -------------------------------------------------------
+
+# What get_blob and get_value put into memory unless the caller allows more.
+DEFAULT_MAX_BYTES = 1 << 30
+
+# The most entries of one list or map (msgpack's own limit).
+MAX_ENTRIES = (1 << 32) - 1

@@ -1,0 +1,227 @@
+"""A value into shared pieces: long strings leave, long lists and maps become trees.
+
+Equal values give equal pieces on every platform, so each piece is stored once
+whoever stores it; a changed value shares all pieces the change did not touch.
+``split`` hands every piece to ``emit`` with its direct links, children before
+parents, and returns the digest that names the whole value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from casstore.errors import InvalidValueError
+from casstore.format import tree
+from casstore.format.canonical import (
+    CONTAINER_BYTES,
+    ROLE_BYTES,
+    ROLE_PART,
+    ROLE_TEXT,
+    Link,
+    key_bytes,
+    link_bytes,
+    list_header,
+    map_header,
+    refuse_depth,
+    scalar_bytes,
+    sorted_keys,
+)
+from casstore.format.digest import Kind
+from casstore.format.limits import (
+    CONTAINER_OUTLINE_MIN_BYTES,
+    LIST_ITEM_OUTLINE_MIN_BYTES,
+    MAX_DEPTH,
+    OUTLINE_MIN_BYTES,
+    SINGLE_PIECE_MAX_BYTES,
+)
+
+# emit(kind, data, children) stores one piece and gives its digest. A blob of any
+# length goes through it whole; cutting long ones is the blob layer's business.
+Emit = Callable[[int, bytes, list[bytes]], bytes]
+
+# UTF-8 takes at most three bytes for one of Python's 16-bit characters and four
+# beyond, so a string this short needs no measuring.
+_SURELY_SHORT = OUTLINE_MIN_BYTES // 4
+
+
+class Entry(NamedTuple):
+    """One encoded list item or map entry, with the digests it links to.
+
+    ``data`` of a map entry is key and value together; ``key`` is "" in lists.
+    """
+
+    data: bytes
+    links: list[bytes]
+    key: str = ""
+
+
+class Spelled(NamedTuple):
+    """A value in the form in which its container holds it: short bytes, or a link."""
+
+    data: bytes
+    links: list[bytes]
+    # The object that `data` links to, if the value is a container that moved out.
+    outlined: bytes | None = None
+
+
+def split(value: Any, emit: Emit) -> bytes:
+    """Store ``value`` piece by piece; the digest returned names all of it."""
+    return root_object(spell(value, MAX_DEPTH, emit), emit)
+
+
+def root_object(spelled: Spelled, emit: Emit) -> bytes:
+    """The object that stands for a whole value, made if it has none yet."""
+    if spelled.outlined is not None:
+        return spelled.outlined
+    return emit(Kind.VALUE, spelled.data, spelled.links)
+
+
+def spell(value: Any, room: int, emit: Emit) -> Spelled:
+    """Bring one value into the form its container holds, moving long parts out."""
+    kind = type(value)
+    if kind is str:
+        if len(value) <= _SURELY_SHORT:
+            return Spelled(scalar_bytes(value), [])
+        data = scalar_bytes(value)
+        if len(data) < OUTLINE_MIN_BYTES:
+            return Spelled(data, [])
+        # The encoding is header + UTF-8; the blob is the UTF-8 alone.
+        content = value.encode()
+        if len(content) < OUTLINE_MIN_BYTES:
+            return Spelled(data, [])
+        digest = emit(Kind.BLOB, content, [])
+        return Spelled(link_bytes(ROLE_TEXT, digest), [digest])
+    if kind is bytes and len(value) >= OUTLINE_MIN_BYTES:
+        digest = emit(Kind.BLOB, value, [])
+        return Spelled(link_bytes(ROLE_BYTES, digest), [digest])
+    if kind is dict:
+        return pack_map(_map_entries(value, room, emit), emit)
+    if kind is list or kind is tuple:
+        return pack_list(_list_entries(value, room, emit), emit)
+    if kind is Link:
+        return Spelled(scalar_bytes(value), [bytes(value.digest)])
+    return Spelled(scalar_bytes(value), [])
+
+
+def _list_entries(items: list[Any] | tuple[Any, ...], room: int, emit: Emit) -> list[Entry]:
+    if not room:
+        raise refuse_depth()
+    entries = []
+    try:
+        for item in items:
+            spelled = spell(item, room - 1, emit)
+            entries.append(Entry(spelled.data, spelled.links))
+    except InvalidValueError as exc:
+        raise exc.within(len(entries)) from exc.__cause__
+    return entries
+
+
+def _map_entries(mapping: dict[str, Any], room: int, emit: Emit) -> list[Entry]:
+    if not room:
+        raise refuse_depth()
+    entries = []
+    for key in sorted_keys(mapping):
+        entries.append(map_entry(key, mapping[key], room, emit))
+    return entries
+
+
+def map_entry(key: str, value: Any, room: int, emit: Emit) -> Entry:
+    """Encode one entry of a map that may nest ``room`` levels."""
+    spelled_key = key_bytes(key)
+    try:
+        spelled = spell(value, room - 1, emit)
+    except InvalidValueError as exc:
+        raise exc.within(key) from exc.__cause__
+    return Entry(spelled_key + spelled.data, spelled.links, key)
+
+
+def pack_list(entries: list[Entry], emit: Emit) -> Spelled:
+    """Inline a short list; make one object or a tree of a longer one."""
+    data = list_header(len(entries)) + b"".join([entry.data for entry in entries])
+    if len(data) <= SINGLE_PIECE_MAX_BYTES:
+        return _one_piece(data, entries, emit)
+    entries = [outline_item(entry, emit) for entry in entries]
+    leaves = [leaf(Kind.LIST, piece, emit) for piece in tree.group(entries, _ends_list)]
+    return link_part(grow(Kind.LIST, leaves, emit))
+
+
+def outline_item(entry: Entry, emit: Emit) -> Entry:
+    """Give a list or map inside a list tree an object of its own, unless it is tiny.
+
+    A session grows at the end of a list, and each append stores the last leaf
+    again: links to the items before cost a few bytes there, their text hundreds.
+    """
+    if len(entry.data) < LIST_ITEM_OUTLINE_MIN_BYTES or entry.data[0] not in CONTAINER_BYTES:
+        return entry
+    spelled = link_part(emit(Kind.VALUE, entry.data, entry.links))
+    return Entry(spelled.data, spelled.links)
+
+
+def pack_map(entries: list[Entry], emit: Emit) -> Spelled:
+    """Inline a short map; make one object or a tree of a longer one. Entries are sorted."""
+    data = map_header(len(entries)) + b"".join([entry.data for entry in entries])
+    if len(data) <= SINGLE_PIECE_MAX_BYTES:
+        return _one_piece(data, entries, emit)
+    leaves = [leaf(Kind.MAP, piece, emit) for piece in tree.group(entries, _ends_map)]
+    return link_part(grow(Kind.MAP, leaves, emit))
+
+
+def _ends_list(entry: Entry) -> bool:
+    return tree.ends_list_leaf(entry.data)
+
+
+def _ends_map(entry: Entry) -> bool:
+    return tree.ends_map_piece(entry.key, 0)
+
+
+def leaf_ends(kind: int) -> Callable[[Entry], bool]:
+    """The boundary rule for the leaves of a list or map."""
+    return _ends_map if kind == Kind.MAP else _ends_list
+
+
+def _one_piece(data: bytes, entries: list[Entry], emit: Emit) -> Spelled:
+    links = [digest for entry in entries for digest in entry.links]
+    if len(data) < CONTAINER_OUTLINE_MIN_BYTES:
+        return Spelled(data, links)
+    return link_part(emit(Kind.VALUE, data, links))
+
+
+def link_part(digest: bytes) -> Spelled:
+    """Spell a container that lives in an object of its own."""
+    return Spelled(link_bytes(ROLE_PART, digest), [digest], digest)
+
+
+def leaf(kind: int, entries: list[Entry], emit: Emit) -> tree.Child:
+    """Store one leaf of a tree: a value object holding a short list or map."""
+    header = map_header(len(entries)) if kind == Kind.MAP else list_header(len(entries))
+    body = b"".join([entry.data for entry in entries])
+    links = [digest for entry in entries for digest in entry.links]
+    digest = emit(Kind.VALUE, header + body, links)
+    return tree.Child(digest, len(entries), len(body), entries[-1].key)
+
+
+def grow(kind: int, children: list[tree.Child], emit: Emit, level: int = 1) -> bytes:
+    """Store branches over ``children`` until one is left: the root.
+
+    A root always is a branch, so that its kind tells a tree from a single piece.
+    """
+    while True:
+        pieces = list(tree.group(children, tree.branch_ends(kind, level)))
+        if len(pieces) == 1:
+            data = tree.encode_branch(kind, level, pieces[0])
+            return emit(kind, data, [child.digest for child in pieces[0]])
+        children = [branch(kind, level, piece, emit) for piece in pieces]
+        level += 1
+
+
+def branch(kind: int, level: int, children: list[tree.Child], emit: Emit) -> tree.Child:
+    """Store one branch and give its entry in the branch above."""
+    data = tree.encode_branch(kind, level, children)
+    digest = emit(kind, data, [child.digest for child in children])
+    return tree.Child(
+        digest,
+        sum([child.count for child in children]),
+        sum([child.size for child in children]),
+        children[-1].key,
+    )

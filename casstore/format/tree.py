@@ -1,0 +1,146 @@
+"""The shape of a large list, map or blob: leaves in order, branches above them.
+
+A leaf of a list or map is an ordinary value object holding a short list or map;
+a leaf of a rope is a chunk, an ordinary blob. A branch names its children in
+order and says of each how many entries lie below it and how many bytes they
+take, so that one item is found, and a size known, by reading one branch a level.
+
+Where a piece ends is decided by the entry that ends it and by nothing else
+before it (``ends_*``), so an edit moves no boundary but those it touches (P8).
+The cap and the floor on entries are the exceptions; both heal at the next
+natural boundary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, NamedTuple, TypeVar
+
+from casstore.errors import NotCanonicalError
+from casstore.format import canonical
+from casstore.format.digest import DIGEST_BYTES, Kind, digest_of, plain_hash
+from casstore.format.limits import FANOUT, PIECE_MAX_ENTRIES, PIECE_MIN_ENTRIES
+
+Entry = TypeVar("Entry")
+
+# 64 levels of at least two children each hold more than any count can say.
+MAX_LEVEL: Final = 64
+
+
+class Branch(NamedTuple):
+    """One inner piece. ``level`` 1 lies just above the leaves.
+
+    ``counts`` are list items or map entries below each child (for ropes: bytes,
+    the same as ``sizes``); ``sizes`` the bytes of their encoding; ``keys`` the
+    last key below each child, for maps alone.
+    """
+
+    level: int
+    digests: list[bytes]
+    counts: list[int]
+    sizes: list[int]
+    keys: list[str]
+
+
+class Child(NamedTuple):
+    """One entry of a branch, on its way into one."""
+
+    digest: bytes
+    count: int
+    size: int
+    key: str
+
+
+def ends_list_leaf(entry: bytes) -> bool:
+    """Does this encoded item end its piece?"""
+    return plain_hash(entry, 1)[0] % FANOUT == 0
+
+
+def ends_map_piece(key: str, level: int) -> bool:
+    """Does this key end its piece at ``level``? (0: a leaf.)
+
+    Only the key is asked, so a changed value moves no boundary at any level.
+    """
+    nibble = plain_hash(key.encode())[level // 2] >> (4 * (level % 2))
+    return nibble % FANOUT == 0
+
+
+def ends_list_branch(digest: bytes) -> bool:
+    """Does this child end its branch, in a list or a rope?"""
+    return digest[0] % FANOUT == 0
+
+
+def group(entries: Iterable[Entry], ends: Callable[[Entry], bool]) -> Iterator[list[Entry]]:
+    """Cut a sequence into pieces; only the last may be shorter than the floor."""
+    piece: list[Entry] = []
+    for entry in entries:
+        piece.append(entry)
+        if len(piece) >= PIECE_MAX_ENTRIES or (len(piece) >= PIECE_MIN_ENTRIES and ends(entry)):
+            yield piece
+            piece = []
+    if piece:
+        yield piece
+
+
+def branch_ends(kind: int, level: int) -> Callable[[Child], bool]:
+    """The boundary rule for the children of a branch at ``level``."""
+    if kind == Kind.MAP:
+        return lambda child: ends_map_piece(child.key, level)
+    return lambda child: ends_list_branch(child.digest)
+
+
+def encode_branch(kind: int, level: int, children: list[Child]) -> bytes:
+    """Spell a branch: columns, because they pack and unpack at the speed of C."""
+    columns: list[Any] = [level, b"".join([child.digest for child in children])]
+    if kind in (Kind.LIST, Kind.MAP):
+        columns.append([child.count for child in children])
+    columns.append([child.size for child in children])
+    if kind == Kind.MAP:
+        columns.append([child.key for child in children])
+    return canonical.pack_checked(columns)
+
+
+def decode_branch(kind: int, data: bytes) -> Branch:
+    """Read a branch back; anything but the one spelling of a sound one is refused."""
+    columns = canonical.decode(data)
+    names = 3 + (kind in (Kind.LIST, Kind.MAP)) + (kind == Kind.MAP)
+    if type(columns) is not list or len(columns) != names:
+        raise NotCanonicalError("not a branch")
+    level, packed = columns[0], columns[1]
+    sizes = columns[3] if kind in (Kind.LIST, Kind.MAP) else columns[2]
+    counts = columns[2]
+    keys = columns[4] if kind == Kind.MAP else []
+    if type(level) is not int or not 1 <= level <= MAX_LEVEL or type(packed) is not bytes:
+        raise NotCanonicalError("a branch without level or children")
+    entries, rest = divmod(len(packed), DIGEST_BYTES)
+    if rest or not 1 <= entries <= PIECE_MAX_ENTRIES:
+        raise NotCanonicalError(f"a branch with {len(packed)} bytes of digests")
+    for column in (counts, sizes):
+        if type(column) is not list or len(column) != entries:
+            raise NotCanonicalError("a branch whose columns differ in length")
+        if any(type(number) is not int or number < 1 for number in column):
+            raise NotCanonicalError("a branch with an empty child")
+    if kind == Kind.MAP and (
+        type(keys) is not list
+        or len(keys) != entries
+        or any(type(key) is not str for key in keys)
+        or any(left >= right for left, right in zip(keys, keys[1:], strict=False))
+    ):
+        raise NotCanonicalError("a map branch whose keys are out of order")
+    digests = [packed[at : at + DIGEST_BYTES] for at in range(0, len(packed), DIGEST_BYTES)]
+    return Branch(level, digests, counts, sizes, keys)
+
+
+def seal_rope(body: bytes) -> bytes:
+    """Prefix a rope's body with its own hash.
+
+    A rope is found under the digest of the content it stands for, so its digest
+    proves it only when all of that content has been read. The seal proves the rope
+    itself, before its first chunk is fetched.
+    """
+    return digest_of(Kind.ROPE, body) + body
+
+
+def open_rope(data: bytes) -> bytes:
+    """The body of a rope whose seal was checked (``digest.check_object``)."""
+    return data[DIGEST_BYTES:]

@@ -1,0 +1,1 @@
+"""Campaigns: long fault runs that ``tools/torture.py`` runs in full and the tests sample."""
