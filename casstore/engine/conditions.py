@@ -13,6 +13,7 @@ from casstore.engine.protocol import (
     MAX_OBJECT_BYTES,
     MAX_ROW_KEY_BYTES,
     MAX_ROW_VALUE_BYTES,
+    MAX_STAMP_MS,
     TABLES,
     TIME_BYTES,
     Condition,
@@ -58,13 +59,15 @@ def _holds(
     if isinstance(condition, RowStarts):
         return actual.startswith(condition.prefix)
     if isinstance(condition, RowLive):
-        # A row too short to hold the time is not live: an empty slice reads as zero.
         return actual.startswith(condition.prefix) and _time_at(actual, condition.offset) > now_ms
     return actual == condition.value and _time_at(actual, condition.offset) <= now_ms
 
 
 def _time_at(value: bytes, offset: int) -> int:
-    return int.from_bytes(value[offset : offset + TIME_BYTES], "big")
+    # A row too short to hold the time reads as the beginning of all time: never live,
+    # always lapsed, so that a damaged lease can be taken over.
+    spelled = value[offset : offset + TIME_BYTES]
+    return int.from_bytes(spelled, "big") if len(spelled) == TIME_BYTES else 0
 
 
 def stamped(change: PutRow, now_ms: int) -> bytes:
@@ -81,15 +84,20 @@ def stamped(change: PutRow, now_ms: int) -> bytes:
 def validate(write: Write) -> None:
     """Refuse a malformed write before any of it is tried."""
     for item in write.objects:
-        if len(item.digest) != DIGEST_BYTES or not 0 <= item.kind < MAX_KIND:
-            raise InvalidInputError(f"an object needs a 32-byte digest and a kind below {MAX_KIND}")
+        check_digests((item.digest, *item.children))
+        if not 0 <= item.kind <= MAX_KIND:
+            raise InvalidInputError(f"an object of kind {item.kind} (0 to {MAX_KIND})")
         if len(item.data) > MAX_OBJECT_BYTES:
             raise InvalidInputError(
                 f"an object of {len(item.data)} bytes (at most {MAX_OBJECT_BYTES})"
             )
     for condition in write.conditions:
-        if not isinstance(condition, ObjectsExist):
-            check_key(condition.table, condition.key)
+        if isinstance(condition, ObjectsExist):
+            check_digests(condition.digests)
+            continue
+        check_key(condition.table, condition.key)
+        if isinstance(condition, RowLive | RowLapsed) and condition.offset < 0:
+            raise InvalidInputError(f"a time at offset {condition.offset}")
     for change in write.rows:
         check_key(change.table, change.key)
         if isinstance(change, PutRow):
@@ -100,6 +108,16 @@ def validate(write: Write) -> None:
             for stamp in change.stamps:
                 if not 0 <= stamp.offset <= len(change.value) - TIME_BYTES:
                     raise InvalidInputError(f"a stamp at {stamp.offset} outside its row")
+                if abs(stamp.add_ms) > MAX_STAMP_MS:
+                    raise InvalidInputError(f"a stamp of {stamp.add_ms} ms from now")
+    check_digests(write.deletes)
+
+
+def check_digests(digests: Sequence[bytes]) -> None:
+    """Refuse what cannot be the name of an object."""
+    for digest in digests:
+        if len(digest) != DIGEST_BYTES:
+            raise InvalidInputError(f"a digest has {DIGEST_BYTES} bytes, not {len(digest)}")
 
 
 def check_table(table: str) -> None:

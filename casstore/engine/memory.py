@@ -12,7 +12,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from casstore.engine.conditions import check_key, check_table, require, stamped, validate
+from casstore.engine.conditions import (
+    check_digests,
+    check_key,
+    check_table,
+    require,
+    stamped,
+    validate,
+)
 from casstore.engine.protocol import (
     TABLES,
     NewObject,
@@ -53,12 +60,14 @@ class MemoryEngine:
 
     def missing(self, digests: Sequence[bytes]) -> list[bytes]:
         """Those of ``digests`` that are not stored, in order, each once."""
+        check_digests(digests)
         with self._lock:
             self._require_open()
             return [digest for digest in dict.fromkeys(digests) if digest not in self._objects]
 
     def get_many(self, digests: Sequence[bytes]) -> list[StoredObject | None]:
         """The objects in the order asked for; None where there is none."""
+        check_digests(digests)
         with self._lock:
             self._require_open()
             found = [self._objects.get(digest) for digest in digests]

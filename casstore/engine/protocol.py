@@ -33,8 +33,10 @@ TABLES: Final = (
 MAX_ROW_KEY_BYTES: Final = 511
 MAX_ROW_VALUE_BYTES: Final = 16 << 20
 MAX_OBJECT_BYTES: Final = 64 << 20
-MAX_KIND: Final = 127
+MAX_KIND: Final = 126
 TIME_BYTES: Final = 8
+# A thousand years: more is a mistake, and would not fit in a row.
+MAX_STAMP_MS: Final = 1000 * 366 * 86_400_000
 
 
 class Row(NamedTuple):
@@ -79,7 +81,7 @@ class ObjectInfo(NamedTuple):
     """What a collector needs to know of an object, without its bytes.
 
     Ids count up in order of arrival and are never given twice, so every child's
-    id is lower than its parents'.
+    id is lower than its parents'. ``children`` repeats and orders like the object's links.
     """
 
     id: int
@@ -172,7 +174,8 @@ class Write(NamedTuple):
     """One transaction, as data.
 
     The conditions are tried in order; the first that fails ends the write with
-    ``ConditionFailedError`` and nothing happens. Then objects are stored, rows
+    ``ConditionFailedError`` (``ObjectNotFoundError`` for a missing object) and nothing
+    happens. Then objects are stored, rows
     change in the order given, and ``deletes`` disappear from the store. Deleting an
     object that something still links to is the collector's responsibility.
     """
@@ -204,7 +207,7 @@ class Engine(Protocol):
     def write(self, write: Write) -> WriteResult:
         """Run one write, wholly or not at all; when it returns it is as durable as promised.
 
-        Raises ConditionFailedError, ObjectNotFoundError (a child is missing),
+        Raises ConditionFailedError, ObjectNotFoundError (a child, or one asked for, is missing),
         InvalidInputError (the write itself is malformed) or StorageError.
         """
         ...
@@ -240,5 +243,3 @@ class Engine(Protocol):
     def close(self) -> None:
         """Let go of all resources. Closing twice is allowed; every other call then fails."""
         ...
-
-

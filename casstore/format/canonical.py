@@ -26,21 +26,25 @@ from casstore.errors import InvalidInputError, InvalidValueError, LimitError, No
 from casstore.format.digest import DIGEST_BYTES, Digest
 from casstore.format.limits import MAX_DEPTH, MAX_ENTRIES, MAX_KEY_BYTES
 
-# Extension type 1 holds a role byte and a digest. The role says what stands in
-# this place of the value; what kind of object the digest names is the engine's to tell.
+# Extension type 1 holds a role byte, for items a size, and a digest. The role says
+# what stands in this place of the value; what kind of object the digest names is the
+# engine's to tell.
 LINK_EXT_TYPE: Final = 1
 ROLE_LINK: Final = 0  # a link that the user stored; decodes to Link
 ROLE_TEXT: Final = 1  # a str that lives in a blob
 ROLE_BYTES: Final = 2  # bytes that live in a blob
 ROLE_PART: Final = 3  # a list or map that lives in an object of its own
-LAST_ROLE: Final = ROLE_PART
+ROLE_ITEM: Final = 4  # a short list or map that left only because its list is a tree
+LAST_ROLE: Final = ROLE_ITEM
+_ITEM_SIZE_BYTES: Final = 2
 
 # The first byte of every list and map.
 CONTAINER_BYTES: Final = frozenset((*range(0x80, 0xA0), *range(0xDC, 0xE0)))
 
 _LINK_HEADERS: Final = {
-    role: bytes((0xC7, 1 + DIGEST_BYTES, LINK_EXT_TYPE, role)) for role in range(LAST_ROLE + 1)
+    role: bytes((0xC7, 1 + DIGEST_BYTES, LINK_EXT_TYPE, role)) for role in range(ROLE_ITEM)
 }
+_ITEM_HEADER: Final = bytes((0xC7, 1 + _ITEM_SIZE_BYTES + DIGEST_BYTES, LINK_EXT_TYPE, ROLE_ITEM))
 
 Resolver = Callable[[int, bytes], Any]
 
@@ -52,15 +56,30 @@ class Link(NamedTuple):
 
 
 def link_bytes(role: int, digest: bytes) -> bytes:
-    """Spell a link."""
+    """Spell a link of any role but ``ROLE_ITEM``."""
     return _LINK_HEADERS[role] + digest
+
+
+def item_link_bytes(size_bytes: int, digest: bytes) -> bytes:
+    """Spell the link to a list item that left; its size lets an edit know if it may return."""
+    return _ITEM_HEADER + size_bytes.to_bytes(_ITEM_SIZE_BYTES, "big") + digest
+
+
+def item_size(entry: bytes) -> int:
+    """How long a list item is when it stands in its list, whether or not it does."""
+    if entry.startswith(_ITEM_HEADER):
+        start = len(_ITEM_HEADER)
+        return int.from_bytes(entry[start : start + _ITEM_SIZE_BYTES], "big")
+    return len(entry)
 
 
 def read_link(code: int, payload: bytes) -> tuple[int, bytes]:
     """Take an extension apart into role and digest, or refuse it."""
-    if code != LINK_EXT_TYPE or len(payload) != 1 + DIGEST_BYTES or payload[0] > LAST_ROLE:
+    role = payload[0] if payload else -1
+    extra = _ITEM_SIZE_BYTES if role == ROLE_ITEM else 0
+    if code != LINK_EXT_TYPE or role > LAST_ROLE or len(payload) != 1 + extra + DIGEST_BYTES:
         raise NotCanonicalError(f"extension type {code} of {len(payload)} bytes is not a link")
-    return payload[0], payload[1:]
+    return role, payload[1 + extra :]
 
 
 def list_header(count: int) -> bytes:
@@ -206,10 +225,20 @@ def decode(data: bytes, resolve: Resolver = _refuse_outline) -> Any:
     ``resolve(role, digest)`` supplies what stands outside this encoding; without
     it a split value is refused.
     """
-    roles: set[int] = set()
+    value, links = inspect(data)
+    return rebuild(data, resolve) if links else value
+
+
+def inspect(data: bytes) -> tuple[Any, list[tuple[int, bytes]]]:
+    """Check that ``data`` is canonical; give its value and its links as (role, digest).
+
+    If there are links, the value only serves for looking at: ``rebuild`` makes the
+    real one.
+    """
+    links: list[tuple[int, bytes]] = []
 
     def note_link(code: int, payload: bytes) -> msgpack.ExtType:
-        roles.add(read_link(code, payload)[0])
+        links.append(read_link(code, payload))
         return msgpack.ExtType(code, payload)
 
     value = _unpack(data, note_link)
@@ -218,25 +247,57 @@ def decode(data: bytes, resolve: Resolver = _refuse_outline) -> Any:
     if _pack(value) != data:
         raise NotCanonicalError("not the canonical spelling of its value")
     _refuse_nesting_and_nan(data)
-    if not roles:
-        return value
+    return value, links
+
+
+def rebuild(data: bytes, resolve: Resolver) -> Any:
+    """The value of bytes that ``inspect`` has passed, with every part supplied."""
 
     def supply(code: int, payload: bytes) -> Any:
-        role, digest = payload[0], payload[1:]
+        role, digest = read_link(code, payload)
         return Link(Digest(digest)) if role == ROLE_LINK else resolve(role, digest)
 
     return _unpack(data, supply)
 
 
-def links_in(data: bytes) -> list[tuple[int, bytes]]:
-    """Every link of an encoded value, as (role, digest), in order of appearance."""
-    links: list[tuple[int, bytes]] = []
-
-    def note(code: int, payload: bytes) -> None:
-        links.append(read_link(code, payload))
-
-    _unpack(data, note)
+def links_in(data: bytes) -> list[bytes]:
+    """The digests that canonical bytes link to, in order of appearance."""
+    if b"\xc7" not in data:
+        return []
+    links: list[bytes] = []
+    _unpack(data, lambda code, payload: links.append(read_link(code, payload)[1]))
     return links
+
+
+def cut_items(data: bytes) -> list[bytes]:
+    """The encoded items of a canonical list, uncut and undecoded."""
+    unpacker = msgpack.Unpacker(max_buffer_size=len(data))
+    unpacker.feed(data)
+    count = unpacker.read_array_header()
+    items: list[bytes] = []
+    start = unpacker.tell()
+    for _ in range(count):
+        unpacker.skip()
+        stop = unpacker.tell()
+        items.append(data[start:stop])
+        start = stop
+    return items
+
+
+def cut_map(data: bytes) -> list[tuple[str, bytes]]:
+    """The entries of a canonical map: each key, and key and value together still encoded."""
+    unpacker = msgpack.Unpacker(max_buffer_size=len(data))
+    unpacker.feed(data)
+    count = unpacker.read_map_header()
+    entries: list[tuple[str, bytes]] = []
+    start = unpacker.tell()
+    for _ in range(count):
+        key: str = unpacker.unpack()
+        unpacker.skip()
+        stop = unpacker.tell()
+        entries.append((key, data[start:stop]))
+        start = stop
+    return entries
 
 
 def _unpack(data: bytes, ext_hook: Callable[[int, bytes], Any]) -> Any:

@@ -19,8 +19,13 @@ from casstore.format.canonical import (
     ROLE_PART,
     ROLE_TEXT,
     Link,
+    cut_items,
+    cut_map,
+    item_link_bytes,
+    item_size,
     key_bytes,
     link_bytes,
+    links_in,
     list_header,
     map_header,
     refuse_depth,
@@ -48,12 +53,16 @@ _SURELY_SHORT = OUTLINE_MIN_BYTES // 4
 class Entry(NamedTuple):
     """One encoded list item or map entry, with the digests it links to.
 
-    ``data`` of a map entry is key and value together; ``key`` is "" in lists.
+    ``data`` of a map entry is key and value together; ``key`` is None in lists.
+    ``size`` is the length of the encoding in place, also if ``data`` is only a link
+    to it (``outline_item``): sizes decide when a list is a tree, and must not depend
+    on whether it is one.
     """
 
     data: bytes
     links: list[bytes]
-    key: str = ""
+    size: int
+    key: str | None = None
 
 
 class Spelled(NamedTuple):
@@ -111,7 +120,7 @@ def _list_entries(items: list[Any] | tuple[Any, ...], room: int, emit: Emit) -> 
     try:
         for item in items:
             spelled = spell(item, room - 1, emit)
-            entries.append(Entry(spelled.data, spelled.links))
+            entries.append(list_entry(spelled))
     except InvalidValueError as exc:
         raise exc.within(len(entries)) from exc.__cause__
     return entries
@@ -133,7 +142,47 @@ def map_entry(key: str, value: Any, room: int, emit: Emit) -> Entry:
         spelled = spell(value, room - 1, emit)
     except InvalidValueError as exc:
         raise exc.within(key) from exc.__cause__
-    return Entry(spelled_key + spelled.data, spelled.links, key)
+    return Entry(spelled_key + spelled.data, spelled.links, len(spelled_key + spelled.data), key)
+
+
+def list_entry(spelled: Spelled) -> Entry:
+    """An item as an entry of its list."""
+    return Entry(spelled.data, spelled.links, len(spelled.data))
+
+
+def join_map_entry(key: str, spelled: Spelled) -> Entry:
+    """A key and its value as an entry of their map."""
+    data = key_bytes(key) + spelled.data
+    return Entry(data, spelled.links, len(data), key)
+
+
+def value_data(entry: Entry) -> bytes:
+    """The encoded value of an entry, without the key that a map's entry starts with."""
+    return entry.data if entry.key is None else entry.data[len(key_bytes(entry.key)) :]
+
+
+def list_leaf_entries(data: bytes) -> list[Entry]:
+    """The entries of an encoded list, as they stand in it."""
+    return [Entry(item, links_in(item), item_size(item)) for item in cut_items(data)]
+
+
+def map_leaf_entries(data: bytes) -> list[Entry]:
+    """The entries of an encoded map, as they stand in it."""
+    return [
+        Entry(item, links_in(item[len(key_bytes(key)) :]), len(item), key)
+        for key, item in cut_map(data)
+    ]
+
+
+def pack(kind: int, entries: list[Entry], emit: Emit) -> Spelled:
+    """Spell a list or map from its entries."""
+    return pack_map(entries, emit) if kind == Kind.MAP else pack_list(entries, emit)
+
+
+def piece_bytes(kind: int, count: int, entry_bytes: int) -> int:
+    """How long a container of so many entries would be in one piece."""
+    header = map_header(count) if kind == Kind.MAP else list_header(count)
+    return len(header) + entry_bytes
 
 
 def pack_list(entries: list[Entry], emit: Emit) -> Spelled:
@@ -154,8 +203,8 @@ def outline_item(entry: Entry, emit: Emit) -> Entry:
     """
     if len(entry.data) < LIST_ITEM_OUTLINE_MIN_BYTES or entry.data[0] not in CONTAINER_BYTES:
         return entry
-    spelled = link_part(emit(Kind.VALUE, entry.data, entry.links))
-    return Entry(spelled.data, spelled.links)
+    digest = emit(Kind.VALUE, entry.data, entry.links)
+    return Entry(item_link_bytes(len(entry.data), digest), [digest], entry.size)
 
 
 def pack_map(entries: list[Entry], emit: Emit) -> Spelled:
@@ -172,7 +221,7 @@ def _ends_list(entry: Entry) -> bool:
 
 
 def _ends_map(entry: Entry) -> bool:
-    return tree.ends_map_piece(entry.key, 0)
+    return tree.ends_map_piece(entry.key or "", 0)
 
 
 def leaf_ends(kind: int) -> Callable[[Entry], bool]:
@@ -198,7 +247,7 @@ def leaf(kind: int, entries: list[Entry], emit: Emit) -> tree.Child:
     body = b"".join([entry.data for entry in entries])
     links = [digest for entry in entries for digest in entry.links]
     digest = emit(Kind.VALUE, header + body, links)
-    return tree.Child(digest, len(entries), len(body), entries[-1].key)
+    return tree.Child(digest, len(entries), sum([e.size for e in entries]), entries[-1].key or "")
 
 
 def grow(kind: int, children: list[tree.Child], emit: Emit, level: int = 1) -> bytes:
@@ -206,13 +255,11 @@ def grow(kind: int, children: list[tree.Child], emit: Emit, level: int = 1) -> b
 
     A root always is a branch, so that its kind tells a tree from a single piece.
     """
-    while True:
-        pieces = list(tree.group(children, tree.branch_ends(kind, level)))
-        if len(pieces) == 1:
-            data = tree.encode_branch(kind, level, pieces[0])
-            return emit(kind, data, [child.digest for child in pieces[0]])
-        children = [branch(kind, level, piece, emit) for piece in pieces]
-        level += 1
+    builder = tree.Builder(kind, lambda at, piece: branch(kind, at, piece, emit), level)
+    for child in children:
+        builder.add(child)
+    top, root = builder.finish()
+    return branch(kind, top, root, emit).digest
 
 
 def branch(kind: int, level: int, children: list[tree.Child], emit: Emit) -> tree.Child:
@@ -221,7 +268,7 @@ def branch(kind: int, level: int, children: list[tree.Child], emit: Emit) -> tre
     digest = emit(kind, data, [child.digest for child in children])
     return tree.Child(
         digest,
-        sum([child.count for child in children]),
+        sum([child.entries for child in children]),
         sum([child.size for child in children]),
         children[-1].key,
     )

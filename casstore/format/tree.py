@@ -14,6 +14,7 @@ natural boundary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from typing import Any, Final, NamedTuple, TypeVar
 
 from casstore.errors import NotCanonicalError
@@ -46,7 +47,7 @@ class Child(NamedTuple):
     """One entry of a branch, on its way into one."""
 
     digest: bytes
-    count: int
+    entries: int
     size: int
     key: str
 
@@ -75,11 +76,16 @@ def group(entries: Iterable[Entry], ends: Callable[[Entry], bool]) -> Iterator[l
     piece: list[Entry] = []
     for entry in entries:
         piece.append(entry)
-        if len(piece) >= PIECE_MAX_ENTRIES or (len(piece) >= PIECE_MIN_ENTRIES and ends(entry)):
+        if is_complete(piece, ends):
             yield piece
             piece = []
     if piece:
         yield piece
+
+
+def is_complete(piece: list[Entry], ends: Callable[[Entry], bool]) -> bool:
+    """Does a piece end here, whatever follows?"""
+    return len(piece) >= PIECE_MAX_ENTRIES or (len(piece) >= PIECE_MIN_ENTRIES and ends(piece[-1]))
 
 
 def branch_ends(kind: int, level: int) -> Callable[[Child], bool]:
@@ -89,11 +95,52 @@ def branch_ends(kind: int, level: int) -> Callable[[Child], bool]:
     return lambda child: ends_list_branch(child.digest)
 
 
+class Builder:
+    """Builds the branches over a sequence of leaves as they arrive, in little memory.
+
+    ``emit_branch(level, children)`` stores one branch and gives its entry in the
+    branch above. ``finish`` gives the root, unstored: its level and children.
+    """
+
+    def __init__(
+        self, kind: int, emit_branch: Callable[[int, list[Child]], Child], level: int = 1
+    ) -> None:
+        self._kind = kind
+        self._emit = emit_branch
+        self._first_level = level
+        # One open piece a level, lowest first. A complete piece stays open until its
+        # level gets another entry: as long as it is alone there, it is the root.
+        self._open: list[list[Child]] = []
+
+    def add(self, child: Child) -> None:
+        """Take the next leaf."""
+        self._add(0, child)
+
+    def _add(self, depth: int, child: Child) -> None:
+        if depth == len(self._open):
+            self._open.append([])
+        level = self._first_level + depth
+        piece = self._open[depth]
+        if piece and is_complete(piece, branch_ends(self._kind, level)):
+            self._open[depth] = []
+            self._add(depth + 1, self._emit(level, piece))
+        self._open[depth].append(child)
+
+    def finish(self) -> tuple[int, list[Child]]:
+        """Close all levels but the highest."""
+        depth = 0
+        # Closing a level may open the one above it, so the end is looked up each time.
+        while depth + 1 < len(self._open):
+            self._add(depth + 1, self._emit(self._first_level + depth, self._open[depth]))
+            depth += 1
+        return self._first_level + depth, self._open[depth]
+
+
 def encode_branch(kind: int, level: int, children: list[Child]) -> bytes:
     """Spell a branch: columns, because they pack and unpack at the speed of C."""
     columns: list[Any] = [level, b"".join([child.digest for child in children])]
     if kind in (Kind.LIST, Kind.MAP):
-        columns.append([child.count for child in children])
+        columns.append([child.entries for child in children])
     columns.append([child.size for child in children])
     if kind == Kind.MAP:
         columns.append([child.key for child in children])
@@ -124,7 +171,7 @@ def decode_branch(kind: int, data: bytes) -> Branch:
         type(keys) is not list
         or len(keys) != entries
         or any(type(key) is not str for key in keys)
-        or any(left >= right for left, right in zip(keys, keys[1:], strict=False))
+        or any(left >= right for left, right in pairwise(keys))
     ):
         raise NotCanonicalError("a map branch whose keys are out of order")
     digests = [packed[at : at + DIGEST_BYTES] for at in range(0, len(packed), DIGEST_BYTES)]

@@ -141,6 +141,7 @@ def all_rows(engine: Engine, table: str, *, limit: int = 1000) -> list[Row]:
     start = b""
     while page := engine.scan_rows(table, start=start, limit=limit):
         rows += page
+        assert page[0].key >= start, "the scan does not advance"
         start = page[-1].key + b"\x00"
     return rows
 

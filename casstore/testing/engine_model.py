@@ -235,7 +235,7 @@ class _Run:
                 parts.append(self._data())
         if rng.random() < 0.1:
             parts += self._unknown_digests(1)
-        kind, data = rng.randrange(MAX_KIND), b"".join(parts)
+        kind, data = rng.randrange(MAX_KIND + 1), b"".join(parts)
         digest = Digest.of_blob(bytes([kind]) + data + b"".join(children))
         if self._tried and rng.random() < 0.02:
             # Other bytes under a digest in use: what is stored must stay.
@@ -301,7 +301,7 @@ class _Run:
             PutRow("heads", b"key", bytes(8), [Stamp(1)]),
             DeleteRow("heads", b""),
         ]
-        flawed_object = NewObject(*rng.choice([(b"short", 0), (bytes(32), MAX_KIND)]), b"", ())
+        flawed_object = NewObject(*rng.choice([(b"short", 0), (bytes(32), MAX_KIND + 1)]), b"", ())
         return rng.choice(
             [
                 write._replace(rows=[*write.rows, rng.choice(flawed_rows)]),

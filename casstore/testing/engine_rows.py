@@ -248,6 +248,7 @@ class RowContract(EngineFixtures):
         stop: bytes | None = None
         while page := engine.scan_rows("records", stop=stop, limit=limit, reverse=True):
             found += page
+            assert stop is None or page[-1].key < stop, "the scan does not advance"
             stop = page[-1].key
         assert found == rows[::-1]
 

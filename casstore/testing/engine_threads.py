@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 from typing import TypeVar
 
-from casstore.engine.protocol import Engine, PutRow, RowIs, RowKey, Write
+from casstore.engine.protocol import Engine, NewObject, PutRow, RowIs, RowKey, Write
 from casstore.errors import ConditionFailedError, InvalidInputError, ObjectNotFoundError
 from casstore.testing.engine_fixtures import (
     ABSENT,
@@ -31,6 +32,20 @@ TIMEOUT_S = 120.0
 Answer = TypeVar("Answer")
 
 
+def _start(work: Callable[[], Answer]) -> Future[Answer]:
+    """Run ``work`` on a thread of its own: a daemon, so that a deadlock holds up nobody else."""
+    answer: Future[Answer] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(work())
+        except BaseException as exc:  # whatever it is, the test that waits must see it
+            answer.set_exception(exc)
+
+    threading.Thread(target=run, daemon=True).start()
+    return answer
+
+
 def _at_once(work: Callable[[int], Answer]) -> list[Answer]:
     """Run ``work`` with 0, 1, 2… on eight threads that start together; their answers."""
     barrier = threading.Barrier(THREADS, timeout=TIMEOUT_S)
@@ -39,32 +54,29 @@ def _at_once(work: Callable[[int], Answer]) -> list[Answer]:
         barrier.wait()
         return work(number)
 
-    with ThreadPoolExecutor(THREADS) as pool:
-        return list(pool.map(run, range(THREADS), timeout=TIMEOUT_S))
+    answers = [_start(partial(run, number)) for number in range(THREADS)]
+    return [answer.result(TIMEOUT_S) for answer in answers]
 
 
 def _read_during(work: Callable[[], None], look: Callable[[], None]) -> None:
     """Call ``look`` over and over on a second thread until ``work`` is done."""
-    done = threading.Event()
-    looked = threading.Event()
+    begun, done = threading.Event(), threading.Event()
 
     def reader() -> None:
-        while True:
-            # Asked for before looking, so that the last look comes after all the work.
+        finished = False
+        while not finished:
+            # Asked before looking, so that the last look comes after all the work.
             finished = done.is_set()
+            begun.set()
             look()
-            looked.set()
-            if finished:
-                return
 
-    with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(reader)
-        try:
-            looked.wait(TIMEOUT_S if not reading.done() else 0)
-            work()
-        finally:
-            done.set()
-        reading.result(TIMEOUT_S)
+    reading = _start(reader)
+    begun.wait(TIMEOUT_S)
+    try:
+        work()
+    finally:
+        done.set()
+    reading.result(TIMEOUT_S)
 
 
 class ThreadContract(EngineFixtures):
@@ -133,7 +145,10 @@ class ThreadContract(EngineFixtures):
         def work(_thread: int) -> None:
             found = find_row(engine, "heads", b"key")
             raised = 0
-            while raised < 10:
+            # Whoever loses lost to somebody who counted, so there are only so many tries to lose.
+            for _ in range(10 * THREADS):
+                if raised == 10:
+                    return
                 assert found is not None
                 change = PutRow("heads", b"key", b"%d" % (int(found) + 1))
                 condition = RowIs("heads", b"key", found)
@@ -189,8 +204,8 @@ class ThreadContract(EngineFixtures):
             child = new_blob(b"shared child %d" % round_)
             parent = new_parent(child)
 
-            def work(_thread: int, objects: tuple[object, ...] = (child, parent)) -> int:
-                return put_objects(engine, *objects)  # type: ignore[arg-type]
+            def work(_thread: int, objects: tuple[NewObject, ...] = (child, parent)) -> int:
+                return put_objects(engine, *objects)
 
             assert sum(_at_once(work)) == 2
             assert_reads_back(engine, child, parent)

@@ -254,7 +254,7 @@ class WriteContract(EngineFixtures):
         "flaw",
         [
             Write(objects=[NewObject(b"short", 0, b"", ())]),
-            Write(objects=[NewObject(bytes(32), MAX_KIND, b"", ())]),
+            Write(objects=[NewObject(bytes(32), MAX_KIND + 1, b"", ())]),
             Write(rows=[PutRow("nothing", b"key", b"")]),
             Write(rows=[PutRow("heads", b"", b"")]),
             Write(rows=[PutRow("heads", b"key", b"1234567", [Stamp(0)])]),

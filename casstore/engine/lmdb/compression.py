@@ -116,7 +116,9 @@ class Trial(NamedTuple):
 def train(samples: Sequence[bytes], size_bytes: int) -> Trial | None:
     """Train on three of four samples, judge on the fourth; None if they do not suffice."""
     held_out = samples[::4]
-    learned = [sample for at, sample in enumerate(samples) if at % 4]
+    learned: list[bytes | bytearray | memoryview] = [
+        sample for at, sample in enumerate(samples) if at % 4
+    ]
     try:
         dictionary = zstandard.train_dictionary(size_bytes, learned, level=HOT_LEVEL)
     except zstandard.ZstdError:

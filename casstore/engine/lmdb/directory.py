@@ -57,7 +57,9 @@ def boot_id() -> str:
                 capture_output=True, text=True, check=True,
             )  # fmt: skip
             return answer.stdout.strip()
-        raise StorageError("this system does not tell its boot id; use another durability") from None
+        raise StorageError(
+            "this system does not tell its boot id; use another durability"
+        ) from None
 
 
 class StoreDirectory:

@@ -31,6 +31,7 @@ from casstore.engine.lmdb.group import CommitQueue, Ticket
 from casstore.engine.lmdb.reader import SlabReader
 from casstore.engine.lmdb.transaction import Prepared, StaleError, Transaction
 from casstore.engine.protocol import (
+    MAX_ROW_KEY_BYTES,
     NewObject,
     ObjectInfo,
     Row,
@@ -130,6 +131,8 @@ class LmdbEngine:
 
     def missing(self, digests: Sequence[bytes]) -> list[bytes]:
         """Those of ``digests`` that are not stored, in order, each once."""
+        self._env.check_open()
+        conditions.check_digests(digests)
         unique = list(dict.fromkeys(digests))
         absent: list[bytes] = []
         for start in range(0, len(unique), _READ_BATCH):
@@ -142,6 +145,8 @@ class LmdbEngine:
 
     def get_many(self, digests: Sequence[bytes]) -> list[StoredObject | None]:
         """The objects in the order asked for; None where there is none."""
+        self._env.check_open()
+        conditions.check_digests(digests)
         found: list[StoredObject | None] = []
         for start in range(0, len(digests), _READ_BATCH):
             with self._env.reading() as txn:
@@ -149,9 +154,7 @@ class LmdbEngine:
                 index = self._env.index
                 for digest in digests[start : start + _READ_BATCH]:
                     row = txn.get(digest, db=index)
-                    found.append(
-                        None if row is None else reader.object(int.from_bytes(row, "big"))
-                    )
+                    found.append(None if row is None else reader.object(int.from_bytes(row, "big")))
         return found
 
     def _reader(self, txn: lmdb.Transaction[memoryview]) -> SlabReader:
@@ -159,12 +162,15 @@ class LmdbEngine:
 
     def scan_objects(self, *, before: int | None = None, limit: int = 1000) -> list[ObjectInfo]:
         """Objects with an id lower than ``before``, highest first; about ``limit`` of them."""
+        if limit < 1:
+            raise InvalidInputError(f"a limit of {limit}; at least 1")
         infos: list[ObjectInfo] = []
         with self._env.reading() as txn:
             cursor = txn.cursor(db=self._env.slabs)
-            more = cursor.last()
-            if before is not None and cursor.set_range(slabs.slab_key(before)):
-                more = True
+            # The slab that holds the id wanted last is the first that ends at or above it.
+            inside = before is not None and before <= slabs.MAX_ID
+            more = inside and cursor.set_range(slabs.slab_key(max(before or 0, 0)))
+            more = more or cursor.last()
             while more and len(infos) < limit:
                 directory = slabs.read_directory(cursor.key(), cursor.value())
                 infos.extend(self._live_objects(txn, directory, before))
@@ -176,7 +182,7 @@ class LmdbEngine:
     ) -> list[ObjectInfo]:
         infos: list[ObjectInfo] = []
         child_at = len(directory.children)
-        for position in range(directory.count - 1, -1, -1):
+        for position in range(directory.objects - 1, -1, -1):
             child_at -= directory.child_counts[position]
             object_id = directory.first_id + position
             digest = directory.digest(position)
@@ -223,12 +229,7 @@ class LmdbEngine:
         rows: list[Row] = []
         with self._env.reading() as txn:
             cursor = txn.cursor(db=self._env.tables[table])
-            if reverse:
-                more = cursor.set_range(stop) if stop else cursor.last()
-                if stop:
-                    more = cursor.prev() if more else cursor.last()
-            else:
-                more = cursor.set_range(start) if start else cursor.first()
+            more = _seek_last(cursor, stop) if reverse else _seek_first(cursor, start)
             while more and len(rows) < limit:
                 key = bytes(cursor.key())
                 if key < start if reverse else stop is not None and key >= stop:
@@ -239,6 +240,7 @@ class LmdbEngine:
 
     def now_ms(self) -> int:
         """The engine's clock, in milliseconds since 1970."""
+        self._env.check_open()
         return self._clock()
 
     # --- writing ------------------------------------------------------------------------------
@@ -393,7 +395,7 @@ class LmdbEngine:
     ) -> int:
         slab = reader.slab(last_id)
         checked = 0
-        for position in range(slab.directory.count):
+        for position in range(slab.directory.objects):
             object_id = slab.directory.first_id + position
             digest = slab.directory.digest(position)
             row = txn.get(digest, db=self._env.index)
@@ -431,3 +433,24 @@ class LmdbEngine:
         if plain_hash(content, _DICTIONARY_CHECKSUM_BYTES) != checksum:
             raise CorruptionError(f"dictionary {number} of {self.path} is damaged")
         return content
+
+
+# A bound may be longer than any key can be (the last key of a page and one byte more),
+# and LMDB refuses to seek to it. Its first 511 bytes are where to look; only a key of
+# exactly those bytes lies between the two.
+
+
+def _seek_first(cursor: lmdb.Cursor[memoryview], start: bytes) -> bool:
+    """Go to the first key that is not below ``start``."""
+    found = cursor.set_range(start[:MAX_ROW_KEY_BYTES]) if start else cursor.first()
+    return cursor.next() if found and bytes(cursor.key()) < start else found
+
+
+def _seek_last(cursor: lmdb.Cursor[memoryview], stop: bytes | None) -> bool:
+    """Go to the last key below ``stop``."""
+    if stop is None:
+        return cursor.last()
+    found = cursor.set_range(stop[:MAX_ROW_KEY_BYTES]) if stop else cursor.first()
+    if not found:
+        return cursor.last()
+    return bytes(cursor.key()) < stop or cursor.prev()

@@ -57,6 +57,12 @@ _DATABASES: Final = (_INDEX, _SLABS, _DICTIONARIES, _META, *TABLES)
 _COVER_TRIES: Final = 50
 _COVER_PAUSE_S: Final = 0.002
 
+_DAMAGE: Final = (
+    lmdb.CorruptedError,
+    lmdb.InvalidError,
+    lmdb.PageNotFoundError,
+    lmdb.VersionMismatchError,
+)
 _FULL_DISK: Final = frozenset((errno.ENOSPC, errno.EFBIG, errno.EDQUOT))
 
 
@@ -70,7 +76,10 @@ def translate(exc: lmdb.Error, path: str) -> CasstoreError:
         return ReadOnlyError(f"{path} is open read-only")
     if isinstance(
         exc,
-        lmdb.CorruptedError | lmdb.PageNotFoundError | lmdb.InvalidError | lmdb.VersionMismatchError,
+        lmdb.CorruptedError
+        | lmdb.PageNotFoundError
+        | lmdb.InvalidError
+        | lmdb.VersionMismatchError,
     ):
         return CorruptionError(f"{path} is damaged: {exc}")
     if exc.code in _FULL_DISK:
@@ -245,9 +254,7 @@ class Environment:
                 raise
             with handle.begin() as txn:
                 require_header(lambda key: txn.get(key, db=meta), self.path)
-            databases = {
-                name: handle.open_db(name.encode(), create=False) for name in _DATABASES
-            }
+            databases = {name: handle.open_db(name.encode(), create=False) for name in _DATABASES}
         except lmdb.NotFoundError as exc:
             raise CorruptionError(f"{self.path} lacks a table: {exc}") from exc
         except lmdb.Error as exc:
@@ -279,7 +286,7 @@ class Environment:
             self.enter()
 
     def leave(self) -> None:
-        """This thread's transaction is over."""
+        """Count this thread out: its transaction is over."""
         del self._inside[threading.get_ident()]
 
     def check_open(self) -> None:

@@ -80,7 +80,7 @@ def verify_structure(path: str) -> None:
     from lmdb import verify
 
     try:
-        problems = verify.verify(path, subdir=False)
+        problems: list[str] = verify.verify(path, subdir=False)  # type: ignore[no-untyped-call]
     except verify.VerifyError as exc:
         raise CorruptionError(f"{path} cannot be read: {exc}") from exc
     if problems:

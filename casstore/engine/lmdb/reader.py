@@ -36,7 +36,7 @@ class SlabReader:
         slab = self._slab
         if slab is not None:
             first_id = slab.directory.first_id
-            if first_id <= object_id < first_id + slab.directory.count:
+            if first_id <= object_id < first_id + slab.directory.objects:
                 return slab
         last_id = self._seek(object_id)
         slab = self._cache.find(last_id, object_id)
@@ -63,7 +63,7 @@ class SlabReader:
         slab = self._slab
         if slab is not None:
             position = object_id - slab.directory.first_id
-            if 0 <= position < slab.directory.count:
+            if 0 <= position < slab.directory.objects:
                 return slab.directory.digest(position)
         last_id = self._seek(object_id)
         value = self._cursor.value()

@@ -17,9 +17,9 @@ Everything is little-endian; a column is as wide as its largest number needs.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from struct import Struct, pack, unpack_from
-from struct import error as StructError
 from typing import Final, NamedTuple
 
 from casstore.engine.protocol import NewObject
@@ -31,7 +31,7 @@ LAYOUT: Final = 1
 CODEC_RAW: Final = 0
 CODEC_ZSTD: Final = 1
 
-# A kind is below 127. The high bit says that the object keeps its links as they are.
+# A kind is at most 126. The high bit says that the object keeps its links as they are.
 KEEPS_LINKS: Final = 0x80
 # An entry that nothing may find: by the time its slab was written, the same object
 # had been stored by somebody else. It keeps its place in the run and its columns.
@@ -49,6 +49,9 @@ _CODES: Final = "BHIQ"
 # reading one object from it.
 TARGET_RAW_BYTES: Final = 65_536
 MAX_OBJECTS: Final = 4096
+
+
+MAX_ID: Final = (1 << 64) - 1
 
 
 def slab_key(object_id: int) -> bytes:
@@ -188,7 +191,7 @@ class Directory(NamedTuple):
     """What a slab says of its objects, checked against the slab's checksum."""
 
     first_id: int
-    count: int
+    objects: int
     digests: bytes
     kinds: bytes
     lengths: tuple[int, ...]
@@ -244,11 +247,9 @@ def read_directory(key: bytes | memoryview, value: bytes | memoryview) -> Direct
         links = sum(counts)
         distances = unpack_from(f"<{links}{_CODES[codes[2]]}", value, at)
         at += links << codes[2]
-    except (ValueError, OverflowError, MemoryError, StructError) as exc:
+    except (ValueError, OverflowError, MemoryError, struct.error) as exc:
         raise CorruptionError(f"the slab ending in id {last_id} has a damaged directory") from exc
-    checked = b"".join(
-        (bytes(key), bytes(value[: _HEADER.size]), bytes(value[HEADER_BYTES:at]))
-    )
+    checked = b"".join((bytes(key), bytes(value[: _HEADER.size]), bytes(value[HEADER_BYTES:at])))
     if plain_hash(checked, _CHECKSUM_BYTES) != bytes(value[_HEADER.size : HEADER_BYTES]):
         raise CorruptionError(f"the slab ending in id {last_id} has a damaged directory")
     first_id = last_id - count + 1
@@ -285,14 +286,12 @@ class Slab:
             if not kind & KEEPS_LINKS:
                 gap_at += number
             at += length
-        self._gaps: tuple[int, ...] = unpack_from(
-            f"<{gap_at}{_CODES[directory.gap_width]}", raw, 0
-        )
+        self._gaps: tuple[int, ...] = unpack_from(f"<{gap_at}{_CODES[directory.gap_width]}", raw, 0)
 
     @property
     def size_bytes(self) -> int:
         """What keeping this slab in memory costs, roughly."""
-        return len(self.raw) + len(self.directory.digests) + 64 * self.directory.count + 256
+        return len(self.raw) + len(self.directory.digests) + 64 * self.directory.objects + 256
 
     def kind(self, position: int) -> int:
         """The kind of one object, or DEAD."""

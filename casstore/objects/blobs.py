@@ -1,0 +1,227 @@
+"""Bytes of any length: put, stream in, get, stream out.
+
+A blob is named by its content alone. Whether it lies in one object or in chunks
+under a rope is nobody's business above this module.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import BinaryIO, Final
+
+from casstore.engine.protocol import Engine, NewObject, StoredObject
+from casstore.errors import CorruptionError, InvalidInputError, LimitError
+from casstore.format import chunking, tree
+from casstore.format.digest import BlobHasher, Digest, Kind, plain_hash
+from casstore.format.limits import CHUNKED_BLOB_MIN_BYTES
+from casstore.objects.pieces import PieceReader, PieceWriter
+
+# How much of a stream is gathered before it is written: large enough that the flushes
+# do not count, small enough to be held several times over.
+_STREAM_BATCH_BYTES: Final = 8 << 20
+
+# How many chunks a sequential reader fetches at once.
+_READ_AHEAD_CHUNKS: Final = 32
+
+
+def put_stream(engine: Engine, source: BinaryIO) -> Digest:
+    """Store everything ``source`` has to give; memory does not grow with it.
+
+    The blob appears when the last byte is stored. If the source fails, the chunks
+    written so far belong to nothing and are collected.
+    """
+    head = _read_up_to(source, CHUNKED_BLOB_MIN_BYTES)
+    writer = PieceWriter()
+    if len(head) < CHUNKED_BLOB_MIN_BYTES:
+        digest = Digest(writer.emit(Kind.BLOB, head, []))
+        writer.flush(engine)
+        return digest
+    hasher = BlobHasher()
+    rope = chunking.RopeBuilder(writer.emit_whole)
+    chunks = 0
+    for chunk in chunking.cut_stream(io.BufferedReader(_Rejoined(head, source))):
+        hasher.update(chunk)
+        rope.add(chunk)
+        chunks += 1
+        if writer.size_bytes >= _STREAM_BATCH_BYTES:
+            writer.flush(engine)
+    digest = hasher.digest()
+    if chunks > 1:
+        writer.add(NewObject(digest, Kind.ROPE, *rope.finish()))
+    writer.flush(engine)
+    return digest
+
+
+def _read_up_to(source: BinaryIO, size: int) -> bytes:
+    parts: list[bytes] = []
+    missing = size
+    while missing:
+        part = source.read(missing)
+        if not isinstance(part, bytes):
+            raise InvalidInputError("a stream to store must be opened in binary mode")
+        if not part:
+            break
+        parts.append(part)
+        missing -= len(part)
+    return b"".join(parts)
+
+
+class _Rejoined(io.RawIOBase):
+    """The beginning that was read to measure the stream, then the rest of it."""
+
+    def __init__(self, head: bytes, rest: BinaryIO) -> None:
+        self._head = head
+        self._rest = rest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        part = self._head[: len(buffer)] if self._head else self._rest.read(len(buffer))
+        self._head = self._head[len(part) :]
+        buffer[: len(part)] = part
+        return len(part)
+
+
+def read_blob(reader: PieceReader, digest: bytes, item: StoredObject, *, max_bytes: int) -> bytes:
+    """The content of a blob whose object has been fetched."""
+    if item.kind == Kind.BLOB:
+        if len(item.data) > max_bytes:
+            raise _too_long(len(item.data), max_bytes)
+        return item.data
+    if item.kind != Kind.ROPE:
+        raise InvalidInputError(f"{digest.hex()} is not a blob")
+    branch = tree.decode_branch(Kind.CHUNKS, tree.open_rope(item.data))
+    size = sum(branch.sizes)
+    if size > max_bytes:
+        raise _too_long(size, max_bytes)
+    content = b"".join(_chunks(reader, branch))
+    if plain_hash(content) != digest:
+        raise CorruptionError(f"blob {digest.hex()} does not match its digest")
+    return content
+
+
+def _too_long(size: int, max_bytes: int) -> LimitError:
+    return LimitError(
+        f"a blob of {size} bytes; at most {max_bytes} are read at once (open_blob streams it)"
+    )
+
+
+def _chunks(reader: PieceReader, branch: tree.Branch) -> Iterator[bytes]:
+    """All chunks below a branch, in order, fetched in batches."""
+    for start in range(0, len(branch.digests), _READ_AHEAD_CHUNKS):
+        digests = branch.digests[start : start + _READ_AHEAD_CHUNKS]
+        sizes = branch.sizes[start : start + _READ_AHEAD_CHUNKS]
+        for size, item in zip(sizes, reader.follow(digests), strict=True):
+            if branch.level == 1:
+                yield _require_chunk(item, size)
+            else:
+                yield from _chunks(reader, _require_branch(item, branch.level - 1, size))
+
+
+def _require_chunk(item: StoredObject, size: int) -> bytes:
+    if item.kind != Kind.BLOB or len(item.data) != size:
+        raise CorruptionError("a rope links to something that is not its chunk")
+    return item.data
+
+
+def _require_branch(item: StoredObject, level: int, size: int) -> tree.Branch:
+    if item.kind != Kind.CHUNKS:
+        raise CorruptionError("a rope links to something that is not its branch")
+    branch = tree.decode_branch(Kind.CHUNKS, item.data)
+    if branch.level != level or sum(branch.sizes) != size:
+        raise CorruptionError("a rope's branch differs from what its parent says of it")
+    return branch
+
+
+class BlobReader(io.RawIOBase):
+    """A blob as a seekable, read-only file. Each chunk is verified before a byte of it is given.
+
+    Read from start to end, the whole is verified too, and the last read raises
+    instead of returning if it does not match.
+    """
+
+    def __init__(self, reader: PieceReader, digest: bytes, item: StoredObject) -> None:
+        super().__init__()
+        self._reader = reader
+        self._digest = digest
+        self._position = 0
+        self._hasher = BlobHasher()
+        self._hashed = 0
+        # The chunk that holds the current position: its offset and content.
+        self._window_start = 0
+        self._window = b""
+        self._root: tree.Branch | None = None
+        if item.kind == Kind.BLOB:
+            self._window = item.data
+            self.size_bytes = len(item.data)
+        elif item.kind == Kind.ROPE:
+            self._root = tree.decode_branch(Kind.CHUNKS, tree.open_rope(item.data))
+            self.size_bytes = sum(self._root.sizes)
+        else:
+            raise InvalidInputError(f"{digest.hex()} is not a blob")
+
+    def readable(self) -> bool:
+        """Say yes."""
+        return True
+
+    def seekable(self) -> bool:
+        """Say yes."""
+        return True
+
+    def tell(self) -> int:
+        """The offset of the next byte."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move to an offset; past the end there is nothing to read."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size_bytes}
+        if whence not in base or base[whence] + offset < 0:
+            raise InvalidInputError(f"cannot seek to {offset} from {whence}")
+        self._position = base[whence] + offset
+        return self._position
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Fill ``buffer`` from the current chunk, or as much of it as is left there."""
+        if self._position >= self.size_bytes:
+            return 0
+        if not self._window_start <= self._position < self._window_start + len(self._window):
+            self._load_window()
+        start = self._position - self._window_start
+        part = self._window[start : start + len(buffer)]
+        self._verify_whole(part)
+        buffer[: len(part)] = part
+        self._position += len(part)
+        return len(part)
+
+    def _verify_whole(self, part: bytes) -> None:
+        if self._position != self._hashed:
+            return
+        self._hasher.update(part)
+        self._hashed += len(part)
+        if self._hashed == self.size_bytes and self._hasher.digest() != self._digest:
+            raise CorruptionError(f"blob {self._digest.hex()} does not match its digest")
+
+    def _load_window(self) -> None:
+        """Fetch the run of chunks that starts with the one holding the position."""
+        assert self._root is not None
+        branch, start = self._root, 0
+        while True:
+            at = 0
+            while start + branch.sizes[at] <= self._position:
+                start += branch.sizes[at]
+                at += 1
+            if branch.level == 1:
+                break
+            item = self._reader.follow((branch.digests[at],))[0]
+            branch = _require_branch(item, branch.level - 1, branch.sizes[at])
+        stop = at + _READ_AHEAD_CHUNKS
+        chunks = [
+            _require_chunk(item, size)
+            for size, item in zip(
+                branch.sizes[at:stop], self._reader.follow(branch.digests[at:stop]), strict=True
+            )
+        ]
+        self._window_start = start
+        self._window = b"".join(chunks)

@@ -1,0 +1,140 @@
+"""Changing a large value by path: one call, one new digest, only the pieces on the way.
+
+Storing the changed value whole would give the same digest (P4); an edit merely gets
+there without reading or hashing the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from casstore.engine.protocol import StoredObject
+from casstore.errors import InvalidInputError, InvalidValueError, PathNotFoundError, PathStep
+from casstore.format import splitting
+from casstore.format.digest import Kind
+from casstore.format.limits import MAX_DEPTH
+from casstore.format.splitting import Emit, Entry, Spelled
+from casstore.objects import splice
+from casstore.objects.pieces import PieceReader
+from casstore.objects.splice import Container
+
+
+class Set(NamedTuple):
+    """Put ``value`` at ``path``: replace a list item, or add or replace a map entry."""
+
+    path: Sequence[PathStep]
+    value: Any
+
+
+class Delete(NamedTuple):
+    """Remove what is at ``path``; later list items move up."""
+
+    path: Sequence[PathStep]
+
+
+class Insert(NamedTuple):
+    """Put ``value`` into a list before the index that ends ``path``."""
+
+    path: Sequence[PathStep]
+    value: Any
+
+
+class Append(NamedTuple):
+    """Put ``value`` at the end of the list at ``path``."""
+
+    path: Sequence[PathStep]
+    value: Any
+
+
+Edit = Set | Delete | Insert | Append
+
+
+def apply_edit(reader: PieceReader, root: StoredObject, edit: Edit, emit: Emit) -> bytes:
+    """Store the value that ``edit`` makes of ``root``; returns its digest."""
+    path = tuple(edit.path)
+    if not path and isinstance(edit, Set):
+        return splitting.split(edit.value, emit)
+    if not path and not isinstance(edit, Append):
+        raise InvalidInputError(f"{type(edit).__name__} needs a path to work on")
+    editor = _Editor(reader, edit, path, emit)
+    try:
+        return splitting.root_object(editor.change(splice.open_container(reader, root), 0), emit)
+    except InvalidValueError as exc:
+        raise type(exc)(exc.reason, (*path, *exc.path)) from exc.__cause__
+
+
+class _Editor:
+    """One edit on its way down the path and, with the new pieces, up again."""
+
+    def __init__(
+        self, reader: PieceReader, edit: Edit, path: tuple[PathStep, ...], emit: Emit
+    ) -> None:
+        self._reader = reader
+        self._edit = edit
+        self._path = path
+        self._emit = emit
+
+    def change(self, container: Container | None, depth: int) -> Spelled:
+        """The container at ``path[:depth]``, changed, in the form its parent holds."""
+        if container is None:
+            raise PathNotFoundError(self._path[: depth + 1])
+        if depth == len(self._path):
+            return self._append(container, depth)
+        step = self._path[depth]
+        last = depth + 1 == len(self._path) and not isinstance(self._edit, Append)
+        if container.kind == Kind.MAP:
+            return self._change_map(container, depth, step, last=last)
+        return self._change_list(container, depth, step, last=last)
+
+    def _append(self, container: Container, depth: int) -> Spelled:
+        if container.kind != Kind.LIST:
+            raise InvalidInputError("only a list can be appended to")
+        new = splitting.list_entry(self._new_value(depth))
+        return self._splice(container, splice.length(container), 0, [new])
+
+    def _change_map(
+        self, container: Container, depth: int, step: PathStep, *, last: bool
+    ) -> Spelled:
+        if type(step) is not str:
+            raise InvalidInputError(f"a map is asked by str, not {type(step).__name__}")
+        if last and isinstance(self._edit, Insert):
+            raise InvalidInputError("only a list can be inserted into; Set adds a map entry")
+        index, old = splice.find_key(self._reader, container, step)
+        removed = 0 if old is None else 1
+        if last and isinstance(self._edit, Set):
+            entry = splitting.join_map_entry(step, self._new_value(depth))
+            return self._splice(container, index, removed, [entry])
+        if old is None:
+            raise PathNotFoundError(self._path[: depth + 1])
+        if last:
+            return self._splice(container, index, 1, [])
+        inner = self.change(splice.open_entry(self._reader, old), depth + 1)
+        return self._splice(container, index, 1, [splitting.join_map_entry(step, inner)])
+
+    def _change_list(
+        self, container: Container, depth: int, step: PathStep, *, last: bool
+    ) -> Spelled:
+        if type(step) is not int:
+            raise InvalidInputError(f"a list is asked by int, not {type(step).__name__}")
+        inserts = last and isinstance(self._edit, Insert)
+        size = splice.length(container)
+        index = step + size if step < 0 else step
+        if not 0 <= index < size + inserts:
+            raise PathNotFoundError(self._path[: depth + 1])
+        if last:
+            if isinstance(self._edit, Delete):
+                return self._splice(container, index, 1, [])
+            new = splitting.list_entry(self._new_value(depth))
+            return self._splice(container, index, 0 if inserts else 1, [new])
+        entry = splice.find_entry(self._reader, container, index)
+        inner = self.change(splice.open_entry(self._reader, entry), depth + 1)
+        return self._splice(container, index, 1, [splitting.list_entry(inner)])
+
+    def _new_value(self, depth: int) -> Spelled:
+        assert not isinstance(self._edit, Delete)
+        # A container at path[:depth] lies depth + 1 levels deep; its entries have the rest.
+        return splitting.spell(self._edit.value, MAX_DEPTH - depth - 1, self._emit)
+
+    def _splice(self, container: Container, index: int, removed: int, new: list[Entry]) -> Spelled:
+        return splice.splice(self._reader, container, index, removed, new, self._emit)

@@ -1,0 +1,139 @@
+"""The border between digests and engines: everything read is verified, writes are batched.
+
+P1 is kept here and nowhere else: no bytes pass upwards that were not checked
+against the digest they were asked for by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from casstore.engine.protocol import Engine, NewObject, StoredObject, Write
+from casstore.errors import CorruptionError, ObjectNotFoundError
+from casstore.format import chunking
+from casstore.format.digest import Kind, check_object, digest_of
+from casstore.format.limits import CHUNKED_BLOB_MIN_BYTES
+
+
+class PieceReader:
+    """Fetches objects and checks each against its digest."""
+
+    __slots__ = ("engine", "pieces_read")
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        #: How many objects were fetched: what a lazy read or a diff costs.
+        self.pieces_read = 0
+
+    def find_many(self, digests: Sequence[bytes]) -> list[StoredObject | None]:
+        """The objects, verified; None where there is none."""
+        found = self.engine.get_many(digests)
+        self.pieces_read += len(found)
+        for digest, item in zip(digests, found, strict=True):
+            if item is not None:
+                check_object(digest, item.kind, item.data)
+        return found
+
+    def get(self, digest: bytes) -> StoredObject:
+        """One object that a caller asked for by name."""
+        item = self.find_many((digest,))[0]
+        if item is None:
+            raise ObjectNotFoundError(digest)
+        return item
+
+    def follow(self, digests: Sequence[bytes]) -> list[StoredObject]:
+        """Objects that another object links to; a missing one is damage (P3)."""
+        objects: list[StoredObject] = []
+        for digest, item in zip(digests, self.find_many(digests), strict=True):
+            if item is None:
+                raise CorruptionError(f"object {digest.hex()} is linked to but missing")
+            objects.append(item)
+        return objects
+
+
+class PendingReader(PieceReader):
+    """Reads what a writer has collected as if it were stored already."""
+
+    __slots__ = ("_writer",)
+
+    def __init__(self, engine: Engine, writer: PieceWriter) -> None:
+        super().__init__(engine)
+        self._writer = writer
+
+    def find_many(self, digests: Sequence[bytes]) -> list[StoredObject | None]:
+        """The objects, from the writer or verified from the engine."""
+        found = [self._writer.find(digest) for digest in digests]
+        stored = iter(
+            super().find_many(
+                [digest for digest, item in zip(digests, found, strict=True) if item is None]
+            )
+        )
+        return [next(stored) if item is None else item for item in found]
+
+
+class PieceWriter:
+    """Collects new objects, children first, and hands them over as one write."""
+
+    __slots__ = ("_seen", "objects", "size_bytes")
+
+    def __init__(self) -> None:
+        self.objects: list[NewObject] = []
+        self.size_bytes = 0
+        self._seen: dict[bytes, NewObject] = {}
+
+    def emit(self, kind: int, data: bytes, children: list[bytes]) -> bytes:
+        """Take one object; a blob of any length, long ones as ropes. Returns its digest."""
+        digest = digest_of(kind, data)
+        if digest not in self._seen:
+            if kind == Kind.BLOB and len(data) >= CHUNKED_BLOB_MIN_BYTES:
+                self._add_long_blob(digest, data)
+            else:
+                self.add(NewObject(digest, kind, data, children))
+        return digest
+
+    def add(self, item: NewObject) -> None:
+        """Take one object as it is."""
+        self._seen[item.digest] = item
+        self.objects.append(item)
+        self.size_bytes += len(item.data)
+
+    def _add_long_blob(self, digest: bytes, content: bytes) -> None:
+        rope = chunking.RopeBuilder(self.emit_whole)
+        for chunk in chunking.cut(content):
+            if len(chunk) == len(content):
+                # A rope of one chunk would have to link to itself.
+                self.add(NewObject(digest, Kind.BLOB, content, ()))
+                return
+            rope.add(chunk)
+        self.add(NewObject(digest, Kind.ROPE, *rope.finish()))
+
+    def emit_whole(self, kind: int, data: bytes, children: list[bytes]) -> bytes:
+        """Take one object without cutting it, whatever its length."""
+        digest = digest_of(kind, data)
+        if digest not in self._seen:
+            self.add(NewObject(digest, kind, data, children))
+        return digest
+
+    def find(self, digest: bytes) -> StoredObject | None:
+        """An object that waits to be written."""
+        item = self._seen.get(digest)
+        return None if item is None else StoredObject(item.kind, item.data)
+
+    def keep_reachable(self, root: bytes) -> None:
+        """Drop what ``root`` does not need: leftovers of steps that later ones overtook."""
+        needed: set[bytes] = set()
+        ahead = [root]
+        while ahead:
+            item = self._seen.get(ahead.pop())
+            if item is not None and item.digest not in needed:
+                needed.add(item.digest)
+                ahead.extend(item.children)
+        self.objects = [item for item in self.objects if item.digest in needed]
+
+    def flush(self, engine: Engine) -> None:
+        """Store what was collected so far; later objects may link to it."""
+        if self.objects:
+            engine.write(Write(objects=self.objects))
+        self.objects = []
+        self.size_bytes = 0
+        self._seen.clear()

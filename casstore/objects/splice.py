@@ -1,0 +1,286 @@
+"""Replacing entries of one stored list or map, touching only the pieces around them.
+
+The outcome is the very pieces that packing the changed container whole would give
+(P4). The leaf that changes is cut anew; as long as its last piece does not end where
+an old leaf ended, the next leaf is taken in. Then the branch above gets its new
+children in the same way, and so on until one piece is left: the root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+from casstore.engine.protocol import StoredObject
+from casstore.errors import CorruptionError
+from casstore.format import splitting, tree
+from casstore.format.canonical import CONTAINER_BYTES, ROLE_ITEM, ROLE_PART, inspect, links_in
+from casstore.format.digest import Kind
+from casstore.format.limits import SINGLE_PIECE_MAX_BYTES
+from casstore.format.splitting import Emit, Entry, Spelled
+from casstore.objects.pieces import PieceReader
+from casstore.objects.values import TREE_KINDS, Tree, decode_child
+
+Part = TypeVar("Part")
+
+
+class Piece(NamedTuple):
+    """A container in one piece."""
+
+    kind: int
+    entries: list[Entry]
+
+
+Container = Piece | Tree
+
+
+def open_container(reader: PieceReader, item: StoredObject) -> Container | None:
+    """The list or map that an object holds; None if it holds neither."""
+    if item.kind in TREE_KINDS:
+        return Tree(item.kind, tree.decode_branch(item.kind, item.data))
+    if item.kind != Kind.VALUE:
+        raise CorruptionError("a part of a value is of another kind")
+    return _open_encoded(reader, item.data)
+
+
+def _open_encoded(reader: PieceReader, data: bytes) -> Container | None:
+    _, links = inspect(data)
+    first = data[0]
+    if first not in CONTAINER_BYTES:
+        if len(links) == 1 and links[0][0] in (ROLE_PART, ROLE_ITEM):
+            return open_container(reader, reader.follow((links[0][1],))[0])
+        return None
+    if 0x90 <= first <= 0x9F or first in (0xDC, 0xDD):
+        return Piece(Kind.LIST, splitting.list_leaf_entries(data))
+    return Piece(Kind.MAP, splitting.map_leaf_entries(data))
+
+
+def open_entry(reader: PieceReader, entry: Entry) -> Container | None:
+    """The list or map that is the value of an entry; None if it is neither."""
+    return _open_encoded(reader, splitting.value_data(entry))
+
+
+def length(container: Container) -> int:
+    """How many entries a container has."""
+    if isinstance(container, Piece):
+        return len(container.entries)
+    return sum(container.root.counts)
+
+
+def find_entry(reader: PieceReader, container: Container, index: int) -> Entry:
+    """One entry by its place."""
+    if isinstance(container, Piece):
+        return container.entries[index]
+    spine = _Spine.to_index(reader, container, index)
+    return spine.leaf_entries()[spine.offset]
+
+
+def find_key(reader: PieceReader, container: Container, key: str) -> tuple[int, Entry | None]:
+    """Where a key stands in a map, or would; and its entry, if it is there."""
+    if isinstance(container, Piece):
+        entries, first = container.entries, 0
+    else:
+        spine = _Spine.to_key(reader, container, key)
+        entries, first = spine.leaf_entries(), spine.first
+    for at, entry in enumerate(entries):
+        if entry.key is not None and entry.key >= key:
+            return first + at, entry if entry.key == key else None
+    return first + len(entries), None
+
+
+def splice(
+    reader: PieceReader,
+    container: Container,
+    index: int,
+    removed: int,
+    new: list[Entry],
+    emit: Emit,
+) -> Spelled:
+    """Replace ``removed`` (0 or 1) entries at ``index`` by ``new``; spell the result."""
+    if isinstance(container, Piece):
+        entries = [*container.entries[:index], *new, *container.entries[index + removed :]]
+        return splitting.pack(container.kind, entries, emit)
+    spine = _Spine.to_index(reader, container, index)
+    old = spine.leaf_entries()
+    gone = old[spine.offset : spine.offset + removed]
+    size = sum(container.root.sizes) + _sizes(new) - _sizes(gone)
+    count = sum(container.root.counts) + len(new) - len(gone)
+    if splitting.piece_bytes(container.kind, count, size) <= SINGLE_PIECE_MAX_BYTES:
+        entries = _all_entries(reader, container)
+        return splitting.pack(
+            container.kind, [*entries[:index], *new, *entries[index + removed :]], emit
+        )
+    if container.kind == Kind.LIST:
+        new = [splitting.outline_item(entry, emit) for entry in new]
+    changed = [*old[: spine.offset], *new, *old[spine.offset + removed :]]
+    return splitting.link_part(_rebuild(spine, changed, emit))
+
+
+def _sizes(entries: list[Entry]) -> int:
+    return sum([entry.size for entry in entries])
+
+
+def _all_entries(reader: PieceReader, container: Tree) -> list[Entry]:
+    """Every entry of a tree that is about to become one piece, items back in place."""
+    entries: list[Entry] = []
+    spine: _Spine | None = _Spine.to_index(reader, container, 0)
+    while spine is not None:
+        entries.extend(spine.leaf_entries())
+        spine = spine.right(0)
+    return [_inlined(reader, entry) for entry in entries]
+
+
+def _inlined(reader: PieceReader, entry: Entry) -> Entry:
+    if entry.size == len(entry.data):
+        return entry
+    item = reader.follow(entry.links)[0]
+    return Entry(item.data, links_in(item.data), len(item.data))
+
+
+def _rebuild(spine: _Spine, entries: list[Entry], emit: Emit) -> bytes:
+    """Store the tree whose leaf at ``spine`` has become ``entries``; its root's digest."""
+    kind = spine.kind
+    start, end = spine, spine
+    ends = splitting.leaf_ends(kind)
+    pieces = list(tree.group(entries, ends))
+    while pieces and not tree.is_complete(pieces[-1], ends):
+        following = end.right(0)
+        if following is None:
+            break
+        end = following
+        pieces[-1:] = tree.group([*pieces[-1], *end.leaf_entries()], ends)
+    children = [splitting.leaf(kind, piece, emit) for piece in pieces]
+    for level in range(1, spine.top + 1):
+        children, end = _regroup(kind, level, start, end, children)
+        groups = list(tree.group(children, tree.branch_ends(kind, level)))
+        alone = start.is_leftmost(level) and end.is_rightmost(level)
+        if alone and (len(groups) == 1 or level == spine.top):
+            return splitting.grow(kind, children, emit, level)
+        children = [splitting.branch(kind, level, piece, emit) for piece in groups]
+    raise AssertionError("a root with siblings")
+
+
+def _regroup(
+    kind: int, level: int, start: _Spine, end: _Spine, new: list[tree.Child]
+) -> tuple[list[tree.Child], _Spine]:
+    """The children of all branches at ``level`` that change, and the last of those branches."""
+    ends = tree.branch_ends(kind, level)
+    children = [
+        *start.children(level)[: start.at(level)],
+        *new,
+        *end.children(level)[end.at(level) + 1 :],
+    ]
+    while True:
+        tail = _open_tail(children, ends)
+        following = end.right(level) if tail else None
+        if following is None:
+            return children, end
+        end = following
+        children.extend(end.children(level))
+
+
+def _open_tail(parts: list[Part], ends: Callable[[Part], bool]) -> bool:
+    """Does the last piece of this sequence lack an end of its own?"""
+    pieces = list(tree.group(parts, ends))
+    return bool(pieces) and not tree.is_complete(pieces[-1], ends)
+
+
+class _Spine:
+    """The way from the root to one leaf: at each level a branch and the child taken."""
+
+    def __init__(self, reader: PieceReader, kind: int, steps: dict[int, tuple[tree.Branch, int]]):
+        self._reader = reader
+        self.kind = kind
+        self._steps = steps
+        self.top = max(steps)
+        #: The index of the leaf's first entry, and of the wanted entry within the leaf.
+        self.first = 0
+        self.offset = 0
+
+    @classmethod
+    def to_index(cls, reader: PieceReader, container: Tree, index: int) -> _Spine:
+        """The way to the entry at ``index``; to the last leaf if it is past the end."""
+        steps: dict[int, tuple[tree.Branch, int]] = {}
+        branch, first = container.root, 0
+        while True:
+            at = 0
+            while at + 1 < len(branch.counts) and first + branch.counts[at] <= index:
+                first += branch.counts[at]
+                at += 1
+            steps[branch.level] = (branch, at)
+            if branch.level == 1:
+                break
+            item = reader.follow((branch.digests[at],))[0]
+            branch = decode_child(container.kind, branch.level - 1, item)
+        spine = cls(reader, container.kind, steps)
+        spine.first, spine.offset = first, index - first
+        return spine
+
+    @classmethod
+    def to_key(cls, reader: PieceReader, container: Tree, key: str) -> _Spine:
+        """The way to the leaf that holds ``key`` or would."""
+        steps: dict[int, tuple[tree.Branch, int]] = {}
+        branch, first = container.root, 0
+        while True:
+            at = 0
+            while at + 1 < len(branch.keys) and branch.keys[at] < key:
+                first += branch.counts[at]
+                at += 1
+            steps[branch.level] = (branch, at)
+            if branch.level == 1:
+                break
+            item = reader.follow((branch.digests[at],))[0]
+            branch = decode_child(container.kind, branch.level - 1, item)
+        spine = cls(reader, container.kind, steps)
+        spine.first = first
+        return spine
+
+    def at(self, level: int) -> int:
+        """Which child is taken at ``level``."""
+        return self._steps[level][1]
+
+    def children(self, level: int) -> list[tree.Child]:
+        """The children of the branch at ``level``."""
+        branch = self._steps[level][0]
+        keys = branch.keys or [""] * len(branch.digests)
+        return [
+            tree.Child(*child)
+            for child in zip(branch.digests, branch.counts, branch.sizes, keys, strict=True)
+        ]
+
+    def leaf_entries(self) -> list[Entry]:
+        """The entries of the leaf."""
+        branch, at = self._steps[1]
+        item = self._reader.follow((branch.digests[at],))[0]
+        container = open_container(self._reader, item)
+        if not isinstance(container, Piece) or container.kind != self.kind:
+            raise CorruptionError(f"leaf {branch.digests[at].hex()} is not of its tree's kind")
+        return container.entries
+
+    def right(self, level: int) -> _Spine | None:
+        """The way to the next branch at ``level`` (0: the next leaf), or None at the end."""
+        for above in range(level + 1, self.top + 1):
+            branch, at = self._steps[above]
+            if at + 1 < len(branch.digests):
+                break
+        else:
+            return None
+        steps = {higher: step for higher, step in self._steps.items() if higher > above}
+        steps[above] = (branch, at + 1)
+        for below in range(above - 1, 0, -1):
+            branch, at = steps[below + 1]
+            item = self._reader.follow((branch.digests[at],))[0]
+            steps[below] = (decode_child(self.kind, below, item), 0)
+        return _Spine(self._reader, self.kind, steps)
+
+    def is_leftmost(self, level: int) -> bool:
+        """Does no branch at ``level`` lie left of this way?"""
+        return all(at == 0 for higher, (_, at) in self._steps.items() if higher > level)
+
+    def is_rightmost(self, level: int) -> bool:
+        """Does no branch at ``level`` lie right of this way?"""
+        return all(
+            at + 1 == len(branch.digests)
+            for higher, (branch, at) in self._steps.items()
+            if higher > level
+        )

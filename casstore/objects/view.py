@@ -1,0 +1,249 @@
+"""A part of a large value, without the rest: one key, one item, one slice.
+
+A ``View`` stands for a list or map in the store. Asking it for an entry reads the
+pieces on the way to that entry and no others; short entries come as plain values,
+lists and maps as views again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from casstore.engine.protocol import StoredObject
+from casstore.errors import CorruptionError, InvalidInputError, PathNotFoundError, PathStep
+from casstore.format import canonical, tree
+from casstore.format.canonical import ROLE_BYTES, ROLE_TEXT
+from casstore.format.digest import Kind
+from casstore.objects import blobs
+from casstore.objects.pieces import PieceReader
+from casstore.objects.values import (
+    TREE_KINDS,
+    Assembly,
+    Outline,
+    Tree,
+    decode_child,
+    decode_text,
+    read_value,
+)
+
+# What a container in the store is once its first piece is read: a list or dict that
+# may hold Outlines, or a tree.
+Node = list[Any] | dict[str, Any] | Tree
+
+
+def read_piece(data: bytes) -> Any:
+    """Decode one piece, leaving an Outline wherever its content lives elsewhere."""
+    return canonical.decode(data, Outline)
+
+
+def read_node(reader: PieceReader, item: StoredObject) -> Any:
+    """What an object holds, one piece deep."""
+    if item.kind == Kind.VALUE:
+        return read_piece(item.data)
+    if item.kind in TREE_KINDS:
+        return Tree(item.kind, tree.decode_branch(item.kind, item.data))
+    raise CorruptionError("a part of a value is of another kind")
+
+
+def resolve(reader: PieceReader, place: Any, max_bytes: int) -> Any:
+    """Follow an Outline one step: to its text, its bytes or its container."""
+    if type(place) is not Outline:
+        return place
+    item = reader.follow((place.digest,))[0]
+    if place.role in (ROLE_TEXT, ROLE_BYTES):
+        content = blobs.read_blob(reader, place.digest, item, max_bytes=max_bytes)
+        return decode_text(content, place.digest) if place.role == ROLE_TEXT else content
+    return read_node(reader, item)
+
+
+def is_map(node: Node) -> bool:
+    """Is this container a map?"""
+    return node.kind == Kind.MAP if isinstance(node, Tree) else type(node) is dict
+
+
+def node_length(node: Node) -> int:
+    """How many entries a container has."""
+    return sum(node.root.counts) if isinstance(node, Tree) else len(node)
+
+
+def iter_leaves(
+    reader: PieceReader, root: tree.Branch, kind: int, start: int, stop: int
+) -> Iterator[tuple[int, Any]]:
+    """The leaves that hold entries ``start`` to ``stop``, each with the index of its first."""
+    first = 0
+    for digest, count in zip(root.digests, root.counts, strict=True):
+        if first < stop and start < first + count:
+            item = reader.follow((digest,))[0]
+            if root.level == 1:
+                leaf = read_node(reader, item)
+                if type(leaf) is not (dict if kind == Kind.MAP else list) or len(leaf) != count:
+                    raise CorruptionError(f"leaf {digest.hex()} is not what its branch says")
+                yield first, leaf
+            else:
+                below = decode_child(kind, root.level - 1, item)
+                inner = iter_leaves(reader, below, kind, start - first, stop - first)
+                for inner_first, leaf in inner:
+                    yield first + inner_first, leaf
+        first += count
+
+
+def find_key(reader: PieceReader, node: Tree, key: str) -> tuple[bool, Any]:
+    """(found, place) of a key in a map tree; reads one piece a level."""
+    branch = node.root
+    while True:
+        at = bisect_left(branch.keys, key)
+        if at == len(branch.keys):
+            return False, None
+        item = reader.follow((branch.digests[at],))[0]
+        if branch.level == 1:
+            leaf = read_node(reader, item)
+            if type(leaf) is not dict:
+                raise CorruptionError("a leaf of a map is not a map")
+            return key in leaf, leaf.get(key)
+        branch = decode_child(node.kind, branch.level - 1, item)
+
+
+class View:
+    """A stored list or map, read on demand.
+
+    ``view["key"]``, ``view[3]``, ``view[2:5]``, ``len(view)``, ``key in view`` and
+    iteration work as on the list or dict it stands for; ``load()`` gives the whole.
+    """
+
+    __slots__ = ("_max_bytes", "_node", "_path", "_reader")
+
+    def __init__(
+        self, reader: PieceReader, node: Node, max_bytes: int, path: tuple[PathStep, ...] = ()
+    ) -> None:
+        self._reader = reader
+        self._node = node
+        self._max_bytes = max_bytes
+        self._path = path
+
+    def __repr__(self) -> str:
+        kind = "map" if is_map(self._node) else "list"
+        return f"<View of a {kind} with {len(self)} entries>"
+
+    def __len__(self) -> int:
+        return node_length(self._node)
+
+    @property
+    def is_map(self) -> bool:
+        """True for a map, False for a list."""
+        return is_map(self._node)
+
+    @property
+    def pieces_read(self) -> int:
+        """How many pieces this view and those made from it have read."""
+        return self._reader.pieces_read
+
+    def __getitem__(self, step: Any) -> Any:
+        if type(step) is slice:
+            return self._slice(step)
+        found, place = self._find(step)
+        if not found:
+            raise PathNotFoundError((*self._path, step))
+        return self._open(place, step)
+
+    def __contains__(self, key: object) -> bool:
+        if not is_map(self._node):
+            return any(item == key for item in self)
+        return type(key) is str and self._find(key)[0]
+
+    def get(self, step: PathStep, default: Any = None) -> Any:
+        """The entry at ``step``, or ``default`` if there is none."""
+        found, place = self._find(step)
+        return self._open(place, step) if found else default
+
+    def at(self, path: Sequence[PathStep]) -> Any:
+        """The entry at the end of a path; PathNotFoundError names the step that fails."""
+        here: Any = self
+        for step in path:
+            if type(here) is not View:
+                raise PathNotFoundError(path)
+            here = here[step]
+        return here
+
+    def __iter__(self) -> Iterator[Any]:
+        if is_map(self._node):
+            return self.keys()
+        places = self._item_places(0, len(self))
+        return (self._open(place, at) for at, place in enumerate(places))
+
+    def keys(self) -> Iterator[str]:
+        """The keys of a map, in order."""
+        for key, _ in self._places():
+            yield key
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """The entries of a map, in key order, each value opened as by ``[]``."""
+        for key, place in self._places():
+            yield key, self._open(place, key)
+
+    def load(self) -> Any:
+        """The whole list or map as a plain value."""
+        return Assembly(self._reader, self._max_bytes).load([self._node])[0]
+
+    def _places(self) -> Iterator[tuple[str, Any]]:
+        node = self._node
+        if not is_map(node):
+            raise InvalidInputError("a list has no keys")
+        if isinstance(node, Tree):
+            for _, leaf in iter_leaves(self._reader, node.root, node.kind, 0, len(self)):
+                yield from leaf.items()
+        elif type(node) is dict:
+            yield from node.items()
+
+    def _find(self, step: Any) -> tuple[bool, Any]:
+        node = self._node
+        if is_map(node):
+            if type(step) is not str:
+                raise InvalidInputError(f"a map is asked by str, not {type(step).__name__}")
+            if isinstance(node, Tree):
+                return find_key(self._reader, node, step)
+            assert type(node) is dict
+            return step in node, node.get(step)
+        if type(step) is not int:
+            raise InvalidInputError(f"a list is asked by int, not {type(step).__name__}")
+        at = step + len(self) if step < 0 else step
+        if not 0 <= at < len(self):
+            return False, None
+        if isinstance(node, Tree):
+            for first, leaf in iter_leaves(self._reader, node.root, node.kind, at, at + 1):
+                return True, leaf[at - first]
+        assert type(node) is list
+        return True, node[at]
+
+    def _item_places(self, start: int, stop: int) -> Iterator[Any]:
+        node = self._node
+        if isinstance(node, Tree):
+            for first, leaf in iter_leaves(self._reader, node.root, node.kind, start, stop):
+                yield from leaf[max(start - first, 0) : stop - first]
+        else:
+            assert type(node) is list
+            yield from node[start:stop]
+
+    def _slice(self, wanted: slice) -> list[Any]:
+        if is_map(self._node):
+            raise InvalidInputError("a map cannot be sliced")
+        start, stop, step = wanted.indices(len(self))
+        if step != 1:
+            raise InvalidInputError("a slice of a stored list has no step")
+        places = list(self._item_places(start, max(start, stop)))
+        return Assembly(self._reader, self._max_bytes).load(places)
+
+    def _open(self, place: Any, step: PathStep) -> Any:
+        found = resolve(self._reader, place, self._max_bytes)
+        if type(found) in (list, dict, Tree):
+            return View(self._reader, found, self._max_bytes, (*self._path, step))
+        return found
+
+
+def open_view(reader: PieceReader, digest: bytes, item: StoredObject, max_bytes: int) -> Any:
+    """A view of a stored value; a value that is no list or map comes as it is."""
+    if item.kind != Kind.VALUE and item.kind not in TREE_KINDS:
+        return read_value(reader, digest, item, max_bytes=max_bytes)
+    node = resolve(reader, read_node(reader, item), max_bytes)
+    return View(reader, node, max_bytes) if type(node) in (list, dict, Tree) else node
