@@ -112,6 +112,14 @@ def pack_checked(columns: list[Any]) -> bytes:
     return _pack(columns)
 
 
+def unpack_checked(data: bytes) -> Any:
+    """Read back what ``pack_checked`` wrote; its reader knows the shape and checks that."""
+    value = _unpack(data, read_link)
+    if _pack(value) != data:
+        raise NotCanonicalError("not the canonical spelling of its value")
+    return value
+
+
 def scalar_bytes(value: Any) -> bytes:
     """Spell anything that is not a list or a map, or refuse it.
 
@@ -267,6 +275,11 @@ def links_in(data: bytes) -> list[bytes]:
     links: list[bytes] = []
     _unpack(data, lambda code, payload: links.append(read_link(code, payload)[1]))
     return links
+
+
+def is_map_piece(data: bytes) -> bool:
+    """Do these canonical bytes spell a map?"""
+    return 0x80 <= data[0] <= 0x8F or data[0] in (0xDE, 0xDF)
 
 
 def cut_items(data: bytes) -> list[bytes]:

@@ -42,6 +42,13 @@ class Branch(NamedTuple):
     sizes: list[int]
     keys: list[str]
 
+    def children(self) -> list[Child]:
+        """The entries, one by one."""
+        keys = self.keys or [""] * len(self.digests)
+        return [
+            Child(*entry) for entry in zip(self.digests, self.counts, self.sizes, keys, strict=True)
+        ]
+
 
 class Child(NamedTuple):
     """One entry of a branch, on its way into one."""
@@ -149,7 +156,7 @@ def encode_branch(kind: int, level: int, children: list[Child]) -> bytes:
 
 def decode_branch(kind: int, data: bytes) -> Branch:
     """Read a branch back; anything but the one spelling of a sound one is refused."""
-    columns = canonical.decode(data)
+    columns = canonical.unpack_checked(data)
     names = 3 + (kind in (Kind.LIST, Kind.MAP)) + (kind == Kind.MAP)
     if type(columns) is not list or len(columns) != names:
         raise NotCanonicalError("not a branch")

@@ -36,10 +36,16 @@ class PieceReader:
 
     def get(self, digest: bytes) -> StoredObject:
         """One object that a caller asked for by name."""
-        item = self.find_many((digest,))[0]
-        if item is None:
-            raise ObjectNotFoundError(digest)
-        return item
+        return self.get_many((digest,))[0]
+
+    def get_many(self, digests: Sequence[bytes]) -> list[StoredObject]:
+        """Objects that a caller asked for by name, all there or ObjectNotFoundError."""
+        objects: list[StoredObject] = []
+        for digest, item in zip(digests, self.find_many(digests), strict=True):
+            if item is None:
+                raise ObjectNotFoundError(digest)
+            objects.append(item)
+        return objects
 
     def follow(self, digests: Sequence[bytes]) -> list[StoredObject]:
         """Objects that another object links to; a missing one is damage (P3)."""

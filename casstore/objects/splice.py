@@ -14,7 +14,14 @@ from typing import NamedTuple, TypeVar
 from casstore.engine.protocol import StoredObject
 from casstore.errors import CorruptionError
 from casstore.format import splitting, tree
-from casstore.format.canonical import CONTAINER_BYTES, ROLE_ITEM, ROLE_PART, inspect, links_in
+from casstore.format.canonical import (
+    CONTAINER_BYTES,
+    ROLE_ITEM,
+    ROLE_PART,
+    inspect,
+    is_map_piece,
+    links_in,
+)
 from casstore.format.digest import Kind
 from casstore.format.limits import SINGLE_PIECE_MAX_BYTES
 from casstore.format.splitting import Emit, Entry, Spelled
@@ -45,14 +52,13 @@ def open_container(reader: PieceReader, item: StoredObject) -> Container | None:
 
 def _open_encoded(reader: PieceReader, data: bytes) -> Container | None:
     _, links = inspect(data)
-    first = data[0]
-    if first not in CONTAINER_BYTES:
+    if data[0] not in CONTAINER_BYTES:
         if len(links) == 1 and links[0][0] in (ROLE_PART, ROLE_ITEM):
             return open_container(reader, reader.follow((links[0][1],))[0])
         return None
-    if 0x90 <= first <= 0x9F or first in (0xDC, 0xDD):
-        return Piece(Kind.LIST, splitting.list_leaf_entries(data))
-    return Piece(Kind.MAP, splitting.map_leaf_entries(data))
+    if is_map_piece(data):
+        return Piece(Kind.MAP, splitting.map_leaf_entries(data))
+    return Piece(Kind.LIST, splitting.list_leaf_entries(data))
 
 
 def open_entry(reader: PieceReader, entry: Entry) -> Container | None:
@@ -241,12 +247,7 @@ class _Spine:
 
     def children(self, level: int) -> list[tree.Child]:
         """The children of the branch at ``level``."""
-        branch = self._steps[level][0]
-        keys = branch.keys or [""] * len(branch.digests)
-        return [
-            tree.Child(*child)
-            for child in zip(branch.digests, branch.counts, branch.sizes, keys, strict=True)
-        ]
+        return self._steps[level][0].children()
 
     def leaf_entries(self) -> list[Entry]:
         """The entries of the leaf."""

@@ -15,7 +15,15 @@ from casstore.errors import CorruptionError
 class SlabReader:
     """Reads objects within one transaction; neighbours share the work of their slab."""
 
-    __slots__ = ("_cache", "_compressor", "_cursor", "_slab")
+    __slots__ = (
+        "_cache",
+        "_compressor",
+        "_cursor",
+        "_near_first",
+        "_near_last",
+        "_near_value",
+        "_slab",
+    )
 
     def __init__(
         self, cursor: lmdb.Cursor[memoryview], cache: SlabCache, compressor: Compressor
@@ -24,6 +32,9 @@ class SlabReader:
         self._cache = cache
         self._compressor = compressor
         self._slab: Slab | None = None
+        # The slab the cursor stands on. Links often point at neighbours.
+        self._near_first, self._near_last = 1, 0
+        self._near_value = memoryview(b"")
 
     def object(self, object_id: int) -> StoredObject:
         """The object with this id."""
@@ -65,15 +76,17 @@ class SlabReader:
             position = object_id - slab.directory.first_id
             if 0 <= position < slab.directory.objects:
                 return slab.directory.digest(position)
-        last_id = self._seek(object_id)
-        value = self._cursor.value()
-        position = object_id - (last_id - slabs.count_of(value) + 1)
-        return slabs.digest_at(value, position)
+        if not self._near_first <= object_id <= self._near_last:
+            self._seek(object_id)
+        return slabs.digest_at(self._near_value, object_id - self._near_first)
 
     def _seek(self, object_id: int) -> int:
         """Put the cursor on the slab that holds this id; give the slab's last id."""
         if self._cursor.set_range(slabs.slab_key(object_id)):
+            value = self._cursor.value()
             last_id = int.from_bytes(self._cursor.key(), "big")
-            if last_id - slabs.count_of(self._cursor.value()) < object_id:
+            first_id = last_id - slabs.count_of(value) + 1
+            if first_id <= object_id:
+                self._near_first, self._near_last, self._near_value = first_id, last_id, value
                 return last_id
         raise CorruptionError(f"no slab holds id {object_id}")

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from struct import Struct, pack, unpack_from
 from typing import Final, NamedTuple
 
@@ -271,22 +272,18 @@ class Slab:
     def __init__(self, directory: Directory, raw: bytes) -> None:
         self.directory = directory
         self.raw = raw
-        self._child_starts: list[int] = []
-        self._gap_starts: list[int] = []
-        self._starts: list[int] = []
-        child_at = gap_at = 0
-        at = directory.gap_bytes
-        for kind, number, length in zip(
-            directory.kinds, directory.child_counts, directory.lengths, strict=True
-        ):
-            self._child_starts.append(child_at)
-            self._gap_starts.append(gap_at)
-            self._starts.append(at)
-            child_at += number
-            if not kind & KEEPS_LINKS:
-                gap_at += number
-            at += length
-        self._gaps: tuple[int, ...] = unpack_from(f"<{gap_at}{_CODES[directory.gap_width]}", raw, 0)
+        counts = directory.child_counts
+        gaps = [
+            0 if kind & KEEPS_LINKS else number
+            for kind, number in zip(directory.kinds, counts, strict=True)
+        ]
+        gap_bytes = sum(gaps) << directory.gap_width
+        self._child_starts = [0, *accumulate(counts)]
+        self._gap_starts = [0, *accumulate(gaps)]
+        self._starts = [*accumulate(directory.lengths, initial=gap_bytes)]
+        self._gaps: tuple[int, ...] = unpack_from(
+            f"<{self._gap_starts[-1]}{_CODES[directory.gap_width]}", raw, 0
+        )
 
     @property
     def size_bytes(self) -> int:

@@ -1,0 +1,73 @@
+"""One environment per file and process, however often the program opens the store.
+
+LMDB forbids a second one, and a program may well open the same store in two places.
+They share an engine here, and the last to release it closes the files.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+from casstore.engine.lmdb.engine import LmdbEngine
+from casstore.errors import BusyError
+
+
+class _Shared:
+    """An open engine, the options it was opened with, and how many use it."""
+
+    __slots__ = ("engine", "options", "users")
+
+    def __init__(self, engine: LmdbEngine, options: dict[str, Any]) -> None:
+        self.engine = engine
+        self.options = options
+        self.users = 1
+
+
+_lock = threading.Lock()
+_shared: dict[str, _Shared] = {}
+
+
+def acquire(path: str, *, verify: bool, cache_bytes: int, **options: Any) -> LmdbEngine:
+    """The engine for ``path``: the one this process has, or a new one."""
+    place = os.path.realpath(path)
+    with _lock:
+        held = _shared.get(place)
+        if held is None:
+            engine = LmdbEngine(path, verify=verify, cache_bytes=cache_bytes, **options)
+            _shared[place] = _Shared(engine, options)
+            return engine
+        if verify:
+            raise BusyError(f"{path} is open in this process; it can be verified only when closed")
+        for name, value in options.items():
+            if name not in ("create", "lmdb_version") and held.options[name] != value:
+                raise BusyError(
+                    f"{path} is open in this process with {name}={held.options[name]!r}, "
+                    f"not {value!r}"
+                )
+        held.users += 1
+        return held.engine
+
+
+def release(engine: LmdbEngine) -> None:
+    """Give an acquired engine back."""
+    with _lock:
+        for place, held in _shared.items():
+            if held.engine is engine:
+                held.users -= 1
+                if held.users:
+                    return
+                del _shared[place]
+                break
+        engine.close()
+
+
+def _forget() -> None:
+    """Start afresh in a forked child: its copies of the engines are closed already."""
+    global _lock
+    _lock = threading.Lock()
+    _shared.clear()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,410 @@
+"""What changed between two values, reading only the pieces that differ.
+
+Equal digests are equal values, so a shared piece is skipped unread, wherever it has
+moved to. Maps are walked side by side in key order; lists are aligned piece by piece,
+from the root down, so an insertion at the front does not make every later item look
+changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+from casstore.engine.protocol import StoredObject
+from casstore.errors import CorruptionError, PathStep
+from casstore.format import canonical, tree
+from casstore.format.canonical import (
+    ROLE_BYTES,
+    ROLE_ITEM,
+    ROLE_TEXT,
+    cut_items,
+    cut_map,
+    is_map_piece,
+)
+from casstore.format.digest import Kind
+from casstore.objects.align import differing_runs
+from casstore.objects.pieces import PieceReader
+from casstore.objects.values import Assembly, Outline, Tree, decode_child
+from casstore.objects.view import Node, is_map, iter_leaves, read_node, read_piece
+
+ADDED: Final = "added"
+REMOVED: Final = "removed"
+CHANGED: Final = "changed"
+
+Path = tuple[PathStep, ...]
+_ABSENT: Final = object()
+
+
+class Change:
+    """One difference. ``before`` and ``after`` are read when asked for.
+
+    ``path`` leads to the place in the newer value, or in the older one if it was
+    removed; ``old_path`` to the place in the older one, or None if it was added. The
+    two differ where list items moved.
+    """
+
+    __slots__ = ("_after", "_before", "_max_bytes", "_reader", "old_path", "op", "path")
+
+    def __init__(
+        self,
+        reader: PieceReader,
+        max_bytes: int,
+        old_path: Path,
+        new_path: Path,
+        before: Any,
+        after: Any,
+    ) -> None:
+        self._reader = reader
+        self._max_bytes = max_bytes
+        self._before = before
+        self._after = after
+        self.op = ADDED if before is _ABSENT else REMOVED if after is _ABSENT else CHANGED
+        self.path = old_path if after is _ABSENT else new_path
+        self.old_path = None if before is _ABSENT else old_path
+
+    @property
+    def before(self) -> Any:
+        """The older value at this place; None if there was none."""
+        return self._load(self._before)
+
+    @property
+    def after(self) -> Any:
+        """The newer value at this place; None if there is none."""
+        return self._load(self._after)
+
+    def _load(self, place: Any) -> Any:
+        if place is _ABSENT:
+            return None
+        return Assembly(self._reader, self._max_bytes).load([place])[0]
+
+    def __repr__(self) -> str:
+        return f"<Change {self.op} at {self.path}>"
+
+
+def diff_objects(
+    reader: PieceReader,
+    old: tuple[bytes, StoredObject],
+    new: tuple[bytes, StoredObject],
+    max_bytes: int,
+) -> Iterator[Change]:
+    """The changes that turn one stored object into another."""
+    if old[0] == new[0]:
+        return
+    walk = _Walk(reader, max_bytes)
+    yield from walk.places(_root_place(reader, *old), _root_place(reader, *new), (), ())
+
+
+def _root_place(reader: PieceReader, digest: bytes, item: StoredObject) -> Any:
+    if item.kind in (Kind.BLOB, Kind.ROPE):
+        return Outline(ROLE_BYTES, digest)
+    return read_node(reader, item)
+
+
+class _Item(NamedTuple):
+    """A list item: its bytes, which tell it from others, and the place they decode to."""
+
+    data: bytes
+    place: Any
+
+
+class _Walk:
+    """Two values side by side."""
+
+    def __init__(self, reader: PieceReader, max_bytes: int) -> None:
+        self._reader = reader
+        self._max_bytes = max_bytes
+
+    def places(self, old: Any, new: Any, old_path: Path, new_path: Path) -> Iterator[Change]:
+        """The changes between what stands at two places."""
+        if type(old) is Outline and old == new:
+            return
+        old_node, new_node = self._container(old), self._container(new)
+        if old_node is not None and new_node is not None and is_map(old_node) == is_map(new_node):
+            walk = self._maps if is_map(old_node) else self._lists
+            yield from walk(old_node, new_node, old_path, new_path)
+        elif not _same_scalar(old, new):
+            yield self._change(old_path, new_path, old, new)
+
+    def _change(self, old_path: Path, new_path: Path, old: Any, new: Any) -> Change:
+        return Change(self._reader, self._max_bytes, old_path, new_path, old, new)
+
+    def _container(self, place: Any) -> Node | None:
+        """The list or map at a place, one piece of it; None for anything else."""
+        if type(place) is Outline and place.role not in (ROLE_TEXT, ROLE_BYTES):
+            place = read_node(self._reader, self._reader.follow((place.digest,))[0])
+        return place if type(place) in (list, dict, Tree) else None
+
+    # --- maps ---------------------------------------------------------------------------
+
+    def _maps(self, old: Node, new: Node, old_path: Path, new_path: Path) -> Iterator[Change]:
+        left, right = _MapCursor(self._reader, old), _MapCursor(self._reader, new)
+        while True:
+            left.skip_shared(right)
+            mine, theirs = left.head, right.head
+            if mine is None or theirs is None:
+                break
+            if type(mine) is _MapEntry and type(theirs) is _MapEntry:
+                if mine.key == theirs.key:
+                    yield from self.places(
+                        mine.opened(),
+                        theirs.opened(),
+                        (*old_path, mine.key),
+                        (*new_path, theirs.key),
+                    )
+                    left.advance()
+                    right.advance()
+                elif mine.key < theirs.key:
+                    yield self._change((*old_path, mine.key), new_path, mine.opened(), _ABSENT)
+                    left.advance()
+                else:
+                    yield self._change(old_path, (*new_path, theirs.key), _ABSENT, theirs.opened())
+                    right.advance()
+                continue
+            # Open the larger of the two, or both, until the same parts face each other.
+            my_level = mine.level if type(mine) is _Subtree else 0
+            their_level = theirs.level if type(theirs) is _Subtree else 0
+            if my_level >= their_level:
+                left.open()
+            if their_level >= my_level:
+                right.open()
+        for entry in left.rest():
+            yield self._change((*old_path, entry.key), new_path, entry.opened(), _ABSENT)
+        for entry in right.rest():
+            yield self._change(old_path, (*new_path, entry.key), _ABSENT, entry.opened())
+
+    # --- lists ---------------------------------------------------------------------------
+
+    def _lists(self, old: Node, new: Node, old_path: Path, new_path: Path) -> Iterator[Change]:
+        if isinstance(old, Tree) and isinstance(new, Tree):
+            old_level, old_parts = self._lower(old.root, new.root.level)
+            new_level, new_parts = self._lower(new.root, old_level)
+            assert old_level == new_level
+            yield from self._parts(old_level, old_parts, new_parts, (old_path, 0), (new_path, 0))
+            return
+        old_items, new_items = self._all_items(old), self._all_items(new)
+        yield from self._items(old_items, new_items, (old_path, 0), (new_path, 0))
+
+    def _lower(self, root: tree.Branch, level: int) -> tuple[int, list[tree.Child]]:
+        """The children of a tree's branches at ``level``, or at the root's if that is lower."""
+        branches = [root]
+        while branches[0].level > level:
+            digests = [digest for branch in branches for digest in branch.digests]
+            below = branches[0].level - 1
+            branches = [
+                decode_child(Kind.LIST, below, item) for item in self._reader.follow(digests)
+            ]
+        return branches[0].level, [child for branch in branches for child in branch.children()]
+
+    def _parts(
+        self,
+        level: int,
+        old: list[tree.Child],
+        new: list[tree.Child],
+        old_at: tuple[Path, int],
+        new_at: tuple[Path, int],
+    ) -> Iterator[Change]:
+        """Compare two rows of pieces of one level; open only those that differ."""
+        (old_path, old_first), (new_path, new_first) = old_at, new_at
+        old_starts, new_starts = _starts(old, old_first), _starts(new, new_first)
+        runs = differing_runs([part.digest for part in old], [part.digest for part in new])
+        for run in runs:
+            old_run = old[run.old_start : run.old_stop]
+            new_run = new[run.new_start : run.new_stop]
+            old_place = (old_path, old_starts[run.old_start])
+            new_place = (new_path, new_starts[run.new_start])
+            if level == 1:
+                yield from self._items(
+                    self._leaf_items(old_run), self._leaf_items(new_run), old_place, new_place
+                )
+            else:
+                yield from self._parts(
+                    level - 1,
+                    self._below(level - 1, old_run),
+                    self._below(level - 1, new_run),
+                    old_place,
+                    new_place,
+                )
+
+    def _below(self, level: int, parts: list[tree.Child]) -> list[tree.Child]:
+        items = self._reader.follow([part.digest for part in parts])
+        return [
+            child for item in items for child in decode_child(Kind.LIST, level, item).children()
+        ]
+
+    def _leaf_items(self, leaves: list[tree.Child]) -> list[_Item]:
+        items: list[_Item] = []
+        for item in self._reader.follow([leaf.digest for leaf in leaves]):
+            places = read_node(self._reader, item)
+            if type(places) is not list:
+                raise CorruptionError("a leaf of a list is not a list")
+            items.extend(_Item(*pair) for pair in zip(cut_items(item.data), places, strict=True))
+        return items
+
+    def _all_items(self, node: Node) -> list[_Item]:
+        """Every item of a list of which at least one side is short."""
+        if isinstance(node, Tree):
+            leaves = iter_leaves(self._reader, node.root, node.kind, 0, sum(node.root.counts))
+            places = [place for _, leaf in leaves for place in leaf]
+        else:
+            places = list(node)
+        # One side is a tree and the other too short for it, so the same item may stand
+        # in its list on one side and outside on the other: look at all of them inside.
+        outside = [place for place in places if _is_item(place)]
+        found = iter(self._reader.follow([place.digest for place in outside]))
+        places = [
+            read_node(self._reader, next(found)) if _is_item(place) else place for place in places
+        ]
+        return [_Item(_token(place), place) for place in places]
+
+    def _items(
+        self,
+        old: list[_Item],
+        new: list[_Item],
+        old_at: tuple[Path, int],
+        new_at: tuple[Path, int],
+    ) -> Iterator[Change]:
+        (old_path, old_first), (new_path, new_first) = old_at, new_at
+        for run in differing_runs([item.data for item in old], [item.data for item in new]):
+            paired = min(run.old_stop - run.old_start, run.new_stop - run.new_start)
+            for step in range(paired):
+                at_old, at_new = run.old_start + step, run.new_start + step
+                yield from self.places(
+                    old[at_old].place,
+                    new[at_new].place,
+                    (*old_path, old_first + at_old),
+                    (*new_path, new_first + at_new),
+                )
+            for at in range(run.old_start + paired, run.old_stop):
+                path = (*old_path, old_first + at)
+                yield self._change(path, new_path, old[at].place, _ABSENT)
+            for at in range(run.new_start + paired, run.new_stop):
+                path = (*new_path, new_first + at)
+                yield self._change(old_path, path, _ABSENT, new[at].place)
+
+
+def _starts(parts: list[tree.Child], first: int) -> list[int]:
+    """The index of each part's first entry, and of the end."""
+    starts = [first]
+    for part in parts:
+        starts.append(starts[-1] + part.entries)
+    return starts
+
+
+def _is_item(place: Any) -> bool:
+    return type(place) is Outline and place.role == ROLE_ITEM
+
+
+def _token(place: Any) -> bytes:
+    """Bytes that two places share if they hold the same."""
+    if type(place) is Outline:
+        return canonical.link_bytes(place.role, place.digest)
+    if type(place) is list:
+        return b"\x90" + b"".join([_token(item) for item in place])
+    if type(place) is dict:
+        return b"\x80" + b"".join(
+            [canonical.scalar_bytes(key) + _token(item) for key, item in place.items()]
+        )
+    return canonical.scalar_bytes(place)
+
+
+def _same_scalar(old: Any, new: Any) -> bool:
+    """Are two places without entries the same value? 1, 1.0 and True are not."""
+    if type(old) is not type(new) or type(old) in (list, dict, Tree):
+        return False
+    if type(old) is Outline:
+        return bool(old == new)
+    return canonical.scalar_bytes(old) == canonical.scalar_bytes(new)
+
+
+class _Subtree(NamedTuple):
+    """A part of a map not yet opened. ``level`` 1 is a leaf, more a branch."""
+
+    level: int
+    digest: bytes
+
+
+class _MapEntry(NamedTuple):
+    """An entry of a map, still encoded, or already taken apart with the piece it stands in."""
+
+    key: str
+    data: bytes | None
+    place: Any
+
+    def opened(self) -> Any:
+        """The place that the entry's value stands for."""
+        if self.data is None:
+            return self.place
+        return read_piece(self.data[len(canonical.key_bytes(self.key)) :])
+
+
+class _MapCursor:
+    """A walk over a map in key order that steps over what both sides share, unread."""
+
+    def __init__(self, reader: PieceReader, node: Node) -> None:
+        self._reader = reader
+        # Rows of heads yet to visit, the innermost last, each reversed: its end is next.
+        self._rows: list[list[_Subtree | _MapEntry]] = []
+        if isinstance(node, Tree):
+            self._push_branch(node.root)
+        elif type(node) is dict:
+            self._rows.append(
+                [_MapEntry(key, None, place) for key, place in reversed(node.items())]
+            )
+        self._settle()
+
+    @property
+    def head(self) -> _Subtree | _MapEntry | None:
+        """What comes next, or None at the end."""
+        return self._rows[-1][-1] if self._rows else None
+
+    def advance(self) -> None:
+        """Step over the head."""
+        self._rows[-1].pop()
+        self._settle()
+
+    def skip_shared(self, other: _MapCursor) -> None:
+        """Step over heads that are the same on both sides: equal subtrees, equal entries."""
+        while self._rows and other._rows:
+            mine, theirs = self._rows[-1], other._rows[-1]
+            while mine and theirs and mine[-1] == theirs[-1]:
+                if type(mine[-1]) is _MapEntry and mine[-1].data is None:
+                    # Taken apart, 1 and True look equal; let the caller look closer.
+                    return
+                mine.pop()
+                theirs.pop()
+            if mine and theirs:
+                return
+            self._settle()
+            other._settle()
+
+    def open(self) -> None:
+        """Replace the subtree at the head by what is in it."""
+        subtree = self._rows[-1].pop()
+        assert type(subtree) is _Subtree
+        item = self._reader.follow((subtree.digest,))[0]
+        if subtree.level == 1:
+            if item.kind != Kind.VALUE or not is_map_piece(item.data):
+                raise CorruptionError("a leaf of a map is not a map")
+            self._rows.append(
+                [_MapEntry(key, data, None) for key, data in reversed(cut_map(item.data))]
+            )
+        else:
+            self._push_branch(decode_child(Kind.MAP, subtree.level - 1, item))
+        self._settle()
+
+    def rest(self) -> Iterator[_MapEntry]:
+        """All entries that are left."""
+        while (head := self.head) is not None:
+            if type(head) is _MapEntry:
+                yield head
+                self.advance()
+            else:
+                self.open()
+
+    def _push_branch(self, branch: tree.Branch) -> None:
+        self._rows.append([_Subtree(branch.level, digest) for digest in reversed(branch.digests)])
+
+    def _settle(self) -> None:
+        while self._rows and not self._rows[-1]:
+            self._rows.pop()

@@ -1,0 +1,218 @@
+"""The store: blobs and values by digest, in one directory.
+
+``open`` gives a ``Store``. Everything it offers is one call, one transaction: it
+happens wholly or not at all, and what it returns is as durable as the store was
+opened to be (P5). A store may be used from many threads and opened by many
+processes at the same time.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, BinaryIO
+
+from casstore.engine.lmdb import sharing
+from casstore.engine.lmdb.engine import DEFAULT_CACHE_BYTES
+from casstore.engine.lmdb.environment import DEFAULT_MAP_BYTES
+from casstore.engine.protocol import Engine, StoredObject
+from casstore.errors import ClosedError, InvalidInputError
+from casstore.format import splitting
+from casstore.format.digest import Digest, Kind
+from casstore.format.limits import DEFAULT_MAX_BYTES
+from casstore.objects import blobs, diff, edit, values, view
+from casstore.objects.edit import Edit
+from casstore.objects.pieces import PendingReader, PieceReader, PieceWriter
+
+_READ_BATCH = 256
+
+
+def open(
+    path: str | os.PathLike[str],
+    durability: str = "full",
+    readonly: bool = False,
+    *,
+    create: bool = True,
+    verify: bool = False,
+    map_bytes: int = DEFAULT_MAP_BYTES,
+    cache_bytes: int = DEFAULT_CACHE_BYTES,
+    lmdb_version: int | None = None,
+) -> Store:
+    """Open the store at ``path``, creating it if it is not there.
+
+    ``durability`` names what a returned write survives: ``full`` everything, power
+    loss included; ``relaxed`` the same, but power loss may undo the last commits;
+    ``process`` the death of this process, not of the operating system.
+    ``readonly`` never writes and never creates. ``verify`` checks the whole file before
+    LMDB maps it and every digest after; it needs the store for itself.
+    ``map_bytes`` bounds the file and must be the same in every process.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place, open(place) as store:
+    ...     name = store.put_value({"role": "user", "text": "hello"})
+    ...     store.get_value(name)["text"]
+    'hello'
+    """
+    engine = sharing.acquire(
+        os.fspath(path),
+        durability=durability,
+        readonly=readonly,
+        create=create,
+        verify=verify,
+        map_bytes=map_bytes,
+        cache_bytes=cache_bytes,
+        lmdb_version=lmdb_version,
+    )
+    return Store(engine, close=lambda: sharing.release(engine))
+
+
+class Store:
+    """Blobs and values by digest. Use as a context manager, or call ``close``.
+
+    ``Store(engine)`` runs on any engine; ``casstore.open`` is the usual way to one.
+    """
+
+    def __init__(self, engine: Engine, *, close: Callable[[], None] | None = None) -> None:
+        self._open_engine: Engine | None = engine
+        self._close = close or engine.close
+        self._closing = threading.Lock()
+
+    @property
+    def engine(self) -> Engine:
+        """Where this store keeps its objects and rows; ClosedError once it is closed."""
+        if self._open_engine is None:
+            raise ClosedError("this store is closed")
+        return self._open_engine
+
+    def close(self) -> None:
+        """Let go of the files. Closing twice is allowed."""
+        with self._closing:
+            if self._open_engine is not None:
+                self._open_engine = None
+                self._close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def flush(self) -> None:
+        """Make everything written so far survive a power loss, whatever the durability."""
+        self.engine.flush()
+
+    # --- putting ------------------------------------------------------------------------
+
+    def put_blob(self, content: bytes) -> Digest:
+        """Store opaque bytes; ``b3sum`` of them prints the digest."""
+        return self.put_many((_require_bytes(content),))[0]
+
+    def put_value(self, value: Any) -> Digest:
+        """Store a value: dict, list, str, bytes, int, float, bool, None and Link."""
+        writer = PieceWriter()
+        digest = Digest(splitting.split(value, writer.emit))
+        writer.flush(self.engine)
+        return digest
+
+    def put_many(self, items: Iterable[Any]) -> list[Digest]:
+        """Store many at once, all or none: ``bytes`` as blobs, anything else as values."""
+        writer = PieceWriter()
+        digests = [
+            Digest(
+                writer.emit(Kind.BLOB, item, [])
+                if type(item) is bytes
+                else splitting.split(item, writer.emit)
+            )
+            for item in items
+        ]
+        writer.flush(self.engine)
+        return digests
+
+    def put_stream(self, source: BinaryIO) -> Digest:
+        """Store everything a binary file has to give, as one blob, in little memory."""
+        return blobs.put_stream(self.engine, source)
+
+    # --- getting --------------------------------------------------------------------------
+
+    def get_blob(self, digest: bytes, *, max_bytes: int = DEFAULT_MAX_BYTES) -> bytes:
+        """The content of a blob, verified; LimitError if it is longer than ``max_bytes``."""
+        reader = PieceReader(self.engine)
+        return blobs.read_blob(reader, digest, reader.get(digest), max_bytes=max_bytes)
+
+    def get_value(self, digest: bytes, *, max_bytes: int = DEFAULT_MAX_BYTES) -> Any:
+        """A value, verified; LimitError if it takes more than ``max_bytes``."""
+        reader = PieceReader(self.engine)
+        return values.read_value(reader, digest, reader.get(digest), max_bytes=max_bytes)
+
+    def get_many(
+        self, digests: Sequence[bytes], *, max_bytes: int = DEFAULT_MAX_BYTES
+    ) -> list[Any]:
+        """Many at once, in order, each as ``put_many`` took it."""
+        reader = PieceReader(self.engine)
+        got: list[Any] = []
+        for start in range(0, len(digests), _READ_BATCH):
+            batch = digests[start : start + _READ_BATCH]
+            for digest, item in zip(batch, reader.get_many(batch), strict=True):
+                got.append(_read(reader, digest, item, max_bytes))
+        return got
+
+    def open_blob(self, digest: bytes) -> io.BufferedReader:
+        """A blob as a seekable file; each part is verified before it is given."""
+        reader = PieceReader(self.engine)
+        return io.BufferedReader(blobs.BlobReader(reader, digest, reader.get(digest)))
+
+    def view(self, digest: bytes, *, max_bytes: int = DEFAULT_MAX_BYTES) -> Any:
+        """A large list or map, read on demand: see ``View``. Other values come as they are."""
+        reader = PieceReader(self.engine)
+        return view.open_view(reader, digest, reader.get(digest), max_bytes)
+
+    def missing(self, digests: Sequence[bytes]) -> list[Digest]:
+        """Those of ``digests`` that are not in the store."""
+        return [Digest(digest) for digest in self.engine.missing(digests)]
+
+    def __contains__(self, digest: object) -> bool:
+        return isinstance(digest, bytes) and not self.engine.missing((digest,))
+
+    # --- changing and comparing --------------------------------------------------------------
+
+    def edit(self, digest: bytes, *edits: Edit) -> Digest:
+        """Store the value that ``edits``, one after the other, make of a stored one.
+
+        Reads and writes only the pieces on the way; the result has the digest that
+        storing the changed value whole would give.
+        """
+        writer = PieceWriter()
+        reader = PendingReader(self.engine, writer)
+        for change in edits:
+            digest = edit.apply_edit(reader, reader.get(digest), change, writer.emit)
+        writer.keep_reachable(digest)
+        writer.flush(self.engine)
+        return Digest(digest)
+
+    def diff(
+        self, old: bytes, new: bytes, *, max_bytes: int = DEFAULT_MAX_BYTES
+    ) -> Iterator[diff.Change]:
+        """The changes that turn ``old`` into ``new``; reads only the pieces that differ."""
+        reader = PieceReader(self.engine)
+        first, second = reader.get(old), reader.get(new)
+        return diff.diff_objects(reader, (old, first), (new, second), max_bytes)
+
+
+def _read(reader: PieceReader, digest: bytes, item: StoredObject, max_bytes: int) -> Any:
+    if item.kind in (Kind.BLOB, Kind.ROPE):
+        return blobs.read_blob(reader, digest, item, max_bytes=max_bytes)
+    return values.read_value(reader, digest, item, max_bytes=max_bytes)
+
+
+def _require_bytes(content: bytes) -> bytes:
+    if type(content) is not bytes:
+        raise InvalidInputError(f"a blob is made of bytes, not {type(content).__name__}")
+    return content
