@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, BinaryIO
 
 from casstore.engine.lmdb import sharing
-from casstore.engine.lmdb.engine import DEFAULT_CACHE_BYTES
+from casstore.engine.lmdb.engine import DEFAULT_CACHE_BYTES, DictionaryReport, LmdbEngine
 from casstore.engine.lmdb.environment import DEFAULT_MAP_BYTES
 from casstore.engine.protocol import Engine, StoredObject
 from casstore.errors import ClosedError, InvalidInputError
@@ -108,6 +108,13 @@ class Store:
     def flush(self) -> None:
         """Make everything written so far survive a power loss, whatever the durability."""
         self.engine.flush()
+
+    def train_dictionary(self) -> DictionaryReport:
+        """Train a compression dictionary on what is stored; adopt it if it saves 10% or more."""
+        engine = self.engine
+        if not isinstance(engine, LmdbEngine):
+            raise InvalidInputError("only an LMDB engine compresses with dictionaries")
+        return engine.train_dictionary()
 
     # --- putting ------------------------------------------------------------------------
 

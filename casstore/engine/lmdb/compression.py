@@ -104,17 +104,22 @@ class Trial(NamedTuple):
     """A trained dictionary and what it saves on samples it has not seen."""
 
     dictionary: bytes
-    plain_bytes: int
-    with_dictionary_bytes: int
+    before_bytes: int
+    after_bytes: int
 
     @property
     def gain(self) -> float:
-        """The part of the plain size that the dictionary saves."""
-        return 1 - self.with_dictionary_bytes / self.plain_bytes if self.plain_bytes else 0.0
+        """The part of today's size that the dictionary saves."""
+        return 1 - self.after_bytes / self.before_bytes if self.before_bytes else 0.0
 
 
-def train(samples: Sequence[bytes], size_bytes: int) -> Trial | None:
-    """Train on three of four samples, judge on the fourth; None if they do not suffice."""
+def train(
+    samples: Sequence[bytes], size_bytes: int, compress: Callable[[bytes], tuple[int, int, bytes]]
+) -> Trial | None:
+    """Train on three of four samples, judge on the fourth against ``compress``, today's way.
+
+    None if the samples do not suffice.
+    """
     held_out = samples[::4]
     learned: list[bytes | bytearray | memoryview] = [
         sample for at, sample in enumerate(samples) if at % 4
@@ -124,10 +129,9 @@ def train(samples: Sequence[bytes], size_bytes: int) -> Trial | None:
     except zstandard.ZstdError:
         # zstd refuses to train on too few or too uniform samples; that is an answer.
         return None
-    plain = zstandard.ZstdCompressor(level=HOT_LEVEL)
     trained = zstandard.ZstdCompressor(level=HOT_LEVEL, dict_data=dictionary, write_dict_id=False)
     return Trial(
         dictionary.as_bytes(),
-        sum([len(plain.compress(sample)) for sample in held_out]),
+        sum([len(compress(sample)[2]) for sample in held_out]),
         sum([len(trained.compress(sample)) for sample in held_out]),
     )

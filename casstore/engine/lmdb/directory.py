@@ -14,7 +14,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,6 +51,8 @@ def boot_id() -> str:
             return source.read().strip()
     except FileNotFoundError:
         if sys.platform == "darwin":
+            import subprocess  # here, because it takes long to import and Linux never needs it
+
             answer = subprocess.run(
                 ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"],
                 capture_output=True, text=True, check=True,

@@ -17,14 +17,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import lmdb
 
 from casstore.engine import conditions
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.cache import SlabCache
-from casstore.engine.lmdb.compression import NO_DICTIONARY, Compressor
+from casstore.engine.lmdb.compression import NO_DICTIONARY, Compressor, train
 from casstore.engine.lmdb.directory import DURABILITIES, FULL, PROCESS
 from casstore.engine.lmdb.environment import DEFAULT_MAP_BYTES, Environment, translate
 from casstore.engine.lmdb.group import CommitQueue, Ticket
@@ -58,16 +58,36 @@ _READ_BATCH: Final = 512
 _VERIFY_BATCH: Final = 64
 # How often a write is prepared anew because a collector removed what it relied on.
 _MAX_ATTEMPTS: Final = 16
-# A killed reader's slot stops pages from being reused until somebody clears it.
-_READER_CHECK_COMMITS: Final = 1024
+# Now and then a writer clears the slots of killed readers, which stop pages from being
+# reused, and learns of dictionaries that other processes have trained.
+_HOUSEKEEPING_COMMITS: Final = 1024
 _SYNC_INTERVAL_S: Final = 1.0
 
 _CURRENT_DICTIONARY: Final = b"current_dictionary"
 _DICTIONARY_CHECKSUM_BYTES: Final = 8
+_DICTIONARY_BYTES: Final = 64 << 10
+_DICTIONARY_SAMPLE_BYTES: Final = 8 << 20
+# zstd's advice is a hundred times the dictionary; a tenth of that still pays here.
+_DICTIONARY_MIN_SAMPLE_BYTES: Final = 10 * _DICTIONARY_BYTES
+_DICTIONARY_MAX_OBJECT_BYTES: Final = 32 << 10
+# A dictionary costs memory in every thread and must be kept for ever.
+DICTIONARY_MIN_GAIN: Final = 0.10
 
 
 def _wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+class DictionaryReport(NamedTuple):
+    """What training gave: held-out bytes as stored today and with the new dictionary.
+
+    ``adopted`` is the number of the dictionary that new slabs now use, or None.
+    """
+
+    samples: int
+    before_bytes: int
+    after_bytes: int
+    adopted: int | None
 
 
 class LmdbEngine:
@@ -347,8 +367,9 @@ class LmdbEngine:
                 ticket.error = result
         env.cover()
         self._commits += 1
-        if self._commits % _READER_CHECK_COMMITS == 0:
+        if self._commits % _HOUSEKEEPING_COMMITS == 0:
             env.handle.reader_check()
+            self._compressor.current = self._current_dictionary()
 
     def flush(self) -> None:
         """Make everything acknowledged so far survive a power loss."""
@@ -417,16 +438,75 @@ class LmdbEngine:
 
     # --- dictionaries ----------------------------------------------------------------------------
 
+    def train_dictionary(self) -> DictionaryReport:
+        """Train a dictionary on the store's own content; adopt it if it saves enough.
+
+        New slabs use the newest dictionary; each slab names its own, and none is ever
+        removed while a slab may name it. Another process goes on with the one it knows
+        and reads both.
+        """
+        self._env.require_writable()
+        samples = self._sample_objects()
+        trial = None
+        if sum(map(len, samples)) >= _DICTIONARY_MIN_SAMPLE_BYTES:
+            trial = train(samples, _DICTIONARY_BYTES, self._compressor.compress)
+        if trial is None:
+            return DictionaryReport(len(samples), 0, 0, adopted=None)
+        adopted = None
+        if trial.gain >= DICTIONARY_MIN_GAIN:
+            adopted = self._adopt(trial.dictionary)
+        return DictionaryReport(
+            len(samples), trial.before_bytes, trial.after_bytes, adopted=adopted
+        )
+
+    def _sample_objects(self) -> list[bytes]:
+        """Recent objects as slabs hold them, up to a number of bytes."""
+        samples: list[bytes] = []
+        room = _DICTIONARY_SAMPLE_BYTES
+        with self._env.reading() as txn:
+            cursor = txn.cursor(db=self._env.slabs)
+            reader = SlabReader(cursor, self._cache, self._compressor)
+            more = cursor.last()
+            while more and room > 0:
+                slab = reader.decode()
+                for position in range(slab.directory.objects):
+                    sample = slab.stripped(position)
+                    if 0 < len(sample) <= _DICTIONARY_MAX_OBJECT_BYTES:
+                        samples.append(sample)
+                        room -= len(sample)
+                more = cursor.prev()
+        return samples
+
+    def _adopt(self, content: bytes) -> int:
+        env = self._env
+        with env.write_lock:
+            env.check_open()
+            try:
+                with env.handle.begin(write=True) as txn:
+                    with txn.cursor(db=env.dictionaries) as cursor:
+                        number = int.from_bytes(cursor.key(), "big") + 1 if cursor.last() else 1
+                    checksum = plain_hash(content, _DICTIONARY_CHECKSUM_BYTES)
+                    txn.put(number.to_bytes(4, "big"), checksum + content, db=env.dictionaries)
+                    txn.put(_CURRENT_DICTIONARY, str(number).encode(), db=env.meta)
+            except lmdb.Error as exc:
+                raise translate(exc, env.path) from exc
+            env.cover()
+        self._compressor.current = number
+        return number
+
     def _current_dictionary(self) -> int:
         with self._env.reading() as txn:
             row = txn.get(_CURRENT_DICTIONARY, db=self._env.meta)
             return NO_DICTIONARY if row is None else int(bytes(row))
 
     def _load_dictionary(self, number: int) -> bytes:
-        # Called while a slab is decoded, inside this thread's read transaction or write
-        # preparation; a transaction of its own would enter the gate twice.
-        with self._env.handle.begin() as txn:
-            row = txn.get(number.to_bytes(4, "big"), db=self._env.dictionaries)
+        # Called while a slab is decoded, inside this thread's read transaction; a
+        # transaction of its own must not enter the gate a second time.
+        try:
+            with self._env.handle.begin() as txn:
+                row = txn.get(number.to_bytes(4, "big"), db=self._env.dictionaries)
+        except lmdb.Error as exc:
+            raise translate(exc, self.path) from exc
         if row is None:
             raise CorruptionError(f"{self.path} lacks dictionary {number}, which a slab needs")
         checksum, content = row[:_DICTIONARY_CHECKSUM_BYTES], row[_DICTIONARY_CHECKSUM_BYTES:]

@@ -209,22 +209,17 @@ class Directory(NamedTuple):
         """The digest of the object at ``position``."""
         return self.digests[position * DIGEST_BYTES : (position + 1) * DIGEST_BYTES]
 
-    @property
-    def gap_bytes(self) -> int:
-        """How much of the raw payload the gaps take, before the first object."""
-        gaps = sum(
-            [
-                number
-                for kind, number in zip(self.kinds, self.child_counts, strict=True)
-                if not kind & KEEPS_LINKS
-            ]
-        )
-        return gaps << self.gap_width
+    def gap_counts(self) -> list[int]:
+        """How many links were cut out of each object."""
+        return [
+            0 if kind & KEEPS_LINKS else number
+            for kind, number in zip(self.kinds, self.child_counts, strict=True)
+        ]
 
     @property
     def raw_bytes(self) -> int:
         """How long the payload is when inflated."""
-        return self.gap_bytes + sum(self.lengths)
+        return (sum(self.gap_counts()) << self.gap_width) + sum(self.lengths)
 
 
 def read_directory(key: bytes | memoryview, value: bytes | memoryview) -> Directory:
@@ -272,13 +267,9 @@ class Slab:
     def __init__(self, directory: Directory, raw: bytes) -> None:
         self.directory = directory
         self.raw = raw
-        counts = directory.child_counts
-        gaps = [
-            0 if kind & KEEPS_LINKS else number
-            for kind, number in zip(directory.kinds, counts, strict=True)
-        ]
+        gaps = directory.gap_counts()
         gap_bytes = sum(gaps) << directory.gap_width
-        self._child_starts = [0, *accumulate(counts)]
+        self._child_starts = [0, *accumulate(directory.child_counts)]
         self._gap_starts = [0, *accumulate(gaps)]
         self._starts = [*accumulate(directory.lengths, initial=gap_bytes)]
         self._gaps: tuple[int, ...] = unpack_from(
@@ -299,10 +290,14 @@ class Slab:
         start = self._child_starts[position]
         return self.directory.children[start : start + self.directory.child_counts[position]]
 
+    def stripped(self, position: int) -> bytes:
+        """One object's bytes as they lie here, without its links."""
+        start = self._starts[position]
+        return self.raw[start : start + self.directory.lengths[position]]
+
     def data(self, position: int, digest_of_id: Callable[[int], bytes]) -> bytes:
         """One object's bytes, its links put back in."""
-        start = self._starts[position]
-        data = self.raw[start : start + self.directory.lengths[position]]
+        data = self.stripped(position)
         number = self.directory.child_counts[position]
         if not number or self.directory.kinds[position] & KEEPS_LINKS:
             return data
