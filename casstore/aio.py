@@ -17,16 +17,18 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 from types import TracebackType
-from typing import Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from casstore import store as sync
-from casstore.engine.lmdb.engine import DictionaryReport
 from casstore.errors import ClosedError, PathStep
 from casstore.format.digest import Digest
 from casstore.format.limits import DEFAULT_MAX_BYTES
 from casstore.objects.diff import Change
 from casstore.objects.edit import Edit
 from casstore.objects.view import View
+
+if TYPE_CHECKING:
+    from casstore.engine.lmdb.engine import DictionaryReport
 
 Result = TypeVar("Result")
 

@@ -13,19 +13,23 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from casstore.engine.lmdb import sharing
-from casstore.engine.lmdb.engine import DEFAULT_CACHE_BYTES, DictionaryReport, LmdbEngine
-from casstore.engine.lmdb.environment import DEFAULT_MAP_BYTES
 from casstore.engine.protocol import Engine, StoredObject
 from casstore.errors import ClosedError, InvalidInputError
 from casstore.format import splitting
 from casstore.format.digest import Digest, Kind
 from casstore.format.limits import DEFAULT_MAX_BYTES
-from casstore.objects import blobs, diff, edit, values, view
-from casstore.objects.edit import Edit
+from casstore.objects import blobs, values
 from casstore.objects.pieces import PendingReader, PieceReader, PieceWriter
+
+if TYPE_CHECKING:
+    from casstore.engine.lmdb.engine import DictionaryReport
+    from casstore.objects.diff import Change
+    from casstore.objects.edit import Edit
+
+# An engine is imported when a store is opened on it, and viewing, editing and comparing
+# by the methods that do so: together they are most of what importing all would cost.
 
 _READ_BATCH = 256
 
@@ -37,8 +41,8 @@ def open(
     *,
     create: bool = True,
     verify: bool = False,
-    map_bytes: int = DEFAULT_MAP_BYTES,
-    cache_bytes: int = DEFAULT_CACHE_BYTES,
+    map_bytes: int = 1 << 40,
+    cache_bytes: int = 32 << 20,
     lmdb_version: int | None = None,
 ) -> Store:
     """Open the store at ``path``, creating it if it is not there.
@@ -48,7 +52,9 @@ def open(
     ``process`` the death of this process, not of the operating system.
     ``readonly`` never writes and never creates. ``verify`` checks the whole file before
     LMDB maps it and every digest after; it needs the store for itself.
-    ``map_bytes`` bounds the file and must be the same in every process.
+    ``map_bytes`` bounds the file (address space, not disk) and must be the same in every
+    process; ``cache_bytes`` bounds the inflated content kept in memory; ``lmdb_version``
+    (0 or 1) picks LMDB's file format for a new store.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place, open(place) as store:
@@ -56,6 +62,8 @@ def open(
     ...     store.get_value(name)["text"]
     'hello'
     """
+    from casstore.engine.lmdb import sharing
+
     engine = sharing.acquire(
         os.fspath(path),
         durability=durability,
@@ -111,6 +119,8 @@ class Store:
 
     def train_dictionary(self) -> DictionaryReport:
         """Train a compression dictionary on what is stored; adopt it if it saves 10% or more."""
+        from casstore.engine.lmdb.engine import LmdbEngine
+
         engine = self.engine
         if not isinstance(engine, LmdbEngine):
             raise InvalidInputError("only an LMDB engine compresses with dictionaries")
@@ -178,6 +188,8 @@ class Store:
 
     def view(self, digest: bytes, *, max_bytes: int = DEFAULT_MAX_BYTES) -> Any:
         """A large list or map, read on demand: see ``View``. Other values come as they are."""
+        from casstore.objects import view
+
         reader = PieceReader(self.engine)
         return view.open_view(reader, digest, reader.get(digest), max_bytes)
 
@@ -196,6 +208,8 @@ class Store:
         Reads and writes only the pieces on the way; the result has the digest that
         storing the changed value whole would give.
         """
+        from casstore.objects import edit
+
         writer = PieceWriter()
         reader = PendingReader(self.engine, writer)
         for change in edits:
@@ -206,8 +220,10 @@ class Store:
 
     def diff(
         self, old: bytes, new: bytes, *, max_bytes: int = DEFAULT_MAX_BYTES
-    ) -> Iterator[diff.Change]:
+    ) -> Iterator[Change]:
         """The changes that turn ``old`` into ``new``; reads only the pieces that differ."""
+        from casstore.objects import diff
+
         reader = PieceReader(self.engine)
         first, second = reader.get(old), reader.get(new)
         return diff.diff_objects(reader, (old, first), (new, second), max_bytes)

@@ -13,7 +13,6 @@ import errno
 import os
 import threading
 import time
-import weakref
 from types import TracebackType
 from typing import Final
 
@@ -437,9 +436,8 @@ class Reading:
             raise translate(exc, self._env.path) from exc
 
 
-# Environments that a fork must quiesce. Weak: a store that was dropped unclosed is
-# closed by py-lmdb when it is collected.
-_OPEN: weakref.WeakSet[Environment] = weakref.WeakSet()
+# Environments that a fork must quiesce: all that were opened and not closed.
+_OPEN: set[Environment] = set()
 _forking: list[Environment] = []
 _fork_lock = threading.Lock()
 
