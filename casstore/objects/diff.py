@@ -73,6 +73,11 @@ class Change:
         """The newer value at this place; None if there is none."""
         return self._load(self._after)
 
+    @property
+    def pieces_read(self) -> int:
+        """How many pieces the comparison has read so far."""
+        return self._reader.pieces_read
+
     def _load(self, place: Any) -> Any:
         if place is _ABSENT:
             return None

@@ -371,6 +371,17 @@ class LmdbEngine:
             env.handle.reader_check()
             self._compressor.current = self._current_dictionary()
 
+    def used_bytes(self) -> int:
+        """The pages that objects, rows and indexes take; the file is longer by its free ones."""
+        env = self._env
+        databases = (env.index, env.slabs, env.dictionaries, env.meta, *env.tables.values())
+        with env.reading() as txn:
+            stats = [txn.stat(database) for database in databases]
+        return sum(
+            stat["psize"] * (stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"])
+            for stat in stats
+        )
+
     def flush(self) -> None:
         """Make everything acknowledged so far survive a power loss."""
         self._env.flush()

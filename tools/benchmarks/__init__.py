@@ -1,0 +1,1 @@
+"""What ``tools/bench.py`` measures: one module a layer, each figure a ratio within one run."""
