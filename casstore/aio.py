@@ -28,7 +28,7 @@ from casstore.objects.edit import Edit
 from casstore.objects.view import View
 
 if TYPE_CHECKING:
-    from casstore.engine.lmdb.engine import DictionaryReport
+    from casstore.engine.lmdb.dictionaries import DictionaryReport
 
 Result = TypeVar("Result")
 

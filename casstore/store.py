@@ -24,7 +24,7 @@ from casstore.objects import blobs, values
 from casstore.objects.pieces import PendingReader, PieceReader, PieceWriter
 
 if TYPE_CHECKING:
-    from casstore.engine.lmdb.engine import DictionaryReport
+    from casstore.engine.lmdb.dictionaries import DictionaryReport
     from casstore.objects.diff import Change
     from casstore.objects.edit import Edit
 

@@ -32,11 +32,12 @@ LoadDictionary = Callable[[int], bytes]
 class Compressor:
     """Compresses slabs with the newest dictionary, inflates them with the one they name."""
 
-    def __init__(self, load_dictionary: LoadDictionary, current: int = NO_DICTIONARY) -> None:
+    def __init__(self, load_dictionary: LoadDictionary) -> None:
         self._load = load_dictionary
         self._dictionaries: dict[int, zstandard.ZstdCompressionDict] = {}
         self._local = threading.local()
-        self.current = current
+        #: The dictionary that new slabs use.
+        self.current = NO_DICTIONARY
 
     def compress(self, raw: bytes) -> tuple[int, int, bytes]:
         """(codec, dictionary number, payload) for these bytes; raw if that is no longer."""

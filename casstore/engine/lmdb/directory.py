@@ -76,9 +76,14 @@ class StoreDirectory:
         """See that this is, or may become, a store's directory; raise a typed error if not."""
         if os.path.exists(self.data_path):
             return
-        if os.path.exists(self.path) and not os.path.isdir(self.path):
-            raise InvalidInputError(f"{self.path} is a file; a store is a directory")
-        strangers = set(os.listdir(self.path)) - _OWN_NAMES if os.path.isdir(self.path) else set()
+        try:
+            strangers = set(os.listdir(self.path)) - _OWN_NAMES
+        except FileNotFoundError:
+            strangers = set()
+        except NotADirectoryError as exc:
+            raise InvalidInputError(f"{self.path} is a file; a store is a directory") from exc
+        except OSError as exc:
+            raise StorageError(f"cannot read {self.path}: {exc.strerror}") from exc
         if strangers:
             raise ForeignStoreError(
                 f"{self.path} holds no store and is not empty ({sorted(strangers)[0]!r} is there)"

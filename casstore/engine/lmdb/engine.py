@@ -17,19 +17,33 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import lmdb
 
 from casstore.engine import conditions
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.cache import SlabCache
-from casstore.engine.lmdb.compression import NO_DICTIONARY, Compressor, train
+from casstore.engine.lmdb.compression import Compressor
+from casstore.engine.lmdb.dictionaries import (
+    MIN_GAIN,
+    SAMPLE_BYTES,
+    SAMPLE_MAX_OBJECT_BYTES,
+    DictionaryReport,
+    DictionaryShelf,
+    try_dictionary,
+)
 from casstore.engine.lmdb.directory import DURABILITIES, FULL, PROCESS
-from casstore.engine.lmdb.environment import DEFAULT_MAP_BYTES, Environment, translate
+from casstore.engine.lmdb.environment import (
+    DEFAULT_MAP_BYTES,
+    Environment,
+    is_over,
+    translate,
+)
 from casstore.engine.lmdb.group import CommitQueue, Ticket
 from casstore.engine.lmdb.reader import SlabReader
 from casstore.engine.lmdb.transaction import Prepared, StaleError, Transaction
+from casstore.engine.lmdb.verification import verify_objects
 from casstore.engine.protocol import (
     MAX_ROW_KEY_BYTES,
     NewObject,
@@ -44,18 +58,15 @@ from casstore.errors import (
     BusyError,
     CasstoreError,
     ClosedError,
-    CorruptionError,
     InvalidInputError,
     StorageError,
 )
-from casstore.format.digest import check_object, plain_hash
 
 DEFAULT_CACHE_BYTES: Final = 32 << 20
 
 # One read transaction serves at most this many look-ups, so that none is open long:
 # LMDB reuses no page that an open reader may still see.
 _READ_BATCH: Final = 512
-_VERIFY_BATCH: Final = 64
 # How often a write is prepared anew because a collector removed what it relied on.
 _MAX_ATTEMPTS: Final = 16
 # Now and then a writer clears the slots of killed readers, which stop pages from being
@@ -63,31 +74,9 @@ _MAX_ATTEMPTS: Final = 16
 _HOUSEKEEPING_COMMITS: Final = 1024
 _SYNC_INTERVAL_S: Final = 1.0
 
-_CURRENT_DICTIONARY: Final = b"current_dictionary"
-_DICTIONARY_CHECKSUM_BYTES: Final = 8
-_DICTIONARY_BYTES: Final = 64 << 10
-_DICTIONARY_SAMPLE_BYTES: Final = 8 << 20
-# zstd's advice is a hundred times the dictionary; a tenth of that still pays here.
-_DICTIONARY_MIN_SAMPLE_BYTES: Final = 10 * _DICTIONARY_BYTES
-_DICTIONARY_MAX_OBJECT_BYTES: Final = 32 << 10
-# A dictionary costs memory in every thread and must be kept for ever.
-DICTIONARY_MIN_GAIN: Final = 0.10
-
 
 def _wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-class DictionaryReport(NamedTuple):
-    """What training gave: held-out bytes as stored today and with the new dictionary.
-
-    ``adopted`` is the number of the dictionary that new slabs now use, or None.
-    """
-
-    samples: int
-    before_bytes: int
-    after_bytes: int
-    adopted: int | None
 
 
 class LmdbEngine:
@@ -121,12 +110,20 @@ class LmdbEngine:
             lmdb_version=lmdb_version,
         )
         self._cache = SlabCache(cache_bytes)
-        self._compressor = Compressor(self._load_dictionary, self._current_dictionary())
         self._queue: CommitQueue[Prepared, WriteResult] = CommitQueue(self._run_batch)
         self._commits = 0
         self._stop_syncing = threading.Event()
-        if verify or self._env.must_verify:
-            self._verify_or_close()
+        self._sync_failure: CasstoreError | None = None
+        self._shelf = DictionaryShelf(self._env)
+        self._compressor = Compressor(self._shelf.load)
+        try:
+            if verify or self._env.must_verify:
+                self.verify()
+                self._env.trusted()
+            self._compressor.current = self._shelf.newest()
+        except BaseException:
+            self._env.close()
+            raise
         if durability == PROCESS and not readonly:
             threading.Thread(
                 target=self._sync_now_and_then, name="casstore-sync", daemon=True
@@ -151,7 +148,7 @@ class LmdbEngine:
 
     def missing(self, digests: Sequence[bytes]) -> list[bytes]:
         """Those of ``digests`` that are not stored, in order, each once."""
-        self._env.check_open()
+        self._env.gate.check()
         conditions.check_digests(digests)
         unique = list(dict.fromkeys(digests))
         absent: list[bytes] = []
@@ -165,7 +162,7 @@ class LmdbEngine:
 
     def get_many(self, digests: Sequence[bytes]) -> list[StoredObject | None]:
         """The objects in the order asked for; None where there is none."""
-        self._env.check_open()
+        self._env.gate.check()
         conditions.check_digests(digests)
         found: list[StoredObject | None] = []
         for start in range(0, len(digests), _READ_BATCH):
@@ -260,14 +257,18 @@ class LmdbEngine:
 
     def now_ms(self) -> int:
         """The engine's clock, in milliseconds since 1970."""
-        self._env.check_open()
+        self._env.gate.check()
         return self._clock()
 
     # --- writing ------------------------------------------------------------------------------
 
     def write(self, write: Write) -> WriteResult:
         """Run one write, wholly or not at all; when it returns it is as durable as promised."""
+        self._env.gate.check()
         self._env.require_writable()
+        if self._sync_failure is not None:
+            failure, self._sync_failure = self._sync_failure, None
+            raise failure
         conditions.validate(write)
         for _ in range(_MAX_ATTEMPTS):
             prepared = self._prepare(write)
@@ -315,7 +316,7 @@ class LmdbEngine:
         env = self._env
         with env.write_lock:
             try:
-                env.check_open()
+                env.gate.check()
                 self._commit(batch)
             except StorageError as exc:
                 if len(batch) == 1:
@@ -335,41 +336,55 @@ class LmdbEngine:
             ticket.error = exc
 
     def _commit(self, batch: list[Ticket[Prepared, WriteResult]]) -> None:
+        """Run a batch as one transaction and answer all its tickets, or raise."""
         env = self._env
-        results: list[WriteResult | CasstoreError] = []
         try:
-            txn = env.handle.begin(write=True)
+            txn = env.begin_write()
+            results: list[WriteResult | CasstoreError] = []
             try:
-                now_ms = self._clock()
-                transaction = Transaction(env, txn, now_ms)
+                transaction = Transaction(env, txn, self._clock())
                 for ticket in batch:
-                    try:
-                        results.append(transaction.apply(ticket.work))
-                    except CasstoreError as exc:
-                        # Everything is checked before anything is changed, so a refused
-                        # write leaves the transaction as it found it.
-                        results.append(exc)
+                    results.append(self._apply(transaction, ticket.work))
                 if transaction.changed:
                     txn.commit()
                 else:
                     txn.abort()
-            except BaseException:
+            except lmdb.Error:
                 txn.abort()
                 raise
+            except BaseException:
+                if is_over(txn):
+                    # Interrupted (Ctrl-C) just after the commit: it counts, and the others
+                    # of the batch must learn so, or they would write a second time.
+                    _answer(batch, results)
+                else:
+                    txn.abort()
+                raise
         except lmdb.Error as exc:
-            if isinstance(exc, lmdb.PanicError):
-                env.reopen()
             raise translate(exc, env.path) from exc
-        for ticket, result in zip(batch, results, strict=True):
-            if isinstance(result, WriteResult):
-                ticket.result = result
-            else:
-                ticket.error = result
+        _answer(batch, results)
         env.cover()
         self._commits += 1
         if self._commits % _HOUSEKEEPING_COMMITS == 0:
-            env.handle.reader_check()
-            self._compressor.current = self._current_dictionary()
+            self._keep_house()
+
+    @staticmethod
+    def _apply(transaction: Transaction, prepared: Prepared) -> WriteResult | CasstoreError:
+        try:
+            ids = transaction.check(prepared)
+        except CasstoreError as exc:
+            # Refused before anything was changed: the others of the batch go on.
+            return exc
+        return transaction.perform(prepared, ids)
+
+    def _keep_house(self) -> None:
+        try:
+            self._env.handle.reader_check()
+        except lmdb.Error:
+            # The commit before it is done and must not look failed. Slots of killed
+            # readers stay for another round, which costs pages, not data.
+            return
+        self._compressor.current = self._shelf.newest()
 
     def used_bytes(self) -> int:
         """The pages that objects, rows and indexes take; the file is longer by its free ones."""
@@ -392,6 +407,9 @@ class LmdbEngine:
                 self._env.flush()
             except ClosedError:
                 return
+            except CasstoreError as exc:
+                # Nobody waits for this flush; the next writer is told.
+                self._sync_failure = exc
 
     def close(self) -> None:
         """Let go of all resources. Closing twice is allowed; every other call then fails."""
@@ -403,49 +421,7 @@ class LmdbEngine:
 
     def verify(self) -> int:
         """Recompute every digest and check the index; the number of objects, or CorruptionError."""
-        checked = 0
-        last_id = 0
-        while True:
-            with self._env.reading() as txn:
-                cursor = txn.cursor(db=self._env.slabs)
-                reader = SlabReader(cursor, self._cache, self._compressor)
-                if not cursor.set_range(slabs.slab_key(last_id + 1)):
-                    break
-                for _ in range(_VERIFY_BATCH):
-                    last_id = int.from_bytes(cursor.key(), "big")
-                    checked += self._verify_slab(txn, reader, last_id)
-                    if not cursor.set_range(slabs.slab_key(last_id + 1)):
-                        break
-        with self._env.reading() as txn:
-            indexed = txn.stat(self._env.index)["entries"]
-        if indexed != checked:
-            raise CorruptionError(f"{self.path} names {indexed} objects but holds {checked}")
-        return checked
-
-    def _verify_slab(
-        self, txn: lmdb.Transaction[memoryview], reader: SlabReader, last_id: int
-    ) -> int:
-        slab = reader.slab(last_id)
-        checked = 0
-        for position in range(slab.directory.objects):
-            object_id = slab.directory.first_id + position
-            digest = slab.directory.digest(position)
-            row = txn.get(digest, db=self._env.index)
-            if row is None or int.from_bytes(row, "big") != object_id:
-                continue
-            if any(child >= object_id for child in slab.children(position)):
-                raise CorruptionError(f"object {digest.hex()} is older than one it links to")
-            check_object(digest, *reader.object(object_id))
-            checked += 1
-        return checked
-
-    def _verify_or_close(self) -> None:
-        try:
-            self.verify()
-            self._env.trusted()
-        except BaseException:
-            self._env.close()
-            raise
+        return verify_objects(self._env, self._reader)
 
     # --- dictionaries ----------------------------------------------------------------------------
 
@@ -453,77 +429,31 @@ class LmdbEngine:
         """Train a dictionary on the store's own content; adopt it if it saves enough.
 
         New slabs use the newest dictionary; each slab names its own, and none is ever
-        removed while a slab may name it. Another process goes on with the one it knows
-        and reads both.
+        removed while a slab may name it. Another process goes on with the one it knows,
+        reads both, and learns of the new one after a while.
         """
         self._env.require_writable()
-        samples = self._sample_objects()
-        trial = None
-        if sum(map(len, samples)) >= _DICTIONARY_MIN_SAMPLE_BYTES:
-            trial = train(samples, _DICTIONARY_BYTES, self._compressor.compress)
+        with self._env.reading() as txn:
+            samples = self._reader(txn).sample(SAMPLE_BYTES, SAMPLE_MAX_OBJECT_BYTES)
+        trial = try_dictionary(samples, self._compressor.compress)
         if trial is None:
             return DictionaryReport(len(samples), 0, 0, adopted=None)
         adopted = None
-        if trial.gain >= DICTIONARY_MIN_GAIN:
-            adopted = self._adopt(trial.dictionary)
+        if trial.gain >= MIN_GAIN:
+            adopted = self._compressor.current = self._shelf.add(trial.dictionary)
         return DictionaryReport(
             len(samples), trial.before_bytes, trial.after_bytes, adopted=adopted
         )
 
-    def _sample_objects(self) -> list[bytes]:
-        """Recent objects as slabs hold them, up to a number of bytes."""
-        samples: list[bytes] = []
-        room = _DICTIONARY_SAMPLE_BYTES
-        with self._env.reading() as txn:
-            cursor = txn.cursor(db=self._env.slabs)
-            reader = SlabReader(cursor, self._cache, self._compressor)
-            more = cursor.last()
-            while more and room > 0:
-                slab = reader.decode()
-                for position in range(slab.directory.objects):
-                    sample = slab.stripped(position)
-                    if 0 < len(sample) <= _DICTIONARY_MAX_OBJECT_BYTES:
-                        samples.append(sample)
-                        room -= len(sample)
-                more = cursor.prev()
-        return samples
 
-    def _adopt(self, content: bytes) -> int:
-        env = self._env
-        with env.write_lock:
-            env.check_open()
-            try:
-                with env.handle.begin(write=True) as txn:
-                    with txn.cursor(db=env.dictionaries) as cursor:
-                        number = int.from_bytes(cursor.key(), "big") + 1 if cursor.last() else 1
-                    checksum = plain_hash(content, _DICTIONARY_CHECKSUM_BYTES)
-                    txn.put(number.to_bytes(4, "big"), checksum + content, db=env.dictionaries)
-                    txn.put(_CURRENT_DICTIONARY, str(number).encode(), db=env.meta)
-            except lmdb.Error as exc:
-                raise translate(exc, env.path) from exc
-            env.cover()
-        self._compressor.current = number
-        return number
-
-    def _current_dictionary(self) -> int:
-        with self._env.reading() as txn:
-            row = txn.get(_CURRENT_DICTIONARY, db=self._env.meta)
-            return NO_DICTIONARY if row is None else int(bytes(row))
-
-    def _load_dictionary(self, number: int) -> bytes:
-        # Called while a slab is decoded, inside this thread's read transaction; a
-        # transaction of its own must not enter the gate a second time.
-        try:
-            with self._env.handle.begin() as txn:
-                row = txn.get(number.to_bytes(4, "big"), db=self._env.dictionaries)
-        except lmdb.Error as exc:
-            raise translate(exc, self.path) from exc
-        if row is None:
-            raise CorruptionError(f"{self.path} lacks dictionary {number}, which a slab needs")
-        checksum, content = row[:_DICTIONARY_CHECKSUM_BYTES], row[_DICTIONARY_CHECKSUM_BYTES:]
-        if plain_hash(content, _DICTIONARY_CHECKSUM_BYTES) != checksum:
-            raise CorruptionError(f"dictionary {number} of {self.path} is damaged")
-        return content
+def _answer(
+    batch: list[Ticket[Prepared, WriteResult]], results: list[WriteResult | CasstoreError]
+) -> None:
+    for ticket, result in zip(batch, results, strict=True):
+        if isinstance(result, WriteResult):
+            ticket.result = result
+        else:
+            ticket.error = result
 
 
 # A bound may be longer than any key can be (the last key of a page and one byte more),

@@ -19,16 +19,22 @@ from typing import Final
 import lmdb
 
 from casstore.engine.lmdb import guard
+from casstore.engine.lmdb.creation import (
+    DATABASES,
+    DICTIONARIES,
+    INDEX,
+    META,
+    SLABS,
+    create_store,
+)
 from casstore.engine.lmdb.directory import (
     FILE_MODE,
     FULL,
-    NEW_FILE,
-    NEW_LOCK_FILE,
     PROCESS,
     StoreDirectory,
     boot_id,
 )
-from casstore.engine.protocol import TABLES
+from casstore.engine.lmdb.gate import Gate
 from casstore.errors import (
     BusyError,
     CasstoreError,
@@ -39,18 +45,12 @@ from casstore.errors import (
     StorageError,
     StorageFullError,
 )
-from casstore.format.header import header_rows, require_header
+from casstore.format.header import require_header
 
 # Address space, not disk: the same in every process, so that no process ever has to
 # grow the map under another's feet.
 DEFAULT_MAP_BYTES: Final = 1 << 40
 MAX_READERS: Final = 2048
-
-_INDEX: Final = "index"
-_SLABS: Final = "slabs"
-_DICTIONARIES: Final = "dictionaries"
-_META: Final = "meta"
-_DATABASES: Final = (_INDEX, _SLABS, _DICTIONARIES, _META, *TABLES)
 
 # How long an opener waits for a short file to be covered by its writer.
 _COVER_TRIES: Final = 50
@@ -108,12 +108,7 @@ class Environment:
         self._map_bytes = map_bytes
         self._lmdb_version = 0 if lmdb_version is None else lmdb_version
         self._directory = StoreDirectory(path, readonly=readonly)
-        # Threads inside a transaction, by ident. Setting and deleting a key are atomic,
-        # so entering costs no lock.
-        self._inside: dict[int, bool] = {}
-        self._closed_to: type[CasstoreError] | None = None
-        self._paused = False
-        self._resumed = threading.Condition()
+        self.gate = Gate()
         self.write_lock = threading.Lock()
 
         self._directory.prepare(create=create and not readonly)
@@ -136,38 +131,12 @@ class Environment:
     # --- opening ---------------------------------------------------------------------
 
     def _create_if_absent(self) -> None:
-        """Build a whole new store aside and rename it in, so that no half of one is ever seen."""
         if os.path.exists(self._directory.data_path):
             return
-        new = os.path.join(self.path, NEW_FILE)
         try:
-            for leftover in (new, os.path.join(self.path, NEW_LOCK_FILE)):
-                if os.path.exists(leftover):
-                    os.unlink(leftover)
-            made = lmdb.open(
-                new,
-                subdir=False,
-                mode=FILE_MODE,
-                map_size=self._map_bytes,
-                max_dbs=len(_DATABASES),
-                lib_version=self._lmdb_version,
-            )
-            try:
-                with made.begin(write=True) as txn:
-                    for name in _DATABASES:
-                        made.open_db(name.encode(), txn=txn)
-                    meta = made.open_db(_META.encode(), txn=txn)
-                    for key, value in header_rows(time.time_ns() // 1_000_000).items():
-                        txn.put(key, value, db=meta)
-            finally:
-                made.close()
-            os.unlink(os.path.join(self.path, NEW_LOCK_FILE))
-            os.rename(new, self._directory.data_path)
-            self._directory.sync_names()
+            create_store(self._directory, self._map_bytes, self._lmdb_version)
         except lmdb.Error as exc:
             raise translate(exc, self.path) from exc
-        except OSError as exc:
-            raise StorageError(f"cannot create {self.path}: {exc.strerror}") from exc
 
     def _check_file(self, *, verify: bool) -> None:
         path = self._directory.data_path
@@ -196,6 +165,11 @@ class Environment:
         boot = self._directory.unsynced_boot()
         if boot is None or boot == boot_id():
             return False
+        if self._directory.others_present():
+            raise BusyError(
+                f"{self.path} is being verified by another process, after the machine went down "
+                "with writes unflushed; try again"
+            )
         guard.verify_structure(self._directory.data_path)
         return True
 
@@ -223,7 +197,7 @@ class Environment:
                 create=False,
                 writemap=False,
                 max_readers=MAX_READERS,
-                max_dbs=len(_DATABASES),
+                max_dbs=len(DATABASES),
                 readahead=False,
             )
         except lmdb.Error as exc:
@@ -247,63 +221,34 @@ class Environment:
         # would have to commit it for the handle to stay valid.
         try:
             try:
-                meta = handle.open_db(_META.encode(), create=False)
+                meta = handle.open_db(META.encode(), create=False)
             except lmdb.NotFoundError:
                 require_header(lambda key: None, self.path)
                 raise
             with handle.begin() as txn:
                 require_header(lambda key: txn.get(key, db=meta), self.path)
-            databases = {name: handle.open_db(name.encode(), create=False) for name in _DATABASES}
+            databases = {name: handle.open_db(name.encode(), create=False) for name in DATABASES}
         except lmdb.NotFoundError as exc:
             raise CorruptionError(f"{self.path} lacks a table: {exc}") from exc
         except lmdb.Error as exc:
             raise translate(exc, self.path) from exc
-        self.index = databases.pop(_INDEX)
-        self.slabs = databases.pop(_SLABS)
-        self.dictionaries = databases.pop(_DICTIONARIES)
-        self.meta = databases.pop(_META)
+        self.index = databases.pop(INDEX)
+        self.slabs = databases.pop(SLABS)
+        self.dictionaries = databases.pop(DICTIONARIES)
+        self.meta = databases.pop(META)
         self.tables = databases
 
-    # --- the gate ----------------------------------------------------------------------
+    # --- transactions -------------------------------------------------------------------
 
-    def enter(self) -> None:
-        """Count this thread as inside a transaction, or raise if the gate is shut.
-
-        A thread must not enter twice.
-        """
-        me = threading.get_ident()
-        # Announce first, look second: whoever shuts the gate does it the other way
-        # round, so one of the two always sees the other.
-        self._inside[me] = True
-        if self._closed_to is not None:
-            del self._inside[me]
-            self._refuse()
-        if self._paused:
-            del self._inside[me]
-            with self._resumed:
-                self._resumed.wait_for(lambda: not self._paused)
-            self.enter()
-
-    def leave(self) -> None:
-        """Count this thread out: its transaction is over."""
-        del self._inside[threading.get_ident()]
-
-    def check_open(self) -> None:
-        """Raise if the gate is shut for good."""
-        if self._closed_to is not None:
-            self._refuse()
-
-    def _refuse(self) -> None:
-        if self._closed_to is ForkedError:
-            raise ForkedError(
-                f"{self.path} was opened before this process was forked; open it again here"
-            )
-        raise ClosedError(f"{self.path} is closed")
-
-    def _drain(self) -> None:
-        """Wait until no thread is inside. They are short, and the gate lets no new ones in."""
-        while self._inside:
-            time.sleep(0.0001)
+    def begin_write(self) -> lmdb.Transaction[bytes]:
+        """Begin the process's one write transaction; hold ``write_lock``."""
+        try:
+            return self.handle.begin(write=True)
+        except lmdb.PanicError:
+            # An earlier commit could not write its meta page, and LMDB takes no more
+            # writes until it is opened anew. The file holds the last good commit.
+            self.reopen()
+            return self.handle.begin(write=True)
 
     def reading(self) -> Reading:
         """A short read transaction; nothing may leave it as a view."""
@@ -321,28 +266,22 @@ class Environment:
 
     def flush(self) -> None:
         """Write everything committed so far through to the disk."""
-        self.enter()
+        self.gate.enter()
         try:
             self.handle.sync(True)
         except lmdb.Error as exc:
             raise translate(exc, self.path) from exc
         finally:
-            self.leave()
+            self.gate.leave()
 
     def reopen(self) -> None:
         """Open LMDB anew, after an error that left its environment unusable."""
-        self._paused = True
+        self.gate.pause()
         try:
-            self._drain()
             self.handle.close()
             self._open()
         finally:
-            self._resume()
-
-    def _resume(self) -> None:
-        self._paused = False
-        with self._resumed:
-            self._resumed.notify_all()
+            self.gate.resume()
 
     def trusted(self) -> None:
         """Everything was verified after a crash: the file may be trusted again."""
@@ -352,10 +291,9 @@ class Environment:
     def close(self) -> None:
         """Wait for transactions to end, flush what is pending, and let go of the files."""
         with self.write_lock:
-            if self._closed_to is not None:
+            if self.gate.is_shut:
                 return
-            self._closed_to = ClosedError
-            self._drain()
+            self.gate.shut(ClosedError(f"{self.path} is closed"))
             _OPEN.discard(self)
             try:
                 if self.durability == PROCESS and not self.readonly:
@@ -382,23 +320,33 @@ class Environment:
         parent's reader slot or write lock to others.
         """
         self.write_lock.acquire()
-        self._paused = True
-        self._drain()
+        self.gate.pause()
 
     def after_fork_in_parent(self) -> None:
         """Go on."""
-        self._resume()
+        self.gate.resume()
         self.write_lock.release()
 
     def after_fork_in_child(self) -> None:
         """Drop the copy; from here on every use is refused by name."""
-        self._closed_to = ForkedError
-        self._resumed = threading.Condition()
-        self._paused = False
+        self.gate.shut_in_child(
+            ForkedError(
+                f"{self.path} was opened before this process was forked; open it again here"
+            )
+        )
         self.write_lock = threading.Lock()
         self.handle.close()
         os.close(self._data_handle)
         self._directory.release_in_child()
+
+
+def is_over(txn: lmdb.Transaction[bytes]) -> bool:
+    """Has this transaction been committed or aborted?"""
+    try:
+        txn.id()
+    except lmdb.Error:
+        return True
+    return False
 
 
 class Reading:
@@ -411,14 +359,14 @@ class Reading:
 
     def __enter__(self) -> lmdb.Transaction[memoryview]:
         env = self._env
-        env.enter()
+        env.gate.enter()
         try:
             self._txn = env.handle.begin(buffers=True)
         except lmdb.Error as exc:
-            env.leave()
+            env.gate.leave()
             raise translate(exc, env.path) from exc
         except BaseException:
-            env.leave()
+            env.gate.leave()
             raise
         return self._txn
 
@@ -431,7 +379,7 @@ class Reading:
         try:
             self._txn.abort()
         finally:
-            self._env.leave()
+            self._env.gate.leave()
         if isinstance(exc, lmdb.Error):
             raise translate(exc, self._env.path) from exc
 

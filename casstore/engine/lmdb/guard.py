@@ -17,7 +17,7 @@ import os
 from struct import Struct
 from typing import Final, NamedTuple
 
-from casstore.errors import CorruptionError, FormatVersionError
+from casstore.errors import CorruptionError, FormatVersionError, StorageError
 
 _MAGIC: Final = 0xBEEFC0DE
 # The two formats differ in the length of a page header: LMDB 0.9 writes version 1
@@ -37,11 +37,14 @@ class Extent(NamedTuple):
 
 def read_extent(path: str) -> Extent:
     """Parse both meta pages the way LMDB picks one; raise if neither makes sense."""
-    with open(path, "rb") as source:
-        # The meta page is read before the length: a writer that commits in between
-        # can only make the file longer than needed.
-        head = source.read(2 << 16)
-        file_bytes = os.fstat(source.fileno()).st_size
+    try:
+        with open(path, "rb") as source:
+            # The meta page is read before the length: a writer that commits in between
+            # can only make the file longer than needed.
+            head = source.read(2 << 16)
+            file_bytes = os.fstat(source.fileno()).st_size
+    except OSError as exc:
+        raise StorageError(f"cannot read {path}: {exc.strerror}") from exc
     header_bytes = _find_header(head, path)
     page_bytes = _META.unpack_from(head, header_bytes)[4]
     if page_bytes not in (1 << shift for shift in range(9, 17)):

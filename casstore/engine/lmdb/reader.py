@@ -69,6 +69,20 @@ class SlabReader:
         )
         return Slab(directory, raw)
 
+    def sample(self, size_bytes: int, max_object_bytes: int) -> list[bytes]:
+        """Recent objects as slabs hold them, none longer than ``max_object_bytes``."""
+        samples: list[bytes] = []
+        more = self._cursor.last()
+        while more and size_bytes > 0:
+            slab = self.decode()
+            for position in range(slab.directory.objects):
+                data = slab.stripped(position)
+                if 0 < len(data) <= max_object_bytes:
+                    samples.append(data)
+                    size_bytes -= len(data)
+            more = self._cursor.prev()
+        return samples
+
     def digest(self, object_id: int) -> bytes:
         """The digest of an object, from its slab's directory alone."""
         slab = self._slab

@@ -43,8 +43,11 @@ class Transaction:
         self._next_id = 0
         self.changed = False
 
-    def apply(self, prepared: Prepared) -> WriteResult:
-        """Run one write, or raise without having changed anything."""
+    def check(self, prepared: Prepared) -> dict[bytes, int]:
+        """Raise if this write must be refused; changes nothing.
+
+        Returns the ids of the stored objects that it links to, for ``perform``.
+        """
         write = prepared.write
         if write.conditions:
             conditions.require(write.conditions, self._find_row, self._has_object, self._now_ms)
@@ -53,9 +56,15 @@ class Transaction:
             # the object after this write was prepared (the first rule of collection).
             if not self._has_object(digest):
                 raise StaleError(digest.hex())
-        outside = self._find_children(prepared.drafts)
+        return self._find_children(prepared.drafts)
 
-        new_objects = sum([self._store(draft, outside) for draft in prepared.drafts])
+    def perform(self, prepared: Prepared, ids: dict[bytes, int]) -> WriteResult:
+        """Make the changes of a write that ``check`` passed.
+
+        An error here leaves the transaction half-changed: the caller must abort it.
+        """
+        write = prepared.write
+        new_objects = sum([self._store(draft, ids) for draft in prepared.drafts])
         self._change_rows(write)
         for digest in write.deletes:
             self._txn.delete(digest, db=self._env.index)

@@ -1,0 +1,62 @@
+"""Making a new store: complete, or not there at all.
+
+LMDB writes a file's first pages without a flush, and a crash in between leaves a
+file that does not open. So a store is built beside its place and renamed into it
+when its first transaction is durable.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Final
+
+import lmdb
+
+from casstore.engine.lmdb.directory import FILE_MODE, NEW_FILE, NEW_LOCK_FILE, StoreDirectory
+from casstore.engine.protocol import TABLES
+from casstore.errors import StorageError
+from casstore.format.header import header_rows
+
+INDEX: Final = "index"
+SLABS: Final = "slabs"
+DICTIONARIES: Final = "dictionaries"
+META: Final = "meta"
+#: The databases of a store, by LMDB's name for them.
+DATABASES: Final = (INDEX, SLABS, DICTIONARIES, META, *TABLES)
+
+
+def create_store(directory: StoreDirectory, map_bytes: int, lmdb_version: int) -> None:
+    """Make the data file of a new store; hold the directory's mutex. Raises lmdb.Error too."""
+    new = os.path.join(directory.path, NEW_FILE)
+    new_lock = os.path.join(directory.path, NEW_LOCK_FILE)
+    try:
+        for leftover in (new, new_lock):
+            if os.path.exists(leftover):
+                os.unlink(leftover)
+        _build(new, map_bytes, lmdb_version)
+        os.unlink(new_lock)
+        os.rename(new, directory.data_path)
+        directory.sync_names()
+    except OSError as exc:
+        raise StorageError(f"cannot create {directory.path}: {exc.strerror}") from exc
+
+
+def _build(path: str, map_bytes: int, lmdb_version: int) -> None:
+    env = lmdb.open(
+        path,
+        subdir=False,
+        mode=FILE_MODE,
+        map_size=map_bytes,
+        max_dbs=len(DATABASES),
+        lib_version=lmdb_version,
+    )
+    try:
+        with env.begin(write=True) as txn:
+            for name in DATABASES:
+                env.open_db(name.encode(), txn=txn)
+            meta = env.open_db(META.encode(), txn=txn)
+            for key, value in header_rows(time.time_ns() // 1_000_000).items():
+                txn.put(key, value, db=meta)
+    finally:
+        env.close()

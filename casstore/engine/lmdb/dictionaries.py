@@ -1,0 +1,99 @@
+"""Trained zstd dictionaries: kept for ever, numbered, adopted only for a real gain.
+
+Small commits make small slabs, and a small slab alone gives a compressor little to
+learn from. A dictionary trained on the store's own content stands in for the context.
+It costs memory in every thread and must be kept as long as any slab names it, so it
+has to earn its place on samples that it has not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import lmdb
+
+from casstore.engine.lmdb.compression import NO_DICTIONARY, Trial, train
+from casstore.engine.lmdb.environment import Environment, translate
+from casstore.errors import CorruptionError
+from casstore.format.digest import plain_hash
+
+MIN_GAIN: Final = 0.10
+SAMPLE_BYTES: Final = 8 << 20
+SAMPLE_MAX_OBJECT_BYTES: Final = 32 << 10
+
+_SIZE_BYTES: Final = 64 << 10
+# zstd's advice is a hundred times the dictionary; a tenth of that already pays.
+_MIN_SAMPLE_BYTES: Final = 10 * _SIZE_BYTES
+_NEWEST: Final = b"current_dictionary"
+_CHECKSUM_BYTES: Final = 8
+
+
+class DictionaryReport(NamedTuple):
+    """What training gave: held-out bytes as stored today and with the new dictionary.
+
+    ``adopted`` is the number of the dictionary that new slabs now use, or None.
+    """
+
+    samples: int
+    before_bytes: int
+    after_bytes: int
+    adopted: int | None
+
+
+def try_dictionary(
+    samples: list[bytes], compress: Callable[[bytes], tuple[int, int, bytes]]
+) -> Trial | None:
+    """Train on ``samples`` and judge against today's way; None if there are too few."""
+    if sum(map(len, samples)) < _MIN_SAMPLE_BYTES:
+        return None
+    return train(samples, _SIZE_BYTES, compress)
+
+
+class DictionaryShelf:
+    """The dictionaries of one store, by number, each with a checksum."""
+
+    def __init__(self, env: Environment) -> None:
+        self._env = env
+
+    def newest(self) -> int:
+        """The number of the dictionary that new slabs should use."""
+        with self._env.reading() as txn:
+            row = txn.get(_NEWEST, db=self._env.meta)
+            number = str(NO_DICTIONARY).encode() if row is None else bytes(row)
+        if not number.isdigit():
+            raise CorruptionError(f"{self._env.path} names its dictionary {number!r}")
+        return int(number)
+
+    def load(self, number: int) -> bytes:
+        """One dictionary, checked."""
+        # Called while a slab is decoded, inside this thread's read transaction; one of
+        # its own must not enter the gate a second time.
+        try:
+            with self._env.handle.begin() as txn:
+                row = txn.get(number.to_bytes(4, "big"), db=self._env.dictionaries)
+        except lmdb.Error as exc:
+            raise translate(exc, self._env.path) from exc
+        if row is None:
+            raise CorruptionError(f"{self._env.path} lacks dictionary {number}")
+        checksum, content = row[:_CHECKSUM_BYTES], row[_CHECKSUM_BYTES:]
+        if plain_hash(content, _CHECKSUM_BYTES) != checksum:
+            raise CorruptionError(f"dictionary {number} of {self._env.path} is damaged")
+        return content
+
+    def add(self, content: bytes) -> int:
+        """Keep a dictionary and make it the newest; its number."""
+        env = self._env
+        with env.write_lock:
+            env.gate.check()
+            try:
+                with env.begin_write() as txn:
+                    with txn.cursor(db=env.dictionaries) as cursor:
+                        number = int.from_bytes(cursor.key(), "big") + 1 if cursor.last() else 1
+                    checksum = plain_hash(content, _CHECKSUM_BYTES)
+                    txn.put(number.to_bytes(4, "big"), checksum + content, db=env.dictionaries)
+                    txn.put(_NEWEST, str(number).encode(), db=env.meta)
+            except lmdb.Error as exc:
+                raise translate(exc, env.path) from exc
+            env.cover()
+        return number
