@@ -36,14 +36,20 @@ class Compressor:
         self._load = load_dictionary
         self._dictionaries: dict[int, zstandard.ZstdCompressionDict] = {}
         self._local = threading.local()
-        #: The dictionary that new slabs use.
-        self.current = NO_DICTIONARY
+        self._current = NO_DICTIONARY
+
+    def use(self, number: int, content: bytes | None = None) -> None:
+        """Compress with this dictionary from now on; it is loaded here unless given."""
+        if number != NO_DICTIONARY and number not in self._dictionaries:
+            content = self._load(number) if content is None else content
+            self._dictionaries[number] = zstandard.ZstdCompressionDict(content)
+        self._current = number
 
     def compress(self, raw: bytes) -> tuple[int, int, bytes]:
         """(codec, dictionary number, payload) for these bytes; raw if that is no longer."""
         if len(raw) < _MIN_RAW_BYTES:
             return CODEC_RAW, NO_DICTIONARY, raw
-        number = self.current
+        number = self._current
         frame = self._compressor(number).compress(raw)
         if len(raw) - len(frame) < len(raw) // _MIN_SAVING:
             return CODEC_RAW, NO_DICTIONARY, raw

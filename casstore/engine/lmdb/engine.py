@@ -120,7 +120,7 @@ class LmdbEngine:
             if verify or self._env.must_verify:
                 self.verify()
                 self._env.trusted()
-            self._compressor.current = self._shelf.newest()
+            self._compressor.use(self._shelf.newest())
         except BaseException:
             self._env.close()
             raise
@@ -380,11 +380,12 @@ class LmdbEngine:
     def _keep_house(self) -> None:
         try:
             self._env.handle.reader_check()
-        except lmdb.Error:
+            self._compressor.use(self._shelf.newest())
+        except (lmdb.Error, CasstoreError):
             # The commit before it is done and must not look failed. Slots of killed
-            # readers stay for another round, which costs pages, not data.
+            # readers stay for another round, which costs pages, not data; a dictionary
+            # that cannot be read is reported by the first read that needs it.
             return
-        self._compressor.current = self._shelf.newest()
 
     def used_bytes(self) -> int:
         """The pages that objects, rows and indexes take; the file is longer by its free ones."""
@@ -440,7 +441,8 @@ class LmdbEngine:
             return DictionaryReport(len(samples), 0, 0, adopted=None)
         adopted = None
         if trial.gain >= MIN_GAIN:
-            adopted = self._compressor.current = self._shelf.add(trial.dictionary)
+            adopted = self._shelf.add(trial.dictionary)
+            self._compressor.use(adopted, trial.dictionary)
         return DictionaryReport(
             len(samples), trial.before_bytes, trial.after_bytes, adopted=adopted
         )
