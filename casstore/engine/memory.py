@@ -8,10 +8,10 @@ model suites (``casstore.testing``) compare them.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from casstore.engine.clock import wall_clock_ms
 from casstore.engine.conditions import (
     check_digests,
     check_key,
@@ -39,10 +39,6 @@ class _Held(NamedTuple):
     data: bytes
 
 
-def _wall_clock_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 class MemoryEngine:
     """An engine that forgets everything when it is closed.
 
@@ -50,7 +46,7 @@ class MemoryEngine:
     """
 
     def __init__(self, *, clock: Callable[[], int] | None = None) -> None:
-        self._clock = clock if clock is not None else _wall_clock_ms
+        self._clock = clock if clock is not None else wall_clock_ms
         self._lock = threading.Lock()
         self._closed = False
         self._next_id = 1

@@ -8,11 +8,11 @@ when its first transaction is durable.
 from __future__ import annotations
 
 import os
-import time
 from typing import Final
 
 import lmdb
 
+from casstore.engine.clock import wall_clock_ms
 from casstore.engine.lmdb.directory import FILE_MODE, NEW_FILE, NEW_LOCK_FILE, StoreDirectory
 from casstore.engine.protocol import TABLES
 from casstore.errors import StorageError
@@ -56,7 +56,7 @@ def _build(path: str, map_bytes: int, lmdb_version: int) -> None:
             for name in DATABASES:
                 env.open_db(name.encode(), txn=txn)
             meta = env.open_db(META.encode(), txn=txn)
-            for key, value in header_rows(time.time_ns() // 1_000_000).items():
+            for key, value in header_rows(wall_clock_ms()).items():
                 txn.put(key, value, db=meta)
     finally:
         env.close()

@@ -15,13 +15,13 @@ since; if so, the write is prepared again with that object included.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
 import lmdb
 
 from casstore.engine import conditions
+from casstore.engine.clock import wall_clock_ms
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.cache import SlabCache
 from casstore.engine.lmdb.compression import Compressor
@@ -75,10 +75,6 @@ _HOUSEKEEPING_COMMITS: Final = 1024
 _SYNC_INTERVAL_S: Final = 1.0
 
 
-def _wall_clock_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 class LmdbEngine:
     """Objects and rows in one LMDB environment, for many threads and processes."""
 
@@ -99,7 +95,7 @@ class LmdbEngine:
             raise InvalidInputError(
                 f"no durability {durability!r}; there are {', '.join(DURABILITIES)}"
             )
-        self._clock = clock or _wall_clock_ms
+        self._clock = clock or wall_clock_ms
         self._env = Environment(
             path,
             durability=durability,
@@ -198,7 +194,7 @@ class LmdbEngine:
         self, txn: lmdb.Transaction[memoryview], directory: slabs.Directory, before: int | None
     ) -> list[ObjectInfo]:
         infos: list[ObjectInfo] = []
-        child_at = len(directory.children)
+        child_at = len(directory.distances)
         for position in range(directory.objects - 1, -1, -1):
             child_at -= directory.child_counts[position]
             object_id = directory.first_id + position
@@ -213,7 +209,7 @@ class LmdbEngine:
             size_bytes = directory.lengths[position]
             if not directory.kinds[position] & slabs.KEEPS_LINKS:
                 size_bytes += links * len(digest)
-            children = directory.children[child_at : child_at + links]
+            children = directory.children(position, child_at)
             infos.append(
                 ObjectInfo(object_id, digest, kind, size_bytes, children, directory.stored_at_ms)
             )

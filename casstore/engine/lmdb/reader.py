@@ -57,17 +57,23 @@ class SlabReader:
         self._slab = slab
         return slab
 
-    def decode(self) -> Slab:
-        """The slab under the cursor, checked and inflated."""
+    def decode_at(self, object_id: int) -> Slab:
+        """The slab that holds this id, straight from the file and checked in full."""
+        self._seek(object_id)
+        self._slab = self.decode(check=True)
+        return self._slab
+
+    def decode(self, *, check: bool = False) -> Slab:
+        """The slab under the cursor, inflated; ``check`` compares its checksum too."""
         value = self._cursor.value()
-        directory = slabs.read_directory(self._cursor.key(), value)
-        raw = self._compressor.inflate(
-            directory.codec,
-            directory.dictionary,
-            bytes(value[directory.payload_at :]),
-            directory.raw_bytes,
+        directory = slabs.read_directory(self._cursor.key(), value, check=check)
+        payload = bytes(value[directory.payload_at :])
+        return Slab(
+            directory,
+            lambda raw_bytes: self._compressor.inflate(
+                directory.codec, directory.dictionary, payload, raw_bytes
+            ),
         )
-        return Slab(directory, raw)
 
     def sample(self, size_bytes: int, max_object_bytes: int) -> list[bytes]:
         """Recent objects as slabs hold them, none longer than ``max_object_bytes``."""
@@ -96,7 +102,8 @@ class SlabReader:
 
     def _seek(self, object_id: int) -> int:
         """Put the cursor on the slab that holds this id; give the slab's last id."""
-        if self._cursor.set_range(slabs.slab_key(object_id)):
+        # An id comes from a row or a directory that may be damaged.
+        if 0 < object_id <= slabs.MAX_ID and self._cursor.set_range(slabs.slab_key(object_id)):
             value = self._cursor.value()
             last_id = int.from_bytes(self._cursor.key(), "big")
             first_id = last_id - slabs.count_of(value) + 1

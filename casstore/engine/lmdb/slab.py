@@ -93,7 +93,7 @@ def draft(objects: list[NewObject], compress: Callable[[bytes], tuple[int, int, 
         lengths.append(len(rest))
         gaps.extend(own_gaps)
     gap_width = _width(gaps)
-    raw = pack(f"<{len(gaps)}{_CODES[gap_width]}", *gaps) + b"".join(parts)
+    raw = _column(gaps, gap_width) + b"".join(parts)
     codec, dictionary, payload = compress(raw)
     return Draft(objects, stripped, lengths, gap_width, codec, dictionary, payload)
 
@@ -127,6 +127,20 @@ def _width(numbers: Sequence[int]) -> int:
     return 2 if largest < 0x1_0000_0000 else 3
 
 
+def _column(numbers: Sequence[int], width: int) -> bytes:
+    # Most columns of most slabs are bytes, and those need no format string.
+    return bytes(numbers) if not width else pack(f"<{len(numbers)}{_CODES[width]}", *numbers)
+
+
+def _read_column(value: bytes | memoryview, at: int, count: int, width: int) -> Sequence[int]:
+    if width:
+        return unpack_from(f"<{count}{_CODES[width]}", value, at)
+    column = bytes(value[at : at + count])
+    if len(column) != count:
+        raise ValueError("a column runs over the end")
+    return column
+
+
 def encode(
     draft: Draft, first_id: int, dead: Sequence[bool], children: list[list[int]], stored_at_ms: int
 ) -> tuple[bytes, bytes]:
@@ -158,9 +172,9 @@ def encode(
         [
             b"".join([item.digest for item in draft.objects]),
             kinds,
-            pack(f"<{count}{_CODES[widths[0]]}", *draft.lengths),
-            pack(f"<{count}{_CODES[widths[1]]}", *counts),
-            pack(f"<{len(distances)}{_CODES[widths[2]]}", *distances),
+            _column(draft.lengths, widths[0]),
+            _column(counts, widths[1]),
+            _column(distances, widths[2]),
         ]
     )
     key = slab_key(first_id + count - 1)
@@ -189,16 +203,16 @@ def digest_at(value: bytes | memoryview, position: int) -> bytes:
 
 
 class Directory(NamedTuple):
-    """What a slab says of its objects, checked against the slab's checksum."""
+    """What a slab says of its objects."""
 
     first_id: int
     objects: int
     digests: bytes
     kinds: bytes
-    lengths: tuple[int, ...]
-    child_counts: tuple[int, ...]
-    # Child ids of all objects in one row; child_counts divides them.
-    children: tuple[int, ...]
+    lengths: Sequence[int]
+    child_counts: Sequence[int]
+    # How far back the children of all objects lie, in one row; child_counts divides it.
+    distances: Sequence[int]
     gap_width: int
     codec: int
     dictionary: int
@@ -209,52 +223,58 @@ class Directory(NamedTuple):
         """The digest of the object at ``position``."""
         return self.digests[position * DIGEST_BYTES : (position + 1) * DIGEST_BYTES]
 
-    def gap_counts(self) -> list[int]:
+    def gap_counts(self) -> Sequence[int]:
         """How many links were cut out of each object."""
+        if max(self.kinds) < KEEPS_LINKS:
+            return self.child_counts
         return [
             0 if kind & KEEPS_LINKS else number
             for kind, number in zip(self.kinds, self.child_counts, strict=True)
         ]
 
-    @property
-    def raw_bytes(self) -> int:
-        """How long the payload is when inflated."""
-        return (sum(self.gap_counts()) << self.gap_width) + sum(self.lengths)
+    def children(self, position: int, start: int) -> tuple[int, ...]:
+        """The ids that an object links to; ``start`` is where its distances begin."""
+        own = self.first_id + position
+        number = self.child_counts[position]
+        return tuple([own - far for far in self.distances[start : start + number]])
 
 
-def read_directory(key: bytes | memoryview, value: bytes | memoryview) -> Directory:
-    """Read and check everything of a slab but its payload."""
+def read_directory(
+    key: bytes | memoryview, value: bytes | memoryview, *, check: bool = True
+) -> Directory:
+    """Read everything of a slab but its payload.
+
+    ``check`` compares the checksum. A reader of objects may leave that out: what it
+    takes from here it proves by the digest of the object. Who follows ids without
+    reading objects may not.
+    """
     count = count_of(value)
     layout, codec, widths_a, widths_b, _, dictionary, stored_at_ms = _HEADER.unpack_from(value)
     last_id = int.from_bytes(key, "big")
-    codes = [widths_a & 15, widths_a >> 4, widths_b & 15, widths_b >> 4]
-    if layout != LAYOUT or codec not in (CODEC_RAW, CODEC_ZSTD) or max(codes) > 3 or count < 1:
+    widths = widths_a & 15, widths_a >> 4, widths_b & 15, widths_b >> 4
+    if layout != LAYOUT or codec not in (CODEC_RAW, CODEC_ZSTD) or max(widths) > 3 or count < 1:
         raise CorruptionError(f"the slab ending in id {last_id} has an unknown layout")
     try:
         at = HEADER_BYTES
         digests = bytes(value[at : at + DIGEST_BYTES * count])
         at += DIGEST_BYTES * count
-        kinds = bytes(value[at : at + count])
+        kinds = bytes(_read_column(value, at, count, 0))
         at += count
-        lengths = unpack_from(f"<{count}{_CODES[codes[0]]}", value, at)
-        at += count << codes[0]
-        counts = unpack_from(f"<{count}{_CODES[codes[1]]}", value, at)
-        at += count << codes[1]
+        lengths = _read_column(value, at, count, widths[0])
+        at += count << widths[0]
+        counts = _read_column(value, at, count, widths[1])
+        at += count << widths[1]
         links = sum(counts)
-        distances = unpack_from(f"<{links}{_CODES[codes[2]]}", value, at)
-        at += links << codes[2]
+        distances = _read_column(value, at, links, widths[2])
+        at += links << widths[2]
     except (ValueError, OverflowError, MemoryError, struct.error) as exc:
         raise CorruptionError(f"the slab ending in id {last_id} has a damaged directory") from exc
-    checked = b"".join((bytes(key), bytes(value[: _HEADER.size]), bytes(value[HEADER_BYTES:at])))
-    if plain_hash(checked, _CHECKSUM_BYTES) != bytes(value[_HEADER.size : HEADER_BYTES]):
-        raise CorruptionError(f"the slab ending in id {last_id} has a damaged directory")
-    first_id = last_id - count + 1
-    children: tuple[int, ...] = ()
-    if distances:
-        parents = [first_id + at for at, number in enumerate(counts) for _ in range(number)]
-        children = tuple([own - far for own, far in zip(parents, distances, strict=True)])
+    if check:
+        covered = bytes(key) + bytes(value[: _HEADER.size]) + bytes(value[HEADER_BYTES:at])
+        if plain_hash(covered, _CHECKSUM_BYTES) != bytes(value[_HEADER.size : HEADER_BYTES]):
+            raise CorruptionError(f"the slab ending in id {last_id} has a damaged directory")
     return Directory(
-        first_id, count, digests, kinds, lengths, counts, children, codes[3],
+        last_id - count + 1, count, digests, kinds, lengths, counts, distances, widths[3],
         codec, dictionary, stored_at_ms, at,
     )  # fmt: skip
 
@@ -264,17 +284,19 @@ class Slab:
 
     __slots__ = ("_child_starts", "_gap_starts", "_gaps", "_starts", "directory", "raw")
 
-    def __init__(self, directory: Directory, raw: bytes) -> None:
+    def __init__(self, directory: Directory, inflate: Callable[[int], bytes]) -> None:
+        """Decode; ``inflate`` gives the payload if it has exactly so many bytes."""
         self.directory = directory
-        self.raw = raw
-        gaps = directory.gap_counts()
-        gap_bytes = sum(gaps) << directory.gap_width
-        self._child_starts = [0, *accumulate(directory.child_counts)]
-        self._gap_starts = [0, *accumulate(gaps)]
-        self._starts = [*accumulate(directory.lengths, initial=gap_bytes)]
-        self._gaps: tuple[int, ...] = unpack_from(
-            f"<{self._gap_starts[-1]}{_CODES[directory.gap_width]}", raw, 0
+        counts = directory.child_counts
+        gap_counts = directory.gap_counts()
+        gaps = sum(gap_counts)
+        self.raw = inflate((gaps << directory.gap_width) + sum(directory.lengths))
+        self._starts = [*accumulate(directory.lengths, initial=gaps << directory.gap_width)]
+        self._child_starts = [0, *accumulate(counts)]
+        self._gap_starts = (
+            self._child_starts if gap_counts is counts else [0, *accumulate(gap_counts)]
         )
+        self._gaps = _read_column(self.raw, 0, gaps, directory.gap_width)
 
     @property
     def size_bytes(self) -> int:
@@ -287,8 +309,7 @@ class Slab:
 
     def children(self, position: int) -> tuple[int, ...]:
         """The ids that one object links to."""
-        start = self._child_starts[position]
-        return self.directory.children[start : start + self.directory.child_counts[position]]
+        return self.directory.children(position, self._child_starts[position])
 
     def stripped(self, position: int) -> bytes:
         """One object's bytes as they lie here, without its links."""

@@ -1,0 +1,53 @@
+"""The documents are true: every Python block runs, every link leads somewhere."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md")])
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]+\]\(([^)#\s]+)[^)]*\)")
+
+
+def blocks() -> list[tuple[str, str]]:
+    return [
+        (f"{document.relative_to(ROOT)}:{number}", code)
+        for document in DOCUMENTS
+        for number, code in enumerate(BLOCK.findall(document.read_text()), 1)
+    ]
+
+
+@pytest.mark.parametrize(("name", "code"), blocks(), ids=[name for name, _ in blocks()])
+def test_every_python_block_runs(name: str, code: str, tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text((ROOT / "README.md").read_text())
+    (tmp_path / "block.py").write_text(code)
+    answer = subprocess.run(
+        [sys.executable, "-W", "error", "block.py"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stderr
+
+
+def test_the_first_example_of_the_readme_is_short() -> None:
+    first = BLOCK.findall((ROOT / "README.md").read_text())[0]
+    assert len([line for line in first.splitlines() if line.strip()]) <= 15
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_leads_somewhere(document: Path) -> None:
+    for target in LINK.findall(document.read_text()):
+        if "://" not in target:
+            assert (document.parent / target).exists(), target
+
+
+def test_every_command_that_a_document_names_exists() -> None:
+    for document in DOCUMENTS:
+        for name in re.findall(r"\btools/([a-z_]+(?:\.py)?)", document.read_text()):
+            assert (ROOT / "tools" / name).exists(), f"{document.name} names tools/{name}"
