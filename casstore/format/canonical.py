@@ -115,9 +115,18 @@ def pack_checked(columns: list[Any]) -> bytes:
 def unpack_checked(data: bytes) -> Any:
     """Read back what ``pack_checked`` wrote; its reader knows the shape and checks that."""
     value = _unpack(data, read_link)
-    if _pack(value) != data:
-        raise NotCanonicalError("not the canonical spelling of its value")
+    _require_same(value, data)
     return value
+
+
+def _require_same(value: Any, data: bytes) -> None:
+    try:
+        same = _pack(value) == data
+    except ValueError as exc:
+        # msgpack packs less deeply than it unpacks.
+        raise refuse_depth() from exc
+    if not same:
+        raise NotCanonicalError("not the canonical spelling of its value")
 
 
 def scalar_bytes(value: Any) -> bytes:
@@ -152,7 +161,9 @@ def scalar_bytes(value: Any) -> bytes:
         except ValueError as exc:
             raise LimitError(f"{len(value)} bytes are too long for one value") from exc
     if kind is Link:
-        return link_bytes(ROLE_LINK, Digest(value.digest))
+        if not isinstance(value.digest, bytes) or len(value.digest) != DIGEST_BYTES:
+            raise InvalidValueError(f"a link to {value.digest!r}, which is no digest")
+        return link_bytes(ROLE_LINK, value.digest)
     raise InvalidValueError(
         f"a {kind.__module__}.{kind.__qualname__} cannot be stored; a value is made of dict, "
         "list, str, bytes, int, float, bool, None and Link (no subclasses)"
@@ -164,8 +175,9 @@ def key_bytes(key: Any) -> bytes:
     if type(key) is not str:
         raise InvalidValueError(f"a map key of type {type(key).__name__}; only str is allowed")
     encoded = scalar_bytes(key)
-    if len(encoded) > MAX_KEY_BYTES:
-        raise LimitError(f"a map key of {len(encoded)} bytes (at most {MAX_KEY_BYTES})")
+    # The encoding is longer than the text, so only a long one needs measuring.
+    if len(encoded) > MAX_KEY_BYTES and len(key.encode()) > MAX_KEY_BYTES:
+        raise LimitError(f"a map key of {len(key.encode())} bytes (at most {MAX_KEY_BYTES})")
     return encoded
 
 
@@ -252,9 +264,8 @@ def inspect(data: bytes) -> tuple[Any, list[tuple[int, bytes]]]:
     value = _unpack(data, note_link)
     # Re-encoding catches padded integers, 32-bit floats, long headers and repeated
     # keys; the order and type of keys is checked as each map is built.
-    if _pack(value) != data:
-        raise NotCanonicalError("not the canonical spelling of its value")
-    _refuse_nesting_and_nan(data)
+    _require_same(value, data)
+    _refuse_by_walking(data)
     return value, links
 
 
@@ -328,7 +339,9 @@ def _unpack(data: bytes, ext_hook: Callable[[int, bytes], Any]) -> Any:
         raise
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as exc:
         # ValueError covers truncation, trailing bytes, bad UTF-8 and too deep a stack.
-        raise NotCanonicalError(f"not canonical msgpack ({exc or type(exc).__name__})") from exc
+        raise NotCanonicalError(
+            f"not canonical msgpack ({str(exc) or type(exc).__name__})"
+        ) from exc
 
 
 def _checked_map(mapping: dict[Any, Any]) -> dict[str, Any]:
@@ -342,10 +355,12 @@ def _checked_map(mapping: dict[Any, Any]) -> dict[str, Any]:
 _OTHER_BYTES: Final = bytes(sorted(set(range(256)) - CONTAINER_BYTES))
 
 
-def _refuse_nesting_and_nan(data: bytes) -> None:
-    # Only a walk finds these two, and it costs more than unpacking did. Nesting 65
-    # deep takes 65 container headers, and a NaN or infinity starts with one of two
-    # byte pairs: pieces without either, nearly all of them, need no walk.
+def _refuse_by_walking(data: bytes) -> None:
+    # Too deep, not a number, a key too long: only a walk finds these, and it costs more
+    # than unpacking did. Nesting 65 deep takes 65 container headers, a NaN or infinity
+    # starts with one of two byte pairs, and a long key needs long data: pieces without
+    # any of that, nearly all of them, need no walk.
     many_headers = len(data.translate(None, _OTHER_BYTES)) > MAX_DEPTH
-    if many_headers or b"\xcb\x7f" in data or b"\xcb\xff" in data:
+    long = len(data) > MAX_KEY_BYTES
+    if many_headers or long or b"\xcb\x7f" in data or b"\xcb\xff" in data:
         _encode(_unpack(data, lambda code, payload: None), MAX_DEPTH)

@@ -40,7 +40,8 @@ class Digest(bytes):
     def from_hex(cls, text: str) -> Digest:
         """Read 64 hexadecimal digits; anything else is refused by name."""
         try:
-            return cls(bytes.fromhex(text))
+            # fromhex skips white space; only 64 digits leave 32 bytes of 64 characters.
+            return cls(bytes.fromhex(text) if len(text) == 2 * DIGEST_BYTES else b"")
         except ValueError as exc:
             raise InvalidInputError(f"not a digest: {text!r} (64 hexadecimal digits)") from exc
 

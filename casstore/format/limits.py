@@ -13,8 +13,8 @@ from __future__ import annotations
 # Below it a link (36 bytes, incompressible) costs more than sharing gains.
 OUTLINE_MIN_BYTES = 512
 
-# A list or map whose encoding is longer than this becomes an object of its own.
-# The same number as for strings: it bounds every entry of every piece.
+# A list or map whose encoding is this long becomes an object of its own. The same
+# number as for strings: with it, every item and every value in a piece is short.
 CONTAINER_OUTLINE_MIN_BYTES = 512
 
 # Inside a list that is a tree, a list or map leaves already at this size: the last

@@ -45,8 +45,7 @@ from casstore.format.limits import (
 # length goes through it whole; cutting long ones is the blob layer's business.
 Emit = Callable[[int, bytes, list[bytes]], bytes]
 
-# UTF-8 takes at most three bytes for one of Python's 16-bit characters and four
-# beyond, so a string this short needs no measuring.
+# UTF-8 takes at most four bytes a character: a shorter string than this needs no measuring.
 _SURELY_SHORT = OUTLINE_MIN_BYTES // 4
 
 
@@ -90,7 +89,7 @@ def spell(value: Any, room: int, emit: Emit) -> Spelled:
     """Bring one value into the form its container holds, moving long parts out."""
     kind = type(value)
     if kind is str:
-        if len(value) <= _SURELY_SHORT:
+        if len(value) < _SURELY_SHORT:
             return Spelled(scalar_bytes(value), [])
         data = scalar_bytes(value)
         if len(data) < OUTLINE_MIN_BYTES:

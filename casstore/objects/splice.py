@@ -140,6 +140,8 @@ def _inlined(reader: PieceReader, entry: Entry) -> Entry:
     if entry.size == len(entry.data):
         return entry
     item = reader.follow(entry.links)[0]
+    if item.kind != Kind.VALUE or len(item.data) != entry.size:
+        raise CorruptionError("a list item is not what its link says of it")
     return Entry(item.data, links_in(item.data), len(item.data))
 
 

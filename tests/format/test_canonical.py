@@ -1,4 +1,4 @@
-"""The canonical encoding: what is accepted, what is refused, and where the error points (P4, P7)."""
+"""The canonical encoding: what is accepted, what is refused, where the error points (P4, P7)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from casstore.format.canonical import Link, decode, encode
 from casstore.format.digest import Digest
 from casstore.format.limits import MAX_DEPTH, MAX_ENTRIES, MAX_KEY_BYTES
 
-PROFILE = settings(deadline=None, max_examples=200, database=None)
-MANY = settings(deadline=None, max_examples=600, database=None)
+PROFILE = settings(deadline=None, max_examples=120, database=None)
+MANY = settings(deadline=None, max_examples=400, database=None)
 
 SOME_DIGEST = Digest(bytes(range(32)))
 
@@ -38,7 +38,7 @@ def round_trips(value: Any) -> bytes:
     return encoded
 
 
-# --- integers -----------------------------------------------------------------------
+# --- integers -------------------------------------------------------------------------------
 
 INTEGERS = [
     (0, "00"),
@@ -95,7 +95,7 @@ def test_a_padded_integer_is_refused(padded: str) -> None:
         decode(bytes.fromhex(padded))
 
 
-# --- floats --------------------------------------------------------------------------
+# --- floats ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -164,10 +164,11 @@ def test_one_and_one_point_zero_and_true_are_three_values() -> None:
 
 
 def test_zero_and_minus_zero_and_false_and_none_are_different_values() -> None:
-    assert len({encode(value) for value in (0, 0.0, -0.0, False, None, "", b"", [], {})}) == 9
+    values: list[Any] = [0, 0.0, -0.0, False, None, "", b"", [], {}]
+    assert len({encode(value) for value in values}) == 9
 
 
-# --- strings and bytes ------------------------------------------------------------------
+# --- strings and bytes ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -209,12 +210,14 @@ def test_strings_are_not_normalised() -> None:
     assert len(decode(encode({composed: 1, decomposed: 2}))) == 2
 
 
-@pytest.mark.parametrize("text", ["\U0001f600", "\U0010ffff", "\uffff", "\x00", "\ufeffbom", "a\x00b"])
+@pytest.mark.parametrize(
+    "text", ["\U0001f600", "\U0010ffff", "\uffff", "\x00", "\ufeffbom", "a\x00b"]
+)
 def test_every_character_that_is_no_surrogate_is_stored(text: str) -> None:
     assert round_trips(text)[1:] == text.encode()
 
 
-@pytest.mark.parametrize("text", ["\ud800", "\udfff", "abc\udc80", "\ud83d\ude00"])
+@pytest.mark.parametrize("text", ["\ud800", "x\udfff", "abc\udc80", "\ud83d\ude00"])
 def test_a_lone_surrogate_is_refused_with_its_path(text: str) -> None:
     with pytest.raises(InvalidValueError, match="lone surrogate") as caught:
         encode({"some key": [text]})
@@ -258,7 +261,7 @@ def test_a_long_header_for_a_short_string_or_bytes_is_refused(spelling: str) -> 
         decode(bytes.fromhex(spelling))
 
 
-# --- lists and maps ---------------------------------------------------------------------
+# --- lists and maps -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -320,8 +323,8 @@ def test_keys_are_ordered_by_their_utf8_bytes() -> None:
     # UTF-16 order would put the astral key before U+FFFF; length-first order "b" before "aa".
     keys = ["", "a", "aa", "b", "\x7f", "\u0080", "\u00e9", "\u0800", "\uffff", "\U00010000"]
     assert keys == sorted(keys, key=str.encode)
-    encoded = encode({key: 0 for key in reversed(keys)})
-    assert encoded == encode({key: 0 for key in keys})
+    encoded = encode(dict.fromkeys(reversed(keys), 0))
+    assert encoded == encode(dict.fromkeys(keys, 0))
     assert list(decode(encoded)) == keys
 
 
@@ -403,7 +406,7 @@ def test_a_mixture_of_keys_names_the_strange_one(key: Any) -> None:
     assert caught.value.path == ()
 
 
-# --- what is no value ---------------------------------------------------------------------
+# --- what is no value -----------------------------------------------------------------------
 
 
 class Colour(enum.IntEnum):
@@ -484,7 +487,7 @@ def test_none_is_one_byte() -> None:
     assert encode(None) == b"\xc0"
 
 
-# --- links -----------------------------------------------------------------------------------
+# --- links ----------------------------------------------------------------------------------
 
 
 def test_a_link_comes_back_as_a_link() -> None:
@@ -571,7 +574,7 @@ def test_any_other_extension_is_refused(spelling: str, around: str) -> None:
         decode(bytes.fromhex(around + spelling), lambda role, digest: None)
 
 
-# --- depth and size -----------------------------------------------------------------------
+# --- depth and size -------------------------------------------------------------------------
 
 
 def nested(depth: int, inner: Any, *, maps: bool = False) -> Any:
@@ -597,6 +600,27 @@ def test_depth_65_is_not_decoded(maps: bool) -> None:
     with pytest.raises(LimitError, match="deeper than 64") as caught:
         decode(level * 65 + b"\xc0")
     assert caught.value.path == ("k" if maps else 0,) * 64
+
+
+@pytest.mark.parametrize("width", [16, 65_536])
+@pytest.mark.parametrize("maps", [False, True])
+def test_depth_is_counted_through_wide_containers_too(width: int, maps: bool) -> None:
+    # Their headers are other bytes than those of short lists and maps; in each, the
+    # last entry goes one level down. One is wide, or all are if that is cheap.
+    def wrapped(depth: int) -> bytes:
+        data = b"\xc0"
+        for level in range(depth):
+            count = width if width == 16 or not level else 16
+            if maps:
+                keys = b"".join(encode(f"{number:05}") + b"\xc0" for number in range(count - 1))
+                data = canonical.map_header(count) + keys + encode("z") + data
+            else:
+                data = canonical.list_header(count) + b"\xc0" * (count - 1) + data
+        return data
+
+    assert encode(decode(wrapped(64))) == wrapped(64)
+    with pytest.raises(LimitError, match="deeper than 64"):
+        decode(wrapped(65))
 
 
 def test_empty_containers_count_as_a_level() -> None:
@@ -645,12 +669,10 @@ def test_a_key_beyond_the_limit_is_refused_at_its_map() -> None:
         assert caught.value.path == ("a",)
 
 
-@pytest.mark.xfail(strict=True, reason="key_bytes counts the msgpack header into MAX_KEY_BYTES")
 def test_a_key_as_long_as_the_limit_is_stored() -> None:
     round_trips({"k" * MAX_KEY_BYTES: 1})
 
 
-@pytest.mark.xfail(strict=True, reason="inspect never looks at the length of keys")
 def test_a_key_beyond_the_limit_is_not_decoded() -> None:
     key = b"\xdb" + (MAX_KEY_BYTES + 1).to_bytes(4, "big") + b"k" * (MAX_KEY_BYTES + 1)
     with pytest.raises(InvalidInputError):
@@ -693,7 +715,7 @@ def test_nested_lengths_that_the_data_does_not_have_cost_little_memory() -> None
     assert peak_bytes < 64 << 20
 
 
-# --- whole inputs ----------------------------------------------------------------------------
+# --- whole inputs ---------------------------------------------------------------------------
 
 RICH = {
     "bytes": b"\x00\xff" * 150,
@@ -717,7 +739,8 @@ def test_a_value_cut_short_at_any_byte_is_refused() -> None:
 
 @pytest.mark.parametrize("tail", ["00", "c0", "80", "c1", "ff"])
 def test_trailing_bytes_are_refused(tail: str) -> None:
-    for value in (None, 1, "a", [], {}, RICH):
+    values: list[Any] = [None, 1, "a", [], {}, RICH]
+    for value in values:
         with pytest.raises(NotCanonicalError):
             decode(encode(value) + bytes.fromhex(tail))
 
@@ -733,7 +756,6 @@ def test_the_unused_first_byte_is_refused() -> None:
             decode(bytes.fromhex(spelling))
 
 
-@pytest.mark.xfail(strict=True, reason="an exception is always true, so its empty message wins")
 def test_an_error_of_the_decoder_says_something() -> None:
     for data in (b"", b"\xc1", b"\x91" * 2_000, b"\xc0\xc0", b"\xa1"):
         with pytest.raises(NotCanonicalError) as caught:
@@ -741,7 +763,7 @@ def test_an_error_of_the_decoder_says_something() -> None:
         assert "()" not in caught.value.reason
 
 
-# --- paths -------------------------------------------------------------------------------------
+# --- paths ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -782,7 +804,6 @@ def test_an_error_names_the_whole_path(
     assert caught.value.path == path
 
 
-@pytest.mark.xfail(strict=True, reason="Digest() raises TypeError, or an error without a path")
 def test_a_bad_link_is_refused_with_its_path() -> None:
     for digest in (b"short", "x" * 32, None):
         with pytest.raises(InvalidValueError) as caught:
@@ -790,7 +811,7 @@ def test_a_bad_link_is_refused_with_its_path() -> None:
         assert caught.value.path == ("a", 0)
 
 
-# --- cutting without decoding ---------------------------------------------------------------------
+# --- cutting without decoding ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 200])
@@ -807,7 +828,7 @@ def test_the_entries_of_a_map_are_cut_where_they_end(count: int) -> None:
     ]
 
 
-# --- properties ------------------------------------------------------------------------------------
+# --- properties -----------------------------------------------------------------------------
 
 SCALARS = (
     st.none()
@@ -873,7 +894,9 @@ def test_random_headers_are_refused_or_are_the_one_spelling(data: bytes) -> None
 
 @MANY
 @given(VALUES, st.data())
-def test_a_changed_byte_is_refused_or_gives_the_one_spelling(value: Any, data: st.DataObject) -> None:
+def test_a_changed_byte_is_refused_or_gives_the_one_spelling(
+    value: Any, data: st.DataObject
+) -> None:
     encoded = bytearray(encode(value))
     at = data.draw(st.integers(0, len(encoded) - 1))
     encoded[at] = data.draw(st.integers(0, 255))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from casstore.format.canonical import LINK_EXT_TYPE, ROLE_LINK, Link, decode, encode
 from casstore.format.digest import Digest
 
-PROFILE = settings(deadline=None, max_examples=400, database=None)
+PROFILE = settings(deadline=None, max_examples=200, database=None)
 
 _ORACLE = msgspec.msgpack.Encoder(order="deterministic")
 
@@ -32,8 +32,9 @@ def native(value: Any) -> Any:
     """The way back."""
     if type(value) is msgspec.msgpack.Ext:
         assert value.code == LINK_EXT_TYPE
-        assert value.data[0] == ROLE_LINK
-        return Link(Digest(bytes(value.data[1:])))
+        body = bytes(value.data)
+        assert body[0] == ROLE_LINK
+        return Link(Digest(body[1:]))
     if type(value) is list:
         return [native(item) for item in value]
     if type(value) is dict:

@@ -113,7 +113,7 @@ def test_a_stream_is_cut_like_its_content_however_it_arrives(size: int, sizes: l
     assert list(chunking.cut_stream(source)) == list(chunking.cut(content))
 
 
-# --- ropes -----------------------------------------------------------------------------------
+# --- ropes ----------------------------------------------------------------------------------
 
 
 class Sink:
@@ -180,7 +180,7 @@ def test_a_blob_of_many_chunks_has_a_rope_of_more_levels() -> None:
 
 @pytest.mark.parametrize("boundary", [False, True])
 def test_chunks_that_all_end_a_branch_or_never_do_still_make_a_rope(boundary: bool) -> None:
-    chunks = []
+    chunks: list[bytes] = []
     number = 0
     while len(chunks) < 129:
         chunk = number.to_bytes(4, "big")

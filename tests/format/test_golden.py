@@ -1,0 +1,50 @@
+"""Golden vectors: no release may change a byte of them while the format version stays (P4)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import golden
+import pytest
+
+from casstore.format import chunking
+from casstore.format.canonical import decode, encode
+from casstore.format.header import STORE_FORMAT
+
+VECTORS: dict[str, Any] = json.loads(golden.PATH.read_text())
+
+
+def test_the_vectors_are_those_of_this_format() -> None:
+    assert VECTORS["format"] == STORE_FORMAT
+    assert VECTORS["chunking"] == chunking.PROFILE
+
+
+def test_every_vector_that_the_tool_writes_is_committed() -> None:
+    assert list(VECTORS["values"]) == list(golden.VALUES)
+    assert list(VECTORS["blobs"]) == list(golden.BLOBS)
+    for name, description in (golden.VALUES | golden.BLOBS).items():
+        committed = (VECTORS["values"] | VECTORS["blobs"])[name]["description"]
+        assert repr(committed) == repr(description)
+
+
+@pytest.mark.parametrize("name", VECTORS["values"])
+def test_a_value_is_stored_as_it_always_was(name: str) -> None:
+    vector = VECTORS["values"][name]
+    assert golden.measure_value(vector["description"]) == vector
+
+
+@pytest.mark.parametrize("name", VECTORS["blobs"])
+def test_a_blob_is_stored_as_it_always_was(name: str) -> None:
+    vector = VECTORS["blobs"][name]
+    assert golden.measure_blob(vector["description"]) == vector
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, vector in VECTORS["values"].items() if "encoding" in vector]
+)
+def test_a_golden_encoding_is_still_read(name: str) -> None:
+    vector = VECTORS["values"][name]
+    data = bytes.fromhex(vector["encoding"])
+    assert encode(decode(data)) == data
+    assert decode(data) == golden.build(vector["description"])

@@ -1,0 +1,222 @@
+"""The shape of the code itself: imports point down, third-party packages have one door each."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "casstore"
+
+# Bottom first. A module may import from its own layer and from those below it.
+LAYERS = (
+    ("errors", "version"),
+    ("format",),
+    ("engine",),
+    ("objects",),
+    ("store", "session", "aio"),
+    ("records",),
+    ("maintenance",),
+    ("adapters", "cli", "viewer", "__main__"),
+    ("testing",),
+)
+HEIGHT = {name: height for height, names in enumerate(LAYERS) for name in names}
+
+# The package itself offers the public names, so it stands on top of all but testing.
+HEIGHT["__init__"] = HEIGHT["testing"]
+
+# Where a third-party package may be imported: a module, or everything in a package.
+DOORS = {
+    "blake3": ("casstore.format.digest",),
+    "msgpack": ("casstore.format.canonical",),
+    "pyfastcdc": ("casstore.format.chunking",),
+    "zstandard": ("casstore.engine.lmdb.compression",),
+    "lmdb": ("casstore.engine.lmdb",),
+    "pytest": ("casstore.testing",),
+    "hypothesis": ("casstore.testing",),
+}
+
+# Who may know that the engine is LMDB: itself, and what opens engines.
+LMDB_ENGINE = "casstore.engine.lmdb"
+OPENERS = ("casstore.engine.lmdb", "casstore.store", "casstore.aio", "casstore.testing")
+
+FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "core", "manager"}
+
+# What must not be loaded by importing casstore: each costs as much as casstore itself.
+SLOW_MODULES = ("dataclasses", "inspect", "asyncio", "typing_extensions")
+
+
+class Import(NamedTuple):
+    """One import statement, resolved to what it names."""
+
+    module: str
+    line: int
+    target: str
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.line} imports {self.target}"
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def without_init(module: str) -> str:
+    return module.removesuffix(".__init__")
+
+
+def imports_of(module: str, path: Path) -> Iterator[Import]:
+    """Every import of a module, wherever it stands: in functions and under TYPE_CHECKING too."""
+    names = {without_init(name) for name in MODULES}
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(module, node.lineno, alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = module.split(".")[: -node.level]
+                base = ".".join([*parents, *filter(None, [base])])
+            for alias in node.names:
+                # ``from package import module`` names the module, not the package.
+                inner = f"{base}.{alias.name}"
+                yield Import(module, node.lineno, inner if inner in names else base)
+
+
+IMPORTS = [found for module, path in MODULES.items() for found in imports_of(module, path)]
+
+
+def layer(module: str) -> str:
+    return [*module.split("."), "__init__"][1]
+
+
+def inside(module: str, place: str) -> bool:
+    return module == place or module.startswith(place + ".")
+
+
+def test_there_is_something_to_look_at() -> None:
+    assert len(MODULES) > 20
+    assert len(IMPORTS) > 100
+
+
+def test_every_module_belongs_to_a_layer() -> None:
+    strange = [module for module in MODULES if layer(module) not in HEIGHT]
+    assert strange == [], "add the layer to LAYERS, at its height"
+
+
+def test_imports_point_down_only() -> None:
+    wrong = [
+        str(found)
+        for found in IMPORTS
+        if inside(found.target, "casstore")
+        and layer(found.target) != layer(found.module)
+        and HEIGHT[layer(found.target)] >= HEIGHT[layer(found.module)]
+        # The store opens for asyncio callers what it opens for others, and the like.
+        and not HEIGHT[layer(found.target)] == HEIGHT[layer(found.module)] > HEIGHT["objects"]
+    ]
+    assert wrong == []
+
+
+def test_nothing_but_itself_imports_the_testing_package() -> None:
+    wrong = [
+        str(found)
+        for found in IMPORTS
+        if inside(found.target, "casstore.testing") and not inside(found.module, "casstore.testing")
+    ]
+    assert wrong == []
+
+
+def test_only_what_opens_engines_knows_that_the_engine_is_lmdb() -> None:
+    wrong = [
+        str(found)
+        for found in IMPORTS
+        if inside(found.target, LMDB_ENGINE)
+        and not any(inside(found.module, opener) for opener in OPENERS)
+    ]
+    assert wrong == []
+
+
+def test_every_third_party_package_has_one_door() -> None:
+    wrong = []
+    for found in IMPORTS:
+        package = found.target.split(".")[0]
+        if package == "casstore" or package in sys.stdlib_module_names:
+            continue
+        doors = DOORS.get(package, ())
+        if not any(inside(without_init(found.module), door) for door in doors):
+            wrong.append(str(found))
+    assert wrong == []
+
+
+def test_the_format_does_no_input_or_output_and_reads_no_clock() -> None:
+    outside = {"os", "io", "time", "datetime", "socket", "pathlib", "subprocess", "threading"}
+    wrong = [
+        str(found)
+        for found in IMPORTS
+        if layer(found.module) == "format" and found.target.split(".")[0] in outside
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_module_has_a_name_that_says_nothing(module: str) -> None:
+    parts = {word for part in module.split(".") for word in part.split("_")}
+    assert not parts & FORBIDDEN_NAMES
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_module_says_what_it_is_for(module: str) -> None:
+    docstring = ast.get_docstring(ast.parse(MODULES[module].read_text()))
+    assert docstring
+    assert docstring.splitlines()[0].endswith((".", ":", ")", "?")), "its first line is a sentence"
+
+
+def loaded_by(module: str) -> set[str]:
+    """What a fresh interpreter has loaded after importing ``module``."""
+    script = f"import sys, {module}; print('\\n'.join(sys.modules))"
+    # -I and -S leave out site-packages' own start-up code, which may import anything.
+    paths = [str(ROOT), *[path for path in sys.path if path.endswith("site-packages")]]
+    answer = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", f"import sys; sys.path += {paths!r}; {script}"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return set(answer.stdout.split())
+
+
+def importable() -> list[str]:
+    """Everything that an importer of casstore loads, whether or not it asks for it."""
+    chosen = [without_init(module) for module in MODULES if layer(module) != "testing"]
+    # casstore.aio is for those who have loaded asyncio themselves.
+    lean = ("errors", "version", "format", "engine", "objects", "store", "__init__")
+    return [module for module in chosen if layer(module) in lean]
+
+
+def test_importing_casstore_loads_nothing_slow() -> None:
+    modules = importable()
+    assert "casstore.engine.lmdb.engine" in modules
+    loaded = loaded_by(", ".join(modules))
+    assert "casstore.engine.lmdb.engine" in loaded
+    slow = sorted(loaded & set(SLOW_MODULES))
+    if slow:
+        # Say which of them is to blame.
+        for module in modules:
+            culprits = loaded_by(module) & set(slow)
+            assert not culprits, f"{module} loads {sorted(culprits)}"
+    assert slow == []
+
+
+def test_importing_casstore_does_not_load_what_only_long_blobs_need() -> None:
+    assert "pyfastcdc" not in loaded_by(", ".join(importable()))
