@@ -20,24 +20,25 @@ if TYPE_CHECKING:
     from casstore.objects.edit import Append, Delete, Insert, Set
     from casstore.objects.view import View
 
-# Viewing, editing and comparing are loaded when first used: a program that only puts
-# and gets starts a third faster without them.
-_LAZY = {
-    "Append": "casstore.objects.edit",
-    "Change": "casstore.objects.diff",
-    "Delete": "casstore.objects.edit",
-    "Insert": "casstore.objects.edit",
-    "Set": "casstore.objects.edit",
-    "View": "casstore.objects.view",
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'casstore' has no attribute {name!r}")
-    from importlib import import_module
+    # Viewing, editing and comparing are loaded when first used: a program that only puts
+    # and gets starts a third faster without them.
+    if name in ("Append", "Delete", "Insert", "Set"):
+        from casstore.objects import edit
 
-    return getattr(import_module(_LAZY[name]), name)
+        globals()[name] = getattr(edit, name)
+    elif name == "Change":
+        from casstore.objects import diff
+
+        globals()[name] = diff.Change
+    elif name == "View":
+        from casstore.objects import view
+
+        globals()[name] = view.View
+    else:
+        raise AttributeError(f"module 'casstore' has no attribute {name!r}")
+    return globals()[name]
 
 
 __all__ = [

@@ -32,7 +32,7 @@ TABLES: Final = (
 
 MAX_ROW_KEY_BYTES: Final = 511
 MAX_ROW_VALUE_BYTES: Final = 16 << 20
-MAX_OBJECT_BYTES: Final = 64 << 20
+MAX_OBJECT_BYTES: Final = 16 << 20
 MAX_KIND: Final = 126
 TIME_BYTES: Final = 8
 # A thousand years: more is a mistake, and would not fit in a row.

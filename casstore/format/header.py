@@ -15,6 +15,7 @@ from casstore.errors import CorruptionError, ForeignStoreError, FormatVersionErr
 FAMILY: Final = b"casstore"
 STORE_FORMAT: Final = 1
 
+_VERSION_DIGITS: Final = 9
 FAMILY_KEY: Final = b"family"
 FORMAT_KEY: Final = b"format"
 CREATED_KEY: Final = b"created_at_ms"
@@ -38,7 +39,7 @@ def require_header(find: Callable[[bytes], bytes | None], place: str) -> None:
         raise CorruptionError(f"{place} has only half of a store header")
     if family != FAMILY:
         raise ForeignStoreError(f"{place} belongs to {family!r}, not to casstore")
-    if not version.isdigit():
-        raise CorruptionError(f"{place} has an unreadable format version {version!r}")
+    if not version.isdigit() or len(version) > _VERSION_DIGITS:
+        raise CorruptionError(f"{place} has an unreadable format version {version[:40]!r}")
     if int(version) != STORE_FORMAT:
         raise FormatVersionError(place, int(version), STORE_FORMAT)

@@ -126,6 +126,50 @@ def batches(quick: bool) -> list[Goal]:
     return goals
 
 
+def single_puts(quick: bool) -> list[Goal]:
+    """One message a call, durable: against a bare transaction, and how much of it is flushing."""
+    count = 150 if quick else 500
+    sent = messages(count)
+
+    def bare(place: str) -> float:
+        env = lmdb.open(place, map_size=1 << 40)
+        compressor = zstandard.ZstdCompressor(level=3)
+
+        def work() -> None:
+            for message in sent:
+                packed = msgpack.packb(message)
+                name, frame = blake3(packed).digest(), compressor.compress(packed)
+                with env.begin(write=True) as txn:
+                    txn.put(name, frame)
+
+        taken = seconds(work)
+        env.close()
+        return taken
+
+    def ours(durability: str) -> Callable[[str], float]:
+        def run(place: str) -> float:
+            with casstore.open(place, durability) as store:
+                return seconds(lambda: [store.put_value(message) for message in sent])
+
+        return run
+
+    repeats = 5 if quick else 9
+    against = side_by_side(lambda: in_temporary(ours("full")), lambda: in_temporary(bare), repeats)
+    share = side_by_side(
+        lambda: in_temporary(ours("process")), lambda: in_temporary(ours("full")), repeats
+    )
+    return [
+        at_most(
+            "one durable put of a message, against a bare transaction of the same bytes",
+            against.ratio, 1.5, detail=per_message(against, count),
+        ),
+        at_most(
+            "the part of a durable put that is not flushing", share.ratio, 0.35,
+            detail=f"{share.ours_s * 1e6 / count:.0f} of {share.theirs_s * 1e6 / count:.0f} µs",
+        ),
+    ]  # fmt: skip
+
+
 def in_temporary(work: Callable[[str], float]) -> float:
     """Run ``work`` in a directory that disappears."""
     with tempfile.TemporaryDirectory() as place:
@@ -337,6 +381,7 @@ def streams(quick: bool) -> list[Goal]:
 
 ALL: dict[str, Callable[[bool], list[Goal]]] = {
     "batches": batches,
+    "single-puts": single_puts,
     "growing-list": growing_list,
     "large-map": large_map,
     "durable-threads": durable_threads,

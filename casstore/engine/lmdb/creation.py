@@ -13,15 +13,21 @@ from typing import Final
 import lmdb
 
 from casstore.engine.clock import wall_clock_ms
-from casstore.engine.lmdb.directory import FILE_MODE, NEW_FILE, NEW_LOCK_FILE, StoreDirectory
+from casstore.engine.lmdb.directory import (
+    FILE_MODE,
+    NEW_FILE,
+    NEW_LOCK_FILE,
+    StoreDirectory,
+    storage_error,
+)
 from casstore.engine.protocol import TABLES
-from casstore.errors import StorageError
 from casstore.format.header import header_rows
 
 INDEX: Final = "index"
 SLABS: Final = "slabs"
 DICTIONARIES: Final = "dictionaries"
 META: Final = "meta"
+_NEW_READERS: Final = 16
 #: The databases of a store, by LMDB's name for them.
 DATABASES: Final = (INDEX, SLABS, DICTIONARIES, META, *TABLES)
 
@@ -34,12 +40,13 @@ def create_store(directory: StoreDirectory, map_bytes: int, lmdb_version: int) -
         for leftover in (new, new_lock):
             if os.path.exists(leftover):
                 os.unlink(leftover)
+        directory.reserve_lock_file(NEW_LOCK_FILE, _NEW_READERS)
         _build(new, map_bytes, lmdb_version)
         os.unlink(new_lock)
         os.rename(new, directory.data_path)
         directory.sync_names()
     except OSError as exc:
-        raise StorageError(f"cannot create {directory.path}: {exc.strerror}") from exc
+        raise storage_error(f"cannot create {directory.path}", exc) from exc
 
 
 def _build(path: str, map_bytes: int, lmdb_version: int) -> None:
@@ -50,6 +57,7 @@ def _build(path: str, map_bytes: int, lmdb_version: int) -> None:
         map_size=map_bytes,
         max_dbs=len(DATABASES),
         lib_version=lmdb_version,
+        max_readers=_NEW_READERS,
     )
     try:
         with env.begin(write=True) as txn:

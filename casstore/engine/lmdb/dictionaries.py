@@ -25,6 +25,8 @@ SAMPLE_MAX_OBJECT_BYTES: Final = 32 << 10
 _SIZE_BYTES: Final = 64 << 10
 # zstd's advice is a hundred times the dictionary; a tenth of that already pays.
 _MIN_SAMPLE_BYTES: Final = 10 * _SIZE_BYTES
+# Numbers are stored in four bytes.
+_NUMBER_DIGITS: Final = 9
 _NEWEST: Final = b"current_dictionary"
 _CHECKSUM_BYTES: Final = 8
 
@@ -61,7 +63,7 @@ class DictionaryShelf:
         with self._env.reading() as txn:
             row = txn.get(_NEWEST, db=self._env.meta)
             number = str(NO_DICTIONARY).encode() if row is None else bytes(row)
-        if not number.isdigit():
+        if not number.isdigit() or len(number) > _NUMBER_DIGITS:
             raise CorruptionError(f"{self._env.path} names its dictionary {number!r}")
         return int(number)
 

@@ -24,16 +24,17 @@ from casstore.errors import (
     ForeignStoreError,
     InvalidInputError,
     StorageError,
+    StorageFullError,
     StoreNotFoundError,
 )
 
 DATA_FILE: Final = "data.mdb"
 NEW_FILE: Final = "data.mdb.new"
 NEW_LOCK_FILE: Final = NEW_FILE + "-lock"
-_LOCK_FILE: Final = "lock.mdb"
+LOCK_FILE: Final = "lock.mdb"
 _LOCKS: Final = "locks"
 _MARKER: Final = "unsynced"
-_OWN_NAMES: Final = frozenset((DATA_FILE, NEW_FILE, NEW_LOCK_FILE, _LOCK_FILE, _LOCKS, _MARKER))
+_OWN_NAMES: Final = frozenset((DATA_FILE, NEW_FILE, NEW_LOCK_FILE, LOCK_FILE, _LOCKS, _MARKER))
 
 FILE_MODE: Final = 0o600
 DIRECTORY_MODE: Final = 0o700
@@ -42,6 +43,19 @@ FULL: Final = "full"
 RELAXED: Final = "relaxed"
 PROCESS: Final = "process"
 DURABILITIES: Final = (FULL, RELAXED, PROCESS)
+
+
+FULL_DISK: Final = frozenset((errno.ENOSPC, errno.EFBIG, errno.EDQUOT))
+
+# LMDB's lock file: two cache lines of its own, and one for each reader.
+_LOCK_HEADER_BYTES: Final = 4096
+_READER_BYTES: Final = 64
+
+
+def storage_error(what: str, exc: OSError) -> StorageError:
+    """The error for something that the operating system refused to do."""
+    kind = StorageFullError if exc.errno in FULL_DISK else StorageError
+    return kind(f"{what}: {exc.strerror}")
 
 
 def boot_id() -> str:
@@ -83,7 +97,7 @@ class StoreDirectory:
         except NotADirectoryError as exc:
             raise InvalidInputError(f"{self.path} is a file; a store is a directory") from exc
         except OSError as exc:
-            raise StorageError(f"cannot read {self.path}: {exc.strerror}") from exc
+            raise storage_error(f"cannot read {self.path}", exc) from exc
         if strangers:
             raise ForeignStoreError(
                 f"{self.path} holds no store and is not empty ({sorted(strangers)[0]!r} is there)"
@@ -94,7 +108,7 @@ class StoreDirectory:
             os.makedirs(self.path, mode=DIRECTORY_MODE, exist_ok=True)
             _sync_directory(os.path.dirname(os.path.abspath(self.path)))
         except OSError as exc:
-            raise StorageError(f"cannot create {self.path}: {exc.strerror}") from exc
+            raise storage_error(f"cannot create {self.path}", exc) from exc
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -172,24 +186,50 @@ class StoreDirectory:
         except OSError as exc:
             if self._readonly and exc.errno in (errno.EROFS, errno.EACCES):
                 return None
-            raise StorageError(f"cannot lock {self.path}: {exc.strerror}") from exc
+            raise storage_error(f"cannot lock {self.path}", exc) from exc
+
+    def reserve_lock_file(self, name: str, readers: int) -> None:
+        """Give LMDB's lock file its disk space before LMDB maps it.
+
+        LMDB makes the file long without writing it; on a full disk the first touch of
+        such a page kills the process. Here the same shortage is an error.
+        """
+        size = _LOCK_HEADER_BYTES + _READER_BYTES * readers
+        try:
+            handle = os.open(os.path.join(self.path, name), os.O_RDWR | os.O_CREAT, FILE_MODE)
+        except OSError as exc:
+            if self._readonly and exc.errno in (errno.EROFS, errno.EACCES):
+                return
+            raise storage_error(f"cannot open {name} of {self.path}", exc) from exc
+        try:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(handle, 0, size)
+            elif os.fstat(handle).st_size < size:
+                os.pwrite(handle, bytes(size), 0)
+        except OSError as exc:
+            raise storage_error(f"no room for {name} of {self.path}", exc) from exc
+        finally:
+            os.close(handle)
 
     def open_data(self) -> int:
         """A descriptor of the data file."""
         try:
             return os.open(self.data_path, os.O_RDONLY if self._readonly else os.O_RDWR)
         except OSError as exc:
-            raise StorageError(f"cannot open {self.data_path}: {exc.strerror}") from exc
+            raise storage_error(f"cannot open {self.data_path}", exc) from exc
 
     # --- unsynced writes ------------------------------------------------------------
 
     def unsynced_boot(self) -> str | None:
         """The boot under which writes without a flush began, if any may be pending."""
         try:
-            with open(os.path.join(self.path, _MARKER)) as source:
+            # Whatever a damaged marker holds, it is not this boot.
+            with open(os.path.join(self.path, _MARKER), errors="replace") as source:
                 return source.read().strip()
         except FileNotFoundError:
             return None
+        except OSError as exc:
+            raise storage_error(f"cannot read the marker of {self.path}", exc) from exc
 
     def mark_unsynced(self) -> None:
         """Record this boot, durably, before the first write without a flush."""
@@ -203,7 +243,7 @@ class StoreDirectory:
                 os.close(handle)
             self.sync_names()
         except OSError as exc:
-            raise StorageError(f"cannot write {marker}: {exc.strerror}") from exc
+            raise storage_error(f"cannot write {marker}", exc) from exc
 
     def clear_unsynced(self) -> None:
         """Forget the marker, after a flush and while nobody writes without one."""

@@ -42,8 +42,9 @@ from casstore.engine.lmdb.environment import (
 )
 from casstore.engine.lmdb.group import CommitQueue, Ticket
 from casstore.engine.lmdb.reader import SlabReader
+from casstore.engine.lmdb.rows import open_row
 from casstore.engine.lmdb.transaction import Prepared, StaleError, Transaction
-from casstore.engine.lmdb.verification import verify_objects
+from casstore.engine.lmdb.verification import verify_content
 from casstore.engine.protocol import (
     MAX_ROW_KEY_BYTES,
     NewObject,
@@ -104,6 +105,7 @@ class LmdbEngine:
             verify=verify,
             map_bytes=map_bytes,
             lmdb_version=lmdb_version,
+            prove=verify_content,
         )
         self._cache = SlabCache(cache_bytes)
         self._queue: CommitQueue[Prepared, WriteResult] = CommitQueue(self._run_batch)
@@ -113,9 +115,6 @@ class LmdbEngine:
         self._shelf = DictionaryShelf(self._env)
         self._compressor = Compressor(self._shelf.load)
         try:
-            if verify or self._env.must_verify:
-                self.verify()
-                self._env.trusted()
             self._compressor.use(self._shelf.newest())
         except BaseException:
             self._env.close()
@@ -167,7 +166,7 @@ class LmdbEngine:
                 index = self._env.index
                 for digest in digests[start : start + _READ_BATCH]:
                     row = txn.get(digest, db=index)
-                    found.append(None if row is None else reader.object(int.from_bytes(row, "big")))
+                    found.append(None if row is None else reader.object(slabs.read_id(row)))
         return found
 
     def _reader(self, txn: lmdb.Transaction[memoryview]) -> SlabReader:
@@ -200,7 +199,7 @@ class LmdbEngine:
             object_id = directory.first_id + position
             digest = directory.digest(position)
             row = txn.get(digest, db=self._env.index)
-            if row is None or int.from_bytes(row, "big") != object_id:
+            if row is None or slabs.read_id(row) != object_id:
                 continue
             if before is not None and object_id >= before:
                 continue
@@ -223,8 +222,11 @@ class LmdbEngine:
             conditions.check_key(table, key)
         tables = self._env.tables
         with self._env.reading() as txn:
-            found = [txn.get(key, db=tables[table]) for table, key in keys]
-            return [None if value is None else bytes(value) for value in found]
+            stored = [txn.get(key, db=tables[table]) for table, key in keys]
+            return [
+                None if row is None else open_row(table, key, row)
+                for (table, key), row in zip(keys, stored, strict=True)
+            ]
 
     def scan_rows(
         self,
@@ -247,7 +249,7 @@ class LmdbEngine:
                 key = bytes(cursor.key())
                 if key < start if reverse else stop is not None and key >= stop:
                     break
-                rows.append(Row(key, bytes(cursor.value())))
+                rows.append(Row(key, open_row(table, key, cursor.value())))
                 more = cursor.prev() if reverse else cursor.next()
         return rows
 
@@ -342,6 +344,7 @@ class LmdbEngine:
                 for ticket in batch:
                     results.append(self._apply(transaction, ticket.work))
                 if transaction.changed:
+                    transaction.finish()
                     txn.commit()
                 else:
                     txn.abort()
@@ -417,8 +420,8 @@ class LmdbEngine:
     # --- verifying --------------------------------------------------------------------------------
 
     def verify(self) -> int:
-        """Recompute every digest and check the index; the number of objects, or CorruptionError."""
-        return verify_objects(self._env, self._reader)
+        """Recompute every digest and check every row; the number of objects, or CorruptionError."""
+        return verify_content(self._env)
 
     # --- dictionaries ----------------------------------------------------------------------------
 

@@ -9,10 +9,10 @@ transactions bound to their thread, read transactions short.
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Final
 
@@ -30,6 +30,8 @@ from casstore.engine.lmdb.creation import (
 from casstore.engine.lmdb.directory import (
     FILE_MODE,
     FULL,
+    FULL_DISK,
+    LOCK_FILE,
     PROCESS,
     StoreDirectory,
     boot_id,
@@ -57,12 +59,12 @@ _COVER_TRIES: Final = 50
 _COVER_PAUSE_S: Final = 0.002
 
 _DAMAGE: Final = (
+    lmdb.BadTxnError,
     lmdb.CorruptedError,
     lmdb.InvalidError,
     lmdb.PageNotFoundError,
     lmdb.VersionMismatchError,
 )
-_FULL_DISK: Final = frozenset((errno.ENOSPC, errno.EFBIG, errno.EDQUOT))
 
 
 def translate(exc: lmdb.Error, path: str) -> CasstoreError:
@@ -81,7 +83,7 @@ def translate(exc: lmdb.Error, path: str) -> CasstoreError:
         | lmdb.VersionMismatchError,
     ):
         return CorruptionError(f"{path} is damaged: {exc}")
-    if exc.code in _FULL_DISK:
+    if exc.code in FULL_DISK or "SHORT_WRITE" in str(exc):
         return StorageFullError(f"no room for {path}: {exc}")
     if "closed" in str(exc):
         return ClosedError(f"{path} was closed")
@@ -101,7 +103,9 @@ class Environment:
         verify: bool = False,
         map_bytes: int = DEFAULT_MAP_BYTES,
         lmdb_version: int | None = None,
+        prove: Callable[[Environment], object],
     ) -> None:
+        """Open; ``prove`` verifies all content, and is called if that was asked for or is due."""
         self.path = path
         self.durability = durability
         self.readonly = readonly
@@ -115,8 +119,7 @@ class Environment:
         with self._directory.exclusive():
             self._create_if_absent()
             self._check_file(verify=verify)
-            #: True if writes were pending, without a flush, when the machine went down.
-            self.must_verify = self._settle_unsynced()
+            suspect = self._is_suspect()
             self._directory.hold(None if readonly else durability)
             try:
                 self._open()
@@ -124,9 +127,15 @@ class Environment:
             except BaseException:
                 self._directory.release()
                 raise
-            if not self.must_verify:
+            _OPEN.add(self)
+            try:
+                # Still under the mutex: whoever opens meanwhile waits for the proof.
+                if verify or suspect:
+                    prove(self)
                 self._note_durability()
-        _OPEN.add(self)
+            except BaseException:
+                self._let_go()
+                raise
 
     # --- opening ---------------------------------------------------------------------
 
@@ -160,16 +169,11 @@ class Environment:
                 )
             guard.verify_structure(path)
 
-    def _settle_unsynced(self) -> bool:
+    def _is_suspect(self) -> bool:
         """Did the machine go down with writes unflushed? Then the file proves itself first."""
         boot = self._directory.unsynced_boot()
         if boot is None or boot == boot_id():
             return False
-        if self._directory.others_present():
-            raise BusyError(
-                f"{self.path} is being verified by another process, after the machine went down "
-                "with writes unflushed; try again"
-            )
         guard.verify_structure(self._directory.data_path)
         return True
 
@@ -186,6 +190,7 @@ class Environment:
             self._directory.clear_unsynced()
 
     def _open(self) -> None:
+        self._directory.reserve_lock_file(LOCK_FILE, MAX_READERS)
         try:
             handle = lmdb.open(
                 self.path,
@@ -200,6 +205,9 @@ class Environment:
                 max_dbs=len(DATABASES),
                 readahead=False,
             )
+        except lmdb.ReadonlyError as exc:
+            # What LMDB makes of a refusal by the operating system.
+            raise StorageError(f"no right to open {self.path}: {exc}") from exc
         except lmdb.Error as exc:
             if "already open" in str(exc):
                 raise BusyError(f"{self.path} is already open in this process: {exc}") from exc
@@ -283,32 +291,30 @@ class Environment:
         finally:
             self.gate.resume()
 
-    def trusted(self) -> None:
-        """Everything was verified after a crash: the file may be trusted again."""
-        self.must_verify = False
-        self._note_durability()
-
     def close(self) -> None:
         """Wait for transactions to end, flush what is pending, and let go of the files."""
         with self.write_lock:
             if self.gate.is_shut:
                 return
             self.gate.shut(ClosedError(f"{self.path} is closed"))
-            _OPEN.discard(self)
             try:
                 if self.durability == PROCESS and not self.readonly:
                     self.handle.sync(True)
             except lmdb.Error as exc:
                 raise translate(exc, self.path) from exc
             finally:
-                self.handle.close()
-                os.close(self._data_handle)
-                self._directory.release()
-            if self.durability == PROCESS and not self.readonly and not self.must_verify:
+                self._let_go()
+            if self.durability == PROCESS and not self.readonly:
                 with self._directory.exclusive():
                     # Another writer without flushes may have written since our own flush.
                     if not self._directory.others_present():
                         self._directory.clear_unsynced()
+
+    def _let_go(self) -> None:
+        _OPEN.discard(self)
+        self.handle.close()
+        os.close(self._data_handle)
+        self._directory.release()
 
     # --- fork ------------------------------------------------------------------------------
 

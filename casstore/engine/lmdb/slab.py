@@ -23,7 +23,7 @@ from itertools import accumulate
 from struct import Struct, pack, unpack_from
 from typing import Final, NamedTuple
 
-from casstore.engine.protocol import NewObject
+from casstore.engine.protocol import MAX_OBJECT_BYTES, NewObject
 from casstore.errors import CorruptionError
 from casstore.format.digest import DIGEST_BYTES, plain_hash
 
@@ -50,6 +50,7 @@ _CODES: Final = "BHIQ"
 # reading one object from it.
 TARGET_RAW_BYTES: Final = 65_536
 MAX_OBJECTS: Final = 4096
+_MAX_RAW_BYTES: Final = MAX_OBJECT_BYTES + (1 << 20)
 
 
 MAX_ID: Final = (1 << 64) - 1
@@ -58,6 +59,13 @@ MAX_ID: Final = (1 << 64) - 1
 def slab_key(object_id: int) -> bytes:
     """The key under which a slab ending in ``object_id`` is stored; keys sort like ids."""
     return object_id.to_bytes(8, "big")
+
+
+def read_id(row: bytes | memoryview) -> int:
+    """The id that a row of the index holds."""
+    if len(row) != 8:
+        raise CorruptionError(f"an index row of {len(row)} bytes")
+    return int.from_bytes(row, "big")
 
 
 class Draft(NamedTuple):
@@ -269,6 +277,9 @@ def read_directory(
         at += links << widths[2]
     except (ValueError, OverflowError, MemoryError, struct.error) as exc:
         raise CorruptionError(f"the slab ending in id {last_id} has a damaged directory") from exc
+    if sum(lengths) > _MAX_RAW_BYTES:
+        # The frame may well agree; no slab that was ever written is this long (P7).
+        raise CorruptionError(f"the slab ending in id {last_id} claims {sum(lengths)} bytes")
     if check:
         covered = bytes(key) + bytes(value[: _HEADER.size]) + bytes(value[HEADER_BYTES:at])
         if plain_hash(covered, _CHECKSUM_BYTES) != bytes(value[_HEADER.size : HEADER_BYTES]):

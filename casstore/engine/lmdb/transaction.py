@@ -13,6 +13,8 @@ import lmdb
 from casstore.engine import conditions
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.environment import Environment
+from casstore.engine.lmdb.rows import CHECKSUM_BYTES, SUM_KEY, RowSum, open_row, row_hash
+from casstore.engine.lmdb.slab import read_id
 from casstore.engine.protocol import PutRow, Write, WriteResult
 from casstore.errors import CasstoreError, CorruptionError, ObjectNotFoundError
 
@@ -41,6 +43,8 @@ class Transaction:
         self._txn = txn
         self._now_ms = now_ms
         self._next_id = 0
+        # What rows will be when the batch is done; None: gone.
+        self._rows: dict[tuple[str, bytes], bytes | None] = {}
         self.changed = False
 
     def check(self, prepared: Prepared) -> dict[bytes, int]:
@@ -72,7 +76,11 @@ class Transaction:
         return WriteResult(self._now_ms, new_objects)
 
     def _find_row(self, table: str, key: bytes) -> bytes | None:
-        return self._txn.get(key, db=self._env.tables[table])
+        place = (table, key)
+        if place in self._rows:
+            return self._rows[place]
+        stored = self._txn.get(key, db=self._env.tables[table])
+        return None if stored is None else open_row(table, key, stored)
 
     def _has_object(self, digest: bytes) -> bool:
         return self._txn.get(digest, db=self._env.index) is not None
@@ -89,7 +97,7 @@ class Transaction:
                     row = self._txn.get(child, db=self._env.index)
                     if row is None:
                         raise ObjectNotFoundError(child)
-                    outside[child] = int.from_bytes(row, "big")
+                    outside[child] = read_id(row)
                 inside.add(item.digest)
         return outside
 
@@ -108,7 +116,7 @@ class Transaction:
                 # Stored by somebody else since this write was prepared: theirs counts,
                 # because objects may link to it already, and ours stays behind unnamed.
                 row = txn.get(item.digest, row, db=index)
-            ids[item.digest] = int.from_bytes(row, "big")
+            ids[item.digest] = read_id(row)
         key, value = slabs.encode(draft, first_id, dead, children, self._now_ms)
         if not txn.put(key, value, append=True, db=self._env.slabs):
             # py-lmdb reports an out-of-order append by returning False.
@@ -122,10 +130,31 @@ class Transaction:
             return int.from_bytes(cursor.key(), "big") + 1 if cursor.last() else 1
 
     def _change_rows(self, write: Write) -> None:
-        txn, tables = self._txn, self._env.tables
         for change in write.rows:
+            value = None
             if isinstance(change, PutRow):
                 value = conditions.stamped(change, self._now_ms)
-                txn.put(change.key, value, db=tables[change.table])
-            else:
-                txn.delete(change.key, db=tables[change.table])
+            self._rows[change.table, change.key] = value
+
+    def finish(self) -> None:
+        """Write the rows, each once, and the sum over all of them.
+
+        Once: when LMDB replaces a long value by a shorter one within a transaction, it
+        keeps the longer run of pages, which its own verifier then calls damage.
+        """
+        if not self._rows:
+            return
+        txn, env = self._txn, self._env
+        total = RowSum(txn.get(SUM_KEY, db=env.meta))
+        for (table, key), value in self._rows.items():
+            database = env.tables[table]
+            old = txn.get(key, db=database)
+            if old is not None:
+                total.subtract(row_hash(table, key, open_row(table, key, old)))
+            if value is not None:
+                hashed = row_hash(table, key, value)
+                total.add(hashed)
+                txn.put(key, value + hashed[:CHECKSUM_BYTES], db=database)
+            elif old is not None:
+                txn.delete(key, db=database)
+        txn.put(SUM_KEY, total.encode(), db=env.meta)

@@ -1,0 +1,60 @@
+"""Rows that prove themselves, one by one and all together.
+
+Objects are proven by their digests; rows have none, and they are what says which
+objects count. So each row carries a checksum over its table, key and value: a damaged
+row is never returned as data (P1). And the store keeps one sum over all rows: a page
+that a crash threw back to an older state holds rows that are each in order, and only
+the sum tells that they are not the latest.
+
+    stored row  =  value ‖ first 8 bytes of h
+    h           =  BLAKE3(length of table, 1 byte ‖ table ‖ length of key, 2 bytes ‖ key ‖ value)
+    sum         =  all h added as big-endian numbers, modulo 2^256
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from casstore.errors import CorruptionError
+from casstore.format.digest import DIGEST_BYTES, plain_hash
+
+CHECKSUM_BYTES: Final = 8
+SUM_KEY: Final = b"rows_sum"
+_SUM_RANGE: Final = 1 << (8 * DIGEST_BYTES)
+
+
+def row_hash(table: str, key: bytes, value: bytes) -> bytes:
+    """The hash that stands for one row."""
+    name = table.encode()
+    return plain_hash(
+        b"".join((bytes((len(name),)), name, len(key).to_bytes(2, "big"), key, value))
+    )
+
+
+def open_row(table: str, key: bytes, stored: bytes | memoryview) -> bytes:
+    """The value of a stored row, checked."""
+    value = bytes(stored[:-CHECKSUM_BYTES])
+    if row_hash(table, key, value)[:CHECKSUM_BYTES] != bytes(stored[-CHECKSUM_BYTES:]):
+        raise CorruptionError(f"row {key.hex()} of table {table} is damaged")
+    return value
+
+
+class RowSum:
+    """The sum over all rows of a store, kept up to date by what changes."""
+
+    __slots__ = ("_total",)
+
+    def __init__(self, stored: bytes | None = None) -> None:
+        self._total = 0 if stored is None else int.from_bytes(stored, "big") % _SUM_RANGE
+
+    def add(self, hashed: bytes) -> None:
+        """A row came."""
+        self._total = (self._total + int.from_bytes(hashed, "big")) % _SUM_RANGE
+
+    def subtract(self, hashed: bytes) -> None:
+        """A row went."""
+        self._total = (self._total - int.from_bytes(hashed, "big")) % _SUM_RANGE
+
+    def encode(self) -> bytes:
+        """The sum as it is stored."""
+        return self._total.to_bytes(DIGEST_BYTES, "big")

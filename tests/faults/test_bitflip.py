@@ -1,0 +1,65 @@
+"""Flipped bits, sampled; ``tools/torture.py bitflip`` does every byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from campaigns import bitflip, specimen
+from campaigns.examination import PLAIN, RIGHT, VERIFY, Examiner
+from campaigns.tally import Report
+
+SAMPLE = 160
+SEED = 1
+
+
+@pytest.fixture(scope="module")
+def report(scratch: Path) -> Report:
+    return bitflip.run(scratch, count=SAMPLE, seed=SEED)
+
+
+def test_a_flipped_bit_gives_the_right_bytes_or_a_typed_error(report: Report) -> None:
+    assert report.findings == ()
+    assert report.kept()
+
+
+def test_no_object_is_ever_wrong(report: Report) -> None:
+    assert report.total("wrong object") == 0
+
+
+def test_no_row_is_ever_wrong(report: Report) -> None:
+    rows = [f"{PLAIN}: wrong row", f"{VERIFY}: wrong row", "wrong absence", "wrong scan"]
+    assert [report.total(label) for label in rows] == [0] * 4
+
+
+def test_a_verifying_open_never_dies(report: Report) -> None:
+    assert report.total(f"{VERIFY}: died") == report.total(f"{VERIFY}: hung") == 0
+
+
+def test_the_sample_reaches_both_engines_both_ways(report: Report) -> None:
+    assert report.trials == SAMPLE
+    for engine in specimen.ENGINES:
+        for mode in (PLAIN, VERIFY):
+            assert report.total(f"engine {engine} {mode}: ") == SAMPLE // 2
+            assert report.total(f"engine {engine} {mode}: refused") > 0
+            assert report.total(f"engine {engine} {mode}: right") > 0
+
+
+@pytest.mark.parametrize("engine", specimen.ENGINES)
+def test_an_undamaged_specimen_is_right_both_ways(engine: int, tmp_path: Path) -> None:
+    data = specimen.build(tmp_path / "specimen", SEED, lmdb_version=engine)
+    examiner = Examiner(tmp_path / "worker", SEED)
+    try:
+        assert [examiner.examine(data, mode).word for mode in (PLAIN, VERIFY)] == [RIGHT, RIGHT]
+    finally:
+        examiner.close()
+
+
+def test_the_examiner_sees_a_store_with_other_content(tmp_path: Path) -> None:
+    other = specimen.build(tmp_path / "specimen", SEED + 1, lmdb_version=0)
+    examiner = Examiner(tmp_path / "worker", SEED)
+    try:
+        assert examiner.examine(other, PLAIN).label() == "refused ObjectNotFoundError"
+    finally:
+        examiner.close()

@@ -1,0 +1,503 @@
+"""Writers that wait together share a transaction, and each gets its own answer."""
+
+from __future__ import annotations
+
+import _thread
+import random
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from casstore.engine.lmdb import group
+from casstore.engine.lmdb.engine import LmdbEngine
+from casstore.engine.lmdb.group import MAX_BATCH, CommitQueue, Ticket
+from casstore.engine.lmdb.transaction import Prepared
+from casstore.engine.protocol import PutRow, RowIs, RowKey, Write
+from casstore.errors import CasstoreError, ConditionFailedError
+from casstore.testing.engine_fixtures import all_objects, assert_reads_back, new_blob, new_parent
+
+# Long enough for any machine, short enough that a deadlock ends as a failure.
+TIMEOUT_S = 60.0
+
+Batch = list[Ticket[int, int]]
+
+
+class Refused(CasstoreError):
+    """An answer of a fake run."""
+
+
+def answer(batch: Batch) -> None:
+    """Twice the work; odd thousands are refused."""
+    for ticket in batch:
+        if ticket.work % 1000 == 999:
+            ticket.error = Refused(str(ticket.work))
+        else:
+            ticket.result = 2 * ticket.work
+
+
+class Threads:
+    """Threads whose end is awaited, and whose failures are seen."""
+
+    def __init__(self) -> None:
+        self.threads: list[threading.Thread] = []
+        self.errors: list[BaseException] = []
+
+    def start(self, work: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                work()
+            except BaseException as exc:
+                self.errors.append(exc)
+
+        self.threads.append(threading.Thread(target=run, daemon=True))
+        self.threads[-1].start()
+
+    def join(self) -> None:
+        for thread in self.threads:
+            thread.join(TIMEOUT_S)
+            assert not thread.is_alive(), "a writer waits for ever"
+
+
+def waiting(queue: CommitQueue[Any, Any]) -> int:
+    with queue._lock:
+        return len(queue._waiting)
+
+
+def wait_for_writers(queue: CommitQueue[Any, Any], number: int) -> None:
+    """Wait until so many are queued. Nothing signals that, so it is looked at again and again."""
+    for _ in range(100_000):
+        if waiting(queue) >= number:
+            return
+        threading.Event().wait(0.0005)
+    raise AssertionError(f"{waiting(queue)} of {number} writers arrived")
+
+
+class Held:
+    """A run whose first batch is held until it is let go, so that others queue up behind it."""
+
+    def __init__(self, first: Callable[[Batch], None] = answer) -> None:
+        self.batches: list[list[int]] = []
+        self.entered, self.go = threading.Event(), threading.Event()
+        self._first: Callable[[Batch], None] | None = first
+
+    def __call__(self, batch: Batch) -> None:
+        self.batches.append([ticket.work for ticket in batch])
+        if self._first is not None:
+            first, self._first = self._first, None
+            self.entered.set()
+            assert self.go.wait(TIMEOUT_S)
+            first(batch)
+            return
+        answer(batch)
+
+
+def queue_up(queue: CommitQueue[int, int], held: Held, works: range, threads: Threads) -> list[Any]:
+    """Start a leader that is held and followers behind it; the list that gets their answers."""
+    answers: list[Any] = []
+
+    def submit(work: int) -> None:
+        try:
+            answers.append((work, queue.submit(work)))
+        except (Refused, KeyboardInterrupt) as exc:
+            answers.append((work, type(exc)))
+
+    threads.start(lambda: submit(works[0]))
+    assert held.entered.wait(TIMEOUT_S)
+    for number, work in enumerate(works[1:], 2):
+        threads.start(lambda work=work: submit(work))  # type: ignore[misc]
+        wait_for_writers(queue, number)
+    return answers
+
+
+# --- the queue alone ------------------------------------------------------------------------
+
+
+def test_one_caller_alone_runs_its_own_work() -> None:
+    seen: list[list[int]] = []
+
+    def run(batch: Batch) -> None:
+        seen.append([ticket.work for ticket in batch])
+        answer(batch)
+
+    queue: CommitQueue[int, int] = CommitQueue(run)
+    assert [queue.submit(work) for work in range(3)] == [0, 2, 4]
+    with pytest.raises(Refused, match="999"):
+        queue.submit(999)
+    assert queue.submit(5) == 10
+    assert seen == [[0], [1], [2], [999], [5]]
+    assert waiting(queue) == 0
+    assert queue._leader is None
+
+
+def test_those_who_wait_together_share_a_batch_and_get_their_own_answers() -> None:
+    held, threads = Held(), Threads()
+    queue: CommitQueue[int, int] = CommitQueue(held)
+    answers = queue_up(queue, held, range(990, 1010), threads)
+    held.go.set()
+    threads.join()
+    assert held.batches == [[990], list(range(991, 1010))]
+    assert sorted(answers, key=lambda pair: int(pair[0])) == [
+        (work, Refused if work == 999 else 2 * work) for work in range(990, 1010)
+    ]
+
+
+def test_a_batch_is_bounded() -> None:
+    held, threads = Held(), Threads()
+    queue: CommitQueue[int, int] = CommitQueue(held)
+    answers = queue_up(queue, held, range(2 * MAX_BATCH + 10), threads)
+    held.go.set()
+    threads.join()
+    assert [len(batch) for batch in held.batches] == [1, MAX_BATCH, MAX_BATCH, 9]
+    assert len(answers) == 2 * MAX_BATCH + 10
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError, Refused])
+def test_a_leader_whose_run_raises_leaves_the_others_alive_and_served(
+    error: type[BaseException],
+) -> None:
+    def fail(batch: Batch) -> None:
+        raise error
+
+    held, threads = Held(fail), Threads()
+    queue: CommitQueue[int, int] = CommitQueue(held)
+    leader_error: list[type[BaseException]] = []
+
+    def lead() -> None:
+        try:
+            queue.submit(0)
+        except BaseException as exc:
+            leader_error.append(type(exc))
+
+    threads.start(lead)
+    assert held.entered.wait(TIMEOUT_S)
+    second = Held()
+    second.entered.set()
+    answers = queue_up(queue, second, range(1, 2), threads)
+    wait_for_writers(queue, 2)
+    held.go.set()
+    threads.join()
+    assert leader_error == [error]
+    assert answers == [(1, 2)]
+    assert queue.submit(7) == 14
+    assert waiting(queue) == 0
+
+
+def test_a_leader_interrupted_with_followers_in_its_batch_runs_nothing_of_theirs() -> None:
+    """Its whole batch stays queued: the next leader runs it, once."""
+    calls: list[list[int]] = []
+    held = Held()
+
+    def run(batch: Batch) -> None:
+        calls.append([ticket.work for ticket in batch])
+        if len(calls) == 1:
+            held(batch)
+        elif len(calls) == 2:
+            raise KeyboardInterrupt
+        else:
+            answer(batch)
+
+    queue: CommitQueue[int, int] = CommitQueue(run)
+    threads = Threads()
+    answers = queue_up(queue, held, range(6), threads)
+    held.go.set()
+    threads.join()
+    assert calls == [[0], [1, 2, 3, 4, 5], [2, 3, 4, 5]]
+    assert sorted(answers, key=lambda pair: int(pair[0])) == [
+        (0, 0), (1, KeyboardInterrupt), *[(work, 2 * work) for work in range(2, 6)],
+    ]  # fmt: skip
+
+
+def test_an_interrupted_sleeper_does_not_stall_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    sleep = Ticket.sleep
+    interrupted = {3, 4, 7}
+
+    def interruptible(ticket: Ticket[int, int]) -> None:
+        if ticket.work in interrupted:
+            raise KeyboardInterrupt
+        sleep(ticket)
+
+    monkeypatch.setattr(group.Ticket, "sleep", interruptible)
+    held, threads = Held(), Threads()
+    queue: CommitQueue[int, int] = CommitQueue(held)
+    answers: list[Any] = []
+
+    def submit(work: int) -> None:
+        try:
+            answers.append((work, queue.submit(work)))
+        except KeyboardInterrupt:
+            answers.append((work, KeyboardInterrupt))
+
+    threads.start(lambda: submit(0))
+    assert held.entered.wait(TIMEOUT_S)
+    for work in range(1, 10):
+        threads.start(lambda work=work: submit(work))  # type: ignore[misc]
+    held.go.set()
+    threads.join()
+    assert {work for work, got in answers if got is KeyboardInterrupt} <= interrupted
+    assert {work for work, got in answers if got == 2 * work} >= set(range(10)) - interrupted
+    assert (waiting(queue), queue._leader) == (0, None)
+
+
+def test_a_sleeper_interrupted_after_it_got_the_lead_passes_it_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sleep = Ticket.sleep
+
+    def interruptible(ticket: Ticket[int, int]) -> None:
+        sleep(ticket)
+        if ticket.work == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(group.Ticket, "sleep", interruptible)
+    held, threads = Held(), Threads()
+    queue: CommitQueue[int, int] = CommitQueue(held)
+    answers = queue_up(queue, held, range(5), threads)
+    held.go.set()
+    threads.join()
+    assert sorted(answers, key=lambda pair: int(pair[0])) == [
+        (0, 0), (1, KeyboardInterrupt), (2, 4), (3, 6), (4, 8),
+    ]  # fmt: skip
+
+
+def test_sixteen_threads_and_random_failures_never_hang_and_run_each_work_once() -> None:
+    source, done = random.Random(1), Counter[int]()
+    interrupts = 0
+
+    def run(batch: Batch) -> None:
+        nonlocal interrupts
+        assert 1 <= len(batch) <= MAX_BATCH
+        if source.random() < 0.05:
+            interrupts += 1
+            raise KeyboardInterrupt
+        for ticket in batch:
+            assert not ticket.done
+            if source.random() < 0.1:
+                ticket.error = Refused(str(ticket.work))
+            else:
+                done[ticket.work] += 1
+                ticket.result = 2 * ticket.work
+
+    queue: CommitQueue[int, int] = CommitQueue(run)
+    outcomes: list[tuple[int, Any]] = []
+
+    def work(thread: int) -> None:
+        for n in range(200):
+            number = 1 + thread * 200 + n
+            try:
+                outcomes.append((number, queue.submit(number)))
+            except (Refused, KeyboardInterrupt) as exc:
+                outcomes.append((number, type(exc)))
+
+    threads = Threads()
+    for thread in range(16):
+        threads.start(lambda thread=thread: work(thread))  # type: ignore[misc]
+    threads.join()
+    assert threads.errors == []
+    assert len(outcomes) == 3_200
+    for number, outcome in outcomes:
+        assert done[number] == (1 if outcome == 2 * number else 0)
+    assert sum(outcome is KeyboardInterrupt for _, outcome in outcomes) == interrupts > 0
+    assert (waiting(queue), queue._leader) == (0, None)
+
+
+# --- on the engine --------------------------------------------------------------------------
+
+COUNTER = RowKey("heads", b"counter")
+
+
+def increment(engine: LmdbEngine) -> int:
+    """Add one to the counter, whatever others do meanwhile; the value that it got."""
+    while True:
+        [old] = engine.get_rows([COUNTER])
+        new = int(old or b"0") + 1
+        try:
+            engine.write(
+                Write(
+                    conditions=[RowIs(*COUNTER, old)],
+                    rows=[PutRow(*COUNTER, b"%d" % new), PutRow("history", b"%08d" % new, b"x")],
+                    objects=[new_blob(b"object %d" % new)],
+                )
+            )
+            return new
+        except ConditionFailedError:
+            continue
+
+
+def test_a_main_thread_interrupted_at_any_moment_loses_no_acknowledged_write(
+    tmp_path: Path,
+) -> None:
+    """Ctrl-C hits the main thread asleep, leading, or in the middle of a commit.
+
+    A write that was committed must be answered so, also to those who only shared the
+    leader's batch: told that its condition failed, a writer would do its work twice.
+    """
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    source = random.Random(1)
+    engine = LmdbEngine(str(tmp_path / "s"), durability="full")
+    acknowledged: list[int] = []
+    interrupted = 0
+    for _ in range(20):
+        threads, stop = Threads(), threading.Event()
+
+        def work(stop: threading.Event = stop) -> None:
+            while not stop.is_set():
+                acknowledged.append(increment(engine))
+
+        for _ in range(8):
+            threads.start(work)
+        moment = source.uniform(0, 0.02)
+        timer = threading.Timer(moment, _thread.interrupt_main)
+        try:
+            timer.start()
+            while True:
+                acknowledged.append(increment(engine))
+        except KeyboardInterrupt:
+            interrupted += 1
+        stop.set()
+        timer.join()
+        threads.join()
+        assert threads.errors == []
+    [row] = engine.get_rows([COUNTER])
+    count = int(row or b"0")
+    history = {int(key) for key, _ in engine.scan_rows("history", limit=1_000_000)}
+    assert len(set(acknowledged)) == len(acknowledged), "one number given to two writers"
+    assert set(acknowledged) <= history == set(range(1, count + 1))
+    # Only the interrupted call of each round may have been committed unanswered.
+    assert interrupted == 20
+    assert len(acknowledged) <= count <= len(acknowledged) + interrupted
+    assert_reads_back(engine, *[new_blob(b"object %d" % number) for number in acknowledged])
+    engine.close()
+
+
+def test_an_interrupt_right_after_the_commit_does_not_fail_those_who_shared_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The story behind the rule: a commit takes most of the time, so that is when Ctrl-C comes.
+
+    The signal is handled when the commit returns, before anybody is answered. The next
+    leader then ran the batch a second time, and every condition that the first run had
+    made false failed.
+    """
+    engine = LmdbEngine(str(tmp_path / "s"), durability="process")
+    commit, fired = engine._commit, threading.Event()
+    entered, go = threading.Event(), threading.Event()
+
+    def held(batch: list[Any]) -> None:
+        if not entered.is_set():
+            entered.set()
+            assert go.wait(TIMEOUT_S)
+        elif not fired.is_set():
+            fired.set()
+            # The pending signal of a main thread that leads: it waits for the commit.
+            environment = engine._env.handle
+
+            class Interrupting:
+                """A transaction whose commit ends with Ctrl-C."""
+
+                def __init__(self, txn: Any) -> None:
+                    self._txn = txn
+
+                def __getattr__(self, name: str) -> Any:
+                    return getattr(self._txn, name)
+
+                def commit(self) -> None:
+                    self._txn.commit()
+                    raise KeyboardInterrupt
+
+            class Handle:
+                def begin(self, **options: Any) -> Any:
+                    return Interrupting(environment.begin(**options))
+
+                def __getattr__(self, name: str) -> Any:
+                    return getattr(environment, name)
+
+            engine._env.handle = Handle()  # type: ignore[assignment]
+            try:
+                commit(batch)
+            finally:
+                engine._env.handle = environment
+            return
+        commit(batch)
+
+    monkeypatch.setattr(engine, "_commit", held)
+    outcomes: dict[int, Any] = {}
+
+    def write(number: int) -> None:
+        key = b"%d" % number
+        try:
+            engine.write(
+                Write(conditions=[RowIs("heads", key, None)], rows=[PutRow("heads", key, b"x")])
+            )
+            outcomes[number] = "written"
+        except (ConditionFailedError, KeyboardInterrupt) as exc:
+            outcomes[number] = type(exc)
+
+    threads = Threads()
+    threads.start(lambda: write(0))
+    assert entered.wait(TIMEOUT_S)
+    for number in range(1, 5):
+        threads.start(lambda number=number: write(number))  # type: ignore[misc]
+        wait_for_writers(engine._queue, number + 1)
+    go.set()
+    threads.join()
+    rows = {int(row.key) for row in engine.scan_rows("heads")}
+    assert rows == set(range(5))
+    failed = [number for number, got in outcomes.items() if got is ConditionFailedError]
+    assert failed == [], "written, but told that the condition failed"
+    engine.close()
+
+
+def interpose(
+    engine: LmdbEngine, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], None]
+) -> None:
+    """Let something happen once, between preparing a write and running it."""
+    prepare = engine._prepare
+    pending = [meanwhile]
+
+    def prepared(write: Write) -> Prepared:
+        made = prepare(write)
+        if pending:
+            pending.pop()()
+        return made
+
+    monkeypatch.setattr(engine, "_prepare", prepared)
+
+
+def test_an_object_collected_after_it_was_found_stored_is_stored_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = LmdbEngine(str(tmp_path / "s"), durability="process")
+    child = new_blob(b"a child")
+    parent = new_parent(child)
+    engine.write(Write(objects=[child]))
+    interpose(engine, monkeypatch, lambda: engine.write(Write(deletes=[child.digest])) and None)
+    engine.write(Write(objects=[child]))
+    assert_reads_back(engine, child)
+    engine.write(Write(objects=[child, parent]))
+    assert_reads_back(engine, child, parent)
+    engine.close()
+
+
+def test_an_object_stored_by_another_after_it_was_found_missing_is_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = LmdbEngine(str(tmp_path / "s"), durability="process")
+    child, other = new_blob(b"a child"), new_blob(b"another")
+    theirs, ours = new_parent(child), new_parent(child, other)
+    interpose(engine, monkeypatch, lambda: engine.write(Write(objects=[child, theirs])) and None)
+    assert engine.write(Write(objects=[child, other, ours])).new_objects == 2
+    assert_reads_back(engine, child, other, theirs, ours)
+    infos = {info.digest: info for info in all_objects(engine)}
+    assert len(infos) == len(all_objects(engine)) == 4
+    # Both parents link to the one that counts, the first: a collector follows these ids.
+    first = infos[child.digest].id
+    assert first == 1
+    assert infos[theirs.digest].children == (first,)
+    assert infos[ours.digest].children == (first, infos[other.digest].id)
+    assert engine.verify() == 4
+    engine.close()
