@@ -42,7 +42,7 @@ from casstore.engine.lmdb.environment import (
 )
 from casstore.engine.lmdb.group import CommitQueue, Ticket
 from casstore.engine.lmdb.reader import SlabReader
-from casstore.engine.lmdb.rows import open_row
+from casstore.engine.lmdb.rows import open_row, require_absent
 from casstore.engine.lmdb.transaction import Prepared, StaleError, Transaction
 from casstore.engine.lmdb.verification import verify_content
 from casstore.engine.protocol import (
@@ -222,11 +222,13 @@ class LmdbEngine:
             conditions.check_key(table, key)
         tables = self._env.tables
         with self._env.reading() as txn:
-            stored = [txn.get(key, db=tables[table]) for table, key in keys]
-            return [
-                None if row is None else open_row(table, key, row)
-                for (table, key), row in zip(keys, stored, strict=True)
-            ]
+            found: list[bytes | None] = []
+            for table, key in keys:
+                stored = txn.get(key, db=tables[table])
+                if stored is None:
+                    require_absent(txn.cursor(db=tables[table]), table, key)
+                found.append(None if stored is None else open_row(table, key, stored))
+            return found
 
     def scan_rows(
         self,

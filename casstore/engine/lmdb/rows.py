@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from typing import Final
 
+import lmdb
+
 from casstore.errors import CorruptionError
 from casstore.format.digest import DIGEST_BYTES, plain_hash
 
@@ -37,6 +39,32 @@ def open_row(table: str, key: bytes, stored: bytes | memoryview) -> bytes:
     if row_hash(table, key, value)[:CHECKSUM_BYTES] != bytes(stored[-CHECKSUM_BYTES:]):
         raise CorruptionError(f"row {key.hex()} of table {table} is damaged")
     return value
+
+
+def require_absent(
+    cursor: lmdb.Cursor[bytes] | lmdb.Cursor[memoryview], table: str, key: bytes
+) -> None:
+    """Raise if a row that was not found may be there after all, under a damaged key.
+
+    A damaged key leads a search astray, but never far: on a leaf to the side of the
+    damaged row itself, on a branch to where the order of keys is broken.
+    """
+    if not cursor.set_range(key):
+        if cursor.last():
+            _require_side(cursor, table, key, below=True)
+        return
+    _require_side(cursor, table, key, below=False)
+    if cursor.prev():
+        _require_side(cursor, table, key, below=True)
+
+
+def _require_side(
+    cursor: lmdb.Cursor[bytes] | lmdb.Cursor[memoryview], table: str, key: bytes, *, below: bool
+) -> None:
+    name = bytes(cursor.key())
+    open_row(table, name, cursor.value())
+    if name >= key if below else name <= key:
+        raise CorruptionError(f"the keys of table {table} are out of order around {key.hex()}")
 
 
 class RowSum:

@@ -13,7 +13,14 @@ import lmdb
 from casstore.engine import conditions
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.environment import Environment
-from casstore.engine.lmdb.rows import CHECKSUM_BYTES, SUM_KEY, RowSum, open_row, row_hash
+from casstore.engine.lmdb.rows import (
+    CHECKSUM_BYTES,
+    SUM_KEY,
+    RowSum,
+    open_row,
+    require_absent,
+    row_hash,
+)
 from casstore.engine.lmdb.slab import read_id
 from casstore.engine.protocol import PutRow, Write, WriteResult
 from casstore.errors import CasstoreError, CorruptionError, ObjectNotFoundError
@@ -79,8 +86,13 @@ class Transaction:
         place = (table, key)
         if place in self._rows:
             return self._rows[place]
-        stored = self._txn.get(key, db=self._env.tables[table])
-        return None if stored is None else open_row(table, key, stored)
+        database = self._env.tables[table]
+        stored = self._txn.get(key, db=database)
+        if stored is not None:
+            return open_row(table, key, stored)
+        with self._txn.cursor(db=database) as cursor:
+            require_absent(cursor, table, key)
+        return None
 
     def _has_object(self, digest: bytes) -> bool:
         return self._txn.get(digest, db=self._env.index) is not None
