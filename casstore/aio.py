@@ -13,7 +13,7 @@ import asyncio
 import io
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 from types import TracebackType
@@ -46,6 +46,11 @@ def open(path: str | os.PathLike[str], durability: str = "full", **options: Any)
     return AsyncStore(partial(sync.open, path, durability, **options))
 
 
+def _close_unused(opening: Future[sync.Store]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
+
+
 class AsyncStore:
     """A ``Store`` whose operations are awaited."""
 
@@ -58,9 +63,12 @@ class AsyncStore:
         """Open the store; done by ``async with``."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="casstore")
+            opening = self._pool.submit(self._opener)
             try:
-                self._store = await self._run(self._opener)
+                self._store = await asyncio.wrap_future(opening)
             except BaseException:
+                # Cancelled, the opener runs on in its thread: what it opens must be closed.
+                opening.add_done_callback(_close_unused)
                 self._pool.shutdown(wait=False)
                 self._pool = None
                 raise
@@ -69,13 +77,12 @@ class AsyncStore:
     async def close(self) -> None:
         """Let go of the files, after the calls under way have ended."""
         pool, store = self._pool, self._store
-        if pool is None:
+        if pool is None or store is None:
             return
         self._pool = self._store = None
         loop = asyncio.get_running_loop()
-        if store is not None:
-            await loop.run_in_executor(pool, store.close)
         await loop.run_in_executor(None, pool.shutdown)
+        await loop.run_in_executor(None, store.close)
 
     async def __aenter__(self) -> AsyncStore:
         return await self.start()

@@ -212,8 +212,10 @@ class Store:
 
         writer = PieceWriter()
         reader = PendingReader(self.engine, writer)
+        if not edits:
+            reader.get(digest)
         for change in edits:
-            digest = edit.apply_edit(reader, reader.get(digest), change, writer.emit)
+            digest = edit.apply_edit(reader, digest, change, writer.emit)
         writer.keep_reachable(digest)
         writer.flush(self.engine)
         return Digest(digest)

@@ -288,6 +288,37 @@ def links_in(data: bytes) -> list[bytes]:
     return links
 
 
+def link_depths(value: Any) -> list[int]:
+    """How many lists and maps enclose each link of an inspected value, in order of appearance."""
+    depths: list[int] = []
+    _note_depths(value, 0, depths)
+    return depths
+
+
+def _note_depths(value: Any, depth: int, depths: list[int]) -> None:
+    kind = type(value)
+    if kind is dict:
+        for item in value.values():
+            _note_depths(item, depth + 1, depths)
+    elif kind is list:
+        for item in value:
+            _note_depths(item, depth + 1, depths)
+    elif kind is msgpack.ExtType:
+        depths.append(depth)
+
+
+def nests_within(data: bytes, room: int) -> bool:
+    """Do canonical bytes nest at most ``room`` levels?"""
+    # As many headers as levels are needed, so few headers answer without a walk.
+    if len(data.translate(None, _OTHER_BYTES)) <= room:
+        return True
+    try:
+        _encode(_unpack(data, lambda code, payload: None), room)
+    except LimitError:
+        return False
+    return True
+
+
 def is_map_piece(data: bytes) -> bool:
     """Do these canonical bytes spell a map?"""
     return 0x80 <= data[0] <= 0x8F or data[0] in (0xDE, 0xDF)

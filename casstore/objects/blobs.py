@@ -57,14 +57,19 @@ def _read_up_to(source: BinaryIO, size: int) -> bytes:
     parts: list[bytes] = []
     missing = size
     while missing:
-        part = source.read(missing)
-        if not isinstance(part, bytes):
-            raise InvalidInputError("a stream to store must be opened in binary mode")
+        part = _read(source, missing)
         if not part:
             break
         parts.append(part)
         missing -= len(part)
     return b"".join(parts)
+
+
+def _read(source: BinaryIO, size: int) -> bytes:
+    part = source.read(size)
+    if not isinstance(part, bytes):
+        raise InvalidInputError("a stream to store must be opened in binary mode, and block")
+    return part
 
 
 class _Rejoined(io.RawIOBase):
@@ -78,7 +83,7 @@ class _Rejoined(io.RawIOBase):
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        part = self._head[: len(buffer)] if self._head else self._rest.read(len(buffer))
+        part = self._head[: len(buffer)] if self._head else _read(self._rest, len(buffer))
         self._head = self._head[len(part) :]
         buffer[: len(part)] = part
         return len(part)
@@ -149,6 +154,7 @@ class BlobReader(io.RawIOBase):
         self._position = 0
         self._hasher = BlobHasher()
         self._hashed = 0
+        self._is_false = False
         # The chunk that holds the current position: its offset and content.
         self._window_start = 0
         self._window = b""
@@ -196,11 +202,13 @@ class BlobReader(io.RawIOBase):
         return len(part)
 
     def _verify_whole(self, part: bytes) -> None:
-        if self._position != self._hashed:
-            return
-        self._hasher.update(part)
-        self._hashed += len(part)
-        if self._hashed == self.size_bytes and self._hasher.digest() != self._digest:
+        if self._position == self._hashed:
+            self._hasher.update(part)
+            self._hashed += len(part)
+            at_end = self._hashed == self.size_bytes
+            self._is_false = at_end and self._hasher.digest() != self._digest
+        # Once found out it stays so: a second try must not get what the first did not.
+        if self._is_false:
             raise CorruptionError(f"blob {self._digest.hex()} does not match its digest")
 
     def _load_window(self) -> None:

@@ -23,9 +23,10 @@ from casstore.format.canonical import (
     is_map_piece,
 )
 from casstore.format.digest import Kind
+from casstore.format.limits import MAX_DEPTH
 from casstore.objects.align import differing_runs
-from casstore.objects.pieces import PieceReader
-from casstore.objects.values import Assembly, Outline, Tree, decode_child
+from casstore.objects.pieces import BoundedReader, PieceReader
+from casstore.objects.values import BLOB_KINDS, Assembly, Outline, Tree, decode_child, require_part
 from casstore.objects.view import Node, is_map, iter_leaves, read_node, read_piece
 
 ADDED: Final = "added"
@@ -96,12 +97,18 @@ def diff_objects(
     """The changes that turn one stored object into another."""
     if old[0] == new[0]:
         return
-    walk = _Walk(reader, max_bytes)
-    yield from walk.places(_root_place(reader, *old), _root_place(reader, *new), (), ())
+    bounded = BoundedReader(reader, max_bytes)
+    walk = _Walk(bounded, max_bytes)
+    before, after = _root_place(bounded, *old), _root_place(bounded, *new)
+    if (old[1].kind in BLOB_KINDS) != (new[1].kind in BLOB_KINDS):
+        # A blob is not the value that holds the same bytes.
+        yield Change(bounded, max_bytes, (), (), before, after)
+    else:
+        yield from walk.places(before, after, (), ())
 
 
 def _root_place(reader: PieceReader, digest: bytes, item: StoredObject) -> Any:
-    if item.kind in (Kind.BLOB, Kind.ROPE):
+    if item.kind in BLOB_KINDS:
         return Outline(ROLE_BYTES, digest)
     return read_node(reader, item)
 
@@ -124,6 +131,8 @@ class _Walk:
         """The changes between what stands at two places."""
         if type(old) is Outline and old == new:
             return
+        if len(old_path) > MAX_DEPTH:
+            raise canonical.refuse_depth()
         old_node, new_node = self._container(old), self._container(new)
         if old_node is not None and new_node is not None and is_map(old_node) == is_map(new_node):
             walk = self._maps if is_map(old_node) else self._lists
@@ -137,7 +146,9 @@ class _Walk:
     def _container(self, place: Any) -> Node | None:
         """The list or map at a place, one piece of it; None for anything else."""
         if type(place) is Outline and place.role not in (ROLE_TEXT, ROLE_BYTES):
-            place = read_node(self._reader, self._reader.follow((place.digest,))[0])
+            item = self._reader.follow((place.digest,))[0]
+            require_part(place.role, place.digest, item)
+            place = read_node(self._reader, item)
         return place if type(place) in (list, dict, Tree) else None
 
     # --- maps ---------------------------------------------------------------------------
@@ -305,9 +316,9 @@ def _token(place: Any) -> bytes:
     if type(place) is Outline:
         return canonical.link_bytes(place.role, place.digest)
     if type(place) is list:
-        return b"\x90" + b"".join([_token(item) for item in place])
+        return canonical.list_header(len(place)) + b"".join([_token(item) for item in place])
     if type(place) is dict:
-        return b"\x80" + b"".join(
+        return canonical.map_header(len(place)) + b"".join(
             [canonical.scalar_bytes(key) + _token(item) for key, item in place.items()]
         )
     return canonical.scalar_bytes(place)

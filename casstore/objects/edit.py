@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from casstore.engine.protocol import StoredObject
 from casstore.errors import InvalidInputError, InvalidValueError, PathNotFoundError, PathStep
 from casstore.format import splitting
+from casstore.format.canonical import refuse_depth
 from casstore.format.digest import Kind
 from casstore.format.limits import MAX_DEPTH
 from casstore.format.splitting import Emit, Entry, Spelled
 from casstore.objects import splice
 from casstore.objects.pieces import PieceReader
 from casstore.objects.splice import Container
+from casstore.objects.values import TREE_KINDS
 
 
 class Set(NamedTuple):
@@ -50,9 +51,14 @@ class Append(NamedTuple):
 Edit = Set | Delete | Insert | Append
 
 
-def apply_edit(reader: PieceReader, root: StoredObject, edit: Edit, emit: Emit) -> bytes:
-    """Store the value that ``edit`` makes of ``root``; returns its digest."""
+def apply_edit(reader: PieceReader, digest: bytes, edit: Edit, emit: Emit) -> bytes:
+    """Store the value that ``edit`` makes of the one under ``digest``; returns the new digest."""
     path = tuple(edit.path)
+    root = reader.get(digest)
+    if root.kind != Kind.VALUE and root.kind not in TREE_KINDS:
+        raise InvalidInputError(f"only a value can be edited, and {digest.hex()} is none")
+    if len(path) > MAX_DEPTH:
+        raise refuse_depth()
     if not path and isinstance(edit, Set):
         return splitting.split(edit.value, emit)
     if not path and not isinstance(edit, Append):
@@ -61,7 +67,7 @@ def apply_edit(reader: PieceReader, root: StoredObject, edit: Edit, emit: Emit) 
     try:
         return splitting.root_object(editor.change(splice.open_container(reader, root), 0), emit)
     except InvalidValueError as exc:
-        raise type(exc)(exc.reason, (*path, *exc.path)) from exc.__cause__
+        raise type(exc)(exc.reason, (*editor.place, *exc.path)) from exc.__cause__
 
 
 class _Editor:
@@ -74,6 +80,8 @@ class _Editor:
         self._edit = edit
         self._path = path
         self._emit = emit
+        #: Where the new value goes, for errors in it.
+        self.place = path
 
     def change(self, container: Container | None, depth: int) -> Spelled:
         """The container at ``path[:depth]``, changed, in the form its parent holds."""
@@ -90,8 +98,10 @@ class _Editor:
     def _append(self, container: Container, depth: int) -> Spelled:
         if container.kind != Kind.LIST:
             raise InvalidInputError("only a list can be appended to")
+        index = splice.length(container)
+        self.place = (*self._path, index)
         new = splitting.list_entry(self._new_value(depth))
-        return self._splice(container, splice.length(container), 0, [new])
+        return self._splice(container, index, 0, [new])
 
     def _change_map(
         self, container: Container, depth: int, step: PathStep, *, last: bool

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from casstore.engine.protocol import Engine, NewObject, StoredObject, Write
-from casstore.errors import CorruptionError, ObjectNotFoundError
+from casstore.errors import CorruptionError, LimitError, ObjectNotFoundError
 from casstore.format import chunking
 from casstore.format.digest import Kind, check_object, digest_of
 from casstore.format.limits import CHUNKED_BLOB_MIN_BYTES
+
+_BATCH = 256
 
 
 class PieceReader:
@@ -55,6 +57,35 @@ class PieceReader:
                 raise CorruptionError(f"object {digest.hex()} is linked to but missing")
             objects.append(item)
         return objects
+
+
+class BoundedReader(PieceReader):
+    """Reads on behalf of another reader, up to a number of bytes.
+
+    For walks whose length the input decides: repeated links make a small store describe
+    a walk of any length (P7).
+    """
+
+    __slots__ = ("_left", "_limit", "_reader")
+
+    def __init__(self, reader: PieceReader, max_bytes: int) -> None:
+        super().__init__(reader.engine)
+        self._reader = reader
+        self._limit = max_bytes
+        self._left = max_bytes
+        self.pieces_read = reader.pieces_read
+
+    def find_many(self, digests: Sequence[bytes]) -> list[StoredObject | None]:
+        """The objects, verified; LimitError once too much has been read."""
+        found: list[StoredObject | None] = []
+        for start in range(0, len(digests), _BATCH):
+            batch = self._reader.find_many(digests[start : start + _BATCH])
+            self._left -= sum([len(item.data) for item in batch if item is not None])
+            if self._left < 0:
+                raise LimitError(f"reading on would take more than {self._limit} bytes")
+            found.extend(batch)
+        self.pieces_read = self._reader.pieces_read
+        return found
 
 
 class PendingReader(PieceReader):

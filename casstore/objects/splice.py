@@ -26,7 +26,7 @@ from casstore.format.digest import Kind
 from casstore.format.limits import SINGLE_PIECE_MAX_BYTES
 from casstore.format.splitting import Emit, Entry, Spelled
 from casstore.objects.pieces import PieceReader
-from casstore.objects.values import TREE_KINDS, Tree, decode_child
+from casstore.objects.values import TREE_KINDS, Tree, decode_child, require_part
 
 Part = TypeVar("Part")
 
@@ -53,9 +53,12 @@ def open_container(reader: PieceReader, item: StoredObject) -> Container | None:
 def _open_encoded(reader: PieceReader, data: bytes) -> Container | None:
     _, links = inspect(data)
     if data[0] not in CONTAINER_BYTES:
-        if len(links) == 1 and links[0][0] in (ROLE_PART, ROLE_ITEM):
-            return open_container(reader, reader.follow((links[0][1],))[0])
-        return None
+        if len(links) != 1 or links[0][0] not in (ROLE_PART, ROLE_ITEM):
+            return None
+        role, digest = links[0]
+        item = reader.follow((digest,))[0]
+        require_part(role, digest, item)
+        return open_container(reader, item)
     if is_map_piece(data):
         return Piece(Kind.MAP, splitting.map_leaf_entries(data))
     return Piece(Kind.LIST, splitting.list_leaf_entries(data))
@@ -162,6 +165,9 @@ def _rebuild(spine: _Spine, entries: list[Entry], emit: Emit) -> bytes:
         children, end = _regroup(kind, level, start, end, children)
         groups = list(tree.group(children, tree.branch_ends(kind, level)))
         alone = start.is_leftmost(level) and end.is_rightmost(level)
+        if alone and level > 1 and len(children) == 1:
+            # The rest of this level is gone: what is left below is the root itself.
+            return children[0].digest
         if alone and (len(groups) == 1 or level == spine.top):
             return splitting.grow(kind, children, emit, level)
         children = [splitting.branch(kind, level, piece, emit) for piece in groups]

@@ -13,13 +13,16 @@ from typing import Any, NamedTuple
 from casstore.engine.protocol import StoredObject
 from casstore.errors import CorruptionError, InvalidInputError, LimitError
 from casstore.format import canonical, tree
-from casstore.format.canonical import ROLE_BYTES, ROLE_LINK, ROLE_TEXT
+from casstore.format.canonical import CONTAINER_BYTES, ROLE_BYTES, ROLE_LINK, ROLE_TEXT
 from casstore.format.digest import KIND_NAMES, Kind
 from casstore.format.limits import MAX_DEPTH
 from casstore.objects import blobs
 from casstore.objects.pieces import PieceReader
 
 TREE_KINDS = (Kind.LIST, Kind.MAP)
+BLOB_KINDS = (Kind.BLOB, Kind.ROPE)
+
+_FETCH_BATCH = 256
 
 
 class Outline(NamedTuple):
@@ -43,8 +46,7 @@ def read_value(reader: PieceReader, digest: bytes, item: StoredObject, *, max_by
             f"{digest.hex()} is a {KIND_NAMES.get(item.kind, item.kind)}, not a value"
         )
     assembly = Assembly(reader, max_bytes)
-    assembly.fetch([(digest, item)])
-    return assembly.value(digest, MAX_DEPTH)
+    return assembly.root(digest, item)
 
 
 class Assembly:
@@ -59,15 +61,21 @@ class Assembly:
         self._fetched = 0
         self._built = 0
         self._found: dict[bytes, StoredObject] = {}
-        # Values of pieces without links: decoded when first seen, and for good.
-        self._whole: dict[bytes, Any] = {}
+        # Of each value piece: how deep the links that must be followed lie in it.
+        self._depths: dict[bytes, list[int]] = {}
 
     # --- fetching ---------------------------------------------------------------------
 
+    def root(self, digest: bytes, item: StoredObject) -> Any:
+        """The whole value whose root object has been fetched."""
+        self._charge([item])
+        self._fetch([(digest, item)])
+        return self.value(digest, MAX_DEPTH)
+
     def load(self, places: list[Any]) -> list[Any]:
         """The plain values of places in decoded pieces: Outlines, trees, or plain already."""
-        names = list(dict.fromkeys(name for place in places for name in _outlined(place)))
-        self.fetch(list(zip(names, self._reader.follow(names), strict=True)))
+        names = dict.fromkeys(name for place in places for name in _outlined(place))
+        self._fetch(self._follow(list(names)))
         return [self._place(place, MAX_DEPTH) for place in places]
 
     def _place(self, place: Any, room: int) -> Any:
@@ -76,33 +84,49 @@ class Assembly:
             return self._part(place.role, place.digest, room)
         if kind is Tree:
             return self._tree(place.kind, place.root, room)
+        if kind in (list, dict) and not room:
+            raise canonical.refuse_depth()
         if kind is list:
             return [self._place(item, room - 1) for item in place]
         if kind is dict:
             return {key: self._place(item, room - 1) for key, item in place.items()}
         return place
 
-    def fetch(self, level: list[tuple[bytes, StoredObject]]) -> None:
+    def _fetch(self, level: list[tuple[bytes, StoredObject]]) -> None:
         """Take these pieces and fetch everything below them, breadth first."""
         while level:
             wanted: dict[bytes, None] = {}
             for name, found in level:
                 self._found[name] = found
-                self._fetched += len(found.data)
-                if self._fetched > self._max_bytes:
-                    raise self._too_large()
                 for child in self._needs(name, found):
                     if child not in self._found:
                         wanted[child] = None
-            names = list(wanted)
-            level = list(zip(names, self._reader.follow(names), strict=True)) if names else []
+            level = self._follow(list(wanted))
+
+    def _follow(self, names: list[bytes]) -> list[tuple[bytes, StoredObject]]:
+        """Fetch the next level, in batches, so that the budget is asked before all is read."""
+        level: list[tuple[bytes, StoredObject]] = []
+        for start in range(0, len(names), _FETCH_BATCH):
+            batch = names[start : start + _FETCH_BATCH]
+            found = self._reader.follow(batch)
+            self._charge(found)
+            level.extend(zip(batch, found, strict=True))
+        return level
+
+    def _charge(self, fetched: list[StoredObject]) -> None:
+        self._fetched += sum([len(item.data) for item in fetched])
+        if self._fetched > self._max_bytes:
+            raise self._too_large()
 
     def _needs(self, digest: bytes, item: StoredObject) -> list[bytes]:
         """What must be fetched to build this piece."""
         if item.kind == Kind.VALUE:
             value, links = canonical.inspect(item.data)
-            if not links:
-                self._whole[digest] = value
+            self._depths[digest] = [
+                depth
+                for depth, (role, _) in zip(canonical.link_depths(value), links, strict=True)
+                if role != ROLE_LINK
+            ]
             return [name for role, name in links if role != ROLE_LINK]
         if item.kind in TREE_KINDS:
             return tree.decode_branch(item.kind, item.data).digests
@@ -120,24 +144,22 @@ class Assembly:
             return self._tree(item.kind, tree.decode_branch(item.kind, item.data), room)
         if item.kind != Kind.VALUE:
             raise CorruptionError(f"{digest.hex()} stands for a part of a value, but is none")
-        self._spend(len(item.data))
-        if digest in self._whole:
-            # Built anew each time: two places of a value must not share a list.
-            return canonical.rebuild(item.data, self._no_parts)
-        if not room:
+        self.spend(len(item.data))
+        if not canonical.nests_within(item.data, room):
             raise canonical.refuse_depth()
-        return canonical.rebuild(item.data, lambda role, name: self._part(role, name, room - 1))
-
-    @staticmethod
-    def _no_parts(role: int, digest: bytes) -> Any:
-        raise AssertionError("a piece without links has a link")
+        # Links are resolved in order of appearance, so their depths come along.
+        depths = iter(self._depths[digest])
+        return canonical.rebuild(
+            item.data, lambda role, name: self._part(role, name, room - next(depths))
+        )
 
     def _part(self, role: int, digest: bytes, room: int) -> Any:
+        require_part(role, digest, self._found[digest])
         if role not in (ROLE_TEXT, ROLE_BYTES):
             return self.value(digest, room)
         left = self._max_bytes - self._built
         content = blobs.read_blob(self._reader, digest, self._found[digest], max_bytes=left)
-        self._spend(len(content))
+        self.spend(len(content))
         return decode_text(content, digest) if role == ROLE_TEXT else content
 
     def _tree(self, kind: int, root: tree.Branch, room: int) -> Any:
@@ -146,12 +168,14 @@ class Assembly:
         return built
 
     def _grow(self, built: Any, kind: int, branch: tree.Branch, room: int) -> None:
-        for digest in branch.digests:
+        for digest, count in zip(branch.digests, branch.counts, strict=True):
             if branch.level > 1:
                 below = decode_child(kind, branch.level - 1, self._found[digest])
                 self._grow(built, kind, below, room)
                 continue
             leaf = self.value(digest, room)
+            if type(leaf) in (list, dict) and len(leaf) != count:
+                raise CorruptionError(f"leaf {digest.hex()} is not what its branch says")
             if kind == Kind.MAP and type(leaf) is dict:
                 built.update(leaf)
             elif kind == Kind.LIST and type(leaf) is list:
@@ -159,7 +183,8 @@ class Assembly:
             else:
                 raise CorruptionError(f"leaf {digest.hex()} is not of its tree's kind")
 
-    def _spend(self, size: int) -> None:
+    def spend(self, size: int) -> None:
+        """Take ``size`` bytes from the budget; LimitError if it is used up."""
         self._built += size
         if self._built > self._max_bytes:
             raise self._too_large()
@@ -180,6 +205,22 @@ def _outlined(place: Any) -> list[bytes]:
     if kind is dict:
         return [name for item in place.values() for name in _outlined(item)]
     return []
+
+
+def require_part(role: int, digest: bytes, item: StoredObject) -> None:
+    """Raise unless an object is what a link of this role may stand for.
+
+    A list or map that left is an object holding one, never a link to another: else a
+    chain of links could go on for ever.
+    """
+    if role in (ROLE_TEXT, ROLE_BYTES):
+        sound = item.kind in BLOB_KINDS
+    else:
+        sound = item.kind in TREE_KINDS or (
+            item.kind == Kind.VALUE and item.data[:1] != b"" and item.data[0] in CONTAINER_BYTES
+        )
+    if not sound:
+        raise CorruptionError(f"{digest.hex()} is not the part of a value that it stands for")
 
 
 def decode_text(content: bytes, digest: bytes) -> str:

@@ -8,7 +8,7 @@ lists and maps as views again.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from casstore.engine.protocol import StoredObject
@@ -26,6 +26,7 @@ from casstore.objects.values import (
     decode_child,
     decode_text,
     read_value,
+    require_part,
 )
 
 # What a container in the store is once its first piece is read: a list or dict that
@@ -52,6 +53,7 @@ def resolve(reader: PieceReader, place: Any, max_bytes: int) -> Any:
     if type(place) is not Outline:
         return place
     item = reader.follow((place.digest,))[0]
+    require_part(place.role, place.digest, item)
     if place.role in (ROLE_TEXT, ROLE_BYTES):
         content = blobs.read_blob(reader, place.digest, item, max_bytes=max_bytes)
         return decode_text(content, place.digest) if place.role == ROLE_TEXT else content
@@ -69,21 +71,30 @@ def node_length(node: Node) -> int:
 
 
 def iter_leaves(
-    reader: PieceReader, root: tree.Branch, kind: int, start: int, stop: int
+    reader: PieceReader,
+    root: tree.Branch,
+    kind: int,
+    start: int,
+    stop: int,
+    spend: Callable[[int], None] = lambda size: None,
 ) -> Iterator[tuple[int, Any]]:
-    """The leaves that hold entries ``start`` to ``stop``, each with the index of its first."""
+    """The leaves that hold entries ``start`` to ``stop``, each with the index of its first.
+
+    ``spend`` is told the size of each before it is decoded.
+    """
     first = 0
     for digest, count in zip(root.digests, root.counts, strict=True):
         if first < stop and start < first + count:
             item = reader.follow((digest,))[0]
             if root.level == 1:
+                spend(len(item.data))
                 leaf = read_node(reader, item)
                 if type(leaf) is not (dict if kind == Kind.MAP else list) or len(leaf) != count:
                     raise CorruptionError(f"leaf {digest.hex()} is not what its branch says")
                 yield first, leaf
             else:
                 below = decode_child(kind, root.level - 1, item)
-                inner = iter_leaves(reader, below, kind, start - first, stop - first)
+                inner = iter_leaves(reader, below, kind, start - first, stop - first, spend)
                 for inner_first, leaf in inner:
                     yield first + inner_first, leaf
         first += count
@@ -149,7 +160,7 @@ class View:
 
     def __contains__(self, key: object) -> bool:
         if not is_map(self._node):
-            return any(item == key for item in self)
+            return any((item.load() if type(item) is View else item) == key for item in self)
         return type(key) is str and self._find(key)[0]
 
     def get(self, step: PathStep, default: Any = None) -> Any:
@@ -160,9 +171,9 @@ class View:
     def at(self, path: Sequence[PathStep]) -> Any:
         """The entry at the end of a path; PathNotFoundError names the step that fails."""
         here: Any = self
-        for step in path:
+        for depth, step in enumerate(path):
             if type(here) is not View:
-                raise PathNotFoundError(path)
+                raise PathNotFoundError((*self._path, *path[: depth + 1]))
             here = here[step]
         return here
 
@@ -216,10 +227,13 @@ class View:
         assert type(node) is list
         return True, node[at]
 
-    def _item_places(self, start: int, stop: int) -> Iterator[Any]:
+    def _item_places(
+        self, start: int, stop: int, spend: Callable[[int], None] = lambda size: None
+    ) -> Iterator[Any]:
         node = self._node
         if isinstance(node, Tree):
-            for first, leaf in iter_leaves(self._reader, node.root, node.kind, start, stop):
+            root = node.root
+            for first, leaf in iter_leaves(self._reader, root, node.kind, start, stop, spend):
                 yield from leaf[max(start - first, 0) : stop - first]
         else:
             assert type(node) is list
@@ -231,8 +245,9 @@ class View:
         start, stop, step = wanted.indices(len(self))
         if step != 1:
             raise InvalidInputError("a slice of a stored list has no step")
-        places = list(self._item_places(start, max(start, stop)))
-        return Assembly(self._reader, self._max_bytes).load(places)
+        assembly = Assembly(self._reader, self._max_bytes)
+        places = list(self._item_places(start, max(start, stop), assembly.spend))
+        return assembly.load(places)
 
     def _open(self, place: Any, step: PathStep) -> Any:
         found = resolve(self._reader, place, self._max_bytes)
