@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from casstore.engine.protocol import Engine, StoredObject
+from casstore.engine.protocol import Engine, NewObject, StoredObject, Write
 from casstore.errors import ClosedError, InvalidInputError
 from casstore.format import splitting
 from casstore.format.digest import Digest, Kind
-from casstore.format.limits import DEFAULT_MAX_BYTES
+from casstore.format.limits import CHUNKED_BLOB_MIN_BYTES, DEFAULT_MAX_BYTES
 from casstore.objects import blobs, values
 from casstore.objects.pieces import PendingReader, PieceReader, PieceWriter
 
@@ -130,7 +130,13 @@ class Store:
 
     def put_blob(self, content: bytes) -> Digest:
         """Store opaque bytes; ``b3sum`` of them prints the digest."""
-        return self.put_many((_require_bytes(content),))[0]
+        if type(content) is not bytes:
+            raise InvalidInputError(f"a blob is made of bytes, not {type(content).__name__}")
+        if len(content) >= CHUNKED_BLOB_MIN_BYTES:
+            return self.put_many((content,))[0]
+        digest = Digest.of_blob(content)
+        self.engine.write(Write(objects=(NewObject(digest, Kind.BLOB, content, ()),)))
+        return digest
 
     def put_value(self, value: Any) -> Digest:
         """Store a value: dict, list, str, bytes, int, float, bool, None and Link."""
@@ -235,9 +241,3 @@ def _read(reader: PieceReader, digest: bytes, item: StoredObject, max_bytes: int
     if item.kind in (Kind.BLOB, Kind.ROPE):
         return blobs.read_blob(reader, digest, item, max_bytes=max_bytes)
     return values.read_value(reader, digest, item, max_bytes=max_bytes)
-
-
-def _require_bytes(content: bytes) -> bytes:
-    if type(content) is not bytes:
-        raise InvalidInputError(f"a blob is made of bytes, not {type(content).__name__}")
-    return content

@@ -5,6 +5,8 @@ from __future__ import annotations
 import _thread
 import random
 import signal
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -16,7 +18,7 @@ import pytest
 from casstore.engine.lmdb import group
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.lmdb.group import MAX_BATCH, CommitQueue, Ticket
-from casstore.engine.lmdb.transaction import Prepared
+from casstore.engine.lmdb.transaction import Job
 from casstore.engine.protocol import PutRow, RowIs, RowKey, Write
 from casstore.errors import CasstoreError, ConditionFailedError
 from casstore.testing.engine_fixtures import all_objects, assert_reads_back, new_blob, new_parent
@@ -452,20 +454,28 @@ def test_an_interrupt_right_after_the_commit_does_not_fail_those_who_shared_it(
     engine.close()
 
 
-def interpose(
-    engine: LmdbEngine, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], None]
-) -> None:
-    """Let something happen once, between preparing a write and running it."""
+def interpose(engine: LmdbEngine, monkeypatch: pytest.MonkeyPatch, meanwhile: Write) -> None:
+    """Let another process write once, between preparing a write of ours and running it."""
     prepare = engine._prepare
     pending = [meanwhile]
 
-    def prepared(write: Write) -> Prepared:
-        made = prepare(write)
+    def prepared(jobs: list[Job]) -> None:
+        prepare(jobs)
         if pending:
-            pending.pop()()
-        return made
+            in_another_process(engine.path, pending.pop())
 
     monkeypatch.setattr(engine, "_prepare", prepared)
+
+
+def in_another_process(path: str, write: Write) -> None:
+    code = (
+        "import sys; from casstore.engine.lmdb.engine import LmdbEngine\n"
+        "from casstore.engine.protocol import NewObject, Write\n"
+        f"engine = LmdbEngine({path!r}, durability='process')\n"
+        f"engine.write({write!r}); engine.close()"
+    )
+    root = str(Path(__file__).parent.parent)
+    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": root})
 
 
 def test_an_object_collected_after_it_was_found_stored_is_stored_again(
@@ -475,7 +485,7 @@ def test_an_object_collected_after_it_was_found_stored_is_stored_again(
     child = new_blob(b"a child")
     parent = new_parent(child)
     engine.write(Write(objects=[child]))
-    interpose(engine, monkeypatch, lambda: engine.write(Write(deletes=[child.digest])) and None)
+    interpose(engine, monkeypatch, Write(deletes=[child.digest]))
     engine.write(Write(objects=[child]))
     assert_reads_back(engine, child)
     engine.write(Write(objects=[child, parent]))
@@ -489,7 +499,7 @@ def test_an_object_stored_by_another_after_it_was_found_missing_is_named_once(
     engine = LmdbEngine(str(tmp_path / "s"), durability="process")
     child, other = new_blob(b"a child"), new_blob(b"another")
     theirs, ours = new_parent(child), new_parent(child, other)
-    interpose(engine, monkeypatch, lambda: engine.write(Write(objects=[child, theirs])) and None)
+    interpose(engine, monkeypatch, Write(objects=[child, theirs]))
     assert engine.write(Write(objects=[child, other, ours])).new_objects == 2
     assert_reads_back(engine, child, other, theirs, ours)
     infos = {info.digest: info for info in all_objects(engine)}

@@ -129,6 +129,18 @@ def _require_same(value: Any, data: bytes) -> None:
         raise NotCanonicalError("not the canonical spelling of its value")
 
 
+def text_bytes(text: str) -> bytes:
+    """The UTF-8 of a text, or a refusal."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as exc:
+        raise _refuse_surrogate(exc) from exc
+
+
+def _refuse_surrogate(exc: UnicodeEncodeError) -> InvalidValueError:
+    return InvalidValueError(f"a lone surrogate at character {exc.start} cannot be stored as UTF-8")
+
+
 def scalar_bytes(value: Any) -> bytes:
     """Spell anything that is not a list or a map, or refuse it.
 
@@ -139,9 +151,7 @@ def scalar_bytes(value: Any) -> bytes:
         try:
             return _pack(value)
         except UnicodeEncodeError as exc:
-            raise InvalidValueError(
-                f"a lone surrogate at character {exc.start} cannot be stored as UTF-8"
-            ) from exc
+            raise _refuse_surrogate(exc) from exc
         except ValueError as exc:
             raise LimitError(f"a string of {len(value)} characters is too long") from exc
     if kind is int:

@@ -31,6 +31,7 @@ from casstore.format.canonical import (
     refuse_depth,
     scalar_bytes,
     sorted_keys,
+    text_bytes,
 )
 from casstore.format.digest import Kind
 from casstore.format.limits import (
@@ -89,59 +90,61 @@ def spell(value: Any, room: int, emit: Emit) -> Spelled:
     """Bring one value into the form its container holds, moving long parts out."""
     kind = type(value)
     if kind is str:
-        if len(value) < _SURELY_SHORT:
-            return Spelled(scalar_bytes(value), [])
-        data = scalar_bytes(value)
-        if len(data) < OUTLINE_MIN_BYTES:
-            return Spelled(data, [])
-        # The encoding is header + UTF-8; the blob is the UTF-8 alone.
-        content = value.encode()
-        if len(content) < OUTLINE_MIN_BYTES:
-            return Spelled(data, [])
-        digest = emit(Kind.BLOB, content, [])
-        return Spelled(link_bytes(ROLE_TEXT, digest), [digest])
+        if len(value) >= _SURELY_SHORT:
+            content = text_bytes(value)
+            if len(content) >= OUTLINE_MIN_BYTES:
+                digest = emit(Kind.BLOB, content, [])
+                return Spelled(link_bytes(ROLE_TEXT, digest), [digest])
+        return Spelled(scalar_bytes(value), [])
+    if kind is dict:
+        return _spell_map(value, room, emit)
+    if kind is list or kind is tuple:
+        return _spell_list(value, room, emit)
     if kind is bytes and len(value) >= OUTLINE_MIN_BYTES:
         digest = emit(Kind.BLOB, value, [])
         return Spelled(link_bytes(ROLE_BYTES, digest), [digest])
-    if kind is dict:
-        return pack_map(_map_entries(value, room, emit), emit)
-    if kind is list or kind is tuple:
-        return pack_list(_list_entries(value, room, emit), emit)
-    if kind is Link:
-        return Spelled(scalar_bytes(value), [bytes(value.digest)])
-    return Spelled(scalar_bytes(value), [])
+    data = scalar_bytes(value)
+    return Spelled(data, [bytes(value.digest)] if kind is Link else [])
 
 
-def _list_entries(items: list[Any] | tuple[Any, ...], room: int, emit: Emit) -> list[Entry]:
+def _spell_list(items: list[Any] | tuple[Any, ...], room: int, emit: Emit) -> Spelled:
     if not room:
         raise refuse_depth()
-    entries = []
+    parts: list[bytes] = []
+    links: list[list[bytes]] = []
     try:
         for item in items:
             spelled = spell(item, room - 1, emit)
-            entries.append(list_entry(spelled))
+            parts.append(spelled.data)
+            links.append(spelled.links)
     except InvalidValueError as exc:
-        raise exc.within(len(entries)) from exc.__cause__
-    return entries
+        raise exc.within(len(parts)) from exc.__cause__
+    data = list_header(len(parts)) + b"".join(parts)
+    if len(data) <= SINGLE_PIECE_MAX_BYTES:
+        return _one_piece(data, [digest for own in links for digest in own], emit)
+    sizes = map(len, parts)
+    return pack_list([Entry(*each) for each in zip(parts, links, sizes, strict=True)], emit)
 
 
-def _map_entries(mapping: dict[str, Any], room: int, emit: Emit) -> list[Entry]:
+def _spell_map(mapping: dict[str, Any], room: int, emit: Emit) -> Spelled:
     if not room:
         raise refuse_depth()
-    entries = []
-    for key in sorted_keys(mapping):
-        entries.append(map_entry(key, mapping[key], room, emit))
-    return entries
-
-
-def map_entry(key: str, value: Any, room: int, emit: Emit) -> Entry:
-    """Encode one entry of a map that may nest ``room`` levels."""
-    spelled_key = key_bytes(key)
-    try:
-        spelled = spell(value, room - 1, emit)
-    except InvalidValueError as exc:
-        raise exc.within(key) from exc.__cause__
-    return Entry(spelled_key + spelled.data, spelled.links, len(spelled_key + spelled.data), key)
+    keys = sorted_keys(mapping)
+    parts: list[bytes] = []
+    links: list[list[bytes]] = []
+    for key in keys:
+        spelled_key = key_bytes(key)
+        try:
+            spelled = spell(mapping[key], room - 1, emit)
+        except InvalidValueError as exc:
+            raise exc.within(key) from exc.__cause__
+        parts.append(spelled_key + spelled.data)
+        links.append(spelled.links)
+    data = map_header(len(parts)) + b"".join(parts)
+    if len(data) <= SINGLE_PIECE_MAX_BYTES:
+        return _one_piece(data, [digest for own in links for digest in own], emit)
+    sizes = map(len, parts)
+    return pack_map([Entry(*each) for each in zip(parts, links, sizes, keys, strict=True)], emit)
 
 
 def list_entry(spelled: Spelled) -> Entry:
@@ -188,7 +191,7 @@ def pack_list(entries: list[Entry], emit: Emit) -> Spelled:
     """Inline a short list; make one object or a tree of a longer one."""
     data = list_header(len(entries)) + b"".join([entry.data for entry in entries])
     if len(data) <= SINGLE_PIECE_MAX_BYTES:
-        return _one_piece(data, entries, emit)
+        return _one_piece(data, _all_links(entries), emit)
     entries = [outline_item(entry, emit) for entry in entries]
     leaves = [leaf(Kind.LIST, piece, emit) for piece in tree.group(entries, _ends_list)]
     return link_part(grow(Kind.LIST, leaves, emit))
@@ -210,7 +213,7 @@ def pack_map(entries: list[Entry], emit: Emit) -> Spelled:
     """Inline a short map; make one object or a tree of a longer one. Entries are sorted."""
     data = map_header(len(entries)) + b"".join([entry.data for entry in entries])
     if len(data) <= SINGLE_PIECE_MAX_BYTES:
-        return _one_piece(data, entries, emit)
+        return _one_piece(data, _all_links(entries), emit)
     leaves = [leaf(Kind.MAP, piece, emit) for piece in tree.group(entries, _ends_map)]
     return link_part(grow(Kind.MAP, leaves, emit))
 
@@ -228,8 +231,11 @@ def leaf_ends(kind: int) -> Callable[[Entry], bool]:
     return _ends_map if kind == Kind.MAP else _ends_list
 
 
-def _one_piece(data: bytes, entries: list[Entry], emit: Emit) -> Spelled:
-    links = [digest for entry in entries for digest in entry.links]
+def _all_links(entries: list[Entry]) -> list[bytes]:
+    return [digest for entry in entries for digest in entry.links]
+
+
+def _one_piece(data: bytes, links: list[bytes], emit: Emit) -> Spelled:
     if len(data) < CONTAINER_OUTLINE_MIN_BYTES:
         return Spelled(data, links)
     return link_part(emit(Kind.VALUE, data, links))
@@ -244,8 +250,7 @@ def leaf(kind: int, entries: list[Entry], emit: Emit) -> tree.Child:
     """Store one leaf of a tree: a value object holding a short list or map."""
     header = map_header(len(entries)) if kind == Kind.MAP else list_header(len(entries))
     body = b"".join([entry.data for entry in entries])
-    links = [digest for entry in entries for digest in entry.links]
-    digest = emit(Kind.VALUE, header + body, links)
+    digest = emit(Kind.VALUE, header + body, _all_links(entries))
     return tree.Child(digest, len(entries), sum([e.size for e in entries]), entries[-1].key or "")
 
 

@@ -6,9 +6,9 @@
     meta          family, format, creation time, current dictionary
     …             one database for each table of rows
 
-A write is prepared outside the lock (which objects are new, cut, compressed), then
-joins a batch (``group``) that runs as one transaction. Inside it every object that
-was found stored before is looked up again, because a collector may have removed it
+A write joins a batch (``group``). The batch is prepared outside the write lock (which
+objects are new, cut, compressed), then runs as one transaction. Inside it every object
+that was found stored before is looked up again, because a collector may have removed it
 since; if so, the write is prepared again with that object included.
 """
 
@@ -43,7 +43,7 @@ from casstore.engine.lmdb.environment import (
 from casstore.engine.lmdb.group import CommitQueue, Ticket
 from casstore.engine.lmdb.reader import SlabReader
 from casstore.engine.lmdb.rows import open_row, require_absent
-from casstore.engine.lmdb.transaction import Prepared, StaleError, Transaction
+from casstore.engine.lmdb.transaction import Job, StaleError, Transaction
 from casstore.engine.lmdb.verification import verify_content
 from casstore.engine.protocol import (
     MAX_ROW_KEY_BYTES,
@@ -74,6 +74,10 @@ _MAX_ATTEMPTS: Final = 16
 # reused, and learns of dictionaries that other processes have trained.
 _HOUSEKEEPING_COMMITS: Final = 1024
 _SYNC_INTERVAL_S: Final = 1.0
+# A write this long is prepared by its own thread, beside others. A shorter one is left to
+# the leader of its batch: py-lmdb and zstandard give the interpreter away in every call,
+# and with many writers each such call is a fight for it that costs more than the work.
+_LONG_WRITE_BYTES: Final = 64 << 10
 
 
 class LmdbEngine:
@@ -108,7 +112,7 @@ class LmdbEngine:
             prove=verify_content,
         )
         self._cache = SlabCache(cache_bytes)
-        self._queue: CommitQueue[Prepared, WriteResult] = CommitQueue(self._run_batch)
+        self._queue: CommitQueue[Job, WriteResult] = CommitQueue(self._run_batch)
         self._commits = 0
         self._stop_syncing = threading.Event()
         self._sync_failure: CasstoreError | None = None
@@ -145,7 +149,9 @@ class LmdbEngine:
         """Those of ``digests`` that are not stored, in order, each once."""
         self._env.gate.check()
         conditions.check_digests(digests)
-        unique = list(dict.fromkeys(digests))
+        return self._absent(list(dict.fromkeys(digests)))
+
+    def _absent(self, unique: list[bytes]) -> list[bytes]:
         absent: list[bytes] = []
         for start in range(0, len(unique), _READ_BATCH):
             with self._env.reading() as txn:
@@ -270,28 +276,39 @@ class LmdbEngine:
             failure, self._sync_failure = self._sync_failure, None
             raise failure
         conditions.validate(write)
+        job = Job(write)
+        if sum([len(item.data) for item in write.objects]) >= _LONG_WRITE_BYTES:
+            self._prepare([job])
         for _ in range(_MAX_ATTEMPTS):
-            prepared = self._prepare(write)
             try:
-                return self._queue.submit(prepared)
+                return self._queue.submit(job)
             except StaleError:
-                continue
+                job = Job(write)
         raise BusyError(f"a collector kept removing what a write to {self.path} relies on")
 
-    def _prepare(self, write: Write) -> Prepared:
-        new: list[NewObject] = []
-        hits: list[bytes] = []
-        if write.objects:
-            unique = {item.digest: item for item in reversed(write.objects)}
-            absent = set(self.missing([item.digest for item in write.objects]))
-            for item in write.objects:
-                if unique.pop(item.digest, None) is None:
+    def _prepare(self, jobs: list[Job]) -> None:
+        """Do for these jobs all that needs no write lock: find what is new, cut, compress."""
+        wanted = dict.fromkeys([item.digest for job in jobs for item in job.write.objects])
+        absent = set(self._absent(list(wanted))) if wanted else set()
+        together: list[NewObject] = []
+        for job in jobs:
+            job.new, job.hits = [], []
+            seen: set[bytes] = set()
+            for item in job.write.objects:
+                if item.digest in seen:
                     continue
+                seen.add(item.digest)
                 if item.digest in absent:
-                    new.append(item)
+                    # For jobs behind this one it is a hit: if this one is refused, they
+                    # find that out inside the transaction and come again.
+                    absent.remove(item.digest)
+                    job.new.append(item)
                 else:
-                    hits.append(item.digest)
-        return Prepared(write, self._draft(new), hits)
+                    job.hits.append(item.digest)
+            together.extend(job.new)
+        drafts = self._draft(together)
+        for job in jobs:
+            job.drafts = drafts
 
     def _draft(self, objects: list[NewObject]) -> list[slabs.Draft]:
         """Cut a batch of new objects into slabs and compress each."""
@@ -311,9 +328,17 @@ class LmdbEngine:
             drafts.append(slabs.draft(group, self._compressor.compress))
         return drafts
 
-    def _run_batch(self, batch: list[Ticket[Prepared, WriteResult]]) -> None:
+    def _run_batch(self, batch: list[Ticket[Job, WriteResult]]) -> None:
         """Answer every ticket: one transaction for all, or one for each if that fails."""
         env = self._env
+        unprepared = [ticket.work for ticket in batch if ticket.work.new is None]
+        if unprepared:
+            try:
+                self._prepare(unprepared)
+            except CasstoreError as exc:
+                for ticket in batch:
+                    ticket.error = exc
+                return
         with env.write_lock:
             try:
                 env.gate.check()
@@ -329,20 +354,21 @@ class LmdbEngine:
                 for ticket in batch:
                     ticket.error = exc
 
-    def _commit_alone(self, ticket: Ticket[Prepared, WriteResult]) -> None:
+    def _commit_alone(self, ticket: Ticket[Job, WriteResult]) -> None:
         try:
+            self._prepare([ticket.work])
             self._commit([ticket])
         except CasstoreError as exc:
             ticket.error = exc
 
-    def _commit(self, batch: list[Ticket[Prepared, WriteResult]]) -> None:
+    def _commit(self, batch: list[Ticket[Job, WriteResult]]) -> None:
         """Run a batch as one transaction and answer all its tickets, or raise."""
         env = self._env
         try:
             txn = env.begin_write()
             results: list[WriteResult | CasstoreError] = []
             try:
-                transaction = Transaction(env, txn, self._clock())
+                transaction = Transaction(env, txn, self._clock(), _distinct_drafts(batch))
                 for ticket in batch:
                     results.append(self._apply(transaction, ticket.work))
                 if transaction.changed:
@@ -370,13 +396,13 @@ class LmdbEngine:
             self._keep_house()
 
     @staticmethod
-    def _apply(transaction: Transaction, prepared: Prepared) -> WriteResult | CasstoreError:
+    def _apply(transaction: Transaction, job: Job) -> WriteResult | CasstoreError:
         try:
-            ids = transaction.check(prepared)
+            ids = transaction.check(job)
         except CasstoreError as exc:
             # Refused before anything was changed: the others of the batch go on.
             return exc
-        return transaction.perform(prepared, ids)
+        return transaction.perform(job, ids)
 
     def _keep_house(self) -> None:
         try:
@@ -449,8 +475,13 @@ class LmdbEngine:
         )
 
 
+def _distinct_drafts(batch: list[Ticket[Job, WriteResult]]) -> list[slabs.Draft]:
+    shared = {id(ticket.work.drafts): ticket.work.drafts for ticket in batch}
+    return [draft for drafts in shared.values() for draft in drafts]
+
+
 def _answer(
-    batch: list[Ticket[Prepared, WriteResult]], results: list[WriteResult | CasstoreError]
+    batch: list[Ticket[Job, WriteResult]], results: list[WriteResult | CasstoreError]
 ) -> None:
     for ticket, result in zip(batch, results, strict=True):
         if isinstance(result, WriteResult):

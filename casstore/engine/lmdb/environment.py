@@ -186,7 +186,7 @@ class Environment:
         elif self._directory.unsynced_boot() is not None:
             # A writer without flushes was killed. The system's cache still holds what it
             # wrote; once that is on the disk there is nothing left to mark.
-            self.handle.sync(True)
+            self.flush()
             self._directory.clear_unsynced()
 
     def _open(self) -> None:

@@ -3,8 +3,8 @@
 The first writer to arrive leads: it runs everything queued so far as one batch.
 Writers that arrive meanwhile queue up; when the batch is done, the leader wakes its
 members with their own results and hands the lead to the first of those still
-waiting. Nobody but the writers themselves does any work, so a single writer pays
-nothing for it.
+waiting, who lingers a moment until those just answered are back. Nobody but the writers
+themselves does any work, so a single writer pays nothing for it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ Result = TypeVar("Result")
 
 # A batch is bounded so that no writer waits for the work of thousands.
 MAX_BATCH = 64
+# How long a leader waits at the most for the others to gather: a few flushes.
+LINGER_S = 0.001
 
 
 class Ticket(Generic[Work, Result]):
@@ -66,6 +68,11 @@ class CommitQueue(Generic[Work, Result]):
         # interrupted leader loses nobody's.
         self._waiting: deque[Ticket[Work, Result]] = deque()
         self._leader: Ticket[Work, Result] | None = None
+        # How many writers were about when the last batch ended: those it answered, and
+        # those who waited.
+        self._crowd = 1
+        self._lingers = False
+        self._gathered = threading.Event()
 
     def submit(self, work: Work) -> Result:
         """Run ``work`` in some batch; return its own result or raise its own error."""
@@ -75,12 +82,18 @@ class CommitQueue(Generic[Work, Result]):
                 self._waiting.append(ticket)
                 if self._leader is None:
                     self._leader = ticket
+                elif self._lingers and len(self._waiting) >= self._crowd:
+                    self._lingers = False
+                    self._gathered.set()
             if self._leader is not ticket:
                 ticket.sleep()
             if not ticket.done:
                 self._lead()
-        finally:
-            # Also when interrupted (Ctrl-C), asleep or leading: the queue goes on without us.
+        except BaseException:
+            # Interrupted (Ctrl-C), asleep or leading: the queue goes on without us.
+            self._retire(ticket)
+            raise
+        if self._leader is ticket:
             self._retire(ticket)
         if ticket.error is not None:
             raise ticket.error
@@ -88,9 +101,24 @@ class CommitQueue(Generic[Work, Result]):
         return ticket.result
 
     def _lead(self) -> None:
+        self._linger()
         with self._lock:
             batch = [ticket for ticket in islice(self._waiting, MAX_BATCH) if not ticket.done]
         self._run(batch)
+
+    def _linger(self) -> None:
+        """Wait a moment for writers who were just answered and will be back.
+
+        Without it writers fall into two halves that take turns, and each flush serves
+        one half. A lone writer never waits.
+        """
+        with self._lock:
+            self._lingers = len(self._waiting) < self._crowd
+            self._gathered.clear()
+        if self._lingers and not self._gathered.wait(LINGER_S):
+            # They have other things to do.
+            self._lingers = False
+            self._crowd = len(self._waiting)
 
     def _retire(self, ticket: Ticket[Work, Result]) -> None:
         """Take ``ticket`` out; if it led, wake those it answered and pass the lead on."""
@@ -100,9 +128,13 @@ class CommitQueue(Generic[Work, Result]):
                     self._waiting.remove(ticket)
                 return
             answered = [other for other in self._waiting if other.done or other is ticket]
-            self._waiting = deque([other for other in self._waiting if other not in answered])
+            self._waiting = deque(
+                [other for other in self._waiting if not other.done and other is not ticket]
+            )
             self._leader = self._waiting[0] if self._waiting else None
-            for other in answered:
-                other.wake()
+            self._crowd = min(len(self._waiting) + len(answered), MAX_BATCH)
+            # The next leader first: its flush should start before the others are back.
             if self._leader is not None:
                 self._leader.wake()
+            for other in answered:
+                other.wake()
