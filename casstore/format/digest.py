@@ -48,7 +48,7 @@ class Digest(bytes):
     @classmethod
     def of_blob(cls, content: bytes) -> Digest:
         """Name opaque bytes."""
-        return cls(plain_hash(content))
+        return bytes.__new__(cls, plain_hash(content))
 
     def __str__(self) -> str:
         return self.hex()

@@ -72,7 +72,9 @@ class CommitQueue(Generic[Work, Result]):
         # those who waited.
         self._crowd = 1
         self._lingers = False
-        self._gathered = threading.Event()
+        # Held but for the moment in which the crowd is complete: cheaper than an Event.
+        self._gathered = threading.Lock()
+        self._gathered.acquire()
 
     def submit(self, work: Work) -> Result:
         """Run ``work`` in some batch; return its own result or raise its own error."""
@@ -84,7 +86,8 @@ class CommitQueue(Generic[Work, Result]):
                     self._leader = ticket
                 elif self._lingers and len(self._waiting) >= self._crowd:
                     self._lingers = False
-                    self._gathered.set()
+                    if self._gathered.locked():  # an interrupted leader may have left it open
+                        self._gathered.release()
             if self._leader is not ticket:
                 ticket.sleep()
             if not ticket.done:
@@ -113,9 +116,13 @@ class CommitQueue(Generic[Work, Result]):
         one half. A lone writer never waits.
         """
         with self._lock:
-            self._lingers = len(self._waiting) < self._crowd
-            self._gathered.clear()
-        if self._lingers and not self._gathered.wait(LINGER_S):
+            self._lingers = lingers = len(self._waiting) < self._crowd
+        if not lingers or self._gathered.acquire(timeout=LINGER_S):
+            return
+        with self._lock:
+            if not self._lingers:
+                # They came just now: take back what the last of them released.
+                self._gathered.acquire(blocking=False)
             # They have other things to do.
             self._lingers = False
             self._crowd = len(self._waiting)
@@ -133,8 +140,9 @@ class CommitQueue(Generic[Work, Result]):
             )
             self._leader = self._waiting[0] if self._waiting else None
             self._crowd = min(len(self._waiting) + len(answered), MAX_BATCH)
-            # The next leader first: its flush should start before the others are back.
-            if self._leader is not None:
-                self._leader.wake()
-            for other in answered:
-                other.wake()
+            leader = self._leader
+        # Outside the lock, which the woken will want at once; the next leader first.
+        if leader is not None:
+            leader.wake()
+        for other in answered:
+            other.wake()
