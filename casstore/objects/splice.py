@@ -214,30 +214,30 @@ class _Spine:
     @classmethod
     def to_index(cls, reader: PieceReader, container: Tree, index: int) -> _Spine:
         """The way to the entry at ``index``; to the last leaf if it is past the end."""
-        steps: dict[int, tuple[tree.Branch, int]] = {}
-        branch, first = container.root, 0
-        while True:
-            at = 0
-            while at + 1 < len(branch.counts) and first + branch.counts[at] <= index:
-                first += branch.counts[at]
-                at += 1
-            steps[branch.level] = (branch, at)
-            if branch.level == 1:
-                break
-            item = reader.follow((branch.digests[at],))[0]
-            branch = decode_child(container.kind, branch.level - 1, item)
-        spine = cls(reader, container.kind, steps)
-        spine.first, spine.offset = first, index - first
+        spine = cls._descend(
+            reader, container, lambda branch, at, first: first + branch.counts[at] <= index
+        )
+        spine.offset = index - spine.first
         return spine
 
     @classmethod
     def to_key(cls, reader: PieceReader, container: Tree, key: str) -> _Spine:
         """The way to the leaf that holds ``key`` or would."""
+        return cls._descend(reader, container, lambda branch, at, first: branch.keys[at] < key)
+
+    @classmethod
+    def _descend(
+        cls,
+        reader: PieceReader,
+        container: Tree,
+        lies_beyond: Callable[[tree.Branch, int, int], bool],
+    ) -> _Spine:
+        """Take on each level the first child that what is wanted does not lie beyond."""
         steps: dict[int, tuple[tree.Branch, int]] = {}
         branch, first = container.root, 0
         while True:
             at = 0
-            while at + 1 < len(branch.keys) and branch.keys[at] < key:
+            while at + 1 < len(branch.counts) and lies_beyond(branch, at, first):
                 first += branch.counts[at]
                 at += 1
             steps[branch.level] = (branch, at)
