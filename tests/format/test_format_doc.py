@@ -128,7 +128,7 @@ def test_the_limits_are_those_of_the_code() -> None:
         if name.isupper() and name != "DEFAULT_MAX_BYTES"
     }
     assert stated_limits == named
-    assert (MAX_OBJECT_BYTES, MAX_ROW_KEY_BYTES, MAX_ROW_VALUE_BYTES) == (64 << 20, 511, 16 << 20)
+    assert (MAX_OBJECT_BYTES, MAX_ROW_KEY_BYTES, MAX_ROW_VALUE_BYTES) == (16 << 20, 511, 16 << 20)
     assert tree.MAX_LEVEL == 64
 
 

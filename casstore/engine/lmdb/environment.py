@@ -156,12 +156,18 @@ class Environment:
             guard.verify_structure(path)
         extent = guard.read_extent(path)
         tries = 0
-        while extent.file_bytes < extent.needed_bytes and not alone and tries < _COVER_TRIES:
-            # A writer in another process is between its commit and covering the file.
+        while (extent.is_short or not extent.is_in_order) and not alone and tries < _COVER_TRIES:
+            # A writer in another process is between its commit and covering the file, or
+            # committed twice while the two meta pages were read.
             time.sleep(_COVER_PAUSE_S)
             extent = guard.read_extent(path)
             tries += 1
-        if extent.file_bytes < extent.needed_bytes:
+        if not extent.is_in_order:
+            raise CorruptionError(
+                f"{path} has meta pages of transactions {extent.transactions[0]} and "
+                f"{extent.transactions[1]}, which do not follow each other: one is damaged"
+            )
+        if extent.is_short:
             if not alone:
                 raise BusyError(
                     f"{path} has {extent.file_bytes} of {extent.needed_bytes} bytes, and another "

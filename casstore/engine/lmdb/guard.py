@@ -29,10 +29,26 @@ _META: Final = Struct("=IIQQI44x48xQQ")
 
 
 class Extent(NamedTuple):
-    """How long the newest committed state says the file is."""
+    """How long the newest committed state says the file is, and whether it is the newest.
+
+    Every commit writes the older of the two meta pages, so their transactions follow each
+    other. If they do not, one is damaged, and LMDB may take an older state for the newest.
+    """
 
     needed_bytes: int
     file_bytes: int
+    transactions: tuple[int, int]
+
+    @property
+    def is_short(self) -> bool:
+        """Is the file shorter than it should be?"""
+        return self.file_bytes < self.needed_bytes
+
+    @property
+    def is_in_order(self) -> bool:
+        """Do the meta pages follow each other?"""
+        first, second = self.transactions
+        return abs(first - second) == 1 or first == second == 0
 
 
 def read_extent(path: str) -> Extent:
@@ -51,15 +67,17 @@ def read_extent(path: str) -> Extent:
         raise CorruptionError(f"{path} claims pages of {page_bytes} bytes")
     newest = -1
     last_page = 0
+    transactions: list[int] = []
     for start in (0, page_bytes):
         if len(head) < start + header_bytes + _META.size:
             raise CorruptionError(f"{path} has {file_bytes} bytes, too few for its meta pages")
         magic, version, _, _, _, page, transaction = _META.unpack_from(head, start + header_bytes)
         if magic != _MAGIC or version != _HEADER_BYTES[header_bytes]:
             raise CorruptionError(f"{path} has a damaged meta page")
+        transactions.append(transaction)
         if transaction > newest:
             newest, last_page = transaction, page
-    return Extent((last_page + 1) * page_bytes, file_bytes)
+    return Extent((last_page + 1) * page_bytes, file_bytes, (transactions[0], transactions[1]))
 
 
 def _find_header(head: bytes, path: str) -> int:
