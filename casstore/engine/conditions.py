@@ -84,8 +84,7 @@ def stamped(change: PutRow, now_ms: int) -> bytes:
 def validate(write: Write) -> None:
     """Refuse a malformed write before any of it is tried."""
     for item in write.objects:
-        if len(item.digest) != DIGEST_BYTES:
-            check_digests((item.digest,))
+        check_digests((item.digest,))
         if item.children:
             check_digests(item.children)
         if not 0 <= item.kind <= MAX_KIND:
@@ -120,6 +119,8 @@ def validate(write: Write) -> None:
 def check_digests(digests: Sequence[bytes]) -> None:
     """Refuse what cannot be the name of an object."""
     for digest in digests:
+        if not isinstance(digest, bytes):
+            raise InvalidInputError(f"a digest is bytes, not {type(digest).__name__}")
         if len(digest) != DIGEST_BYTES:
             raise InvalidInputError(f"a digest has {DIGEST_BYTES} bytes, not {len(digest)}")
 

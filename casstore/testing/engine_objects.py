@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from casstore.engine.protocol import (
     MAX_OBJECT_BYTES,
     Engine,
     NewObject,
+    ObjectsExist,
     PutRow,
     StoredObject,
     Write,
@@ -40,6 +42,19 @@ class ObjectContract(EngineFixtures):
     """Objects come back as they went in, after their children, under ids that only grow."""
 
     # --- missing and get_many ---------------------------------------------------
+
+    @pytest.mark.parametrize("name", ["x" * 32, b"short", b"", bytes(33), None, 7])
+    def test_what_is_no_digest_is_refused_by_name(self, engine: Engine, name: Any) -> None:
+        for ask in (engine.missing, engine.get_many):
+            with pytest.raises(InvalidInputError):
+                ask([name])
+        for write in (
+            Write(deletes=[name]),
+            Write(conditions=[ObjectsExist([name])]),
+            Write(objects=[new_blob(b"a parent")._replace(children=[name])]),
+        ):
+            with pytest.raises(InvalidInputError):
+                engine.write(write)
 
     def test_an_empty_engine_misses_everything(self, engine: Engine) -> None:
         assert engine.missing([ABSENT]) == [ABSENT]
