@@ -65,9 +65,8 @@ def read_extent(path: str) -> Extent:
     page_bytes = _META.unpack_from(head, header_bytes)[4]
     if page_bytes not in (1 << shift for shift in range(9, 17)):
         raise CorruptionError(f"{path} claims pages of {page_bytes} bytes")
-    newest = -1
-    last_page = 0
     transactions: list[int] = []
+    last_pages: list[int] = []
     for start in (0, page_bytes):
         if len(head) < start + header_bytes + _META.size:
             raise CorruptionError(f"{path} has {file_bytes} bytes, too few for its meta pages")
@@ -75,9 +74,13 @@ def read_extent(path: str) -> Extent:
         if magic != _MAGIC or version != _HEADER_BYTES[header_bytes]:
             raise CorruptionError(f"{path} has a damaged meta page")
         transactions.append(transaction)
-        if transaction > newest:
-            newest, last_page = transaction, page
-    return Extent((last_page + 1) * page_bytes, file_bytes, (transactions[0], transactions[1]))
+        last_pages.append(page)
+    newest = 0 if transactions[0] > transactions[1] else 1
+    if last_pages[newest] < last_pages[1 - newest]:
+        # The file never shrinks, so the older state cannot reach further than the newer.
+        raise CorruptionError(f"{path} has a damaged meta page: the older one is the longer")
+    needed_bytes = (last_pages[newest] + 1) * page_bytes
+    return Extent(needed_bytes, file_bytes, (transactions[0], transactions[1]))
 
 
 def _find_header(head: bytes, path: str) -> int:
