@@ -55,7 +55,7 @@ def main() -> None:
 
     print(f"1. A session of {TURNS} turns, a durable checkpoint after each, all of them kept.")
     with casstore.open(place) as store:
-        session = store.put_value({"messages": [], "tools": {"cwd": "/work"}})
+        session = store.put_value({"messages": [], "tools": {"cwd": "/repo"}})
         checkpoints = [session]
         full_copies = 0
         length = 0

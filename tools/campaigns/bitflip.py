@@ -2,8 +2,8 @@
 
 Each image is opened twice. With ``verify=True`` the promise is absolute: LMDB must never
 see a file that can hurt it, so a death counts as broken like a wrong byte. Opened plainly,
-LMDB trusts its file and may die of a damaged page; that is counted, and the same image
-must then be refused with a typed error by ``verify=True``.
+LMDB trusts its file and may die of a damaged page, or not find a row that is there; that
+is counted, and the same image must then be refused with a typed error by ``verify=True``.
 """
 
 from __future__ import annotations
