@@ -16,6 +16,7 @@ from casstore import Append, Set
 from casstore.engine.lmdb.engine import LmdbEngine
 
 TURNS = 400
+BRANCHES = 50
 WORDS = (
     "open the file and read what it says before you change anything then run the tests again "
     "because the last commit broke them and nobody noticed until the agent tried to resume"
@@ -70,18 +71,21 @@ def main() -> None:
         print(f"   {TURNS} full copies of it          {size(full_copies):>12}")
         print(f"   this store, all checkpoints    {size(used(store)):>12}\n")
 
-        print("2. Two branches go on from turn 200; the second also changes a tool's state.")
+        print(f"2. {BRANCHES} branches go on from turn 200; each also changes a tool's state.")
         before = used(store)
-        left = store.edit(checkpoints[200], Append(("messages",), message(source, 201, "user")))
-        right = store.edit(
-            checkpoints[200],
-            Append(("messages",), message(source, 202, "user")),
-            Set(("tools", "cwd"), "/elsewhere"),
-        )
-        print(f"   both branches together cost    {size(used(store) - before):>12}\n")
+        branches = [
+            store.edit(
+                checkpoints[200],
+                Append(("messages",), message(source, 201, "user")),
+                Set(("tools", "cwd"), f"/branch-{number}"),
+            )
+            for number in range(BRANCHES)
+        ]
+        print(f"   {BRANCHES} full copies             {size(BRANCHES * length / 2):>12}")
+        print(f"   all branches together          {size(used(store) - before):>12}\n")
 
-        print("3. What tells them apart, read from the pieces that differ:")
-        for change in store.diff(left, right):
+        print("3. What tells two of them apart, read from the pieces that differ:")
+        for change in store.diff(branches[0], branches[1]):
             where = ".".join(map(str, change.path))
             print(f"   {change.op:8} {where:20} {change.before!r:.30} → {change.after!r:.30}")
         print(f"   pieces read: {change.pieces_read}\n")
