@@ -42,11 +42,10 @@ from casstore.engine.lmdb.environment import (
 )
 from casstore.engine.lmdb.group import CommitQueue, Ticket
 from casstore.engine.lmdb.reader import SlabReader
-from casstore.engine.lmdb.rows import open_row, require_absent
+from casstore.engine.lmdb.rows import open_row, require_absent, seek_first, seek_last
 from casstore.engine.lmdb.transaction import Job, StaleError, Transaction
 from casstore.engine.lmdb.verification import verify_content
 from casstore.engine.protocol import (
-    MAX_ROW_KEY_BYTES,
     NewObject,
     ObjectInfo,
     Row,
@@ -252,7 +251,7 @@ class LmdbEngine:
         rows: list[Row] = []
         with self._env.reading() as txn:
             cursor = txn.cursor(db=self._env.tables[table])
-            more = _seek_last(cursor, stop) if reverse else _seek_first(cursor, start)
+            more = seek_last(cursor, stop) if reverse else seek_first(cursor, start)
             while more and len(rows) < limit:
                 key = bytes(cursor.key())
                 if key < start if reverse else stop is not None and key >= stop:
@@ -488,24 +487,3 @@ def _answer(
             ticket.result = result
         else:
             ticket.error = result
-
-
-# A bound may be longer than any key can be (the last key of a page and one byte more),
-# and LMDB refuses to seek to it. Its first 511 bytes are where to look; only a key of
-# exactly those bytes lies between the two.
-
-
-def _seek_first(cursor: lmdb.Cursor[memoryview], start: bytes) -> bool:
-    """Go to the first key that is not below ``start``."""
-    found = cursor.set_range(start[:MAX_ROW_KEY_BYTES]) if start else cursor.first()
-    return cursor.next() if found and bytes(cursor.key()) < start else found
-
-
-def _seek_last(cursor: lmdb.Cursor[memoryview], stop: bytes | None) -> bool:
-    """Go to the last key below ``stop``."""
-    if stop is None:
-        return cursor.last()
-    found = cursor.set_range(stop[:MAX_ROW_KEY_BYTES]) if stop else cursor.first()
-    if not found:
-        return cursor.last()
-    return bytes(cursor.key()) < stop or cursor.prev()

@@ -17,6 +17,7 @@ from typing import Final
 
 import lmdb
 
+from casstore.engine.protocol import MAX_ROW_KEY_BYTES
 from casstore.errors import CorruptionError
 from casstore.format.digest import DIGEST_BYTES, plain_hash
 
@@ -65,6 +66,27 @@ def _require_side(
     open_row(table, name, cursor.value())
     if name >= key if below else name <= key:
         raise CorruptionError(f"the keys of table {table} are out of order around {key.hex()}")
+
+
+# A bound may be longer than any key can be (the last key of a page and one byte more),
+# and LMDB refuses to seek to it. Its first 511 bytes are where to look; only a key of
+# exactly those bytes lies between the two.
+
+
+def seek_first(cursor: lmdb.Cursor[memoryview], start: bytes) -> bool:
+    """Go to the first key that is not below ``start``."""
+    found = cursor.set_range(start[:MAX_ROW_KEY_BYTES]) if start else cursor.first()
+    return cursor.next() if found and bytes(cursor.key()) < start else found
+
+
+def seek_last(cursor: lmdb.Cursor[memoryview], stop: bytes | None) -> bool:
+    """Go to the last key below ``stop``."""
+    if stop is None:
+        return cursor.last()
+    found = cursor.set_range(stop[:MAX_ROW_KEY_BYTES]) if stop else cursor.first()
+    if not found:
+        return cursor.last()
+    return bytes(cursor.key()) < stop or cursor.prev()
 
 
 class RowSum:
