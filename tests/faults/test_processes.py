@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -35,6 +36,8 @@ from casstore.errors import (
 ROOT = Path(__file__).parents[2]
 COUNTER = RowKey("records", b"counter")
 PATIENCE_S = 60
+# How long a forked child may take; it does a few reads and one write.
+CHILD_PATIENCE_S = 20
 
 
 def python(script: str, *args: object) -> subprocess.Popen[str]:
@@ -63,7 +66,10 @@ def first_line(process: subprocess.Popen[str]) -> str:
 
 
 def in_child(work: Callable[[], str]) -> str:
-    """Fork, run ``work`` in the child, and return what it returned."""
+    """Fork, run ``work`` in the child, and return what it returned.
+
+    A child that uses what it inherited may well hang; that is an answer too.
+    """
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -75,6 +81,9 @@ def in_child(work: Callable[[], str]) -> str:
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as pipe:
+        answered, _, _ = select.select([pipe], [], [], CHILD_PATIENCE_S)
+        if not answered:
+            os.kill(child, signal.SIGKILL)
         said = pipe.read()
     _, status = os.waitpid(child, 0)
     return said if status == 0 else f"{said} (status {status})"
