@@ -49,7 +49,7 @@ OPENERS = ("casstore.engine.lmdb", "casstore.store", "casstore.aio", "casstore.t
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "core", "manager"}
 
 # What must not be loaded by importing casstore: each costs as much as casstore itself.
-SLOW_MODULES = ("dataclasses", "inspect", "asyncio", "typing_extensions")
+SLOW_MODULES = ("dataclasses", "inspect", "asyncio", "ctypes", "typing_extensions")
 
 
 class Import(NamedTuple):

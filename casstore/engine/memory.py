@@ -7,9 +7,11 @@ model suites (``casstore.testing``) compare them.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
+from weakref import WeakSet
 
 from casstore.engine.clock import wall_clock_ms
 from casstore.engine.conditions import (
@@ -28,10 +30,12 @@ from casstore.engine.protocol import (
     Row,
     RowKey,
     StoredObject,
+    Watch,
     Write,
     WriteResult,
 )
-from casstore.errors import ClosedError, InvalidInputError, ObjectNotFoundError
+from casstore.engine.watches import PipeWatch
+from casstore.errors import ClosedError, ForkedError, InvalidInputError, ObjectNotFoundError
 
 
 class _Held(NamedTuple):
@@ -53,6 +57,8 @@ class MemoryEngine:
         # A dict keeps the order of arrival, which is the order of ids.
         self._objects: dict[bytes, _Held] = {}
         self._rows: dict[str, dict[bytes, bytes]] = {table: {} for table in TABLES}
+        # They belong to those who wait, and leave with them.
+        self._watches: WeakSet[PipeWatch] = WeakSet()
 
     def missing(self, digests: Sequence[bytes]) -> list[bytes]:
         """Those of ``digests`` that are not stored, in order, each once."""
@@ -96,6 +102,8 @@ class MemoryEngine:
                     self._rows[change.table][bytes(change.key)] = value
             for digest in write.deletes:
                 self._objects.pop(digest, None)
+            if arriving or write.rows or write.deletes:
+                self._wake_watches()
             return WriteResult(now_ms, len(arriving))
 
     def get_rows(self, keys: Sequence[RowKey]) -> list[bytes | None]:
@@ -145,6 +153,22 @@ class MemoryEngine:
             self._require_open()
             return self._clock()
 
+    def watch(self) -> Watch:
+        """A watch that tells when anybody in this process may have written."""
+        maker = os.getpid()
+
+        def check() -> None:
+            self._require_open()
+            if os.getpid() != maker:
+                # The pipe is shared with the parent: draining it here would take its wake-ups.
+                raise ForkedError("this watch was made before this process was forked")
+
+        with self._lock:
+            self._require_open()
+            watch = PipeWatch(check)
+            self._watches.add(watch)
+            return watch
+
     def flush(self) -> None:
         """Do nothing: memory survives no power loss, and nothing here promises that it would."""
         with self._lock:
@@ -156,6 +180,7 @@ class MemoryEngine:
             self._closed = True
             self._objects = {}
             self._rows = {}
+            self._wake_watches()
 
     def _number(self, objects: Sequence[NewObject], now_ms: int) -> dict[bytes, _Held]:
         """Give the objects that are not stored yet their ids, without storing them.
@@ -187,6 +212,10 @@ class MemoryEngine:
 
     def _find_row(self, table: str, key: bytes) -> bytes | None:
         return self._rows[table].get(key)
+
+    def _wake_watches(self) -> None:
+        for watch in list(self._watches):
+            watch.wake()
 
     def _require_open(self) -> None:
         if self._closed:

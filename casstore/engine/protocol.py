@@ -193,6 +193,38 @@ class WriteResult(NamedTuple):
     new_objects: int
 
 
+class Watch(Protocol):
+    """Tells when a store may have changed. For one waiter; not shared by threads.
+
+    Make the watch, then read; wait, then read again: a write that the first read missed
+    ends the wait. A watch may also wake when there is nothing new. When its engine closes it
+    wakes for good and its calls raise ClosedError; its descriptors live until it is
+    closed or collected.
+    """
+
+    def fileno(self) -> int:
+        """A descriptor for poll or an event loop, readable while there are changes to note.
+
+        Do nothing with it but wait for that, and call ``drain`` before reading the store.
+        """
+        ...
+
+    def drain(self) -> None:
+        """Take note of all changes so far, without blocking."""
+        ...
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Block until something may have changed, then drain; False when the time is up.
+
+        Ctrl-C interrupts it.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give the descriptors back. Closing twice is allowed; every other call then fails."""
+        ...
+
+
 class Engine(Protocol):
     """Storage for one store. Safe to call from many threads."""
 
@@ -234,6 +266,13 @@ class Engine(Protocol):
 
     def now_ms(self) -> int:
         """The engine's clock, in milliseconds since 1970."""
+        ...
+
+    def watch(self) -> Watch:
+        """A watch that wakes after every write from now on, whichever thread or process made it.
+
+        A write that fails may wake it as well.
+        """
         ...
 
     def flush(self) -> None:

@@ -13,6 +13,7 @@ pytest.register_assert_rewrite(
     "casstore.testing.engine_rows",
     "casstore.testing.engine_writes",
     "casstore.testing.engine_threads",
+    "casstore.testing.engine_watch",
     "casstore.testing.engine_contract",
 )
 

@@ -32,10 +32,11 @@ from casstore.testing.engine_fixtures import (
 from casstore.testing.engine_objects import ObjectContract
 from casstore.testing.engine_rows import RowContract
 from casstore.testing.engine_threads import ThreadContract
+from casstore.testing.engine_watch import WatchContract
 from casstore.testing.engine_writes import WriteContract
 
 
-class EngineContract(ObjectContract, RowContract, WriteContract, ThreadContract):
+class EngineContract(ObjectContract, RowContract, WriteContract, ThreadContract, WatchContract):
     """Everything an engine promises while it is open."""
 
 

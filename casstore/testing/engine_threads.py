@@ -32,7 +32,7 @@ TIMEOUT_S = 120.0
 Answer = TypeVar("Answer")
 
 
-def _start(work: Callable[[], Answer]) -> Future[Answer]:
+def start(work: Callable[[], Answer]) -> Future[Answer]:
     """Run ``work`` on a thread of its own: a daemon, so that a deadlock holds up nobody else."""
     answer: Future[Answer] = Future()
 
@@ -54,7 +54,7 @@ def _at_once(work: Callable[[int], Answer]) -> list[Answer]:
         barrier.wait()
         return work(number)
 
-    answers = [_start(partial(run, number)) for number in range(THREADS)]
+    answers = [start(partial(run, number)) for number in range(THREADS)]
     return [answer.result(TIMEOUT_S) for answer in answers]
 
 
@@ -70,7 +70,7 @@ def _read_during(work: Callable[[], None], look: Callable[[], None]) -> None:
             begun.set()
             look()
 
-    reading = _start(reader)
+    reading = start(reader)
     begun.wait(TIMEOUT_S)
     try:
         work()

@@ -55,6 +55,7 @@ CALLS: dict[str, Callable[[Engine], object]] = {
     "get_rows nothing": lambda engine: engine.get_rows([]),
     "scan_rows": lambda engine: engine.scan_rows("heads"),
     "scan_objects": lambda engine: engine.scan_objects(),
+    "watch": lambda engine: engine.watch().close(),
     "now_ms": lambda engine: engine.now_ms(),
     "flush": lambda engine: engine.flush(),
 }

@@ -97,5 +97,6 @@ class DictionaryShelf:
                     txn.put(_NEWEST, str(number).encode(), db=env.meta)
             except lmdb.Error as exc:
                 raise translate(exc, env.path) from exc
+            env.announce()
             env.cover()
         return number

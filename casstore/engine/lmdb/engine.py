@@ -51,6 +51,7 @@ from casstore.engine.protocol import (
     Row,
     RowKey,
     StoredObject,
+    Watch,
     Write,
     WriteResult,
 )
@@ -373,6 +374,7 @@ class LmdbEngine:
                 if transaction.changed:
                     transaction.finish()
                     txn.commit()
+                    env.announce()
                 else:
                     txn.abort()
             except lmdb.Error:
@@ -383,6 +385,7 @@ class LmdbEngine:
                     # Interrupted (Ctrl-C) just after the commit: it counts, and the others
                     # of the batch must learn so, or they would write a second time.
                     _answer(batch, results)
+                    env.announce()
                 else:
                     txn.abort()
                 raise
@@ -423,6 +426,12 @@ class LmdbEngine:
             stat["psize"] * (stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"])
             for stat in stats
         )
+
+    def watch(self) -> Watch:
+        """A watch that tells when anybody, in any process, may have written to the store."""
+        from casstore.engine.lmdb.watching import open_watch
+
+        return open_watch(self._env)
 
     def flush(self) -> None:
         """Make everything acknowledged so far survive a power loss."""

@@ -14,7 +14,8 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Final
+from typing import TYPE_CHECKING, Final
+from weakref import WeakSet
 
 import lmdb
 
@@ -48,6 +49,9 @@ from casstore.errors import (
     StorageFullError,
 )
 from casstore.format.header import require_header
+
+if TYPE_CHECKING:
+    from casstore.engine.watches import DescriptorWatch
 
 # Address space, not disk: the same in every process, so that no process ever has to
 # grow the map under another's feet.
@@ -114,6 +118,8 @@ class Environment:
         self._directory = StoreDirectory(path, readonly=readonly)
         self.gate = Gate()
         self.write_lock = threading.Lock()
+        # To be woken when this closes; they belong to those who wait. Add inside the gate.
+        self.watches: WeakSet[DescriptorWatch] = WeakSet()
 
         self._directory.prepare(create=create and not readonly)
         with self._directory.exclusive():
@@ -123,7 +129,7 @@ class Environment:
             self._directory.hold(None if readonly else durability)
             try:
                 self._open()
-                self._data_handle = self._directory.open_data()
+                self.data_handle = self._directory.open_data()
             except BaseException:
                 self._directory.release()
                 raise
@@ -276,7 +282,16 @@ class Environment:
     def cover(self) -> None:
         """After a commit: see that the file is as long as its meta page says."""
         info = self.handle.info()
-        guard.cover(self._data_handle, (info["last_pgno"] + 1) * self._page_bytes)
+        guard.cover(self.data_handle, (info["last_pgno"] + 1) * self._page_bytes)
+
+    def announce(self) -> None:
+        """After a commit: wake those who watch the file, here and in other processes."""
+        try:
+            os.utime(self.data_handle)
+        except OSError:
+            # The commit is done and must not look failed. Its writes have woken them too, if
+            # perhaps a moment early (see ``watching``).
+            return
 
     def flush(self) -> None:
         """Write everything committed so far through to the disk."""
@@ -318,8 +333,10 @@ class Environment:
 
     def _let_go(self) -> None:
         _OPEN.discard(self)
+        for watch in list(self.watches):
+            watch.wake()
         self.handle.close()
-        os.close(self._data_handle)
+        os.close(self.data_handle)
         self._directory.release()
 
     # --- fork ------------------------------------------------------------------------------
@@ -348,7 +365,7 @@ class Environment:
         )
         self.write_lock = threading.Lock()
         self.handle.close()
-        os.close(self._data_handle)
+        os.close(self.data_handle)
         self._directory.release_in_child()
 
 

@@ -1,0 +1,156 @@
+"""Waiting for a commit by anybody, in any process.
+
+The kernel tells when the data file is written to. That alone is not enough. LMDB writes
+its pages, then the meta page, and only then, in memory shared by all processes, the
+number of the transaction that readers start from. Whoever is woken by the meta page may
+read before that, find nothing new, and sleep for good. So a writer touches the file's
+times after each commit (``Environment.announce``), and a watch listens for both: for the
+touch because it comes last, for the writes because a killed writer may not come to touch.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Final
+
+from casstore.engine.lmdb.environment import Environment
+from casstore.engine.watches import DescriptorWatch, PipeWatch
+from casstore.errors import CasstoreError
+
+_POLL_INTERVAL_S: Final = 0.05
+
+
+def open_watch(env: Environment) -> DescriptorWatch:
+    """A watch on a store's file, by the best means there is."""
+    seen = _last_commit(env)
+    env.gate.enter()
+    try:
+        watch: DescriptorWatch
+        try:
+            watch = _open_native(env.data_handle, env.gate.check)
+        except (OSError, ImportError):
+            # No such means on this system, or the user has used up what it grants.
+            watch = PollingWatch(env, seen)
+        # Inside the gate, so that whoever closes the environment finds it.
+        env.watches.add(watch)
+        return watch
+    finally:
+        env.gate.leave()
+
+
+def _last_commit(env: Environment) -> int:
+    """The transaction that a reader would see now.
+
+    ``Environment.info`` would read the meta page, which is too early (see above).
+    """
+    with env.reading() as txn:
+        return txn.id()
+
+
+class PollingWatch(PipeWatch):
+    """A watch for where the kernel does not help: a thread asks LMDB now and then."""
+
+    def __init__(self, env: Environment, seen: int) -> None:
+        super().__init__(env.gate.check)
+        # A weak reference, or the thread would keep alive what it serves.
+        threading.Thread(
+            target=self._poll,
+            args=(weakref.ref(self), env, seen),
+            name="casstore-watch",
+            daemon=True,
+        ).start()
+
+    @staticmethod
+    def _poll(reference: weakref.ref[PollingWatch], env: Environment, seen: int) -> None:
+        while not env.gate.is_shut:
+            time.sleep(_POLL_INTERVAL_S)
+            watch = reference()
+            if watch is None or watch._closed:
+                return
+            try:
+                now = _last_commit(env)
+            except CasstoreError:
+                # That reading fails is a change too; the waiter will see for itself.
+                now = -1
+            if now != seen:
+                seen = now
+                watch.wake()
+            del watch
+
+
+if sys.platform == "linux":
+    _IN_MODIFY: Final = 0x2
+    _IN_ATTRIB: Final = 0x4
+
+    class InotifyWatch(DescriptorWatch):
+        """A watch by inotify. Waking it is the end of it: it sees no more changes."""
+
+        def __init__(self, data_handle: int, check: Callable[[], None]) -> None:
+            # Not at the top: it takes as long to load as casstore does, and few programs watch.
+            import ctypes
+
+            self._libc = ctypes.CDLL(None, use_errno=True)
+            # IN_NONBLOCK and IN_CLOEXEC are defined to be these.
+            handle = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+            if handle < 0:
+                raise OSError(ctypes.get_errno(), "inotify_init1")
+            # By descriptor: the path may be relative to a directory that was left since.
+            path = b"/proc/self/fd/%d" % data_handle
+            self._watch = self._libc.inotify_add_watch(handle, path, _IN_MODIFY | _IN_ATTRIB)
+            if self._watch < 0:
+                os.close(handle)
+                raise OSError(ctypes.get_errno(), "inotify_add_watch")
+            super().__init__(handle, check)
+
+        def _signal(self) -> None:
+            # The kernel confirms the removal with an event. A second removal is refused.
+            self._libc.inotify_rm_watch(self._handle, self._watch)
+
+    _open_native: Callable[[int, Callable[[], None]], DescriptorWatch] = InotifyWatch
+
+else:
+
+    class KqueueWatch(DescriptorWatch):
+        """A watch by kqueue, for macOS and the BSDs. Not tested on any of them yet."""
+
+        def __init__(self, data_handle: int, check: Callable[[], None]) -> None:
+            import select
+
+            if not hasattr(select, "kqueue"):
+                raise OSError("no kqueue")
+            self._queue = select.kqueue()
+            changes = select.KQ_NOTE_WRITE | select.KQ_NOTE_EXTEND | select.KQ_NOTE_ATTRIB
+            event = select.kevent(
+                data_handle,
+                filter=select.KQ_FILTER_VNODE,
+                flags=select.KQ_EV_ADD | select.KQ_EV_CLEAR,
+                fflags=changes,
+            )
+            # A timer that has run out is the way to wake a queue by hand.
+            self._timer = select.kevent(
+                1, filter=select.KQ_FILTER_TIMER, flags=select.KQ_EV_ADD | select.KQ_EV_ONESHOT
+            )
+            try:
+                self._queue.control([event], 0)
+            except OSError:
+                self._queue.close()
+                raise
+            super().__init__(self._queue.fileno(), check)
+
+        def drain(self) -> None:
+            """Take note of all changes so far."""
+            self.fileno()
+            self._queue.control(None, 16, 0)
+
+        def _signal(self) -> None:
+            self._queue.control([self._timer], 0)
+
+        def _release(self) -> None:
+            self._queue.close()
+
+    _open_native: Callable[[int, Callable[[], None]], DescriptorWatch] = KqueueWatch
