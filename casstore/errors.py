@@ -57,6 +57,39 @@ class LimitError(InvalidValueError):
     """A value, frame or answer is deeper, longer or larger than casstore handles at once."""
 
 
+class GraphError(InvalidInputError):
+    """The nodes of a commit do not make a graph; ``node`` is the first at fault."""
+
+    def __init__(self, node: str, reason: str) -> None:
+        super().__init__(f"node {node!r} {reason}")
+        self.node = node
+
+
+class DuplicateNodeError(GraphError):
+    """Appending only creates: the id is taken, or appears twice in the commit."""
+
+
+class UnknownParentError(GraphError):
+    """The parent is neither in the session's graph nor in the commit, or it is hidden."""
+
+
+class UnknownLeafError(GraphError):
+    """The leaf asked for is neither in the session's graph nor in the commit, or it is hidden."""
+
+
+class CycleError(GraphError):
+    """Following parents from this node leads back to it."""
+
+
+class SessionBindingError(InvalidInputError):
+    """A commit, lease or claim of one session was handed to another."""
+
+    def __init__(self, bound: str, attempted: str) -> None:
+        super().__init__(f"this is session {bound!r}, not {attempted!r}")
+        self.bound = bound
+        self.attempted = attempted
+
+
 class NotCanonicalError(InvalidValueError):
     """Bytes decode to a value, but are not the one spelling that casstore accepts (P4)."""
 
@@ -87,6 +120,50 @@ class StoreNotFoundError(NotFoundError):
     """There is no store at this place, and the call does not create one."""
 
 
+class SessionNotFoundError(NotFoundError):
+    """No session has this id."""
+
+    def __init__(self, session: str) -> None:
+        super().__init__(f"no session {session!r} in this store")
+        self.session = session
+
+
+class RevisionNotFoundError(NotFoundError):
+    """The session has no such revision or label, or no longer."""
+
+    def __init__(self, session: str, at: object) -> None:
+        super().__init__(f"session {session!r} has nothing at {at!r}")
+        self.session = session
+        self.at = at
+
+
+class NodeNotFoundError(NotFoundError):
+    """The session's graph has no such node: never had, or it is hidden by a tombstone."""
+
+    def __init__(self, session: str, node: str) -> None:
+        super().__init__(f"session {session!r} has no node {node!r}")
+        self.session = session
+        self.node = node
+
+
+class ComponentNotFoundError(NotFoundError):
+    """A component of a checkpoint is a link to something that is not stored."""
+
+    def __init__(self, component: str, digest: bytes) -> None:
+        super().__init__(f"{component} links to {digest.hex()}, which is not in this store")
+        self.component = component
+        self.digest = digest
+
+
+class AttachmentNotFoundError(NotFoundError):
+    """The session recorded no intent for this attachment."""
+
+    def __init__(self, session: str, attachment: str) -> None:
+        super().__init__(f"session {session!r} has no attachment {attachment!r}")
+        self.session = session
+        self.attachment = attachment
+
+
 class ConflictError(CasstoreError):
     """Somebody else moved first: read again and retry."""
 
@@ -105,6 +182,77 @@ class ConditionFailedError(ConflictError):
         self.index = index
         self.condition = condition
         self.actual = actual
+
+
+class HeadConflictError(ConflictError):
+    """The session's head is not at the revision that the commit expected."""
+
+    def __init__(self, session: str, expected: int, actual: int) -> None:
+        super().__init__(f"session {session!r} is at revision {actual}, not {expected}")
+        self.session = session
+        self.expected = expected
+        self.actual = actual
+
+
+class TurnConflictError(ConflictError):
+    """The turn was committed before, with other content."""
+
+    def __init__(self, session: str, turn: str) -> None:
+        super().__init__(f"turn {turn!r} of session {session!r} was committed with other content")
+        self.session = session
+        self.turn = turn
+
+
+class LeaseLostError(ConflictError):
+    """The lease is not the session's current one, or its time is up, or none was given."""
+
+    def __init__(self, session: str, reason: str) -> None:
+        super().__init__(f"lease on session {session!r}: {reason}")
+        self.session = session
+
+
+class ClaimLostError(ConflictError):
+    """Queued work is no longer held by this claim."""
+
+    def __init__(self, session: str, batch: str) -> None:
+        super().__init__(f"batch {batch!r} of session {session!r} is not held by this claim")
+        self.session = session
+        self.batch = batch
+
+
+class AttachmentStateError(ConflictError):
+    """The attachment is committed, or condemned, and does not allow this step."""
+
+    def __init__(self, session: str, attachment: str, state: str) -> None:
+        super().__init__(f"attachment {attachment!r} of session {session!r} is {state}")
+        self.session = session
+        self.attachment = attachment
+        self.state = state
+
+
+class SessionExistsError(ConflictError):
+    """A session with this id is there already."""
+
+    def __init__(self, session: str) -> None:
+        super().__init__(f"session {session!r} exists")
+        self.session = session
+
+
+class SessionDeletedError(ConflictError):
+    """A session with this id was deleted; ids are not given twice."""
+
+    def __init__(self, session: str) -> None:
+        super().__init__(f"session {session!r} was deleted; ids are not given twice")
+        self.session = session
+
+
+class NameTakenError(ConflictError):
+    """A tag or pin of this name points elsewhere."""
+
+    def __init__(self, name: str, digest: bytes) -> None:
+        super().__init__(f"{name!r} names {digest.hex()} already")
+        self.name = name
+        self.digest = digest
 
 
 class StoreStateError(CasstoreError):

@@ -27,9 +27,13 @@ if TYPE_CHECKING:
     from casstore.engine.lmdb.dictionaries import DictionaryReport
     from casstore.objects.diff import Change
     from casstore.objects.edit import Edit
+    from casstore.session.compare import Comparison, Side
+    from casstore.session.data import Entry, Head, Pin, SessionInfo, SessionMeta
+    from casstore.session.session import Session
+    from casstore.session.state import Runtime
 
-# An engine is imported when a store is opened on it, and viewing, editing and comparing
-# by the methods that do so: together they are most of what importing all would cost.
+# An engine is imported when a store is opened on it, and viewing, editing, comparing and
+# sessions by the methods that do so: together they are most of what importing all would cost.
 
 _READ_BATCH = 256
 
@@ -87,6 +91,7 @@ class Store:
         self._open_engine: Engine | None = engine
         self._close = close or engine.close
         self._closing = threading.Lock()
+        self._made_runtime: Runtime | None = None
 
     @property
     def engine(self) -> Engine:
@@ -235,6 +240,144 @@ class Store:
         reader = PieceReader(self.engine)
         first, second = reader.get(old), reader.get(new)
         return diff.diff_objects(reader, (old, first), (new, second), max_bytes)
+
+    # --- sessions ------------------------------------------------------------------------------
+
+    @property
+    def _runtime(self) -> Runtime:
+        if self._made_runtime is None:
+            from casstore.session.state import Runtime
+
+            self._made_runtime = Runtime(self)
+        return self._made_runtime
+
+    def session(self, session_id: str) -> Session:
+        """A handle on one session; nothing is read or written yet."""
+        from casstore.session.session import Session
+
+        return Session(self._runtime, session_id)
+
+    def create_session(
+        self,
+        session_id: str,
+        *,
+        name: str | None = None,
+        model: str | None = None,
+        cwd: str | None = None,
+        parent: str | None = None,
+        cause: Any = None,
+        extra: Any = None,
+    ) -> SessionMeta:
+        """Write down what is known of a session, unless something is: then that is returned.
+
+        A session needs no creating before the first commit.
+        """
+        from casstore.session import catalogue
+
+        return catalogue.create(
+            self._runtime,
+            session_id,
+            name=name,
+            model=model,
+            cwd=cwd,
+            parent=parent,
+            cause=cause,
+            extra=extra,
+        )
+
+    def sessions(
+        self, *, after: str | None = None, limit: int | None = None, prefix: str = ""
+    ) -> Iterator[SessionInfo]:
+        """All sessions in order of id, from behind ``after`` on; read a page at a time."""
+        from casstore.session import catalogue
+
+        return catalogue.list_sessions(self._runtime, after, limit, prefix)
+
+    def delete_session(self, session_id: str) -> bool:
+        """Take a session away for good; False if it is not there. Its id is not given again.
+
+        What forks of it share stays; the rest is garbage from then on.
+        """
+        from casstore.session import catalogue
+
+        return catalogue.delete(self._runtime, session_id)
+
+    def fork(
+        self,
+        source: str,
+        target: str,
+        *,
+        at: int | str | Entry | None = None,
+        node: str | None = None,
+    ) -> Head:
+        """Make a new session that stands where another does, or did ``at`` a revision.
+
+        With ``node`` the fork ends in that node and has only the path to it. One row is
+        written, whatever the session's length; afterwards the two go their own ways.
+        """
+        from casstore.session import forks
+
+        return forks.fork(self._runtime, source, target, at, node)
+
+    def compare(
+        self,
+        old: Session | str | tuple[str, int | str | Entry | None] | bytes,
+        new: Session | str | tuple[str, int | str | Entry | None] | bytes,
+    ) -> Comparison:
+        """What turns one checkpoint into another; reads only what differs.
+
+        Each side is a session (its head), a session id with a revision or label, or the
+        digest of a manifest.
+        """
+        from casstore.session import compare
+
+        return compare.compare(PieceReader(self.engine), self._side(old), self._side(new))
+
+    def _side(self, place: Session | str | tuple[str, int | str | Entry | None] | bytes) -> Side:
+        from casstore.session.compare import Side
+        from casstore.session.session import Session
+
+        if isinstance(place, bytes):
+            return Side(place, None)
+        session, at = place if isinstance(place, tuple) else (place, None)
+        name = session.id if isinstance(session, Session) else session
+        state = self._runtime.at(name, at)
+        return Side(state.head.manifest, self._runtime.chain(state))
+
+    def tag(self, name: str, digest: bytes, *, move: bool = False, note: str | None = None) -> Pin:
+        """Let a name keep an object and all it links to, for good.
+
+        NameTakenError if the name keeps another one, unless ``move``.
+        """
+        from casstore.session import pins
+
+        return pins.put(self._runtime, name, digest, ttl_ms=None, note=note, replace=move)
+
+    def pin(
+        self, name: str, digest: bytes, *, ttl_ms: int | None = None, note: str | None = None
+    ) -> Pin:
+        """Let a name keep an object and all it links to, for ``ttl_ms``; given again, anew."""
+        from casstore.session import pins
+
+        return pins.put(self._runtime, name, digest, ttl_ms=ttl_ms, note=note, replace=True)
+
+    def unpin(self, name: str) -> bool:
+        """Take a tag or pin away; False if there is none."""
+        from casstore.session import pins
+
+        return pins.remove(self._runtime, name)
+
+    def find_pin(self, name: str) -> Pin | None:
+        """A tag or pin; None if there is none, or its time is up."""
+        from casstore.session import pins
+
+        return pins.find(self._runtime, name)
+
+    def pins(self, *, prefix: str = "", expired: bool = False) -> Iterator[Pin]:
+        """Tags and pins by name; those whose time is up only with ``expired``."""
+        from casstore.session import pins
+
+        return pins.list_pins(self._runtime, prefix, expired=expired)
 
 
 def _read(reader: PieceReader, digest: bytes, item: StoredObject, max_bytes: int) -> Any:

@@ -298,6 +298,26 @@ def links_in(data: bytes) -> list[bytes]:
     return links
 
 
+_OUTLINE_HEADERS: Final = (_LINK_HEADERS[ROLE_TEXT], _LINK_HEADERS[ROLE_BYTES])
+
+
+def likely_blobs(data: bytes) -> list[bytes]:
+    """What looks like the digest of a text or bytes kept elsewhere: a guess, to fetch ahead.
+
+    A string that happens to hold a link's header gives a digest that nobody stored.
+    """
+    found: list[bytes] = []
+    for header in _OUTLINE_HEADERS:
+        at = data.find(header)
+        while at >= 0:
+            at += len(header)
+            digest = data[at : at + DIGEST_BYTES]
+            if len(digest) == DIGEST_BYTES:
+                found.append(digest)
+            at = data.find(header, at)
+    return found
+
+
 def link_depths(value: Any) -> list[int]:
     """How many lists and maps enclose each link of an inspected value, in order of appearance."""
     depths: list[int] = []

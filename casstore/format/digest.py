@@ -83,6 +83,8 @@ class Kind:
     VALUE: Final = 3
     LIST: Final = 4
     MAP: Final = 5
+    NODE: Final = 6
+    MANIFEST: Final = 7
 
 
 KIND_NAMES: Final = {
@@ -92,6 +94,8 @@ KIND_NAMES: Final = {
     Kind.VALUE: "value",
     Kind.LIST: "list",
     Kind.MAP: "map",
+    Kind.NODE: "node",
+    Kind.MANIFEST: "manifest",
 }
 
 # One frozen context per kind that carries links. A context is never reused for
@@ -102,7 +106,12 @@ _CONTEXTS: Final = {
     Kind.VALUE: "casstore 2026-11 value v1",
     Kind.LIST: "casstore 2026-11 list v1",
     Kind.MAP: "casstore 2026-11 map v1",
+    Kind.NODE: "casstore 2026-11 node v1",
+    Kind.MANIFEST: "casstore 2026-11 manifest v1",
 }
+
+# Other hashes that stand for content without naming an object.
+TURN_CONTEXT: Final = "casstore 2026-11 turn v1"
 
 # Deriving a key costs a compression of its own; a copied hasher has done it already.
 _HASHERS: Final = {kind: blake3(derive_key_context=text) for kind, text in _CONTEXTS.items()}
@@ -117,6 +126,16 @@ def digest_of(kind: int, data: bytes) -> bytes:
     if kind == Kind.BLOB:
         return plain_hash(data)
     hasher = _HASHERS[kind].copy()
+    hasher.update(data)
+    return hasher.digest()
+
+
+_TURN_HASHER: Final = blake3(derive_key_context=TURN_CONTEXT)
+
+
+def turn_hash(data: bytes) -> bytes:
+    """The hash by which a repeated turn is recognised (see ``session.intent``)."""
+    hasher = _TURN_HASHER.copy()
     hasher.update(data)
     return hasher.digest()
 

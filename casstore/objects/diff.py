@@ -8,7 +8,7 @@ changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 from casstore.engine.protocol import StoredObject
@@ -24,6 +24,7 @@ from casstore.format.canonical import (
 )
 from casstore.format.digest import Kind
 from casstore.format.limits import MAX_DEPTH
+from casstore.format.splitting import Spelled
 from casstore.objects.align import differing_runs
 from casstore.objects.pieces import BoundedReader, PieceReader
 from casstore.objects.values import BLOB_KINDS, Assembly, Outline, Tree, decode_child, require_part
@@ -105,6 +106,35 @@ def diff_objects(
         yield Change(bounded, max_bytes, (), (), before, after)
     else:
         yield from walk.places(before, after, (), ())
+
+
+# Part of an object that is compared field by field: an object of its own, a value as the
+# object holds it, or nothing.
+Field = bytes | Spelled | None
+
+
+def diff_fields(
+    reader: PieceReader, fields: Iterable[tuple[str, Field, Field]], max_bytes: int
+) -> Iterator[Change]:
+    """The changes between fields, given by name, older and newer; paths start with the name."""
+    bounded = BoundedReader(reader, max_bytes)
+    walk = _Walk(bounded, max_bytes)
+    for name, old, new in fields:
+        if old == new:
+            continue
+        before, after = _field_place(bounded, old), _field_place(bounded, new)
+        if before is _ABSENT or after is _ABSENT:
+            yield Change(bounded, max_bytes, (name,), (name,), before, after)
+        else:
+            yield from walk.places(before, after, (name,), (name,))
+
+
+def _field_place(reader: PieceReader, field: Field) -> Any:
+    if field is None:
+        return _ABSENT
+    if isinstance(field, Spelled):
+        return read_piece(field.data)
+    return _root_place(reader, field, reader.follow((field,))[0])
 
 
 def _root_place(reader: PieceReader, digest: bytes, item: StoredObject) -> Any:

@@ -53,6 +53,11 @@ Edit = Set | Delete | Insert | Append
 
 def apply_edit(reader: PieceReader, digest: bytes, edit: Edit, emit: Emit) -> bytes:
     """Store the value that ``edit`` makes of the one under ``digest``; returns the new digest."""
+    return splitting.root_object(respell(reader, digest, edit, emit), emit)
+
+
+def respell(reader: PieceReader, digest: bytes, edit: Edit, emit: Emit) -> Spelled:
+    """The same, in the form in which a container would hold the changed value."""
     path = tuple(edit.path)
     root = reader.get(digest)
     if root.kind != Kind.VALUE and root.kind not in TREE_KINDS:
@@ -60,12 +65,12 @@ def apply_edit(reader: PieceReader, digest: bytes, edit: Edit, emit: Emit) -> by
     if len(path) > MAX_DEPTH:
         raise refuse_depth()
     if not path and isinstance(edit, Set):
-        return splitting.split(edit.value, emit)
+        return splitting.spell(edit.value, MAX_DEPTH, emit)
     if not path and not isinstance(edit, Append):
         raise InvalidInputError(f"{type(edit).__name__} needs a path to work on")
     editor = _Editor(reader, edit, path, emit)
     try:
-        return splitting.root_object(editor.change(splice.open_container(reader, root), 0), emit)
+        return editor.change(splice.open_container(reader, root), 0)
     except InvalidValueError as exc:
         raise type(exc)(exc.reason, (*editor.place, *exc.path)) from exc.__cause__
 

@@ -1,0 +1,98 @@
+"""A manifest as bytes: one checkpoint of a session, everything it is made of.
+
+    manifest = [leaf_id, nodes, next_seq, plugin_revision, current_frame,
+                leaf, tool_state, plugin_snapshot, execution_state,
+                turn_state, frames, config, usage, tips]
+
+The four in the second line are links or nil; the five in the third are values, spelled
+as any value is, so that a long one lives in objects of its own. ``tips`` maps the id of
+each branch's last node to a link; nil where the leaf is the only one. A manifest names
+no session and no revision: forks share it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from casstore.errors import CorruptionError
+from casstore.format.canonical import (
+    ROLE_LINK,
+    Link,
+    cut_items,
+    inspect,
+    link_bytes,
+    links_in,
+    pack_checked,
+    rebuild,
+)
+from casstore.format.splitting import Spelled
+
+_FIELDS: Final = 14
+_HEADER: Final = b"\x9e"
+_NIL: Final = b"\xc0"
+NOTHING: Final = Spelled(_NIL, [])
+COMPONENTS: Final = ("tool_state", "plugin_snapshot", "execution_state")
+
+
+class Manifest(NamedTuple):
+    """One checkpoint. Values stay in the form in which they are stored."""
+
+    leaf_id: str | None = None
+    #: How many nodes the graph has, and the place in insertion order of the next.
+    nodes: int = 0
+    next_seq: int = 0
+    plugin_revision: int | None = None
+    current_frame: str | None = None
+    leaf: bytes | None = None
+    tool_state: bytes | None = None
+    plugin_snapshot: bytes | None = None
+    execution_state: bytes | None = None
+    turn_state: Spelled = NOTHING
+    frames: Spelled = NOTHING
+    config: Spelled = NOTHING
+    usage: Spelled = NOTHING
+    tips: Spelled = NOTHING
+
+
+def encode_manifest(manifest: Manifest) -> tuple[bytes, list[bytes]]:
+    """The bytes of a manifest and the digests it links to, in order."""
+    links: list[bytes] = []
+    parts = [_HEADER, pack_checked(list(manifest[:5]))[1:]]
+    for digest in manifest[5:9]:
+        if digest is None:
+            parts.append(_NIL)
+        else:
+            parts.append(link_bytes(ROLE_LINK, digest))
+            links.append(digest)
+    for spelled in manifest[9:]:
+        parts.append(spelled.data)
+        links += spelled.links
+    return b"".join(parts), links
+
+
+def decode_manifest(digest: bytes, data: bytes) -> Manifest:
+    """Take a manifest's bytes apart; CorruptionError if they are not a manifest's."""
+    inspect(data)
+    # Only the shape is of interest; nothing outside these bytes is asked for.
+    fields = rebuild(data, lambda role, name: None)
+    if type(fields) is not list or len(fields) != _FIELDS:
+        raise _not_a_manifest(digest)
+    leaf_id, nodes, next_seq, plugin_revision, current_frame = fields[:5]
+    if (
+        not (leaf_id is None or type(leaf_id) is str)
+        or type(nodes) is not int
+        or type(next_seq) is not int
+        or not 0 <= nodes <= next_seq
+        or not (plugin_revision is None or type(plugin_revision) is int)
+        or not (current_frame is None or type(current_frame) is str)
+        or any(not (link is None or type(link) is Link) for link in fields[5:9])
+        or (leaf_id is None) != (fields[5] is None)
+    ):
+        raise _not_a_manifest(digest)
+    spelled: list[Any] = [Spelled(item, links_in(item)) for item in cut_items(data)[9:]]
+    names: list[Any] = [None if link is None else bytes(link.digest) for link in fields[5:9]]
+    return Manifest(leaf_id, nodes, next_seq, plugin_revision, current_frame, *names, *spelled)
+
+
+def _not_a_manifest(digest: bytes) -> CorruptionError:
+    return CorruptionError(f"object {digest.hex()} is stored as a manifest but is none")

@@ -1,0 +1,141 @@
+"""A node as bytes: one step of a session's graph, linked to the step before it.
+
+    node = [id, seq, depth, users, frame, time, parent_id,
+            parent, first_user, cause, payload]
+
+A node links to its parent, so the digest of a leaf names its whole path. ``seq`` is the
+node's place in insertion order, always above its parent's; ``depth`` the number of nodes
+on the path that ends in it; ``users`` how many of those are messages of the user, and
+``first_user`` the first of them: a link, true for this node itself, nil for none. With
+these three a picker needs no walk, and two paths are compared from their ends.
+"""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import Any, Final, NamedTuple
+
+from casstore.errors import CorruptionError, InvalidValueError
+from casstore.format.canonical import (
+    ROLE_LINK,
+    Link,
+    Resolver,
+    inspect,
+    link_bytes,
+    pack_checked,
+    rebuild,
+)
+from casstore.format.limits import MAX_DEPTH
+from casstore.format.splitting import Emit, Spelled, spell
+
+_FIELDS: Final = 11
+_HEADER: Final = b"\x9b"
+_NIL: Final = b"\xc0"
+_TRUE: Final = b"\xc3"
+# The payload stands one list deep.
+PAYLOAD_ROOM: Final = MAX_DEPTH - 1
+
+
+class NodeHeader(NamedTuple):
+    """What the next node, a picker and a comparison need to know of a node."""
+
+    id: str
+    seq: int
+    depth: int
+    users: int
+    frame: str | None
+    time: str | int | float | None
+    parent_id: str | None
+    parent: bytes | None
+    #: A digest, True for the node itself, None for no message of the user so far.
+    first_user: bytes | bool | None
+
+
+class DecodedNode(NamedTuple):
+    """A node taken apart; what stands outside its bytes is as the resolver gave it."""
+
+    header: NodeHeader
+    cause: Any
+    payload: Any
+
+
+def spell_payload(value: Any, name: str, emit: Emit) -> Spelled:
+    """Spell a payload or cause; a refusal names the place from ``name`` on."""
+    try:
+        return spell(value, PAYLOAD_ROOM, emit)
+    except InvalidValueError as exc:
+        raise exc.within(name) from exc.__cause__
+
+
+def check_time(time: object) -> None:
+    """Refuse what a node's time cannot be."""
+    if time is None or type(time) in (str, int):
+        return
+    if type(time) is not float or not isfinite(time):
+        raise InvalidValueError(f"a time of {time!r}; str, int, finite float or None", ("time",))
+
+
+def encode_node(header: NodeHeader, cause: Spelled, payload: Spelled) -> tuple[bytes, list[bytes]]:
+    """The bytes of a node and the digests it links to, in order."""
+    links: list[bytes] = []
+    parent, first_user = _NIL, _NIL
+    if header.parent is not None:
+        links.append(header.parent)
+        parent = link_bytes(ROLE_LINK, header.parent)
+    if isinstance(header.first_user, bytes):
+        links.append(header.first_user)
+        first_user = link_bytes(ROLE_LINK, header.first_user)
+    elif header.first_user:
+        first_user = _TRUE
+    links += cause.links
+    links += payload.links
+    # The first byte of the seven plain fields is their own list's header.
+    plain = pack_checked(list(header[:7]))[1:]
+    return b"".join((_HEADER, plain, parent, first_user, cause.data, payload.data)), links
+
+
+def decode_node(digest: bytes, data: bytes, resolve: Resolver) -> DecodedNode:
+    """Take a node's bytes apart; CorruptionError if they are not a node's."""
+    fields, links = inspect(data)
+    if links:
+        fields = rebuild(data, resolve)
+    if type(fields) is not list or len(fields) != _FIELDS:
+        raise _not_a_node(digest)
+    node_id, seq, depth, users, frame, time, parent_id = fields[:7]
+    parent, first_user, cause, payload = fields[7:]
+    if (
+        type(node_id) is not str
+        or type(seq) is not int
+        or type(depth) is not int
+        or type(users) is not int
+        or not 0 < depth <= seq + 1
+        or not 0 <= users <= depth
+        or not (frame is None or type(frame) is str)
+        or not (parent is None or type(parent) is Link)
+        or not (parent_id is None or type(parent_id) is str)
+        or (parent is None) != (depth == 1)
+        or (parent is None) != (parent_id is None)
+        or not (first_user is None or first_user is True or type(first_user) is Link)
+        or (first_user is None) != (users == 0)
+        or type(time) in (list, dict, bytes, bool, Link)
+    ):
+        raise _not_a_node(digest)
+    return DecodedNode(
+        NodeHeader(
+            node_id,
+            seq,
+            depth,
+            users,
+            frame,
+            time,
+            parent_id,
+            None if parent is None else parent.digest,
+            first_user.digest if isinstance(first_user, Link) else first_user,
+        ),
+        cause,
+        payload,
+    )
+
+
+def _not_a_node(digest: bytes) -> CorruptionError:
+    return CorruptionError(f"object {digest.hex()} is stored as a node but is none")

@@ -1,0 +1,267 @@
+"""Bytes that belong to a session: announced before they are written, committed with a turn.
+
+    attachment = state (1) ‖ intent_at (8) ‖ committed_at (8) ‖ details
+
+An intent comes before the bytes, so bytes that nobody came to commit can be found. To
+remove such an orphan without a race: ``condemn`` it, from which moment no commit may
+refer to it; delete the bytes; ``forget`` it. The bytes may be a blob of this store (the
+row keeps it alive) or lie anywhere else.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Sequence
+from typing import Any, Final
+
+from casstore.engine.protocol import (
+    Condition,
+    DeleteRow,
+    ObjectsExist,
+    PutRow,
+    RowIs,
+    RowKey,
+    Stamp,
+    Write,
+)
+from casstore.errors import (
+    AttachmentNotFoundError,
+    AttachmentStateError,
+    BusyError,
+    ConditionFailedError,
+    CorruptionError,
+    InvalidInputError,
+)
+from casstore.format.canonical import pack_checked, unpack_checked
+from casstore.format.digest import Digest, Kind
+from casstore.objects.pieces import PieceWriter
+from casstore.session import keys
+from casstore.session.data import Attachment
+from casstore.session.state import Runtime
+
+INTENT: Final = "intent"
+COMMITTED: Final = "committed"
+CONDEMNED: Final = "condemned"
+_STATES: Final = (INTENT, COMMITTED, CONDEMNED)
+_INTENT_AT: Final = 1
+_COMMITTED_AT: Final = 9
+_DETAILS: Final = 17
+_MAX_ATTEMPTS: Final = 64
+_PAGE: Final = 256
+
+
+def attachment_key(key: bytes, attachment: str) -> RowKey:
+    """Where an attachment of a session stands."""
+    return RowKey("attachments", key + keys.part(attachment, "an attachment id"))
+
+
+class Attachments:
+    """The attachments of one session."""
+
+    def __init__(self, runtime: Runtime, session: str) -> None:
+        self._runtime = runtime
+        self._session = session
+        self._key = keys.session_key(session)
+
+    def intend(
+        self,
+        attachment_id: str,
+        *,
+        uri: str | None = None,
+        digest: bytes | None = None,
+        owner: str | None = None,
+    ) -> Attachment:
+        """Announce bytes before they are written, at ``uri`` or as a blob of this store.
+
+        Announced again, the intent is as young as if it were new; what is committed stays
+        as it is.
+        """
+        details = _details(attachment_id, uri, digest, owner)
+        place = attachment_key(self._key, attachment_id)
+        for _ in range(_MAX_ATTEMPTS):
+            row = self._runtime.rows(self._session, [place])[1]
+            if row is not None:
+                known = decode(self._session, row)
+                if known.state == CONDEMNED:
+                    raise AttachmentStateError(self._session, attachment_id, CONDEMNED)
+                if known.state == COMMITTED:
+                    return known
+            put = PutRow(*place, _encode(INTENT, details), (Stamp(_INTENT_AT),))
+            if self._write([RowIs(*place, row)], put, digest):
+                return self._get(attachment_id)
+        raise self._moving()
+
+    def put(self, content: bytes, *, owner: str | None = None) -> Attachment:
+        """Store bytes as a blob of this store, the intent first; the id is their digest."""
+        if type(content) is not bytes:
+            raise InvalidInputError(f"an attachment is made of bytes, not {type(content).__name__}")
+        digest = Digest.of_blob(content)
+        attachment_id = digest.hex()
+        self.intend(attachment_id, owner=owner)
+        writer = PieceWriter()
+        writer.emit(Kind.BLOB, content, [])
+        writer.flush(self._runtime.engine)
+        return self.intend(attachment_id, digest=digest, owner=owner)
+
+    def commit(self, attachment_ids: Sequence[str]) -> tuple[Attachment, ...]:
+        """Mark attachments as committed outside a commit of the session; the first time counts."""
+        for _ in range(_MAX_ATTEMPTS):
+            places = [attachment_key(self._key, name) for name in attachment_ids]
+            rows = self._runtime.rows(self._session, places)[1:]
+            conditions, changes = commit_rows(self._session, attachment_ids, places, rows)
+            try:
+                self._runtime.engine.write(Write(conditions=conditions, rows=changes))
+            except ConditionFailedError:
+                continue
+            return tuple([self._get(name) for name in attachment_ids])
+        raise self._moving()
+
+    def find(self, attachment_id: str) -> Attachment | None:
+        """One attachment; None if no intent was recorded."""
+        row = self._runtime.rows(self._session, [attachment_key(self._key, attachment_id)])[1]
+        return None if row is None else decode(self._session, row)
+
+    def _get(self, attachment_id: str) -> Attachment:
+        found = self.find(attachment_id)
+        if found is None:
+            raise AttachmentNotFoundError(self._session, attachment_id)
+        return found
+
+    def list(self, *, state: str | None = None) -> builtins.list[Attachment]:
+        """All attachments, or those in one state, by id."""
+        if state is not None and state not in _STATES:
+            raise InvalidInputError(f"no state {state!r}; there are {', '.join(_STATES)}")
+        found = [decode(self._session, row) for row in self._scan()]
+        return [one for one in found if state is None or one.state == state]
+
+    def uncommitted(self, *, older_than_ms: int) -> builtins.list[Attachment]:
+        """Orphans: announced at or before this time and not committed since, oldest first."""
+        found = [
+            one
+            for one in self.list()
+            if one.state != COMMITTED and one.intent_at_ms <= older_than_ms
+        ]
+        return sorted(found, key=lambda one: one.intent_at_ms)
+
+    def condemn(self, attachment_id: str) -> Attachment:
+        """Make sure that no commit refers to it from now on, so that its bytes may go."""
+        place = attachment_key(self._key, attachment_id)
+        for _ in range(_MAX_ATTEMPTS):
+            row = self._runtime.rows(self._session, [place])[1]
+            if row is None:
+                raise AttachmentNotFoundError(self._session, attachment_id)
+            known = decode(self._session, row)
+            if known.state == COMMITTED:
+                raise AttachmentStateError(self._session, attachment_id, COMMITTED)
+            condemned = bytes((_STATES.index(CONDEMNED),)) + row[1:]
+            if self._write([RowIs(*place, row)], PutRow(*place, condemned), None):
+                return known._replace(state=CONDEMNED)
+        raise self._moving()
+
+    def forget(self, attachment_id: str) -> bool:
+        """Remove an intent or a condemned attachment; False if there is none."""
+        place = attachment_key(self._key, attachment_id)
+        for _ in range(_MAX_ATTEMPTS):
+            row = self._runtime.rows(self._session, [place])[1]
+            if row is None:
+                return False
+            if decode(self._session, row).state == COMMITTED:
+                raise AttachmentStateError(self._session, attachment_id, COMMITTED)
+            try:
+                self._runtime.engine.write(
+                    Write(conditions=[RowIs(*place, row)], rows=[DeleteRow(*place)])
+                )
+            except ConditionFailedError:
+                continue
+            return True
+        raise self._moving()
+
+    def _write(self, conditions: Sequence[Condition], put: PutRow, digest: bytes | None) -> bool:
+        exists = [] if digest is None else [ObjectsExist((digest,))]
+        alive = RowIs("tombstones", self._key, None)
+        try:
+            self._runtime.engine.write(Write(conditions=[alive, *conditions, *exists], rows=[put]))
+        except ConditionFailedError:
+            return False
+        return True
+
+    def _scan(self) -> builtins.list[bytes]:
+        self._runtime.rows(self._session)
+        start, stop = self._key, keys.past(self._key)
+        found: builtins.list[bytes] = []
+        while True:
+            page = self._runtime.engine.scan_rows(
+                "attachments", start=start, stop=stop, limit=_PAGE
+            )
+            found.extend([row.value for row in page])
+            if len(page) < _PAGE:
+                return found
+            start = page[-1].key + b"\0"
+
+    def _moving(self) -> BusyError:
+        return BusyError(f"attachments of session {self._session!r} kept changing")
+
+
+def commit_rows(
+    session: str,
+    attachment_ids: Sequence[str],
+    places: Sequence[RowKey],
+    rows: Sequence[bytes | None],
+) -> tuple[list[Condition], list[PutRow]]:
+    """The conditions and changes by which attachments are committed; the first time counts."""
+    conditions: list[Condition] = []
+    changes: list[PutRow] = []
+    for name, place, row in zip(attachment_ids, places, rows, strict=True):
+        if row is None:
+            raise AttachmentNotFoundError(session, name)
+        state = decode(session, row).state
+        if state == CONDEMNED:
+            raise AttachmentStateError(session, name, CONDEMNED)
+        conditions.append(RowIs(*place, row))
+        if state == INTENT:
+            committed = bytes((_STATES.index(COMMITTED),)) + row[1:]
+            changes.append(PutRow(*place, committed, (Stamp(_COMMITTED_AT),)))
+    return conditions, changes
+
+
+def condemned(session: str, row: bytes) -> bytes | None:
+    """The row that stays of an attachment when its session is deleted.
+
+    None if its bytes are a blob of this store, which needs no row to be found and removed.
+    Bytes kept elsewhere stay known, condemned, until their host has removed them.
+    """
+    if decode(session, row).uri is None:
+        return None
+    return bytes((_STATES.index(CONDEMNED),)) + row[1:]
+
+
+def _details(
+    attachment_id: str, uri: str | None, digest: bytes | None, owner: str | None
+) -> list[Any]:
+    for text, what in ((uri, "a uri"), (owner, "an owner")):
+        if text is not None:
+            keys.id_bytes(text, what)
+    return [attachment_id, uri, None if digest is None else bytes(Digest(digest)), owner]
+
+
+def _encode(state: str, details: list[Any]) -> bytes:
+    return bytes((_STATES.index(state),)) + bytes(16) + pack_checked(details)
+
+
+def decode(session: str, row: bytes) -> Attachment:
+    """An attachment as its row holds it."""
+    try:
+        name, uri, digest, owner = unpack_checked(row[_DETAILS:])
+        committed_at_ms = int.from_bytes(row[_COMMITTED_AT:_DETAILS], "big")
+        return Attachment(
+            name,
+            session,
+            uri,
+            None if digest is None else Digest(digest),
+            owner,
+            _STATES[row[0]],
+            int.from_bytes(row[_INTENT_AT:_COMMITTED_AT], "big"),
+            committed_at_ms or None,
+        )
+    except (TypeError, ValueError, IndexError) as exc:
+        raise CorruptionError(f"an attachment of session {session!r} is damaged") from exc

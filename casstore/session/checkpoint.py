@@ -1,0 +1,150 @@
+"""The state beside the graph: components into links, and back.
+
+A component given as a body is stored and linked to; given as a ``Link`` it is what is
+stored already, and must be; absent, there is none. Equal bodies are one object, whoever
+stores them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from casstore.errors import (
+    ComponentNotFoundError,
+    InvalidInputError,
+    InvalidValueError,
+    ObjectNotFoundError,
+)
+from casstore.format import splitting
+from casstore.format.canonical import Link
+from casstore.format.digest import Digest
+from casstore.format.limits import DEFAULT_MAX_BYTES, MAX_DEPTH
+from casstore.format.manifest import COMPONENTS, NOTHING, Manifest
+from casstore.format.node import spell_payload
+from casstore.format.splitting import Spelled
+from casstore.objects import blobs, values
+from casstore.objects import graph as objects
+from casstore.objects.pieces import PieceReader, PieceWriter
+from casstore.session import keys
+from casstore.session.data import Checkpoint, Usage
+
+_LARGEST: Final = (1 << 63) - 1
+
+
+def store_checkpoint(manifest: Manifest, given: Checkpoint, writer: PieceWriter) -> Manifest:
+    """The manifest with the checkpoint that was given in place of its own."""
+    if not isinstance(given, Checkpoint):
+        raise InvalidInputError(f"a checkpoint is a Checkpoint, not {type(given).__name__}")
+    revision, frame = given.plugin_revision, given.current_frame
+    if revision is not None and (type(revision) is not int or not 0 <= revision <= _LARGEST):
+        raise InvalidInputError(f"a plugin revision is a number from 0 on, not {revision!r}")
+    if frame is not None:
+        keys.id_bytes(frame, "a frame id")
+    emit = writer.emit
+    return manifest._replace(
+        plugin_revision=revision,
+        current_frame=frame,
+        tool_state=_component(given, "tool_state", writer),
+        plugin_snapshot=_component(given, "plugin_snapshot", writer),
+        execution_state=_component(given, "execution_state", writer),
+        turn_state=spell_payload(given.turn_state, "turn_state", emit),
+        frames=spell_payload(list(given.frames), "frames", emit) if given.frames else NOTHING,
+        config=spell_payload(given.config, "config", emit),
+    )
+
+
+def _component(given: Checkpoint, name: str, writer: PieceWriter) -> bytes | None:
+    body = getattr(given, name)
+    if body is None:
+        return None
+    if type(body) is Link:
+        return bytes(Digest(body.digest))
+    try:
+        return splitting.root_object(splitting.spell(body, MAX_DEPTH, writer.emit), writer.emit)
+    except InvalidValueError as exc:
+        raise exc.within(name) from exc.__cause__
+
+
+def name_missing(manifest: Manifest, exc: ObjectNotFoundError) -> Exception:
+    """The error for an object that a commit links to and that is not stored."""
+    for name in COMPONENTS:
+        if getattr(manifest, name) == exc.digest:
+            return ComponentNotFoundError(name, exc.digest)
+    return exc
+
+
+def read_checkpoint(
+    reader: PieceReader, manifest: Manifest, *, hydrate: bool, max_bytes: int = DEFAULT_MAX_BYTES
+) -> Checkpoint:
+    """The checkpoint of a manifest: components loaded if ``hydrate``, else as links."""
+    turn_state, frames, config = objects.load_spelled(
+        reader, (manifest.turn_state, manifest.frames, manifest.config), max_bytes=max_bytes
+    )
+    components: list[Any] = []
+    for name in COMPONENTS:
+        digest = getattr(manifest, name)
+        if digest is None:
+            components.append(None)
+        elif hydrate:
+            components.append(_load(reader, name, digest, max_bytes))
+        else:
+            components.append(Link(Digest(digest)))
+    tool_state, plugin_snapshot, execution_state = components
+    return Checkpoint(
+        turn_state,
+        tool_state,
+        plugin_snapshot,
+        manifest.plugin_revision,
+        execution_state,
+        tuple(frames or ()),
+        manifest.current_frame,
+        config,
+    )
+
+
+def _load(reader: PieceReader, name: str, digest: bytes, max_bytes: int) -> Any:
+    # A component that is not there is never taken for one that was never given.
+    item = reader.find_many((digest,))[0]
+    if item is None:
+        raise ComponentNotFoundError(name, digest)
+    if item.kind in values.BLOB_KINDS:
+        return blobs.read_blob(reader, digest, item, max_bytes=max_bytes)
+    return values.read_value(reader, digest, item, max_bytes=max_bytes)
+
+
+# --- the ledger ---------------------------------------------------------------------------
+
+
+def add_usage(
+    reader: PieceReader, ledger: Spelled, added: Sequence[Usage], writer: PieceWriter
+) -> Spelled:
+    """The ledger with more usage: merged by source and model, in order of first use."""
+    if not added:
+        return ledger
+    merged = {(entry.source, entry.model): entry for entry in read_usage(reader, ledger)}
+    for entry in added:
+        _check_usage(entry)
+        known = merged.get((entry.source, entry.model))
+        if known is not None:
+            sums = [a + b for a, b in zip(known[2:], entry[2:], strict=True)]
+            entry = Usage(entry.source, entry.model, *sums)
+            _check_usage(entry)
+        merged[entry.source, entry.model] = entry
+    rows = [list(entry) for entry in merged.values()]
+    return spell_payload(rows, "usage", writer.emit)
+
+
+def _check_usage(entry: Usage) -> None:
+    if not isinstance(entry, Usage):
+        raise InvalidInputError(f"usage is given as Usage, not {type(entry).__name__}")
+    if type(entry.source) is not str or type(entry.model) is not str:
+        raise InvalidInputError(f"usage has a source and a model, both str: {entry!r}")
+    if any(type(count) is not int or not 0 <= count <= _LARGEST for count in entry[2:]):
+        raise InvalidInputError(f"usage is counted in whole numbers from 0 on: {entry!r}")
+
+
+def read_usage(reader: PieceReader, ledger: Spelled) -> list[Usage]:
+    """All entries of a ledger, also those that count nothing yet."""
+    rows = objects.load_spelled(reader, (ledger,))[0] or []
+    return [Usage(*row) for row in rows]

@@ -1,0 +1,382 @@
+"""One step of a session, all or nothing.
+
+The values are spelled once. Then: read every row that the commit depends on in one
+request, check in the order that callers may rely on, make the objects, and hand the
+engine one write whose conditions say that those rows are still as they were read. If
+they are not, nothing was written and it starts again from the reading, where the same
+checks give whatever error is now the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Literal, NamedTuple
+
+from casstore.engine.protocol import Condition, PutRow, RowChange, RowIs, RowKey, Write
+from casstore.errors import (
+    BusyError,
+    ConditionFailedError,
+    CorruptionError,
+    HeadConflictError,
+    InvalidInputError,
+    ObjectNotFoundError,
+    SessionBindingError,
+    TurnConflictError,
+)
+from casstore.format.canonical import pack_checked, unpack_checked
+from casstore.format.digest import DIGEST_BYTES, Digest
+from casstore.format.manifest import Manifest
+from casstore.objects import graph as objects
+from casstore.objects.pieces import PieceWriter
+from casstore.session import (
+    attachments,
+    checkpoint,
+    graph,
+    heads,
+    intent,
+    keys,
+    leases,
+    lineage,
+    queue,
+)
+from casstore.session.data import Commit, CommitResult, Entry, Given, Lease
+from casstore.session.graph import Grown, SpelledNode
+from casstore.session.heads import Base, HeadRow, head_key
+from casstore.session.state import Runtime, State, tombstone_key
+
+_MAX_ATTEMPTS: Final = 256
+
+
+class _Spelled(NamedTuple):
+    """A commit's values, spelled: what does not depend on where the session stands."""
+
+    writer: PieceWriter
+    nodes: list[SpelledNode]
+    checkpoint: Manifest
+    intent: bytes | None
+
+
+class _Rows(NamedTuple):
+    """The rows that a commit depends on, of one moment."""
+
+    head: bytes | None
+    lease: bytes | None
+    receipt: bytes | None
+    batches: Sequence[bytes | None]
+    attachments: Sequence[bytes | None]
+
+
+def commit(runtime: Runtime, session: str, change: Commit) -> CommitResult:
+    """Take one step; see ``Session.commit``."""
+    key = keys.session_key(session)
+    _check(change)
+    spelled = _spell(session, change)
+    _bind(session, change)
+    for _ in range(_MAX_ATTEMPTS):
+        rows = _read(runtime, session, key, change)
+        if change.turn is not None and rows.receipt is not None:
+            return _replay(runtime, session, key, change, spelled, rows)
+        attempt = _Attempt(runtime, session, key, change, rows)
+        try:
+            return attempt.run(spelled)
+        except ConditionFailedError:
+            continue
+    raise BusyError(f"session {session!r} kept moving while a commit to it was being made")
+
+
+def _check(change: Commit) -> None:
+    """Refuse what is wrong with the commit itself."""
+    if not isinstance(change, Commit):
+        raise InvalidInputError(f"a commit is a Commit, not {type(change).__name__}")
+    if change.append and change.replace is not None:
+        raise InvalidInputError("a commit appends nodes or replaces the graph, not both")
+    if change.expected is not None and (type(change.expected) is not int or change.expected < 0):
+        raise InvalidInputError(f"an expected revision is a number from 0 on: {change.expected!r}")
+    for name, what in ((change.turn, "a turn id"), (change.label, "a label")):
+        if name is not None:
+            keys.id_bytes(name, what)
+
+
+def _bind(session: str, change: Commit) -> None:
+    """Refuse what belongs to another session."""
+    if change.session is not None and change.session != session:
+        raise SessionBindingError(session, change.session)
+    if isinstance(change.lease, Lease):
+        leases.bind(session, change.lease)
+    for claim in change.completes:
+        queue.bind(session, claim)
+
+
+def _spell(session: str, change: Commit) -> _Spelled:
+    writer = PieceWriter()
+    nodes = graph.spell_nodes(change.append if change.replace is None else change.replace, writer)
+    given = Manifest()
+    if change.checkpoint is not None:
+        given = checkpoint.store_checkpoint(given, change.checkpoint, writer)
+    meaning = None
+    if change.turn is not None:
+        meaning = intent.intent_hash(session, change, nodes, given)
+    return _Spelled(writer, nodes, given, meaning)
+
+
+def _read(runtime: Runtime, session: str, key: bytes, change: Commit) -> _Rows:
+    wanted = [leases.lease_key(key)]
+    if change.turn is not None:
+        wanted.append(receipt_key(key, change.turn))
+    batches = queue.claimed_rows(key, change.completes) if change.completes else []
+    named = [attachments.attachment_key(key, name) for name in change.attachments]
+    head, lease, *rest = runtime.rows(session, wanted + batches + named)
+    receipt = rest.pop(0) if change.turn is not None else None
+    return _Rows(head, lease, receipt, rest[: len(batches)], rest[len(batches) :])
+
+
+class _Attempt:
+    """A commit against the rows of one moment."""
+
+    def __init__(
+        self, runtime: Runtime, session: str, key: bytes, change: Commit, rows: _Rows
+    ) -> None:
+        self._runtime = runtime
+        self._session = session
+        self._key = key
+        self._change = change
+        self._rows = rows
+        self._conditions: list[Condition] = []
+        self._changes: list[RowChange] = []
+
+    def run(self, spelled: _Spelled) -> CommitResult:
+        """Check, make the objects, write."""
+        change = self._change
+        state = self._checked()
+        writer = spelled.writer.copy()
+        grown = graph.change_graph(self._runtime, state, change, spelled.nodes, writer)
+        manifest = grown.manifest
+        if change.checkpoint is not None:
+            # Everything of a manifest that a checkpoint speaks of, and nothing else.
+            manifest = spelled.checkpoint._replace(
+                leaf_id=manifest.leaf_id,
+                nodes=manifest.nodes,
+                next_seq=manifest.next_seq,
+                leaf=manifest.leaf,
+                usage=manifest.usage,
+                tips=manifest.tips,
+            )
+        if change.usage:
+            ledger = checkpoint.add_usage(
+                self._runtime.reader(), manifest.usage, change.usage, writer
+            )
+            manifest = manifest._replace(usage=ledger)
+        digest = objects.write_manifest(manifest, writer.emit)
+        if manifest.tips.links and manifest.tips.outlined:
+            # A long map is changed step by step, and each step leaves its pieces behind.
+            writer.keep_reachable(digest)
+        head = self._next_head(state, grown, digest)
+        self._changes.extend(grown.rows)
+        if spelled.intent is not None and change.turn is not None:
+            self._changes.append(_put_receipt(self._key, change.turn, spelled.intent, head, grown))
+        return self._write(state, head, manifest, grown, writer)
+
+    # --- checking, in the order promised ----------------------------------------------------
+
+    def _checked(self) -> State | None:
+        runtime, change, rows = self._runtime, self._change, self._rows
+        now_ms = runtime.engine.now_ms()
+        self._conditions.append(
+            leases.require(self._session, self._key, rows.lease, change.lease, now_ms)
+        )
+        state = None if rows.head is None else runtime.state_of(self._key, rows.head)
+        revision = 0 if state is None else state.head.revision
+        if change.expected is not None and change.expected != revision:
+            raise HeadConflictError(self._session, change.expected, revision)
+        self._conditions.append(RowIs(*head_key(self._key), rows.head))
+        if rows.head is None:
+            self._conditions.append(RowIs(*tombstone_key(self._key), None))
+        if change.completes:
+            generation = leases.live_generation(rows.lease, now_ms)
+            conditions, changes = queue.complete(
+                self._session, self._key, change.completes, rows.batches, generation
+            )
+            self._conditions += conditions
+            self._changes += changes
+        if change.attachments:
+            places = [attachments.attachment_key(self._key, name) for name in change.attachments]
+            conditions, committed = attachments.commit_rows(
+                self._session, change.attachments, places, rows.attachments
+            )
+            self._conditions += conditions
+            self._changes += committed
+        return state
+
+    # --- writing --------------------------------------------------------------------------
+
+    def _next_head(self, state: State | None, grown: Grown, manifest: bytes) -> HeadRow:
+        return HeadRow(
+            revision=1 if state is None else state.head.revision + 1,
+            created_at_ms=0 if state is None else state.head.created_at_ms,
+            committed_at_ms=0,
+            manifest=manifest,
+            lineage=grown.lineage,
+            base=grown.base,
+            hidden=grown.hidden,
+            operation=heads.COMMIT,
+            turn=self._change.turn,
+            rewound_to=None,
+            origin=None if state is None else state.head.origin,
+            long_id=self._session if keys.is_cut(self._session) else None,
+        )
+
+    def _write(
+        self,
+        state: State | None,
+        head: HeadRow,
+        manifest: Manifest,
+        grown: Grown,
+        writer: PieceWriter,
+    ) -> CommitResult:
+        change = self._change
+        self._changes += move_head(self._key, state, head, change.label)
+        if change.release and isinstance(change.lease, Lease):
+            self._changes.append(leases.put_released(self._key, change.lease))
+        try:
+            done = self._runtime.engine.write(
+                Write(writer.objects, self._conditions, self._changes)
+            )
+        except ObjectNotFoundError as exc:
+            raise checkpoint.name_missing(manifest, exc) from exc
+        head = head._replace(
+            committed_at_ms=done.now_ms,
+            created_at_ms=head.created_at_ms if state is not None else done.now_ms,
+        )
+        self._runtime.remember(
+            self._key, State(heads.encode_head(head), head, manifest, grown.leaf, grown.page)
+        )
+        return CommitResult(
+            head.revision, Digest(head.manifest), manifest.leaf_id, grown.nodes, False
+        )
+
+
+def move_head(key: bytes, state: State | None, head: HeadRow, label: str | None) -> list[RowChange]:
+    """The rows by which a head moves: itself, what it was into history, and its label."""
+    changes: list[RowChange] = [heads.put_head(key, head, new=state is None)]
+    if state is not None:
+        changes.append(PutRow("history", keys.history(key, state.head.revision), state.row))
+    if label is not None:
+        changes.append(put_label(key, label, head.revision))
+    return changes
+
+
+def put_label(key: bytes, label: str, revision: int) -> PutRow:
+    """The row by which a label names a revision."""
+    value = revision.to_bytes(8, "big") + keys.id_bytes(label, "a label")
+    return PutRow("history", keys.label(key, label), value)
+
+
+# --- rewinding ----------------------------------------------------------------------------
+
+
+def rewind(
+    runtime: Runtime,
+    session: str,
+    to: int | str | Entry,
+    *,
+    lease: Lease | Literal[Given.UNFENCED] | None,
+    expected: int | None,
+    label: str | None,
+) -> CommitResult:
+    """Make an earlier revision the head again; see ``Session.rewind``."""
+    key = keys.session_key(session)
+    change = Commit(lease=lease, expected=expected, label=label)
+    _check(change)
+    _bind(session, change)
+    for _ in range(_MAX_ATTEMPTS):
+        rows = _read(runtime, session, key, change)
+        condition = leases.require(session, key, rows.lease, lease, runtime.engine.now_ms())
+        state = runtime.get(session)
+        if expected is not None and expected != state.head.revision:
+            raise HeadConflictError(session, expected, state.head.revision)
+        target = runtime.at(session, to)
+        head = state.head._replace(
+            revision=state.head.revision + 1,
+            manifest=target.head.manifest,
+            lineage=lineage.new_lineage(),
+            base=lineage.successor(target.head, target.manifest.next_seq),
+            operation=heads.REWIND,
+            turn=None,
+            rewound_to=target.head.revision,
+        )
+        try:
+            runtime.engine.write(
+                Write(
+                    conditions=[condition, RowIs(*head_key(key), state.row)],
+                    rows=move_head(key, state, head, label),
+                )
+            )
+        except ConditionFailedError:
+            continue
+        return CommitResult(
+            head.revision, Digest(head.manifest), target.manifest.leaf_id, (), False
+        )
+    raise BusyError(f"session {session!r} kept moving while it was being rewound")
+
+
+# --- receipts -----------------------------------------------------------------------------
+#
+#   receipt = version (1) ‖ intent (32) ‖ revision (8) ‖ manifest (32)
+#             ‖ [lineage, base, first seq, number of nodes]
+
+_INTENT_AT: Final = 1
+_REVISION_AT: Final = _INTENT_AT + DIGEST_BYTES
+_MANIFEST_AT: Final = _REVISION_AT + 8
+_NODES_AT: Final = _MANIFEST_AT + DIGEST_BYTES
+
+
+def receipt_key(key: bytes, turn: str) -> RowKey:
+    """Where it is written down that a turn was committed."""
+    return RowKey("receipts", key + keys.part(turn, "a turn id"))
+
+
+def _put_receipt(key: bytes, turn: str, meaning: bytes, head: HeadRow, grown: Grown) -> PutRow:
+    first = grown.manifest.next_seq - len(grown.nodes)
+    base = None if head.base is None else list(head.base)
+    value = b"".join(
+        (
+            bytes((intent.VERSION,)),
+            meaning,
+            head.revision.to_bytes(8, "big"),
+            head.manifest,
+            pack_checked([head.lineage, base, first, len(grown.nodes)]),
+        )
+    )
+    return PutRow(*receipt_key(key, turn), value)
+
+
+def _replay(
+    runtime: Runtime, session: str, key: bytes, change: Commit, spelled: _Spelled, rows: _Rows
+) -> CommitResult:
+    """The result of the first commit of a turn; only a lease is still released."""
+    row = rows.receipt
+    assert row is not None
+    if row[0] != intent.VERSION or len(row) <= _NODES_AT:
+        raise CorruptionError(f"the receipt of turn {change.turn!r} is damaged")
+    if row[_INTENT_AT:_REVISION_AT] != spelled.intent:
+        raise TurnConflictError(session, str(change.turn))
+    digest = row[_MANIFEST_AT:_NODES_AT]
+    try:
+        own, base, first, count = unpack_checked(row[_NODES_AT:])
+        base = None if base is None else Base(*base)
+    except (TypeError, ValueError) as exc:
+        raise CorruptionError(f"the receipt of turn {change.turn!r} is damaged") from exc
+    reader = runtime.reader()
+    manifest = objects.read_manifest(reader, digest)
+    chain = lineage.Chain(runtime.engine, own, base, manifest.next_seq)
+    places = list(chain.places(range(first, first + count)))
+    created = objects.read_headers(reader, [place.digest for place in places])
+    if change.release and isinstance(change.lease, Lease):
+        leases.release(runtime, session, change.lease)
+    return CommitResult(
+        int.from_bytes(row[_REVISION_AT:_MANIFEST_AT], "big"),
+        Digest(digest),
+        manifest.leaf_id,
+        tuple([header.id for header in created]),
+        True,
+    )

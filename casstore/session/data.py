@@ -1,0 +1,266 @@
+"""What goes into a session and what comes out: plain data, no behaviour.
+
+Everything here is a NamedTuple: it prints, compares, unpacks and ``_replace``s.
+Times are milliseconds since 1970 by the engine's clock and end in ``_ms``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any, Final, Literal, NamedTuple
+
+from casstore.format.digest import Digest
+
+
+class Given(Enum):
+    """Marks for arguments that None cannot stand for, because None means something."""
+
+    #: A node's parent: the node before it in the commit, or else the session's leaf.
+    LEAF = "leaf"
+    #: A commit's leaf: the last node appended, or else the leaf that is.
+    LAST = "last"
+    #: In place of a lease: commit without one, as long as nobody holds one.
+    UNFENCED = "unfenced"
+
+
+LEAF: Final = Given.LEAF
+LAST: Final = Given.LAST
+UNFENCED: Final = Given.UNFENCED
+
+Time = str | int | float | None
+
+
+class NodeDraft(NamedTuple):
+    """A node on its way in. ``time`` is the runtime's own (RFC 3339 or a number)."""
+
+    id: str
+    payload: Any
+    parent: str | Literal[Given.LEAF] | None = LEAF
+    cause: Any = None
+    frame: str | None = None
+    time: Time = None
+
+
+class Node(NamedTuple):
+    """A node as it comes out. May go into another commit as it is.
+
+    ``seq`` is its place in insertion order, ``depth`` the length of the path that ends
+    in it, ``digest`` names it and its whole path.
+    """
+
+    id: str
+    payload: Any
+    parent: str | None
+    cause: Any
+    frame: str | None
+    time: Time
+    seq: int
+    depth: int
+    digest: Digest
+
+
+class Usage(NamedTuple):
+    """Tokens used by one source with one model."""
+
+    source: str
+    model: str
+    input: int = 0
+    output: int = 0
+    cached_input: int = 0
+    reasoning: int = 0
+
+    @property
+    def total(self) -> int:
+        """Input, output and reasoning; what was cached is part of the input."""
+        return self.input + self.output + self.reasoning
+
+
+class Checkpoint(NamedTuple):
+    """The state of a session beside its graph.
+
+    ``tool_state``, ``plugin_snapshot`` and ``execution_state`` are components: going in,
+    a body is stored and a ``Link`` means what is stored already; coming out they are
+    links, or bodies if hydrated. None is no component. The rest are plain values.
+    """
+
+    turn_state: Any = None
+    tool_state: Any = None
+    plugin_snapshot: Any = None
+    plugin_revision: int | None = None
+    execution_state: Any = None
+    frames: Sequence[Any] = ()
+    current_frame: str | None = None
+    config: Any = None
+
+
+class Lease(NamedTuple):
+    """The right to commit to a session until ``expires_at_ms``.
+
+    ``fencing`` counts the leases ever given on the session and never goes back.
+    """
+
+    session: str
+    owner: str
+    token: bytes
+    fencing: int
+    claimed_at_ms: int
+    expires_at_ms: int
+
+
+class Batch(NamedTuple):
+    """Work queued for a session."""
+
+    id: str
+    session: str
+    seq: int
+    items: Sequence[Any]
+    source_key: str | None
+    delivery: str
+    slot: str
+    merge_key: str | None
+    available_at_ms: int
+    enqueued_at_ms: int
+    #: How often it was claimed; completing needs the latest claim.
+    fence: int
+    #: The lease generation that holds it; 0 if none ever did. Held only while that lease lives.
+    held_by: int
+
+
+class Claim(NamedTuple):
+    """Batches taken together, held as long as the lease that took them lives."""
+
+    id: str
+    session: str
+    fencing: int
+    batches: tuple[Batch, ...]
+
+
+class Attachment(NamedTuple):
+    """Bytes that belong to a session: in a blob here (``digest``), or at ``uri``."""
+
+    id: str
+    session: str
+    uri: str | None
+    digest: Digest | None
+    owner: str | None
+    state: str  # "intent", "committed" or "condemned"
+    intent_at_ms: int
+    committed_at_ms: int | None
+
+
+class Commit(NamedTuple):
+    """One step of a session, all or nothing.
+
+    ``append`` creates nodes; ``replace`` starts the graph anew with these; neither
+    leaves it. ``leaf`` moves the leaf. ``checkpoint`` None keeps the one that is.
+    ``expected`` is the revision the head must have (0: none yet), None: any.
+    ``lease`` is required, or ``UNFENCED``; ``release`` gives it back with the commit.
+    ``turn`` makes the commit idempotent: repeated with the same content it returns the
+    first result. ``completes`` removes claimed work from the queue, ``attachments`` are
+    committed with it, ``usage`` is added to the ledger, ``label`` names the revision.
+    """
+
+    append: Sequence[NodeDraft | Node] = ()
+    replace: Sequence[NodeDraft | Node] | None = None
+    leaf: str | Literal[Given.LAST] | None = LAST
+    checkpoint: Checkpoint | None = None
+    expected: int | None = None
+    lease: Lease | Literal[Given.UNFENCED] | None = None
+    release: bool = False
+    turn: str | None = None
+    label: str | None = None
+    usage: Sequence[Usage] = ()
+    completes: Sequence[Claim] = ()
+    attachments: Sequence[str] = ()
+    session: str | None = None
+
+
+class CommitResult(NamedTuple):
+    """What a commit did, or did the first time if ``replayed``."""
+
+    revision: int
+    manifest: Digest
+    leaf: str | None
+    #: The ids of the nodes that it created, in order.
+    nodes: tuple[str, ...]
+    replayed: bool
+
+
+class Origin(NamedTuple):
+    """Where a forked session comes from."""
+
+    session: str
+    revision: int
+    node: str | None
+
+
+class Entry(NamedTuple):
+    """One revision of a session, the head or an earlier one."""
+
+    session: str
+    revision: int
+    manifest: Digest
+    #: commit, rewind or fork
+    operation: str
+    committed_at_ms: int
+    turn: str | None
+    labels: tuple[str, ...]
+    #: The revision a rewind went back to.
+    rewound_to: int | None
+
+
+class Head(NamedTuple):
+    """Where a session stands."""
+
+    session: str
+    revision: int
+    manifest: Digest
+    leaf: str | None
+    node_count: int
+    created_at_ms: int
+    committed_at_ms: int
+    turn: str | None
+    origin: Origin | None
+
+
+class SessionMeta(NamedTuple):
+    """What is known of a session beside its content. ``extra`` is the runtime's own."""
+
+    session: str
+    name: str
+    created_at_ms: int
+    model: str | None = None
+    cwd: str | None = None
+    #: The session it was started or forked from; None: a root.
+    parent: str | None = None
+    cause: Any = None
+    extra: Any = None
+
+
+class SessionInfo(NamedTuple):
+    """What a picker shows. Messages are counted on the active path."""
+
+    meta: SessionMeta
+    #: None: created, but nothing was committed yet.
+    head: Head | None
+    first_user_message: str | None
+    user_message_count: int
+
+
+class Hidden(NamedTuple):
+    """What tombstoning did: ids now hidden, hidden before, and not known."""
+
+    hidden: tuple[str, ...]
+    already: tuple[str, ...]
+    unknown: tuple[str, ...]
+
+
+class Pin(NamedTuple):
+    """A name that keeps an object and all it links to. A tag is a pin that does not expire."""
+
+    name: str
+    digest: Digest
+    created_at_ms: int
+    expires_at_ms: int | None
+    note: str | None

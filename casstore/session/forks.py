@@ -1,0 +1,110 @@
+"""A new session from any place of another: one row that shares everything.
+
+The fork's head names the same manifest, and its lineage goes on from the source's, so
+nothing is copied and nothing ties the two together afterwards: deleting the source takes
+its rows away, never what the fork reaches.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from casstore.engine.protocol import Condition, RowChange, RowIs, RowKey, Write
+from casstore.errors import (
+    BusyError,
+    ConditionFailedError,
+    NodeNotFoundError,
+    SessionDeletedError,
+    SessionExistsError,
+)
+from casstore.format.digest import Digest
+from casstore.format.manifest import NOTHING, Manifest
+from casstore.objects import graph as objects
+from casstore.objects.pieces import PieceWriter
+from casstore.session import heads, keys, lineage
+from casstore.session.data import Head, Origin
+from casstore.session.heads import Base, HeadRow, head_key, put_head
+from casstore.session.loading import At, head_of
+from casstore.session.state import Runtime, State, meta_key, tombstone_key
+
+_MAX_ATTEMPTS: Final = 64
+
+
+def fork(runtime: Runtime, source: str, target: str, at: At, node: str | None) -> Head:
+    """Make ``target`` a session that stands where ``source`` does, or did."""
+    key, target_key = keys.session_key(source), keys.session_key(target)
+    for _ in range(_MAX_ATTEMPTS):
+        current = runtime.get(source)
+        state = current if at is None else runtime.at(source, at)
+        writer = PieceWriter()
+        base, digest, manifest = _base(runtime, source, current, state, node, writer)
+        head = HeadRow(
+            revision=state.head.revision,
+            created_at_ms=0,
+            committed_at_ms=0,
+            manifest=digest,
+            lineage=lineage.new_lineage(),
+            base=base,
+            hidden=current.head.hidden,
+            operation=heads.FORK,
+            turn=None,
+            rewound_to=None,
+            origin=Origin(source, state.head.revision, node),
+            long_id=target if keys.is_cut(target) else None,
+        )
+        conditions: list[Condition] = [
+            RowIs(*head_key(target_key), None),
+            RowIs(*meta_key(target_key), None),
+            RowIs(*tombstone_key(target_key), None),
+            # What the fork shares must still be reachable when its row is written.
+            RowIs(*_where(key, current, state), state.row),
+        ]
+        changes: list[RowChange] = [put_head(target_key, head, new=True)]
+        try:
+            done = runtime.engine.write(Write(writer.objects, conditions, changes))
+        except ConditionFailedError as exc:
+            if exc.index < 2:
+                raise SessionExistsError(target) from exc
+            if exc.index == 2:
+                raise SessionDeletedError(target) from exc
+            continue
+        head = head._replace(created_at_ms=done.now_ms, committed_at_ms=done.now_ms)
+        return head_of(target, State(heads.encode_head(head), head, manifest))
+    raise BusyError(f"session {source!r} kept moving while it was being forked")
+
+
+def _where(key: bytes, current: State, state: State) -> RowKey:
+    if state.row == current.row:
+        return head_key(key)
+    return RowKey("history", keys.history(key, state.head.revision))
+
+
+def _base(
+    runtime: Runtime,
+    source: str,
+    current: State,
+    state: State,
+    node: str | None,
+    writer: PieceWriter,
+) -> tuple[Base | None, bytes, Manifest]:
+    if node is None:
+        base = lineage.successor(state.head, state.manifest.next_seq)
+        return base, state.head.manifest, state.manifest
+    chain = runtime.chain(state)
+    hidden = runtime.hidden(current.head)
+    place = None if node in hidden else chain.find([keys.part(node, "a node id")])[0]
+    if place is None:
+        raise NodeNotFoundError(source, node)
+    header = objects.read_headers(runtime.reader(), [place.digest])[0]
+    owner = next(one for one in chain.segments if one.start <= place.seq < one.stop)
+    # If the path has as many nodes as there are numbers, it is everything below the limit.
+    path = None if header.depth == header.seq + 1 else header.seq
+    manifest = state.manifest._replace(
+        leaf_id=node,
+        leaf=place.digest,
+        nodes=header.depth,
+        next_seq=place.seq + 1,
+        tips=NOTHING,
+    )
+    digest = objects.write_manifest(manifest, writer.emit)
+    return Base(owner.lineage, place.seq + 1, path), Digest(digest), manifest

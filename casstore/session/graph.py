@@ -1,0 +1,329 @@
+"""What a commit does to the graph: nodes appended, the graph replaced, the leaf moved.
+
+Appending only creates. A node's parent is in the graph already or in the same commit,
+and nothing leads back to itself, so every node can be linked to its parent; within a
+commit parents are inserted before their children, otherwise in the order given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from casstore.engine.protocol import PutRow
+from casstore.errors import (
+    CycleError,
+    DuplicateNodeError,
+    InvalidInputError,
+    UnknownLeafError,
+    UnknownParentError,
+)
+from casstore.format.canonical import Link
+from casstore.format.digest import Digest, Kind
+from casstore.format.manifest import NOTHING, Manifest
+from casstore.format.node import (
+    PAYLOAD_ROOM,
+    NodeHeader,
+    check_time,
+    encode_node,
+    spell_payload,
+)
+from casstore.format.splitting import Spelled
+from casstore.objects import graph as objects
+from casstore.objects import keyed
+from casstore.objects.pieces import PendingReader, PieceWriter
+from casstore.session import keys, lineage, messages
+from casstore.session.data import LAST, LEAF, Commit, Node, NodeDraft
+from casstore.session.heads import Base
+from casstore.session.lineage import Chain, Page, Place
+from casstore.session.state import Runtime, State
+from casstore.session.tombstones import heal_leaf, reveal
+
+
+class SpelledNode(NamedTuple):
+    """A node of a commit before its place in the graph is known."""
+
+    id: str
+    part: bytes
+    parent: Any
+    frame: str | None
+    time: Any
+    cause: Spelled
+    payload: Spelled
+    is_user: bool
+
+
+class Grown(NamedTuple):
+    """The graph after a commit, and the rows that say so."""
+
+    manifest: Manifest
+    lineage: bytes
+    base: Base | None
+    hidden: bytes | None
+    rows: list[PutRow]
+    nodes: tuple[str, ...]
+    leaf: NodeHeader | None
+    page: Page | None
+
+
+def spell_nodes(drafts: Sequence[NodeDraft | Node], writer: PieceWriter) -> list[SpelledNode]:
+    """Check and spell the nodes of a commit: all that does not depend on the graph."""
+    spelled: list[SpelledNode] = []
+    for draft in drafts:
+        if not isinstance(draft, NodeDraft | Node):
+            raise InvalidInputError(f"a node is a NodeDraft or a Node, not {draft!r:.80}")
+        part = keys.part(draft.id, "a node id")
+        if draft.parent is not None and draft.parent is not LEAF:
+            keys.id_bytes(draft.parent, "a parent id")
+        if draft.frame is not None:
+            keys.id_bytes(draft.frame, "a frame id")
+        check_time(draft.time)
+        spelled.append(
+            SpelledNode(
+                draft.id,
+                part,
+                draft.parent,
+                draft.frame,
+                draft.time,
+                spell_payload(draft.cause, "cause", writer.emit),
+                spell_payload(draft.payload, "payload", writer.emit),
+                messages.is_user_message(draft.payload),
+            )
+        )
+    return spelled
+
+
+def change_graph(
+    runtime: Runtime,
+    state: State | None,
+    change: Commit,
+    nodes: list[SpelledNode],
+    writer: PieceWriter,
+) -> Grown:
+    """Apply a commit's nodes and leaf to the graph that ``state`` has."""
+    if state is None or change.replace is not None:
+        manifest = Manifest() if state is None else state.manifest
+        empty = manifest._replace(leaf_id=None, nodes=0, next_seq=0, leaf=None, tips=NOTHING)
+        growth = _Growth(runtime, None, empty, lineage.new_lineage(), None, writer)
+        growth.append(nodes)
+        grown = growth.finish(change)
+        if state is None or state.head.hidden is None:
+            return grown
+        # What was hidden stays hidden in earlier revisions, but a new node is seen.
+        return grown._replace(hidden=reveal(runtime, state.head, grown.nodes, writer))
+    head = state.head
+    growth = _Growth(runtime, state, state.manifest, head.lineage, head.base, writer)
+    growth.append(nodes)
+    return growth.finish(change)
+
+
+class _Growth:
+    """One commit's work on one graph."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        state: State | None,
+        manifest: Manifest,
+        own: bytes,
+        base: Base | None,
+        writer: PieceWriter,
+    ) -> None:
+        self._runtime = runtime
+        self._state = state
+        self._manifest = manifest
+        self._lineage = own
+        self._base = base
+        self._writer = writer
+        self._hidden = frozenset[str]() if state is None else runtime.hidden(state.head)
+        self._chain: Chain | None = None
+        # Nodes of the graph by id that this commit asked for, and those it created.
+        self._headers: dict[str, tuple[NodeHeader, bytes]] = {}
+        self._created: list[tuple[NodeHeader, bytes, bytes]] = []
+
+    # --- looking up what is there ---------------------------------------------------------
+
+    def _find(self, node_ids: Sequence[str]) -> list[Place | None]:
+        if self._state is None or not node_ids:
+            return [None] * len(node_ids)
+        if self._chain is None:
+            self._chain = self._runtime.chain(self._state)
+        return self._chain.find([keys.part(node, "a node id") for node in node_ids])
+
+    def _header(self, node_id: str) -> tuple[NodeHeader, bytes] | None:
+        """A visible node that is in the graph or was created by this commit."""
+        known = self._headers.get(node_id)
+        if known is not None:
+            return known
+        if node_id in self._hidden:
+            return None
+        state = self._state
+        leaf = None if state is None else state.leaf
+        if leaf is not None and leaf.id == node_id and self._manifest.leaf is not None:
+            return self._keep(leaf, self._manifest.leaf)
+        place = self._find([node_id])[0]
+        if place is None:
+            return None
+        header = objects.read_headers(self._runtime.reader(), [place.digest])[0]
+        return self._keep(header, place.digest)
+
+    def _keep(self, header: NodeHeader, digest: bytes) -> tuple[NodeHeader, bytes]:
+        self._headers[header.id] = header, digest
+        return header, digest
+
+    def _current_leaf(self) -> str | None:
+        """The leaf as a reader sees it: if it is hidden, the latest visible message."""
+        leaf = self._manifest.leaf_id
+        if leaf is None or leaf not in self._hidden or self._state is None:
+            return leaf
+        return heal_leaf(self._runtime, self._state, self._hidden)
+
+    # --- appending ------------------------------------------------------------------------
+
+    def append(self, nodes: list[SpelledNode]) -> None:
+        """Create these nodes."""
+        by_id: dict[str, SpelledNode] = {}
+        before: str | None = self._current_leaf() if nodes and nodes[0].parent is LEAF else None
+        for at, node in enumerate(nodes):
+            if node.id in by_id:
+                raise DuplicateNodeError(node.id, "appears twice in the commit")
+            by_id[node.id] = (
+                node._replace(parent=before if not at else nodes[at - 1].id)
+                if node.parent is LEAF
+                else node
+            )
+        for node_id, place in zip(by_id, self._find(list(by_id)), strict=True):
+            if place is not None:
+                raise DuplicateNodeError(node_id, "is in the session already")
+        for node in _parents_first(by_id):
+            self._create(node)
+
+    def _create(self, node: SpelledNode) -> None:
+        seq = self._manifest.next_seq + len(self._created)
+        depth, users, parent = 1, 0, None
+        first_user: bytes | bool | None = None
+        if node.parent is not None:
+            known = self._header(node.parent)
+            if known is None:
+                raise UnknownParentError(node.id, f"has an unknown parent {node.parent!r}")
+            above, parent = known
+            depth, users = above.depth + 1, above.users
+            first_user = parent if above.first_user is True else above.first_user
+        if node.is_user:
+            users += 1
+            first_user = True if first_user is None else first_user
+        header = NodeHeader(
+            node.id, seq, depth, users, node.frame, node.time, node.parent, parent, first_user
+        )
+        data, links = encode_node(header, node.cause, node.payload)
+        digest = self._writer.emit(Kind.NODE, data, links)
+        self._keep(header, digest)
+        self._created.append((header, digest, node.part))
+
+    # --- the outcome ----------------------------------------------------------------------
+
+    def finish(self, change: Commit) -> Grown:
+        """Move the leaf and sum up."""
+        created = self._created
+        leaf: tuple[NodeHeader, bytes] | None = None
+        if change.leaf is not LAST:
+            leaf_id = change.leaf
+        elif created:
+            last = (change.append if change.replace is None else change.replace)[-1]
+            leaf_id = last.id
+        else:
+            leaf_id = self._manifest.leaf_id
+        if change.leaf is LAST and not created and self._state is not None:
+            # It stays where it is, hidden or not: a commit that says nothing of it heals nothing.
+            return self._grown(self._manifest, self._state.leaf, self._state.page, [])
+        if leaf_id is not None:
+            leaf = self._header(leaf_id)
+            if leaf is None:
+                raise UnknownLeafError(leaf_id, "is to be the leaf, but is not in the session")
+        manifest = self._manifest._replace(
+            leaf_id=leaf_id,
+            leaf=None if leaf is None else leaf[1],
+            nodes=self._manifest.nodes + len(created),
+            next_seq=self._manifest.next_seq + len(created),
+            tips=self._tips(None if leaf is None else leaf[0].id),
+        )
+        page = None if self._state is None else self._state.page
+        rows: list[PutRow] = []
+        if created:
+            rows, page = self._rows(page)
+        return self._grown(manifest, None if leaf is None else leaf[0], page, rows)
+
+    def _grown(
+        self, manifest: Manifest, leaf: NodeHeader | None, page: Page | None, rows: list[PutRow]
+    ) -> Grown:
+        hidden = None if self._state is None else self._state.head.hidden
+        ids = tuple([header.id for header, _, _ in self._created])
+        return Grown(manifest, self._lineage, self._base, hidden, rows, ids, leaf, page)
+
+    def _rows(self, page: Page | None) -> tuple[list[PutRow], Page]:
+        created = self._created
+        first = self._manifest.next_seq
+        rows = [
+            lineage.put_place(self._lineage, part, Place(header.seq, digest))
+            for header, digest, part in created
+        ]
+        own_first = lineage.first_own(self._base)
+        if first == own_first:
+            page = None
+            if self._base is not None:
+                rows.append(lineage.put_base(self._lineage, self._base))
+        elif page is None and first % lineage.PAGE_NODES:
+            page = self._read_last_page()
+        distances = [
+            0 if header.parent_id is None else header.seq - self._headers[header.parent_id][0].seq
+            for header, _, _ in created
+        ]
+        added = Page(first, distances, b"".join([digest for _, digest, _ in created]))
+        more, page = lineage.put_pages(self._lineage, page, added)
+        return rows + more, page
+
+    def _read_last_page(self) -> Page:
+        assert self._state is not None
+        chain = self._chain or self._runtime.chain(self._state)
+        return chain.page(self._manifest.next_seq - 1)
+
+    def _tips(self, leaf_id: str | None) -> Spelled:
+        """The ends of all branches, as a map; nil if the leaf is the only one."""
+        manifest, created = self._manifest, self._created
+        tips = manifest.tips
+        parents = {header.parent_id for header, _, _ in created}
+        ends = {
+            header.id: Link(Digest(digest))
+            for header, digest, _ in created
+            if header.id not in parents
+        }
+        was_leaf = manifest.leaf_id
+        if tips is NOTHING or tips.data == NOTHING.data:
+            # The leaf was the only end, if there was one.
+            if was_leaf is not None and was_leaf not in parents and manifest.leaf is not None:
+                ends[was_leaf] = Link(Digest(manifest.leaf))
+            if set(ends) <= {leaf_id}:
+                return NOTHING
+            tips = NOTHING
+        reader = PendingReader(self._runtime.engine, self._writer)
+        if ends:
+            gone = [parent for parent in parents if parent is not None and parent not in ends]
+            tips = keyed.change_map(reader, tips, ends, gone, PAYLOAD_ROOM, self._writer.emit)
+        only = leaf_id is not None and keyed.is_only_key(reader, tips, leaf_id)
+        return NOTHING if only else tips
+
+
+def _parents_first(by_id: dict[str, SpelledNode]) -> list[SpelledNode]:
+    """In the order given, but each after its parent; CycleError if that cannot be."""
+    ordered: dict[str, SpelledNode] = {}
+    for node in by_id.values():
+        waiting: dict[str, SpelledNode] = {}
+        step: SpelledNode | None = node
+        while step is not None and step.id not in ordered:
+            if step.id in waiting:
+                raise CycleError(step.id, "is its own ancestor")
+            waiting[step.id] = step
+            step = by_id.get(step.parent) if step.parent is not None else None
+        for one in reversed(waiting.values()):
+            ordered[one.id] = one
+    return list(ordered.values())

@@ -1,0 +1,133 @@
+"""The one mutable row of a session: which manifest, at which revision, on which lineage.
+
+    head = revision (8) ‖ created_at (8) ‖ committed_at (8) ‖ manifest (32) ‖ details
+
+Numbers are big-endian; the engine stamps the times. When a commit moves the head, the
+row as it was becomes the history row of its revision, byte for byte.
+"""
+
+from __future__ import annotations
+
+import struct
+from struct import Struct
+from typing import Final, NamedTuple
+
+from casstore.engine.protocol import PutRow, RowKey, Stamp
+from casstore.errors import CorruptionError
+from casstore.format.canonical import pack_checked, unpack_checked
+from casstore.format.digest import Digest
+from casstore.session.data import Entry, Head, Origin
+
+_FIXED: Final = Struct(">QQQ32s")
+_CREATED_AT: Final = 8
+_COMMITTED_AT: Final = 16
+LINEAGE_BYTES: Final = 8
+
+COMMIT: Final = "commit"
+REWIND: Final = "rewind"
+FORK: Final = "fork"
+
+
+class Base(NamedTuple):
+    """Where a lineage goes on from: another one's nodes below ``limit``.
+
+    With ``path``, only those on the path that ends in the node with this seq.
+    """
+
+    lineage: bytes
+    limit: int
+    path: int | None
+
+
+class HeadRow(NamedTuple):
+    """A head, or an earlier revision, as its row holds it."""
+
+    revision: int
+    created_at_ms: int
+    committed_at_ms: int
+    manifest: bytes
+    lineage: bytes
+    base: Base | None
+    #: The ids of hidden nodes, as a stored map; None: none are.
+    hidden: bytes | None
+    operation: str
+    turn: str | None
+    rewound_to: int | None
+    origin: Origin | None
+    #: The session's id if its key does not hold it.
+    long_id: str | None
+
+
+def head_key(key: bytes) -> RowKey:
+    """Where the head of a session stands."""
+    return RowKey("heads", key)
+
+
+def encode_head(row: HeadRow) -> bytes:
+    """Spell a head row."""
+    fixed = _FIXED.pack(row.revision, row.created_at_ms, row.committed_at_ms, row.manifest)
+    base = None if row.base is None else list(row.base)
+    origin = None if row.origin is None else list(row.origin)
+    return fixed + pack_checked([row.lineage, base, *row[6:10], origin, row.long_id])
+
+
+def decode_head(data: bytes) -> HeadRow:
+    """Read a head row; CorruptionError if it is none."""
+    try:
+        revision, created_at_ms, committed_at_ms, manifest = _FIXED.unpack_from(data)
+        lineage, base, hidden, operation, turn, rewound_to, origin, long_id = unpack_checked(
+            data[_FIXED.size :]
+        )
+        return HeadRow(
+            revision,
+            created_at_ms,
+            committed_at_ms,
+            manifest,
+            lineage,
+            None if base is None else Base(*base),
+            hidden,
+            operation,
+            turn,
+            rewound_to,
+            None if origin is None else Origin(*origin),
+            long_id,
+        )
+    except (ValueError, TypeError, struct.error) as exc:
+        raise CorruptionError("a head row is damaged") from exc
+
+
+def put_head(key: bytes, row: HeadRow, *, new: bool) -> PutRow:
+    """The change that makes ``row`` a session's head, at the engine's time."""
+    stamps = [Stamp(_COMMITTED_AT)]
+    if new:
+        stamps.append(Stamp(_CREATED_AT))
+    return PutRow("heads", key, encode_head(row), stamps)
+
+
+def public_entry(session: str, row: HeadRow, labels: tuple[str, ...]) -> Entry:
+    """A revision as callers see it."""
+    return Entry(
+        session,
+        row.revision,
+        Digest(row.manifest),
+        row.operation,
+        row.committed_at_ms,
+        row.turn,
+        labels,
+        row.rewound_to,
+    )
+
+
+def public_head(session: str, row: HeadRow, leaf: str | None, node_count: int) -> Head:
+    """A head as callers see it."""
+    return Head(
+        session,
+        row.revision,
+        Digest(row.manifest),
+        leaf,
+        node_count,
+        row.created_at_ms,
+        row.committed_at_ms,
+        row.turn,
+        row.origin,
+    )

@@ -1,0 +1,121 @@
+"""The revisions of a session and their labels.
+
+    session ‖ revision      → the head row as it was at that revision
+    session ‖ 255 ‖ label   → revision (8) ‖ the label
+
+The newest revision is the head row itself; it moves here when the next commit replaces it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from casstore.engine.protocol import DeleteRow, RowIs, RowKey, Write
+from casstore.errors import (
+    BusyError,
+    ConditionFailedError,
+    InvalidInputError,
+)
+from casstore.session import keys
+from casstore.session.commit import put_label
+from casstore.session.data import Entry
+from casstore.session.heads import decode_head, head_key, public_entry
+from casstore.session.loading import At
+from casstore.session.state import Runtime
+
+_PAGE: Final = 256
+_MAX_ATTEMPTS: Final = 64
+_MAX_REVISION: Final = (1 << 63) - 1
+
+
+def entries(
+    runtime: Runtime, session: str, before: int | None, limit: int | None
+) -> Iterator[Entry]:
+    """The revisions of a session, newest first."""
+    if limit is not None and limit < 0:
+        raise InvalidInputError(f"a limit of {limit}")
+    key = keys.session_key(session)
+    state = runtime.find(session)
+    if state is None:
+        return
+    labels = labels_of(runtime, key)
+    left = _MAX_REVISION if limit is None else limit
+    stop = _MAX_REVISION if before is None else max(0, before)
+    head = state.head
+    if head.revision < stop and left:
+        yield public_entry(session, head, labels.get(head.revision, ()))
+        left -= 1
+    stop = min(stop, head.revision)
+    while left > 0:
+        page = runtime.engine.scan_rows(
+            "history",
+            start=keys.history(key, 0),
+            stop=keys.history(key, stop),
+            limit=min(_PAGE, left),
+            reverse=True,
+        )
+        for row in page:
+            found = decode_head(row.value)
+            yield public_entry(session, found, labels.get(found.revision, ()))
+            stop = found.revision
+        left -= len(page)
+        if len(page) < _PAGE:
+            return
+
+
+def labels_of(runtime: Runtime, key: bytes) -> dict[int, tuple[str, ...]]:
+    """The labels of a session by revision."""
+    labels: dict[int, tuple[str, ...]] = {}
+    start, stop = keys.labels(key), keys.past(key)
+    while True:
+        page = runtime.engine.scan_rows("history", start=start, stop=stop, limit=_PAGE)
+        for row in page:
+            revision = int.from_bytes(row.value[:8], "big")
+            labels[revision] = (*labels.get(revision, ()), row.value[8:].decode())
+        if len(page) < _PAGE:
+            return labels
+        start = page[-1].key + b"\0"
+
+
+def entry(runtime: Runtime, session: str, at: At) -> Entry:
+    """One revision of a session."""
+    state = runtime.at(session, at)
+    labels = labels_of(runtime, keys.session_key(session))
+    return public_entry(session, state.head, labels.get(state.head.revision, ()))
+
+
+def put(runtime: Runtime, session: str, name: str, at: At) -> Entry:
+    """Let a label name a revision; it names no other from then on."""
+    key = keys.session_key(session)
+    for _ in range(_MAX_ATTEMPTS):
+        state = runtime.at(session, at)
+        revision = state.head.revision
+        row = keys.history(key, revision)
+        current = runtime.rows(session)[0] == state.row
+        place = head_key(key) if current else RowKey("history", row)
+        try:
+            runtime.engine.write(
+                Write(
+                    conditions=[RowIs(*place, state.row)],
+                    rows=[put_label(key, name, revision)],
+                )
+            )
+        except ConditionFailedError:
+            continue  # the head moved, and what it was is in history now
+        return entry(runtime, session, revision)
+    raise BusyError(f"session {session!r} kept moving while it was being labelled")
+
+
+def remove(runtime: Runtime, session: str, name: str) -> bool:
+    """Take a label away."""
+    place = RowKey("history", keys.label(keys.session_key(session), name))
+    row = runtime.rows(session, [place])[1]
+    if row is None:
+        return False
+    try:
+        runtime.engine.write(Write(conditions=[RowIs(*place, row)], rows=[DeleteRow(*place)]))
+    except ConditionFailedError:
+        # Moved or taken away by somebody else at the same time: theirs was the last word.
+        return False
+    return True

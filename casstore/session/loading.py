@@ -1,0 +1,186 @@
+"""Reading a session: its head, its state, single nodes, and what a picker shows."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from casstore.errors import (
+    CorruptionError,
+    InvalidInputError,
+    NodeNotFoundError,
+    RevisionNotFoundError,
+)
+from casstore.objects import graph as objects
+from casstore.session import checkpoint, keys, messages
+from casstore.session.data import Checkpoint, Entry, Head, Node, Usage
+from casstore.session.heads import public_head
+from casstore.session.lineage import Place
+from casstore.session.nodes import (
+    FULL,
+    PATH,
+    Nodes,
+    no_nodes,
+    open_nodes,
+    public_node,
+    visible_leaf,
+)
+from casstore.session.state import Runtime, State
+
+At = int | str | Entry | None
+
+
+class SessionState(NamedTuple):
+    """A session as it is loaded: what an agent needs to go on.
+
+    ``healed`` says that the stored leaf is hidden and ``leaf`` is the latest visible message.
+    """
+
+    head: Head
+    checkpoint: Checkpoint
+    usage: tuple[Usage, ...]
+    nodes: Nodes
+    leaf: str | None
+    healed: bool
+
+
+def head_of(session: str, state: State) -> Head:
+    """A state's head, as callers see it."""
+    return public_head(session, state.head, state.manifest.leaf_id, state.manifest.nodes)
+
+
+def find_head(runtime: Runtime, session: str) -> Head | None:
+    """The head of a session."""
+    state = runtime.find(session)
+    return None if state is None else head_of(session, state)
+
+
+def load(
+    runtime: Runtime,
+    session: str,
+    at: At,
+    scope: Literal["path", "full"],
+    leaf: str | None,
+    *,
+    hydrate: bool,
+) -> SessionState | None:
+    """A session, now or earlier; None if nothing was committed yet."""
+    _check_scope(scope, leaf)
+    head = _find(runtime, session, at)
+    if head is None:
+        return None
+    state = head if at is None else runtime.at(session, at)
+    # What is hidden now is hidden in earlier revisions too.
+    hidden = runtime.hidden(head.head)
+    seen, healed = (leaf, False) if leaf is not None else visible_leaf(runtime, state, hidden)
+    nodes = open_nodes(runtime, session, state, hidden, scope, seen)
+    reader = runtime.reader()
+    return SessionState(
+        head_of(session, state),
+        checkpoint.read_checkpoint(reader, state.manifest, hydrate=hydrate),
+        read_usage(runtime, state),
+        nodes,
+        seen,
+        healed,
+    )
+
+
+def _check_scope(scope: str, leaf: str | None) -> None:
+    if scope not in (PATH, FULL):
+        raise InvalidInputError(f"a scope is {PATH} or {FULL}, not {scope!r}")
+    if scope == FULL and leaf is not None:
+        raise InvalidInputError("the full graph has no leaf to ask for; only a path has")
+
+
+def _find(runtime: Runtime, session: str, at: At) -> State | None:
+    """The head of a session; a session without any has no earlier revision either."""
+    head = runtime.find(session)
+    if head is None and at is not None:
+        raise RevisionNotFoundError(session, at)
+    return head
+
+
+def load_nodes(
+    runtime: Runtime,
+    session: str,
+    at: At,
+    scope: Literal["path", "full"],
+    leaf: str | None,
+    *,
+    payloads: bool,
+) -> Nodes:
+    """The nodes of a session alone."""
+    _check_scope(scope, leaf)
+    head = _find(runtime, session, at)
+    if head is None:
+        if leaf is not None:
+            raise NodeNotFoundError(session, leaf)
+        return no_nodes(runtime)
+    state = head if at is None else runtime.at(session, at)
+    hidden = runtime.hidden(head.head)
+    seen = leaf if leaf is not None else visible_leaf(runtime, state, hidden)[0]
+    return open_nodes(runtime, session, state, hidden, scope, seen, payloads=payloads)
+
+
+def find_node(runtime: Runtime, session: str, node_id: str, at: At) -> Node | None:
+    """One node by its id."""
+    part = keys.part(node_id, "a node id")
+    head = _find(runtime, session, at)
+    if head is None:
+        return None
+    state = head if at is None else runtime.at(session, at)
+    if node_id in runtime.hidden(head.head):
+        return None
+    place = runtime.chain(state).find([part])[0]
+    return None if place is None else read_node(runtime, place, node_id)
+
+
+def read_node(runtime: Runtime, place: Place, node_id: str) -> Node:
+    """The node at a place of the node table."""
+    node = objects.read_nodes(runtime.reader(), [place.digest])[0]
+    if node.header.id != node_id or node.header.seq != place.seq:
+        raise CorruptionError(
+            f"the node table does not match node {place.digest.hex()}; check the store"
+        )
+    return public_node(place, node)
+
+
+def load_usage(runtime: Runtime, session: str, at: At) -> tuple[Usage, ...]:
+    """The ledger of a session alone."""
+    head = _find(runtime, session, at)
+    return () if head is None else read_usage(runtime, runtime.at(session, at))
+
+
+def read_usage(runtime: Runtime, state: State) -> tuple[Usage, ...]:
+    """The ledger of a state, without entries that count nothing."""
+    entries = checkpoint.read_usage(runtime.reader(), state.manifest.usage)
+    return tuple([entry for entry in entries if entry.total])
+
+
+def picked(runtime: Runtime, state: State) -> tuple[str | None, int]:
+    """The first message of the user on the active path, and how many there are."""
+    hidden = runtime.hidden(state.head)
+    if hidden:
+        return _picked_by_reading(runtime, state, hidden)
+    if state.manifest.leaf is None:
+        return None, 0
+    reader = runtime.reader()
+    leaf = state.leaf or objects.read_headers(reader, [state.manifest.leaf])[0]
+    if leaf.first_user is None:
+        return None, 0
+    first = state.manifest.leaf if leaf.first_user is True else leaf.first_user
+    assert isinstance(first, bytes)
+    return messages.user_text(objects.read_nodes(reader, [first])[0].payload), leaf.users
+
+
+def _picked_by_reading(
+    runtime: Runtime, state: State, hidden: frozenset[str]
+) -> tuple[str | None, int]:
+    # Nodes count their users over the whole path; what is hidden must not count.
+    leaf = visible_leaf(runtime, state, hidden)[0]
+    first: str | None = None
+    count = 0
+    for node in open_nodes(runtime, "", state, hidden, PATH, leaf):
+        if messages.is_user_message(node.payload):
+            first = messages.user_text(node.payload) if first is None else first
+            count += 1
+    return first, count

@@ -1,0 +1,67 @@
+"""Telling messages among payloads: what a picker counts and shows.
+
+A payload is the runtime's own and may be anything. It is a message if it is a map with a
+text under ``role``, or holds one under ``message``; the user's, if that role is ``user``
+and it carries more than the results of tools.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+IMAGE_TEXT: Final = "[Image attached]"
+_RESULT_KINDS: Final = frozenset(("tool_result", "tool-result", "function_call_output"))
+
+
+def message_in(payload: Any) -> dict[str, Any] | None:
+    """The message that a payload is or holds; None if it has none."""
+    if type(payload) is not dict:
+        return None
+    if type(payload.get("role")) is str:
+        return payload
+    inner = payload.get("message")
+    if type(inner) is dict and type(inner.get("role")) is str:
+        return inner
+    return None
+
+
+def is_user_message(payload: Any) -> bool:
+    """Did the user write this?"""
+    message = message_in(payload)
+    if message is None or message["role"] != "user":
+        return False
+    parts = _parts(message)
+    return not parts or any(_kind(part) not in _RESULT_KINDS for part in parts)
+
+
+def user_text(payload: Any) -> str:
+    """What the user wrote: the first text, or a stand-in for an image."""
+    message = message_in(payload) or {}
+    for key in ("text", "content"):
+        if type(message.get(key)) is str:
+            text: str = message[key]
+            return text
+    image = False
+    for part in _parts(message):
+        if type(part) is str:
+            return part
+        if type(part) is dict and type(part.get("text")) is str:
+            found: str = part["text"]
+            return found
+        image = image or "image" in _kind(part)
+    return IMAGE_TEXT if image or "image" in _kind(message) else ""
+
+
+def _parts(message: dict[str, Any]) -> list[Any]:
+    for key in ("parts", "content"):
+        if type(message.get(key)) is list:
+            parts: list[Any] = message[key]
+            return parts
+    return []
+
+
+def _kind(part: Any) -> str:
+    if type(part) is not dict:
+        return ""
+    kind = part.get("type", part.get("kind"))
+    return kind if type(kind) is str else ""

@@ -1,0 +1,174 @@
+"""The nodes of a revision as a sequence: its length is known, its items are read in pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, Literal, overload
+
+from casstore.errors import CorruptionError, NodeNotFoundError
+from casstore.format.digest import Digest
+from casstore.format.node import DecodedNode
+from casstore.objects import graph as objects
+from casstore.session import keys
+from casstore.session.data import Node
+from casstore.session.lineage import Chain, Place
+from casstore.session.state import Runtime, State
+from casstore.session.tombstones import heal_leaf
+
+PATH: Final = "path"
+FULL: Final = "full"
+_BATCH: Final = 256
+
+
+class Nodes(Sequence[Node]):
+    """Nodes in order, root first. Slices are ``Nodes`` too and read nothing."""
+
+    def __init__(
+        self, runtime: Runtime, chain: Chain, seqs: Sequence[int], *, path: bool, payloads: bool
+    ) -> None:
+        self._runtime = runtime
+        self._chain = chain
+        self._seqs = seqs
+        # On a whole path each node's parent is the one before it.
+        self._path = path
+        self._payloads = payloads
+
+    def __len__(self) -> int:
+        return len(self._seqs)
+
+    @overload
+    def __getitem__(self, at: int) -> Node: ...
+    @overload
+    def __getitem__(self, at: slice) -> Nodes: ...
+    def __getitem__(self, at: int | slice) -> Node | Nodes:
+        if isinstance(at, slice):
+            whole = self._path and (at.step is None or at.step == 1)
+            return Nodes(
+                self._runtime,
+                self._chain,
+                self._seqs[at],
+                path=whole,
+                payloads=self._payloads,
+            )
+        return self._read([self._seqs[at]])[0]
+
+    def __iter__(self) -> Iterator[Node]:
+        for page in self.pages():
+            yield from page
+
+    def pages(self, size: int = _BATCH) -> Iterator[list[Node]]:
+        """The nodes in lists of ``size``, each read when it is asked for."""
+        before: bytes | None = None
+        for start in range(0, len(self._seqs), size):
+            page = self._read(self._seqs[start : start + size], before)
+            before = page[-1].digest
+            yield page
+
+    def _read(self, seqs: Sequence[int], before: bytes | None = None) -> list[Node]:
+        places = list(self._chain.places(seqs))
+        digests = [place.digest for place in places]
+        reader = self._runtime.reader()
+        if self._payloads:
+            found = objects.read_nodes(reader, digests)
+        else:
+            found = [DecodedNode(one, None, None) for one in objects.read_headers(reader, digests)]
+        nodes: list[Node] = []
+        for place, one in zip(places, found, strict=True):
+            header = one.header
+            if header.seq != place.seq or (
+                self._path and before is not None and header.parent != before
+            ):
+                raise CorruptionError(
+                    f"the node table does not match node {place.digest.hex()}; check the store"
+                )
+            before = place.digest
+            nodes.append(public_node(place, one))
+        return nodes
+
+
+def public_node(place: Place, found: DecodedNode) -> Node:
+    """A node as callers see it."""
+    header = found.header
+    return Node(
+        header.id,
+        found.payload,
+        header.parent_id,
+        found.cause,
+        header.frame,
+        header.time,
+        header.seq,
+        header.depth,
+        Digest(place.digest),
+    )
+
+
+def visible_leaf(runtime: Runtime, state: State, hidden: frozenset[str]) -> tuple[str | None, bool]:
+    """The leaf as a reader sees it, and whether it had to be healed."""
+    leaf = state.manifest.leaf_id
+    if leaf is None or leaf not in hidden:
+        return leaf, False
+    return heal_leaf(runtime, state, hidden), True
+
+
+def open_nodes(
+    runtime: Runtime,
+    session: str,
+    state: State,
+    hidden: frozenset[str],
+    scope: Literal["path", "full"],
+    leaf: str | None,
+    *,
+    payloads: bool = True,
+) -> Nodes:
+    """The nodes of a revision, all of them or those on the path to ``leaf``."""
+    chain = runtime.chain(state)
+    seqs: Sequence[int]
+    if scope == FULL:
+        seqs = chain.seqs()
+    elif leaf is None:
+        seqs = ()
+    else:
+        seqs = _path_to(runtime, chain, session, state, leaf, hidden)
+    if hidden:
+        gone = hidden_seqs(chain, hidden)
+        whole = len(seqs)
+        seqs = [seq for seq in seqs if seq not in gone]
+        return Nodes(
+            runtime, chain, seqs, path=scope == PATH and len(seqs) == whole, payloads=payloads
+        )
+    return Nodes(runtime, chain, seqs, path=scope == PATH, payloads=payloads)
+
+
+def _path_to(
+    runtime: Runtime,
+    chain: Chain,
+    session: str,
+    state: State,
+    leaf: str,
+    hidden: frozenset[str],
+) -> Sequence[int]:
+    digest = state.manifest.leaf
+    if leaf != state.manifest.leaf_id or digest is None:
+        place = None if leaf in hidden else chain.find([keys.part(leaf, "a node id")])[0]
+        if place is None:
+            raise NodeNotFoundError(session, leaf)
+        digest = place.digest
+    header = state.leaf
+    if header is None or header.id != leaf:
+        header = objects.read_headers(runtime.reader(), [digest])[0]
+    if header.depth == header.seq + 1:
+        # As many nodes as there are numbers: every node so far is on the path.
+        return range(header.depth)
+    return chain.path(header.seq)
+
+
+def no_nodes(runtime: Runtime) -> Nodes:
+    """The nodes of a session in which nothing was committed yet."""
+    chain = Chain(runtime.engine, b"", None, 0)
+    return Nodes(runtime, chain, (), path=True, payloads=False)
+
+
+def hidden_seqs(chain: Chain, hidden: frozenset[str]) -> frozenset[int]:
+    """The numbers of hidden nodes."""
+    places = chain.find([keys.part(node, "a node id") for node in hidden])
+    return frozenset([place.seq for place in places if place is not None])

@@ -1,0 +1,131 @@
+"""Names that keep objects alive: tags for good, pins until a time.
+
+pin = expires_at (8, 0: never) ‖ created_at (8) ‖ digest (32) ‖ note
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from casstore.engine.protocol import (
+    MAX_STAMP_MS,
+    Condition,
+    DeleteRow,
+    ObjectsExist,
+    PutRow,
+    RowIs,
+    RowKey,
+    Stamp,
+    Write,
+)
+from casstore.errors import (
+    BusyError,
+    ConditionFailedError,
+    CorruptionError,
+    InvalidInputError,
+    NameTakenError,
+)
+from casstore.format.canonical import pack_checked, unpack_checked
+from casstore.format.digest import Digest
+from casstore.session import keys
+from casstore.session.data import Pin
+from casstore.session.state import Runtime
+
+_EXPIRES_AT: Final = 0
+_CREATED_AT: Final = 8
+_DIGEST: Final = 16
+_DETAILS: Final = 48
+_PAGE: Final = 256
+_MAX_ATTEMPTS: Final = 64
+
+
+def put(
+    runtime: Runtime,
+    name: str,
+    digest: bytes,
+    *,
+    ttl_ms: int | None,
+    note: str | None,
+    replace: bool,
+) -> Pin:
+    """Let a name keep an object; it takes the name over only if ``replace``."""
+    if ttl_ms is not None and (type(ttl_ms) is not int or not 0 < ttl_ms <= MAX_STAMP_MS):
+        raise InvalidInputError(f"a pin lasts 1 ms or more, not {ttl_ms!r}")
+    if note is not None:
+        keys.id_bytes(note, "a note")
+    place = RowKey("pins", keys.part(name, "a name"))
+    target = Digest(digest)
+    value = bytes(_DIGEST) + target + pack_checked([name, note])
+    stamps = [Stamp(_CREATED_AT)]
+    if ttl_ms is not None:
+        stamps.append(Stamp(_EXPIRES_AT, ttl_ms))
+    for _ in range(_MAX_ATTEMPTS):
+        row = runtime.engine.get_rows([place])[0]
+        if row is not None and not replace:
+            known = _decode(row)
+            if known.digest != target and not _expired(known, runtime.engine.now_ms()):
+                raise NameTakenError(name, known.digest)
+        conditions: list[Condition] = [RowIs(*place, row), ObjectsExist((target,))]
+        try:
+            done = runtime.engine.write(
+                Write(conditions=conditions, rows=[PutRow(*place, value, stamps)])
+            )
+        except ConditionFailedError:
+            continue
+        expires = None if ttl_ms is None else done.now_ms + ttl_ms
+        return Pin(name, target, done.now_ms, expires, note)
+    raise BusyError(f"the pin {name!r} kept changing")
+
+
+def remove(runtime: Runtime, name: str) -> bool:
+    """Take a name away; False if there was none."""
+    place = RowKey("pins", keys.part(name, "a name"))
+    for _ in range(_MAX_ATTEMPTS):
+        row = runtime.engine.get_rows([place])[0]
+        if row is None:
+            return False
+        try:
+            runtime.engine.write(Write(conditions=[RowIs(*place, row)], rows=[DeleteRow(*place)]))
+        except ConditionFailedError:
+            continue
+        return True
+    raise BusyError(f"the pin {name!r} kept changing")
+
+
+def find(runtime: Runtime, name: str) -> Pin | None:
+    """One pin; None if there is none, or its time is up."""
+    row = runtime.engine.get_rows([RowKey("pins", keys.part(name, "a name"))])[0]
+    if row is None:
+        return None
+    pin = _decode(row)
+    return None if _expired(pin, runtime.engine.now_ms()) else pin
+
+
+def list_pins(runtime: Runtime, prefix: str, *, expired: bool) -> Iterator[Pin]:
+    """Pins and tags by name; those whose time is up only if asked for."""
+    start, stop = keys.prefix_range(prefix)
+    while True:
+        page = runtime.engine.scan_rows("pins", start=start, stop=stop, limit=_PAGE)
+        for row in page:
+            pin = _decode(row.value)
+            gone = _expired(pin, runtime.engine.now_ms())
+            if pin.name.startswith(prefix) and (expired or not gone):
+                yield pin
+        if len(page) < _PAGE:
+            return
+        start = page[-1].key + b"\0"
+
+
+def _expired(pin: Pin, now_ms: int) -> bool:
+    return pin.expires_at_ms is not None and pin.expires_at_ms <= now_ms
+
+
+def _decode(row: bytes) -> Pin:
+    try:
+        name, note = unpack_checked(row[_DETAILS:])
+        expires_at_ms = int.from_bytes(row[_EXPIRES_AT:_CREATED_AT], "big")
+        created_at_ms = int.from_bytes(row[_CREATED_AT:_DIGEST], "big")
+        return Pin(name, Digest(row[_DIGEST:_DETAILS]), created_at_ms, expires_at_ms or None, note)
+    except (TypeError, ValueError) as exc:
+        raise CorruptionError("a pin is damaged") from exc

@@ -1,0 +1,442 @@
+"""Work waiting for a session, handed out in order to whoever holds the session's lease.
+
+    batch = fence (8) ‖ held_by (8) ‖ available_at (8) ‖ enqueued_at (8) ‖ items (32) ‖ details
+
+A claim is pinned to the lease generation that took it and lives exactly as long: there is
+no second clock to renew. Each claim raises the fence of its batches, so a claim that was
+lost and taken again is told apart. Batches go away only with the commit that completes
+them, or cancelled. The items are a stored value; the row keeps it alive.
+"""
+
+from __future__ import annotations
+
+import secrets
+import struct
+from collections.abc import Sequence
+from struct import Struct
+from typing import Any, Final, NamedTuple
+
+from casstore.engine.protocol import (
+    Condition,
+    DeleteRow,
+    PutRow,
+    RowChange,
+    RowIs,
+    RowKey,
+    Stamp,
+    Write,
+)
+from casstore.errors import (
+    BusyError,
+    ClaimLostError,
+    ConditionFailedError,
+    ConflictError,
+    CorruptionError,
+    InvalidInputError,
+    SessionBindingError,
+)
+from casstore.format import splitting
+from casstore.format.canonical import pack_checked, unpack_checked
+from casstore.format.limits import DEFAULT_MAX_BYTES
+from casstore.objects import values
+from casstore.objects.pieces import PieceWriter
+from casstore.session import keys, leases
+from casstore.session.data import Batch, Claim, Lease
+from casstore.session.state import Runtime
+
+AFTER_TURN: Final = "after_turn"
+EARLIEST: Final = "earliest"
+EXCLUSIVE: Final = "exclusive"
+JOIN: Final = "join"
+IDLE: Final = "idle"
+CHECKPOINT: Final = "checkpoint"
+
+_FIXED: Final = Struct(">QQQQ32s")
+_ENQUEUED_AT: Final = 24
+_MAX_TIME_MS: Final = (1 << 63) - 1
+_MAX_ATTEMPTS: Final = 64
+_PAGE: Final = 256
+# How many batches behind the first a claim looks at for more to join.
+_LOOK_AHEAD: Final = 32
+
+
+class _Queued(NamedTuple):
+    """A batch as its row holds it."""
+
+    key: RowKey
+    row: bytes
+    seq: int
+    fence: int
+    held_by: int
+    available_at_ms: int
+    enqueued_at_ms: int
+    items: bytes
+    id: str
+    source_key: str | None
+    delivery: str
+    slot: str
+    merge_key: str | None
+
+
+class Queue:
+    """The queue of one session."""
+
+    def __init__(self, runtime: Runtime, session: str) -> None:
+        self._runtime = runtime
+        self._session = session
+        self._key = keys.session_key(session)
+
+    # --- putting in ---------------------------------------------------------------------
+
+    def enqueue(
+        self,
+        items: Sequence[Any],
+        *,
+        source_key: str | None = None,
+        delivery: str = AFTER_TURN,
+        slot: str = EXCLUSIVE,
+        merge_key: str | None = None,
+        available_at_ms: int | None = None,
+        batch_id: str | None = None,
+    ) -> Batch:
+        """Queue items as one batch.
+
+        While a batch with the same ``source_key`` is queued, claimed or not, that one is
+        returned as it is and nothing is added. ``delivery`` ``earliest`` lets a running
+        turn take it at a checkpoint, ``after_turn`` waits for an idle session; ``slot``
+        ``join`` lets neighbours with the same ``merge_key`` be claimed together.
+        """
+        if delivery not in (AFTER_TURN, EARLIEST) or slot not in (EXCLUSIVE, JOIN):
+            raise InvalidInputError(
+                f"delivery is {AFTER_TURN} or {EARLIEST} and slot {EXCLUSIVE} or {JOIN}, "
+                f"not {delivery!r} and {slot!r}"
+            )
+        if merge_key is not None:
+            keys.id_bytes(merge_key, "a merge key")
+        ready_ms = 0 if available_at_ms is None else available_at_ms
+        if type(ready_ms) is not int or not 0 <= ready_ms <= _MAX_TIME_MS:
+            raise InvalidInputError(f"a time in ms from 0 on, not {available_at_ms!r}")
+        if isinstance(items, str | bytes | dict):
+            raise InvalidInputError("items are a list; one item is a list of one")
+        name = batch_id if batch_id is not None else secrets.token_hex(16)
+        writer = PieceWriter()
+        digest = splitting.split(list(items), writer.emit)
+        for _ in range(_MAX_ATTEMPTS):
+            known, counter = self._before_enqueuing(source_key, name)
+            if known is not None:
+                return self._public([known])[0]
+            seq = 1 if counter is None else int.from_bytes(counter, "big") + 1
+            rows: list[RowChange] = [
+                PutRow(*keys.queue_counter(self._key), seq.to_bytes(8, "big")),
+                PutRow(
+                    *keys.queue_batch(self._key, seq),
+                    _encode(0, 0, ready_ms, digest, [name, source_key, delivery, slot, merge_key]),
+                    (Stamp(_ENQUEUED_AT),),
+                ),
+                PutRow(*keys.queue_id(self._key, name), seq.to_bytes(8, "big")),
+            ]
+            conditions: list[Condition] = [
+                RowIs("tombstones", self._key, None),
+                RowIs(*keys.queue_counter(self._key), counter),
+                RowIs(*keys.queue_id(self._key, name), None),
+            ]
+            if source_key is not None:
+                source = keys.queue_source(self._key, source_key)
+                rows.append(PutRow(*source, seq.to_bytes(8, "big")))
+                conditions.append(RowIs(*source, None))
+            try:
+                self._runtime.engine.write(Write(writer.objects, conditions, rows))
+            except ConditionFailedError:
+                continue
+            return self._public([self._get(seq)])[0]
+        raise BusyError(f"the queue of session {self._session!r} kept moving")
+
+    def _before_enqueuing(
+        self, source_key: str | None, name: str
+    ) -> tuple[_Queued | None, bytes | None]:
+        wanted = [keys.queue_counter(self._key), keys.queue_id(self._key, name)]
+        if source_key is not None:
+            wanted.append(keys.queue_source(self._key, source_key))
+        _, counter, taken, *source = self._runtime.rows(self._session, wanted)
+        if source and source[0] is not None:
+            return self._find(int.from_bytes(source[0], "big")), counter
+        if taken is not None:
+            raise InvalidInputError(f"a batch {name!r} is queued already")
+        return None, counter
+
+    # --- claiming -----------------------------------------------------------------------
+
+    def claim(self, lease: Lease, *, boundary: str = IDLE, limit: int = 1) -> Claim | None:
+        """Take the next batch, or the next few that join, for the holder of ``lease``.
+
+        At the boundary ``checkpoint`` of a running turn only if the first in line may be
+        delivered there. None if there is nothing to take.
+        """
+        if type(limit) is not int or limit < 0:
+            raise InvalidInputError(f"a limit of {limit!r}")
+        return self._claim(lease, boundary, limit, None)
+
+    def claim_exactly(
+        self, lease: Lease, batch_ids: Sequence[str], *, boundary: str = IDLE
+    ) -> Claim | None:
+        """Take these batches if they are next, in this order and no others; else None."""
+        return self._claim(lease, boundary, len(batch_ids), list(batch_ids))
+
+    def _claim(
+        self, lease: Lease, boundary: str, limit: int, exactly: list[str] | None
+    ) -> Claim | None:
+        if boundary not in (IDLE, CHECKPOINT):
+            raise InvalidInputError(f"a boundary is {IDLE} or {CHECKPOINT}, not {boundary!r}")
+        leases.bind(self._session, lease)
+        for _ in range(_MAX_ATTEMPTS):
+            row = self._runtime.rows(self._session, [leases.lease_key(self._key)])[1]
+            now_ms = self._runtime.engine.now_ms()
+            if not leases.is_live(row, lease, now_ms):
+                raise leases.lost(self._session, row, lease)
+            if not limit:
+                return None
+            group = self._next_group(lease.fencing, now_ms, boundary, limit)
+            if not group or (exactly is not None and [one.id for one in group] != exactly):
+                return None
+            taken = [
+                one._replace(
+                    fence=one.fence + 1, held_by=lease.fencing, row=_held(one, lease.fencing)
+                )
+                for one in group
+            ]
+            try:
+                self._runtime.engine.write(
+                    Write(
+                        conditions=[
+                            leases.live(self._key, lease),
+                            *[RowIs(*one.key, one.row) for one in group],
+                        ],
+                        rows=[PutRow(*one.key, one.row) for one in taken],
+                    )
+                )
+            except ConditionFailedError:
+                continue
+            claim_id = f"{taken[0].seq}:{taken[0].fence}"
+            return Claim(claim_id, self._session, lease.fencing, tuple(self._public(taken)))
+        raise BusyError(f"the queue of session {self._session!r} kept moving")
+
+    def _next_group(self, generation: int, now_ms: int, boundary: str, limit: int) -> list[_Queued]:
+        group: list[_Queued] = []
+        looked = 0
+        for one in self._scan():
+            if one.available_at_ms > now_ms or one.held_by == generation:
+                # Not yet, or ours already. What another generation held is free: it is not live.
+                continue
+            looked += 1
+            if not group:
+                if boundary == CHECKPOINT and one.delivery != EARLIEST:
+                    return []
+                group.append(one)
+                if one.slot == EXCLUSIVE or one.merge_key is None:
+                    return group
+            elif (one.slot, one.delivery, one.merge_key) == (
+                JOIN, group[0].delivery, group[0].merge_key,
+            ):  # fmt: skip
+                group.append(one)
+            else:
+                return group
+            if len(group) == limit or looked >= limit + _LOOK_AHEAD:
+                return group
+        return group
+
+    def verify(self, claim: Claim) -> None:
+        """Raise ClaimLostError unless every batch is still held by this claim."""
+        self._bind(claim)
+        lease_row = self._runtime.rows(self._session, [leases.lease_key(self._key)])[1]
+        now_ms = self._runtime.engine.now_ms()
+        live = leases.live_generation(lease_row, now_ms)
+        for batch in claim.batches:
+            one = self._find(batch.seq)
+            if live != claim.fencing or one is None or not _holds(claim, batch, one):
+                raise ClaimLostError(self._session, batch.id)
+
+    def abandon(self, claim: Claim) -> int:
+        """Give batches back; how many of them this claim still held."""
+        self._bind(claim)
+        for _ in range(_MAX_ATTEMPTS):
+            self._runtime.rows(self._session)
+            found = [(batch, self._find(batch.seq)) for batch in claim.batches]
+            held = [one for batch, one in found if one is not None and _holds(claim, batch, one)]
+            if not held:
+                return 0
+            try:
+                self._runtime.engine.write(
+                    Write(
+                        conditions=[RowIs(*one.key, one.row) for one in held],
+                        rows=[PutRow(*one.key, _released(one)) for one in held],
+                    )
+                )
+            except ConditionFailedError:
+                continue
+            return len(held)
+        raise BusyError(f"the queue of session {self._session!r} kept moving")
+
+    def cancel(self, batch_id: str) -> Batch | None:
+        """Remove a batch that nobody holds, and return it; None if it is held or not there."""
+        name = keys.queue_id(self._key, batch_id)
+        for _ in range(_MAX_ATTEMPTS):
+            _, lease_row, at = self._runtime.rows(
+                self._session, [leases.lease_key(self._key), name]
+            )
+            if at is None:
+                return None
+            one = self._find(int.from_bytes(at, "big"))
+            if one is None:
+                continue  # completed just now
+            if self._is_held(one, lease_row):
+                return None
+            public = self._public([one])[0]
+            lease_is = RowIs(*leases.lease_key(self._key), lease_row)
+            try:
+                self._runtime.engine.write(
+                    Write(
+                        conditions=[RowIs(*one.key, one.row), lease_is],
+                        rows=_removal(self._key, one),
+                    )
+                )
+            except ConditionFailedError:
+                continue
+            return public
+        raise BusyError(f"the queue of session {self._session!r} kept moving")
+
+    # --- looking ------------------------------------------------------------------------
+
+    def batches(self) -> list[Batch]:
+        """Everything queued, claimed or not, in order."""
+        self._runtime.rows(self._session)
+        return self._public(self._scan())
+
+    def pending(self) -> list[Batch]:
+        """What nobody holds, in order."""
+        lease_row = self._runtime.rows(self._session, [leases.lease_key(self._key)])[1]
+        return self._public([one for one in self._scan() if not self._is_held(one, lease_row)])
+
+    def _is_held(self, one: _Queued, lease_row: bytes | None) -> bool:
+        live = leases.live_generation(lease_row, self._runtime.engine.now_ms())
+        return one.held_by != 0 and one.held_by == live
+
+    def _scan(self) -> list[_Queued]:
+        start, stop = keys.queue_range(self._key)
+        found: list[_Queued] = []
+        while True:
+            page = self._runtime.engine.scan_rows("queue", start=start, stop=stop, limit=_PAGE)
+            found.extend([_decode(RowKey("queue", row.key), row.value) for row in page])
+            if len(page) < _PAGE:
+                return found
+            start = page[-1].key + b"\0"
+
+    def _find(self, seq: int) -> _Queued | None:
+        key = keys.queue_batch(self._key, seq)
+        row = self._runtime.engine.get_rows([key])[0]
+        return None if row is None else _decode(key, row)
+
+    def _get(self, seq: int) -> _Queued:
+        one = self._find(seq)
+        if one is None:
+            raise ConflictError(f"batch {seq} of session {self._session!r} is gone already")
+        return one
+
+    def _public(self, queued: Sequence[_Queued]) -> list[Batch]:
+        reader = self._runtime.reader()
+        stored = reader.follow([one.items for one in queued])
+        return [
+            Batch(
+                one.id,
+                self._session,
+                one.seq,
+                tuple(values.read_value(reader, one.items, item, max_bytes=DEFAULT_MAX_BYTES)),
+                one.source_key,
+                one.delivery,
+                one.slot,
+                one.merge_key,
+                one.available_at_ms,
+                one.enqueued_at_ms,
+                one.fence,
+                one.held_by,
+            )
+            for one, item in zip(queued, stored, strict=True)
+        ]
+
+    def _bind(self, claim: Claim) -> None:
+        bind(self._session, claim)
+
+
+# --- for commits --------------------------------------------------------------------------
+
+
+def bind(session: str, claim: Claim) -> None:
+    """Refuse a claim on another session's queue."""
+    if not isinstance(claim, Claim):
+        raise InvalidInputError(f"a claim is a Claim, not {type(claim).__name__}")
+    if claim.session != session:
+        raise SessionBindingError(session, claim.session)
+
+
+def claimed_rows(key: bytes, claims: Sequence[Claim]) -> list[RowKey]:
+    """The rows of claimed batches."""
+    return [keys.queue_batch(key, batch.seq) for claim in claims for batch in claim.batches]
+
+
+def complete(
+    session: str,
+    key: bytes,
+    claims: Sequence[Claim],
+    rows: Sequence[bytes | None],
+    generation: int,
+) -> tuple[list[Condition], list[RowChange]]:
+    """The conditions and changes by which a commit completes claims.
+
+    ``rows`` are the batches as they are, ``generation`` the lease that is live (0: none).
+    """
+    conditions: list[Condition] = []
+    changes: list[RowChange] = []
+    found = iter(rows)
+    for claim in claims:
+        for batch in claim.batches:
+            row = next(found)
+            one = None if row is None else _decode(keys.queue_batch(key, batch.seq), row)
+            if one is None or claim.fencing != generation or not _holds(claim, batch, one):
+                raise ClaimLostError(session, batch.id)
+            conditions.append(RowIs(*one.key, one.row))
+            changes.extend(_removal(key, one))
+    return conditions, changes
+
+
+def _holds(claim: Claim, batch: Batch, one: _Queued) -> bool:
+    return (one.id, one.fence, one.held_by) == (batch.id, batch.fence, claim.fencing)
+
+
+def _removal(key: bytes, one: _Queued) -> list[RowChange]:
+    changes: list[RowChange] = [DeleteRow(*one.key), DeleteRow(*keys.queue_id(key, one.id))]
+    if one.source_key is not None:
+        changes.append(DeleteRow(*keys.queue_source(key, one.source_key)))
+    return changes
+
+
+def _encode(fence: int, held_by: int, ready_ms: int, items: bytes, details: list[Any]) -> bytes:
+    return _FIXED.pack(fence, held_by, ready_ms, 0, items) + pack_checked(details)
+
+
+def _held(one: _Queued, generation: int) -> bytes:
+    """The row of a batch once more claimed."""
+    return (one.fence + 1).to_bytes(8, "big") + generation.to_bytes(8, "big") + one.row[16:]
+
+
+def _released(one: _Queued) -> bytes:
+    """The row of a batch that was given back; the fence stays."""
+    return one.row[:8] + bytes(8) + one.row[16:]
+
+
+def _decode(key: RowKey, row: bytes) -> _Queued:
+    try:
+        fence, held_by, ready_ms, enqueued_ms, items = _FIXED.unpack_from(row)
+        details = unpack_checked(row[_FIXED.size :])
+        seq = int.from_bytes(key.key[-8:], "big")
+        return _Queued(key, row, seq, fence, held_by, ready_ms, enqueued_ms, items, *details)
+    except (TypeError, ValueError, struct.error) as exc:
+        raise CorruptionError("a row of the queue is damaged") from exc

@@ -1,0 +1,184 @@
+"""Where a session stands, read once and kept: the head row, its manifest, its newest nodes.
+
+A head row never comes back once it was replaced, and everything here follows from it; so
+what was decoded for a row can be used again whenever the same row is read.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from casstore.engine.protocol import Engine, RowKey
+from casstore.errors import (
+    InvalidInputError,
+    RevisionNotFoundError,
+    SessionDeletedError,
+    SessionNotFoundError,
+)
+from casstore.format.limits import DEFAULT_MAX_BYTES
+from casstore.format.manifest import Manifest
+from casstore.format.node import NodeHeader
+from casstore.objects import graph as objects
+from casstore.objects import values
+from casstore.objects.pieces import PieceReader
+from casstore.session import keys
+from casstore.session.data import Entry
+from casstore.session.heads import HeadRow, decode_head, head_key
+from casstore.session.lineage import Chain, Page
+
+if TYPE_CHECKING:
+    from casstore.store import Store
+
+_KEPT_STATES: Final = 1024
+_KEPT_HIDDEN: Final = 64
+
+
+class State(NamedTuple):
+    """A revision, decoded. ``row`` is what the head row held."""
+
+    row: bytes
+    head: HeadRow
+    manifest: Manifest
+    #: The header of the leaf, and the last page of the lineage, where they are known.
+    leaf: NodeHeader | None = None
+    page: Page | None = None
+
+
+class Runtime:
+    """What all of the session runtime works with: the engine and the states seen last."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._states: OrderedDict[bytes, State] = OrderedDict()
+        self._hidden: OrderedDict[bytes, frozenset[str]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of the store; ClosedError once that is closed."""
+        return self._store.engine
+
+    def reader(self) -> PieceReader:
+        """A reader of objects."""
+        return PieceReader(self.engine)
+
+    def remember(self, key: bytes, state: State) -> None:
+        """Keep what is known of a session's head."""
+        with self._lock:
+            self._states[key] = state
+            self._states.move_to_end(key)
+            while len(self._states) > _KEPT_STATES:
+                self._states.popitem(last=False)
+
+    def recall(self, key: bytes) -> State | None:
+        """What was known of a session's head last; it may have moved since."""
+        return self._states.get(key)
+
+    def state_of(self, key: bytes, row: bytes) -> State:
+        """The state that a head row stands for."""
+        known = self._states.get(key)
+        if known is not None and known.row == row:
+            return known
+        state = self.decode(row)
+        self.remember(key, state)
+        return state
+
+    def decode(self, row: bytes) -> State:
+        """The state that a row of the head or of history stands for."""
+        head = decode_head(row)
+        return State(row, head, objects.read_manifest(self.reader(), head.manifest))
+
+    def hidden(self, head: HeadRow) -> frozenset[str]:
+        """The ids of a session's hidden nodes."""
+        if head.hidden is None:
+            return frozenset()
+        known = self._hidden.get(head.hidden)
+        if known is None:
+            reader = self.reader()
+            stored = reader.follow((head.hidden,))[0]
+            known = frozenset(
+                values.read_value(reader, head.hidden, stored, max_bytes=DEFAULT_MAX_BYTES)
+            )
+            with self._lock:
+                self._hidden[head.hidden] = known
+                while len(self._hidden) > _KEPT_HIDDEN:
+                    self._hidden.popitem(last=False)
+        return known
+
+    def chain(self, state: State) -> Chain:
+        """The nodes of a state."""
+        head = state.head
+        return Chain(self.engine, head.lineage, head.base, state.manifest.next_seq)
+
+    # --- reading states -----------------------------------------------------------------
+
+    def rows(self, session: str, extra: Sequence[RowKey] = ()) -> list[bytes | None]:
+        """The head row of a session and more rows of the same moment.
+
+        SessionDeletedError if the session was deleted.
+        """
+        key = keys.session_key(session)
+        deleted, *rows = self.engine.get_rows([tombstone_key(key), head_key(key), *extra])
+        if deleted is not None:
+            raise SessionDeletedError(session)
+        return rows
+
+    def find(self, session: str) -> State | None:
+        """The head of a session; None if nothing was committed yet."""
+        row = self.rows(session)[0]
+        return None if row is None else self.state_of(keys.session_key(session), row)
+
+    def get(self, session: str) -> State:
+        """The head of a session, or SessionNotFoundError."""
+        state = self.find(session)
+        if state is None:
+            raise SessionNotFoundError(session)
+        return state
+
+    def at(self, session: str, at: int | str | Entry | None) -> State:
+        """A session's head, or an earlier revision of it by number, label or entry."""
+        state = self.get(session)
+        if at is None:
+            return state
+        return self._earlier(session, state, at)
+
+    def _earlier(self, session: str, head: State, at: int | str | Entry) -> State:
+        key = keys.session_key(session)
+        revision: object = at
+        if isinstance(at, Entry):
+            if at.session != session:
+                raise RevisionNotFoundError(session, at)
+            revision = at.revision
+        elif isinstance(at, str):
+            try:
+                place = RowKey("history", keys.label(key, at))
+            except InvalidInputError as exc:
+                raise RevisionNotFoundError(session, at) from exc
+            row = self.engine.get_rows([place])[0]
+            if row is None:
+                raise RevisionNotFoundError(session, at)
+            revision = int.from_bytes(row[:8], "big")
+        if type(revision) is not int or not 0 <= revision < 1 << 63:
+            raise RevisionNotFoundError(session, at)
+        found = head
+        if revision != head.head.revision:
+            row = self.engine.get_rows([RowKey("history", keys.history(key, revision))])[0]
+            if row is None:
+                raise RevisionNotFoundError(session, at)
+            found = self.decode(row)
+        if isinstance(at, Entry) and found.head.manifest != at.manifest:
+            raise RevisionNotFoundError(session, at)
+        return found
+
+
+def meta_key(key: bytes) -> RowKey:
+    """Where it is written down what a session is called, and more."""
+    return RowKey("sessions", key)
+
+
+def tombstone_key(key: bytes) -> RowKey:
+    """Where it is written down that a session was deleted."""
+    return RowKey("tombstones", key)

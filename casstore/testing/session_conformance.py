@@ -1,0 +1,119 @@
+"""The session runtime's conformance suite: what agents rely on, as a pytest suite to subclass.
+
+    class TestMine(SessionConformance):
+        @pytest.fixture
+        def make_engine(self) -> Iterator[EngineFactory]: ...
+
+The factory is that of the engine contract: a fresh, empty engine at each call, on the clock
+given. An engine whose store outlives it subclasses ``PersistentSessionConformance`` and
+overrides ``reopen`` as well; the engine opened again must go by the fixture ``clock``.
+
+What is promised, and what the names of the tests for it begin with:
+
+=======================  ==========================================  =====================
+promise                  tests                                       module
+=======================  ==========================================  =====================
+Binding                  ``test_binding_``                           session_commits
+Atomic commit            ``test_atomic_commit_``                     session_commits
+Head CAS                 ``test_head_cas_``                          session_commits
+No-expectation commit    ``test_no_expectation_commit``              session_commits
+Replay                   ``test_replay_``                            session_turns
+Replay conflict          ``test_replay_conflict_``                   session_turns
+Hash ignores             ``test_hash_ignores``                       session_turns
+Lease exclusivity        ``test_lease_exclusivity_``                 session_leases
+Fencing                  ``test_fencing_``                           session_leases
+Renew                    ``test_renew_``                             session_leases
+Release                  ``test_release_``                           session_leases
+Commit needs lease       ``test_commit_needs_lease``                 session_leases
+Graph append             ``test_graph_append_``                      session_graphs
+Replace full             ``test_replace_full_``                      session_graphs
+Full vs active path      ``test_full_vs_active_path``                session_graphs
+Checkpoint refs          ``test_checkpoint_refs_``                   session_checkpoints
+Missing component        ``test_missing_component_``                 session_checkpoints
+Usage                    ``test_usage_``                             session_checkpoints
+Enqueue idempotency      ``test_enqueue_idempotency_``               session_queue
+Boundary gate            ``test_boundary_gate_``                     session_queue
+Join and exclusive       ``test_join_``, ``test_exclusive_``         session_queue
+Availability             ``test_availability_``                      session_queue
+Claim fencing            ``test_claim_fencing_``                     session_queue
+Exact claim              ``test_exact_claim_``                       session_queue
+Cancel                   ``test_cancel_``                            session_queue
+Pending list             ``test_pending_list_``                      session_queue
+Attachment WAL           ``test_attachment_wal_``                    session_attachments
+Tombstone                ``test_tombstone``                          session_tombstones
+Factory                  ``test_factory_``                           session_catalogue
+Picker                   ``test_picker_``                            session_catalogue
+Reopen                   ``test_reopen_``, ``test_a_second_handle``  session_reopen
+=======================  ==========================================  =====================
+
+Beyond these: ``test_fault_NN_`` shows that a known fault of earlier systems is absent,
+``test_history_``, ``test_labels_``, ``test_rewind_`` and ``test_wait_`` are in
+session_history, ``test_fork_`` in session_forks, ``test_compare_``, ``test_tags_`` and
+``test_pins_`` in session_compare, ``test_nodes_`` in session_nodes.
+
+Left to the suite of maintenance: collecting garbage, the honesty of its reports, and what
+vacuum removes of tombstones. Left to the store that is opened: the refusal of other format
+versions, and that the durability it reports is the one it was asked for.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+# Without this the asserts of the suites would fail without saying what they compared.
+pytest.register_assert_rewrite(
+    "casstore.testing.session_fixtures",
+    "casstore.testing.session_commits",
+    "casstore.testing.session_turns",
+    "casstore.testing.session_leases",
+    "casstore.testing.session_graphs",
+    "casstore.testing.session_nodes",
+    "casstore.testing.session_checkpoints",
+    "casstore.testing.session_queue",
+    "casstore.testing.session_attachments",
+    "casstore.testing.session_tombstones",
+    "casstore.testing.session_history",
+    "casstore.testing.session_forks",
+    "casstore.testing.session_compare",
+    "casstore.testing.session_catalogue",
+    "casstore.testing.session_reopen",
+)
+
+from casstore.testing.session_attachments import AttachmentConformance  # noqa: E402
+from casstore.testing.session_catalogue import CatalogueConformance  # noqa: E402
+from casstore.testing.session_checkpoints import CheckpointConformance  # noqa: E402
+from casstore.testing.session_commits import CommitConformance  # noqa: E402
+from casstore.testing.session_compare import CompareConformance, PinConformance  # noqa: E402
+from casstore.testing.session_forks import ForkConformance  # noqa: E402
+from casstore.testing.session_graphs import GraphConformance  # noqa: E402
+from casstore.testing.session_history import HistoryConformance  # noqa: E402
+from casstore.testing.session_leases import LeaseConformance  # noqa: E402
+from casstore.testing.session_nodes import NodesConformance  # noqa: E402
+from casstore.testing.session_queue import QueueConformance  # noqa: E402
+from casstore.testing.session_reopen import HandleConformance, ReopenConformance  # noqa: E402
+from casstore.testing.session_tombstones import TombstoneConformance  # noqa: E402
+from casstore.testing.session_turns import TurnConformance  # noqa: E402
+
+
+class SessionConformance(
+    CommitConformance,
+    TurnConformance,
+    LeaseConformance,
+    GraphConformance,
+    NodesConformance,
+    CheckpointConformance,
+    QueueConformance,
+    AttachmentConformance,
+    TombstoneConformance,
+    HistoryConformance,
+    ForkConformance,
+    CompareConformance,
+    PinConformance,
+    CatalogueConformance,
+    HandleConformance,
+):
+    """Everything the session runtime promises while its store is open."""
+
+
+class PersistentSessionConformance(SessionConformance, ReopenConformance):
+    """The same, and that a session is still there when its store is opened again."""
