@@ -23,8 +23,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(1, str(Path(__file__).parent.parent))
 
-from benchmarks import store
+from benchmarks import sessions, store
 from benchmarks.measuring import Goal
+
+
+PARTS = store.ALL | sessions.ALL
 
 
 def render(number: float, unit: str) -> str:
@@ -49,13 +52,13 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="smaller sizes and fewer repeats")
-    parser.add_argument("--only", choices=sorted(store.ALL), action="append", help="this part only")
+    parser.add_argument("--only", choices=sorted(PARTS), action="append", help="this part only")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
     options = parser.parse_args()
     goals: list[Goal] = []
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores\n", flush=True)
     print("| claim | target | measured | met | |\n|---|---|---|---|---|", flush=True)
-    for name, measure in store.ALL.items():
+    for name, measure in PARTS.items():
         if options.only and name not in options.only:
             continue
         print(f"measuring {name} …", file=sys.stderr, flush=True)

@@ -105,6 +105,10 @@ def map_header(count: int) -> bytes:
 
 
 _pack: Final[Callable[[Any], bytes]] = msgpack.packb
+_ExtType: Final = msgpack.ExtType
+_new_tuple: Final = tuple.__new__
+_HOLDERS: Final = frozenset((dict, list, _ExtType))
+_ROLE_BYTES: Final = {role: bytes((role,)) for role in (ROLE_TEXT, ROLE_BYTES)}
 
 
 def pack_checked(columns: list[Any]) -> bytes:
@@ -178,6 +182,95 @@ def scalar_bytes(value: Any) -> bytes:
         f"a {kind.__module__}.{kind.__qualname__} cannot be stored; a value is made of dict, "
         "list, str, bytes, int, float, bool, None and Link (no subclasses)"
     )
+
+
+class _NotPlainError(Exception):
+    """A value that only the careful way can spell, or refuse by name."""
+
+
+def pack_plain(
+    value: Any, room: int, size_bytes: int, long_bytes: int, name: Callable[[bytes], bytes]
+) -> bytes | None:
+    """Spell a list or map shorter than ``size_bytes`` in one go, at the speed of C.
+
+    None if it is longer, or holds anything out of the ordinary: then the careful way
+    spells it, or says what is wrong where. Texts and bytes from ``long_bytes`` on are
+    given to ``name``, in order of appearance, and stand as links to what that returns.
+    """
+    walk = _PlainWalk(size_bytes, long_bytes)
+    try:
+        plain = walk.value(value, room)
+        for holder, key, role, content in walk.long:
+            holder[key] = _ExtType(LINK_EXT_TYPE, _ROLE_BYTES[role] + name(content))
+        return _pack(plain)
+    except (_NotPlainError, TypeError, ValueError, OverflowError):
+        return None
+
+
+class _PlainWalk:
+    """Checks and sorts a value; stops as soon as it is surely too long."""
+
+    __slots__ = ("_left", "_long_bytes", "long")
+
+    def __init__(self, size_bytes: int, long_bytes: int) -> None:
+        self._left = size_bytes
+        self._long_bytes = long_bytes
+        #: What has to leave: its container, its place there, its role and its bytes.
+        self.long: list[tuple[Any, Any, int, bytes]] = []
+
+    def value(self, value: Any, room: int) -> Any:
+        """A list or map as msgpack may have it."""
+        if not room:
+            raise _NotPlainError
+        self._left -= len(value)
+        if self._left < 0:
+            raise _NotPlainError
+        plain: Any
+        places: Any
+        if type(value) is dict:
+            plain = {}
+            places = sorted(value)
+        else:
+            plain = [None] * len(value)
+            places = range(len(value))
+        for place in places:
+            item = value[place]
+            kind = type(item)
+            if kind is str:
+                length = len(item)
+                self._left -= length
+                # UTF-8 takes at most four bytes a character: most texts need no measuring.
+                if length * 4 >= self._long_bytes:
+                    item = self._text(item, length, plain, place)
+            elif kind is int or item is None or kind is bool:
+                pass
+            elif kind is dict or kind is list or kind is tuple:
+                item = self.value(item, room - 1)
+            elif kind is bytes:
+                self._left -= len(item)
+                if len(item) >= self._long_bytes:
+                    self._leave(item, len(item), ROLE_BYTES, plain, place)
+            elif kind is not float or not isfinite(item):
+                raise _NotPlainError
+            if type(plain) is dict:
+                if type(place) is not str:
+                    raise _NotPlainError
+                self._left -= len(place)
+            if self._left < 0:
+                raise _NotPlainError
+            plain[place] = item
+        return plain
+
+    def _text(self, text: str, counted: int, holder: Any, place: Any) -> Any:
+        data = text.encode()
+        if len(data) < self._long_bytes:
+            return text
+        self._leave(data, counted, ROLE_TEXT, holder, place)
+        return None
+
+    def _leave(self, data: bytes, counted: int, role: int, holder: Any, place: Any) -> None:
+        self._left += counted - DIGEST_BYTES
+        self.long.append((holder, place, role, data))
 
 
 def key_bytes(key: Any) -> bytes:
@@ -267,9 +360,10 @@ def inspect(data: bytes) -> tuple[Any, list[tuple[int, bytes]]]:
     """
     links: list[tuple[int, bytes]] = []
 
-    def note_link(code: int, payload: bytes) -> msgpack.ExtType:
+    def note_link(code: int, payload: bytes) -> Any:
         links.append(read_link(code, payload))
-        return msgpack.ExtType(code, payload)
+        # As ExtType(code, payload), which would check in Python what read_link has checked.
+        return _new_tuple(_ExtType, (code, payload))
 
     value = _unpack(data, note_link)
     # Re-encoding catches padded integers, 32-bit floats, long headers and repeated
@@ -277,6 +371,24 @@ def inspect(data: bytes) -> tuple[Any, list[tuple[int, bytes]]]:
     _require_same(value, data)
     _refuse_by_walking(data)
     return value, links
+
+
+def fill_links(value: Any, resolve: Resolver) -> Any:
+    """Put the real thing in place of every link of an inspected value, which is changed."""
+    kind = type(value)
+    if kind is dict:
+        for key, item in value.items():
+            if type(item) in _HOLDERS:
+                value[key] = fill_links(item, resolve)
+    elif kind is list:
+        for at, item in enumerate(value):
+            if type(item) in _HOLDERS:
+                value[at] = fill_links(item, resolve)
+    elif kind is _ExtType:
+        payload = value.data
+        digest = payload[-DIGEST_BYTES:]
+        return Link(Digest(digest)) if payload[0] == ROLE_LINK else resolve(payload[0], digest)
+    return value
 
 
 def rebuild(data: bytes, resolve: Resolver) -> Any:

@@ -20,10 +20,10 @@ from casstore.format.canonical import (
     ROLE_LINK,
     Link,
     Resolver,
+    fill_links,
     inspect,
     link_bytes,
     pack_checked,
-    rebuild,
 )
 from casstore.format.limits import MAX_DEPTH
 from casstore.format.splitting import Emit, Spelled, spell
@@ -98,7 +98,7 @@ def decode_node(digest: bytes, data: bytes, resolve: Resolver) -> DecodedNode:
     """Take a node's bytes apart; CorruptionError if they are not a node's."""
     fields, links = inspect(data)
     if links:
-        fields = rebuild(data, resolve)
+        fields = fill_links(fields, resolve)
     if type(fields) is not list or len(fields) != _FIELDS:
         raise _not_a_node(digest)
     node_id, seq, depth, users, frame, time, parent_id = fields[:7]

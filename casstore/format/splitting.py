@@ -28,6 +28,7 @@ from casstore.format.canonical import (
     links_in,
     list_header,
     map_header,
+    pack_plain,
     refuse_depth,
     scalar_bytes,
     sorted_keys,
@@ -96,15 +97,35 @@ def spell(value: Any, room: int, emit: Emit) -> Spelled:
                 digest = emit(Kind.BLOB, content, [])
                 return Spelled(link_bytes(ROLE_TEXT, digest), [digest])
         return Spelled(scalar_bytes(value), [])
-    if kind is dict:
-        return _spell_map(value, room, emit)
-    if kind is list or kind is tuple:
-        return _spell_list(value, room, emit)
+    if kind is dict or kind is list or kind is tuple:
+        short = _spell_short(value, room, emit)
+        if short is not None:
+            return short
+        return _spell_map(value, room, emit) if kind is dict else _spell_list(value, room, emit)
     if kind is bytes and len(value) >= OUTLINE_MIN_BYTES:
         digest = emit(Kind.BLOB, value, [])
         return Spelled(link_bytes(ROLE_BYTES, digest), [digest])
     data = scalar_bytes(value)
     return Spelled(data, [bytes(value.digest)] if kind is Link else [])
+
+
+def _spell_short(value: Any, room: int, emit: Emit) -> Spelled | None:
+    """Spell a list or map that stays in its container, as most do; None if it does not.
+
+    A container this short holds none that would have to leave, so all of it is spelled in
+    one go.
+    """
+    links: list[bytes] = []
+
+    def name(content: bytes) -> bytes:
+        digest = emit(Kind.BLOB, content, [])
+        links.append(digest)
+        return digest
+
+    data = pack_plain(value, room, CONTAINER_OUTLINE_MIN_BYTES, OUTLINE_MIN_BYTES, name)
+    if data is None or len(data) >= CONTAINER_OUTLINE_MIN_BYTES:
+        return None
+    return Spelled(data, links)
 
 
 def _spell_list(items: list[Any] | tuple[Any, ...], room: int, emit: Emit) -> Spelled:

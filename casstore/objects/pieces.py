@@ -118,14 +118,6 @@ class PieceWriter:
         self.size_bytes = 0
         self._seen: dict[bytes, NewObject] = {}
 
-    def copy(self) -> PieceWriter:
-        """A writer with the same objects, to go on from them more than once."""
-        twin = PieceWriter()
-        twin.objects = self.objects.copy()
-        twin.size_bytes = self.size_bytes
-        twin._seen = self._seen.copy()
-        return twin
-
     def emit(self, kind: int, data: bytes, children: list[bytes]) -> bytes:
         """Take one object; a blob of any length, long ones as ropes. Returns its digest."""
         digest = digest_of(kind, data)

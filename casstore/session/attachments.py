@@ -14,6 +14,7 @@ import builtins
 from collections.abc import Sequence
 from typing import Any, Final
 
+from casstore.engine.conditions import stamped
 from casstore.engine.protocol import (
     Condition,
     DeleteRow,
@@ -23,6 +24,7 @@ from casstore.engine.protocol import (
     RowKey,
     Stamp,
     Write,
+    WriteResult,
 )
 from casstore.errors import (
     AttachmentNotFoundError,
@@ -87,8 +89,10 @@ class Attachments:
                 if known.state == COMMITTED:
                     return known
             put = PutRow(*place, _encode(INTENT, details), (Stamp(_INTENT_AT),))
-            if self._write([RowIs(*place, row)], put, digest):
-                return self._get(attachment_id)
+            done = self._write([RowIs(*place, row)], put, digest)
+            if done is not None:
+                # Not read back: somebody may have committed or forgotten it already.
+                return decode(self._session, stamped(put, done.now_ms))
         raise self._moving()
 
     def put(self, content: bytes, *, owner: str | None = None) -> Attachment:
@@ -110,22 +114,26 @@ class Attachments:
             rows = self._runtime.rows(self._session, places)[1:]
             conditions, changes = commit_rows(self._session, attachment_ids, places, rows)
             try:
-                self._runtime.engine.write(Write(conditions=conditions, rows=changes))
+                done = self._runtime.engine.write(Write(conditions=conditions, rows=changes))
             except ConditionFailedError:
                 continue
-            return tuple([self._get(name) for name in attachment_ids])
+            committed = {RowKey(put.table, put.key): put for put in changes}
+            return tuple(
+                [
+                    decode(
+                        self._session,
+                        stamped(committed[place], done.now_ms) if place in committed else row,
+                    )
+                    for place, row in zip(places, rows, strict=True)
+                    if row is not None
+                ]
+            )
         raise self._moving()
 
     def find(self, attachment_id: str) -> Attachment | None:
         """One attachment; None if no intent was recorded."""
         row = self._runtime.rows(self._session, [attachment_key(self._key, attachment_id)])[1]
         return None if row is None else decode(self._session, row)
-
-    def _get(self, attachment_id: str) -> Attachment:
-        found = self.find(attachment_id)
-        if found is None:
-            raise AttachmentNotFoundError(self._session, attachment_id)
-        return found
 
     def list(self, *, state: str | None = None) -> builtins.list[Attachment]:
         """All attachments, or those in one state, by id."""
@@ -154,7 +162,7 @@ class Attachments:
             if known.state == COMMITTED:
                 raise AttachmentStateError(self._session, attachment_id, COMMITTED)
             condemned = bytes((_STATES.index(CONDEMNED),)) + row[1:]
-            if self._write([RowIs(*place, row)], PutRow(*place, condemned), None):
+            if self._write([RowIs(*place, row)], PutRow(*place, condemned), None) is not None:
                 return known._replace(state=CONDEMNED)
         raise self._moving()
 
@@ -176,14 +184,17 @@ class Attachments:
             return True
         raise self._moving()
 
-    def _write(self, conditions: Sequence[Condition], put: PutRow, digest: bytes | None) -> bool:
+    def _write(
+        self, conditions: Sequence[Condition], put: PutRow, digest: bytes | None
+    ) -> WriteResult | None:
         exists = [] if digest is None else [ObjectsExist((digest,))]
         alive = RowIs("tombstones", self._key, None)
         try:
-            self._runtime.engine.write(Write(conditions=[alive, *conditions, *exists], rows=[put]))
+            return self._runtime.engine.write(
+                Write(conditions=[alive, *conditions, *exists], rows=[put])
+            )
         except ConditionFailedError:
-            return False
-        return True
+            return None
 
     def _scan(self) -> builtins.list[bytes]:
         self._runtime.rows(self._session)

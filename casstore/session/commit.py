@@ -16,9 +16,12 @@ from casstore.engine.protocol import Condition, PutRow, RowChange, RowIs, RowKey
 from casstore.errors import (
     BusyError,
     ConditionFailedError,
+    ConflictError,
     CorruptionError,
+    GraphError,
     HeadConflictError,
     InvalidInputError,
+    NotFoundError,
     ObjectNotFoundError,
     SessionBindingError,
     TurnConflictError,
@@ -72,16 +75,56 @@ def commit(runtime: Runtime, session: str, change: Commit) -> CommitResult:
     _check(change)
     spelled = _spell(session, change)
     _bind(session, change)
+    result = _try_at_once(runtime, session, key, change, spelled)
+    if result is not None:
+        return result
     for _ in range(_MAX_ATTEMPTS):
+        # What an attempt before has added is of no use: it may depend on what has moved.
+        spelled = _spell(session, change)
         rows = _read(runtime, session, key, change)
         if change.turn is not None and rows.receipt is not None:
             return _replay(runtime, session, key, change, spelled, rows)
-        attempt = _Attempt(runtime, session, key, change, rows)
+        attempt = _Attempt(runtime, session, key, change)
         try:
-            return attempt.run(spelled)
+            return attempt.run(spelled, attempt.checked(rows))
         except ConditionFailedError:
             continue
     raise BusyError(f"session {session!r} kept moving while a commit to it was being made")
+
+
+def _try_at_once(
+    runtime: Runtime, session: str, key: bytes, change: Commit, spelled: _Spelled
+) -> CommitResult | None:
+    """Commit on top of the head seen last, without reading anything first.
+
+    Usually nobody else has moved it. The conditions of the write then say so, and that
+    the turn and the nodes are new; whatever fails here is left to the careful way, which
+    tells the errors apart in their order.
+    """
+    known = runtime.recall(key)
+    if (
+        known is None
+        or change.completes
+        or change.attachments
+        or change.replace is not None
+        or not isinstance(change.lease, Lease)
+        or known.head.base is not None
+        or known.head.hidden is not None
+        or change.expected not in (None, known.head.revision)
+    ):
+        return None
+    attempt = _Attempt(runtime, session, key, change)
+    if change.turn is not None:
+        attempt.require(RowIs(*receipt_key(key, change.turn), None))
+    attempt.require(leases.live(key, change.lease))
+    attempt.require(RowIs(*head_key(key), known.row))
+    for node in spelled.nodes:
+        place = RowKey("nodes", keys.lineage_node(known.head.lineage, node.part))
+        attempt.require(RowIs(*place, None))
+    try:
+        return attempt.run(spelled, known, fresh=True)
+    except (ConflictError, GraphError, NotFoundError):
+        return None
 
 
 def _check(change: Commit) -> None:
@@ -133,23 +176,22 @@ def _read(runtime: Runtime, session: str, key: bytes, change: Commit) -> _Rows:
 class _Attempt:
     """A commit against the rows of one moment."""
 
-    def __init__(
-        self, runtime: Runtime, session: str, key: bytes, change: Commit, rows: _Rows
-    ) -> None:
+    def __init__(self, runtime: Runtime, session: str, key: bytes, change: Commit) -> None:
         self._runtime = runtime
         self._session = session
         self._key = key
         self._change = change
-        self._rows = rows
         self._conditions: list[Condition] = []
         self._changes: list[RowChange] = []
 
-    def run(self, spelled: _Spelled) -> CommitResult:
-        """Check, make the objects, write."""
-        change = self._change
-        state = self._checked()
-        writer = spelled.writer.copy()
-        grown = graph.change_graph(self._runtime, state, change, spelled.nodes, writer)
+    def require(self, condition: Condition) -> None:
+        """Write only if this holds."""
+        self._conditions.append(condition)
+
+    def run(self, spelled: _Spelled, state: State | None, *, fresh: bool = False) -> CommitResult:
+        """Make the objects and write them. ``fresh``: the ids of the nodes are new for sure."""
+        change, writer = self._change, spelled.writer
+        grown = graph.change_graph(self._runtime, state, change, spelled.nodes, writer, fresh=fresh)
         manifest = grown.manifest
         if change.checkpoint is not None:
             # Everything of a manifest that a checkpoint speaks of, and nothing else.
@@ -178,8 +220,9 @@ class _Attempt:
 
     # --- checking, in the order promised ----------------------------------------------------
 
-    def _checked(self) -> State | None:
-        runtime, change, rows = self._runtime, self._change, self._rows
+    def checked(self, rows: _Rows) -> State | None:
+        """The state that the commit starts from, if everything is as it must be."""
+        runtime, change = self._runtime, self._change
         now_ms = runtime.engine.now_ms()
         self._conditions.append(
             leases.require(self._session, self._key, rows.lease, change.lease, now_ms)

@@ -99,13 +99,18 @@ def change_graph(
     change: Commit,
     nodes: list[SpelledNode],
     writer: PieceWriter,
+    *,
+    fresh: bool = False,
 ) -> Grown:
-    """Apply a commit's nodes and leaf to the graph that ``state`` has."""
+    """Apply a commit's nodes and leaf to the graph that ``state`` has.
+
+    ``fresh`` says that somebody else makes sure that the ids of the nodes are new.
+    """
     if state is None or change.replace is not None:
         manifest = Manifest() if state is None else state.manifest
         empty = manifest._replace(leaf_id=None, nodes=0, next_seq=0, leaf=None, tips=NOTHING)
         growth = _Growth(runtime, None, empty, lineage.new_lineage(), None, writer)
-        growth.append(nodes)
+        growth.append(nodes, fresh=fresh)
         grown = growth.finish(change)
         if state is None or state.head.hidden is None:
             return grown
@@ -113,7 +118,7 @@ def change_graph(
         return grown._replace(hidden=reveal(runtime, state.head, grown.nodes, writer))
     head = state.head
     growth = _Growth(runtime, state, state.manifest, head.lineage, head.base, writer)
-    growth.append(nodes)
+    growth.append(nodes, fresh=fresh)
     return growth.finish(change)
 
 
@@ -180,7 +185,7 @@ class _Growth:
 
     # --- appending ------------------------------------------------------------------------
 
-    def append(self, nodes: list[SpelledNode]) -> None:
+    def append(self, nodes: list[SpelledNode], *, fresh: bool) -> None:
         """Create these nodes."""
         by_id: dict[str, SpelledNode] = {}
         before: str | None = self._current_leaf() if nodes and nodes[0].parent is LEAF else None
@@ -192,9 +197,10 @@ class _Growth:
                 if node.parent is LEAF
                 else node
             )
-        for node_id, place in zip(by_id, self._find(list(by_id)), strict=True):
-            if place is not None:
-                raise DuplicateNodeError(node_id, "is in the session already")
+        if not fresh:
+            for node_id, place in zip(by_id, self._find(list(by_id)), strict=True):
+                if place is not None:
+                    raise DuplicateNodeError(node_id, "is in the session already")
         for node in _parents_first(by_id):
             self._create(node)
 

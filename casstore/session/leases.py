@@ -155,11 +155,7 @@ def release(runtime: Runtime, session: str, lease: Lease) -> bool:
     bind(session, lease)
     key = keys.session_key(session)
     row = runtime.rows(session, [lease_key(key)])[1]
-    if (
-        row is None
-        or not row.startswith(_prefix(lease))
-        or row[_EXPIRES_AT:_CLAIMED_AT] == _NO_TIME
-    ):
+    if row is None or not row.startswith(_prefix(lease)) or _is_released(row):
         return False
     try:
         runtime.engine.write(

@@ -30,7 +30,6 @@ from casstore.errors import (
     BusyError,
     ClaimLostError,
     ConditionFailedError,
-    ConflictError,
     CorruptionError,
     InvalidInputError,
     SessionBindingError,
@@ -145,10 +144,24 @@ class Queue:
                 rows.append(PutRow(*source, seq.to_bytes(8, "big")))
                 conditions.append(RowIs(*source, None))
             try:
-                self._runtime.engine.write(Write(writer.objects, conditions, rows))
+                done = self._runtime.engine.write(Write(writer.objects, conditions, rows))
             except ConditionFailedError:
                 continue
-            return self._public([self._get(seq)])[0]
+            # Not read back: somebody may have taken and completed it already.
+            return Batch(
+                name,
+                self._session,
+                seq,
+                tuple(items),
+                source_key,
+                delivery,
+                slot,
+                merge_key,
+                ready_ms,
+                done.now_ms,
+                fence=0,
+                held_by=0,
+            )
         raise BusyError(f"the queue of session {self._session!r} kept moving")
 
     def _before_enqueuing(
@@ -334,12 +347,6 @@ class Queue:
         key = keys.queue_batch(self._key, seq)
         row = self._runtime.engine.get_rows([key])[0]
         return None if row is None else _decode(key, row)
-
-    def _get(self, seq: int) -> _Queued:
-        one = self._find(seq)
-        if one is None:
-            raise ConflictError(f"batch {seq} of session {self._session!r} is gone already")
-        return one
 
     def _public(self, queued: Sequence[_Queued]) -> list[Batch]:
         reader = self._runtime.reader()

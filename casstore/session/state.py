@@ -121,8 +121,9 @@ class Runtime:
         SessionDeletedError if the session was deleted.
         """
         key = keys.session_key(session)
-        deleted, *rows = self.engine.get_rows([tombstone_key(key), head_key(key), *extra])
-        if deleted is not None:
+        rows = self.engine.get_rows([head_key(key), *extra])
+        # Deleting takes the head away in the same transaction, so a head is proof of life.
+        if rows[0] is None and self.engine.get_rows([tombstone_key(key)])[0] is not None:
             raise SessionDeletedError(session)
         return rows
 

@@ -10,9 +10,9 @@ overrides ``reopen`` as well; the engine opened again must go by the fixture ``c
 
 What is promised, and what the names of the tests for it begin with:
 
-=======================  ==========================================  =====================
+=======================  ===================================  ============================
 promise                  tests                                       module
-=======================  ==========================================  =====================
+=======================  ===================================  ============================
 Binding                  ``test_binding_``                           session_commits
 Atomic commit            ``test_atomic_commit_``                     session_commits
 Head CAS                 ``test_head_cas_``                          session_commits
@@ -41,15 +41,17 @@ Cancel                   ``test_cancel_``                            session_que
 Pending list             ``test_pending_list_``                      session_queue
 Attachment WAL           ``test_attachment_wal_``                    session_attachments
 Tombstone                ``test_tombstone``                          session_tombstones
-Factory                  ``test_factory_``                           session_catalogue
-Picker                   ``test_picker_``                            session_catalogue
+Factory                  ``test_factory_``                           session_catalogue, _deletion
+Picker                   ``test_picker_``                            session_picker
 Reopen                   ``test_reopen_``, ``test_a_second_handle``  session_reopen
-=======================  ==========================================  =====================
+=======================  ===================================  ============================
 
 Beyond these: ``test_fault_NN_`` shows that a known fault of earlier systems is absent,
 ``test_history_``, ``test_labels_``, ``test_rewind_`` and ``test_wait_`` are in
 session_history, ``test_fork_`` in session_forks, ``test_compare_``, ``test_tags_`` and
-``test_pins_`` in session_compare, ``test_nodes_`` in session_nodes.
+``test_pins_`` in session_compare, ``test_nodes_`` in session_nodes. session_races has more
+of each promise: somebody else writes right before or after. session_model takes sessions
+through random steps beside a model of plain dictionaries.
 
 Left to the suite of maintenance: collecting garbage, the honesty of its reports, and what
 vacuum removes of tombstones. Left to the store that is opened: the refusal of other format
@@ -76,6 +78,10 @@ pytest.register_assert_rewrite(
     "casstore.testing.session_forks",
     "casstore.testing.session_compare",
     "casstore.testing.session_catalogue",
+    "casstore.testing.session_picker",
+    "casstore.testing.session_deletion",
+    "casstore.testing.session_races",
+    "casstore.testing.session_model",
     "casstore.testing.session_reopen",
 )
 
@@ -84,12 +90,16 @@ from casstore.testing.session_catalogue import CatalogueConformance  # noqa: E40
 from casstore.testing.session_checkpoints import CheckpointConformance  # noqa: E402
 from casstore.testing.session_commits import CommitConformance  # noqa: E402
 from casstore.testing.session_compare import CompareConformance, PinConformance  # noqa: E402
+from casstore.testing.session_deletion import DeletionConformance  # noqa: E402
 from casstore.testing.session_forks import ForkConformance  # noqa: E402
 from casstore.testing.session_graphs import GraphConformance  # noqa: E402
 from casstore.testing.session_history import HistoryConformance  # noqa: E402
 from casstore.testing.session_leases import LeaseConformance  # noqa: E402
+from casstore.testing.session_model import ModelConformance  # noqa: E402
 from casstore.testing.session_nodes import NodesConformance  # noqa: E402
+from casstore.testing.session_picker import PickerConformance  # noqa: E402
 from casstore.testing.session_queue import QueueConformance  # noqa: E402
+from casstore.testing.session_races import RaceConformance  # noqa: E402
 from casstore.testing.session_reopen import HandleConformance, ReopenConformance  # noqa: E402
 from casstore.testing.session_tombstones import TombstoneConformance  # noqa: E402
 from casstore.testing.session_turns import TurnConformance  # noqa: E402
@@ -110,7 +120,11 @@ class SessionConformance(
     CompareConformance,
     PinConformance,
     CatalogueConformance,
+    PickerConformance,
+    DeletionConformance,
     HandleConformance,
+    RaceConformance,
+    ModelConformance,
 ):
     """Everything the session runtime promises while its store is open."""
 

@@ -11,7 +11,16 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import pytest
 
-from casstore.engine.protocol import TABLES, Engine, ObjectInfo, Row, RowKey, StoredObject
+from casstore.engine.protocol import (
+    TABLES,
+    Engine,
+    ObjectInfo,
+    Row,
+    RowKey,
+    StoredObject,
+    Write,
+    WriteResult,
+)
 from casstore.session.data import (
     UNFENCED,
     Batch,
@@ -101,6 +110,15 @@ def take(session: Session, lease: Lease, **fields: Any) -> Claim:
     claim = session.queue.claim(lease, **fields)
     assert claim is not None, "nothing to claim"
     return claim
+
+
+def fill(session: Session) -> None:
+    """Leave something of the session in every place where there can be something."""
+    step(session, "a", turn="turn", label="mark")
+    session.tombstone(["a"])
+    enqueue(session, source_key="key", batch_id="batch")
+    session.attachments.intend("file", uri="file:///file")
+    session.release_lease(hold(session))
 
 
 # --- reading ----------------------------------------------------------------------
@@ -224,6 +242,44 @@ def counted(session: Session, store: Store) -> tuple[Session, ReadCounter]:
     """The same session through another handle, and what counts its reads."""
     counter = ReadCounter(store.engine)
     return Store(cast(Engine, counter)).session(session.id), counter
+
+
+class Interruption:
+    """Stands before an engine and does something else right before or after its next write."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        before: Callable[[], object] | None = None,
+        after: Callable[[], object] | None = None,
+    ) -> None:
+        self._engine = engine
+        self._before = before
+        self._after = after
+
+    def write(self, write: Write) -> WriteResult:
+        """Write, and let others get in between: once."""
+        before, self._before = self._before, None
+        if before is not None:
+            before()
+        result = self._engine.write(write)
+        after, self._after = self._after, None
+        if after is not None:
+            after()
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+def interrupted(
+    store: Store,
+    *,
+    before: Callable[[], object] | None = None,
+    after: Callable[[], object] | None = None,
+) -> Store:
+    """The same store through a handle whose next write others get in the way of."""
+    return Store(cast(Engine, Interruption(store.engine, before, after)))
 
 
 # --- threads ----------------------------------------------------------------------

@@ -167,6 +167,7 @@ COUNTED: dict[str, Callable[[Commit], Commit]] = {
     "no checkpoint": lambda c: c._replace(checkpoint=None),
     "the usage": lambda c: c._replace(usage=[Usage("main", "large", 10, 6)]),
     "an attachment": lambda c: c._replace(attachments=["picture"]),
+    "the label": lambda c: c._replace(label="mark"),
 }
 
 

@@ -1,0 +1,505 @@
+"""The session runtime's claims: commits, growth, forks, reads, comparisons."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sqlite3
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import lmdb
+import msgpack
+import zstandard
+from blake3 import blake3
+
+import casstore
+from benchmarks.measuring import Goal, at_least, at_most, messages, seconds, side_by_side
+from benchmarks.store import used_bytes
+from casstore.engine.memory import MemoryEngine
+from casstore.engine.protocol import NewObject, Write, WriteResult
+from casstore.session.data import UNFENCED, Checkpoint, Commit, Lease, NodeDraft
+from casstore.session.session import Session
+from casstore.store import Store
+
+_LEASE_MS = 3_600_000
+_TOOL_STATE = {"tools": {name: {"enabled": True} for name in ("read", "write", "bash", "edit")}}
+
+Turn = tuple[dict[str, Any], dict[str, Any]]
+
+
+def make_turns(count: int, seed: int = 7) -> list[Turn]:
+    """``count`` turns of two messages of about 1.7 KB."""
+    sent = messages(2 * count, seed=seed)
+    return list(zip(sent[::2], sent[1::2], strict=True))
+
+
+class Writer:
+    """A runtime that commits turns to one session."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        lease = session.claim_lease("benchmark", _LEASE_MS)
+        assert lease is not None
+        self.lease: Lease = lease
+        first = Checkpoint(turn_state={"turn_index": 0}, tool_state=_TOOL_STATE)
+        self.revision = session.commit(Commit(lease=lease, checkpoint=first)).revision
+        self.tool_state = session.checkpoint().tool_state
+        self.turns = 0
+
+    def commit(self, turn: Turn) -> None:
+        """Two messages, the tool state unchanged, lease and stamp checked."""
+        self.turns += 1
+        self.revision = self.session.commit(
+            Commit(
+                append=[NodeDraft(message["id"], message) for message in turn],
+                checkpoint=Checkpoint(
+                    turn_state={"turn_index": self.turns}, tool_state=self.tool_state
+                ),
+                expected=self.revision,
+                lease=self.lease,
+                turn=f"turn-{self.turns}",
+            )
+        ).revision
+
+
+class _Recorder(MemoryEngine):
+    """A memory engine that keeps what each write stored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[list[NewObject]] = []
+
+    def write(self, write: Write) -> WriteResult:
+        """Run the write and note its objects."""
+        self.written.append(list(write.objects))
+        return super().write(write)
+
+
+def _objects_of(turns: Sequence[Turn]) -> list[list[bytes]]:
+    """The bytes of the objects that each of these turns makes a store write."""
+    engine = _Recorder()
+    writer = Writer(Store(engine).session("s"))
+    engine.written.clear()
+    for turn in turns:
+        writer.commit(turn)
+    return [[item.data for item in objects] for objects in engine.written]
+
+
+# --- commits ------------------------------------------------------------------------------
+
+
+def commits(quick: bool) -> list[Goal]:
+    """A turn committed, against a bare transaction that writes the same objects."""
+    count = 150 if quick else 400
+    turns = make_turns(count)
+    objects = _objects_of(turns)
+    goals: list[Goal] = []
+    for durability, target in (("full", 1.3), ("relaxed", 1.3), ("process", 3.0)):
+
+        def ours(durability: str = durability) -> float:
+            with tempfile.TemporaryDirectory() as place, casstore.open(place, durability) as store:
+                writer = Writer(store.session("s"))
+                return median(_times(lambda turn: writer.commit(turn), turns))
+
+        def bare(rows: list[list[bytes]], durability: str = durability) -> float:
+            with tempfile.TemporaryDirectory() as place:
+                return _bare_commits(place, rows, durability)
+
+        packed = [[msgpack.packb(message) for message in turn] for turn in turns]
+        pair = side_by_side(ours, lambda: bare(objects), 5 if quick else 9)
+        alone = side_by_side(ours, lambda: bare(packed), 3)
+        goals.append(
+            at_most(
+                f"a commit of two messages of 1.7 KB at `{durability}`, against a bare "
+                "transaction that hashes, compresses and writes the same objects and a head row",
+                pair.ratio, target,
+                detail=f"{pair.ours_s * 1e6:.0f} µs, bare {pair.theirs_s * 1e6:.0f} µs; "
+                f"against the two messages alone {alone.ratio:.2f}×",
+            )
+        )  # fmt: skip
+    return goals
+
+
+def _times(work: Callable[[Any], object], items: Sequence[Any]) -> list[float]:
+    taken: list[float] = []
+    for item in items:
+        started = perf_counter()
+        work(item)
+        taken.append(perf_counter() - started)
+    return taken
+
+
+def _bare_commits(place: str, rows: list[list[bytes]], durability: str) -> float:
+    env = lmdb.open(
+        place,
+        map_size=1 << 40,
+        max_dbs=2,
+        sync=durability != "process",
+        metasync=durability == "full",
+    )
+    objects, heads = env.open_db(b"objects"), env.open_db(b"heads")
+    compress = zstandard.ZstdCompressor(level=3).compress
+
+    def commit(contents: list[bytes]) -> None:
+        with env.begin(write=True) as txn:
+            for content in contents:
+                digest = blake3(content).digest()
+                txn.put(digest, compress(content), db=objects)
+            txn.put(b"s", digest, db=heads)
+
+    taken = median(_times(commit, rows))
+    env.close()
+    return taken
+
+
+# --- many threads ---------------------------------------------------------------------------
+
+
+def threads(quick: bool) -> list[Goal]:
+    """16 threads, each with a session of its own, every commit durable."""
+    number = 16
+    each = 60 if quick else 150
+    work = [make_turns(each, seed=100 + at) for at in range(number)]
+
+    def ours(workers: int) -> float:
+        with tempfile.TemporaryDirectory() as place, casstore.open(place) as store:
+            writers = [Writer(store.session(f"s{at}")) for at in range(workers)]
+            return _together(
+                [lambda at=at: [writers[at].commit(turn) for turn in work[at]] for at in range(workers)]
+            )  # fmt: skip
+
+    def sqlite() -> float:
+        with tempfile.TemporaryDirectory() as place:
+            return _sqlite_threads(os.path.join(place, "db"), work)
+
+    repeats = 3 if quick else 5
+    one = side_by_side(lambda: ours(number), lambda: ours(1), repeats)
+    other = side_by_side(lambda: ours(number), sqlite, repeats)
+    rate, single = number * each / one.ours_s, each / one.theirs_s
+    return [
+        at_least(
+            "16 threads committing durably to 16 sessions, against one: times the rate",
+            number / one.ratio, 4,
+            detail=f"{rate:,.0f} commits a second, one thread {single:,.0f}",
+        ),
+        at_least(
+            "the same against SQLite (WAL, synchronous FULL) writing the same turns from 16 "
+            "threads: times the rate",
+            1 / other.ratio, 3,
+            detail=f"SQLite {number * each / other.theirs_s:,.0f} commits a second",
+        ),
+    ]  # fmt: skip
+
+
+def _together(jobs: Sequence[Callable[[], object]]) -> float:
+    barrier = threading.Barrier(len(jobs) + 1)
+
+    def run(job: Callable[[], object]) -> None:
+        barrier.wait()
+        job()
+
+    workers = [threading.Thread(target=run, args=(job,)) for job in jobs]
+    for worker in workers:
+        worker.start()
+    barrier.wait()
+    return seconds(lambda: [worker.join() for worker in workers])
+
+
+def _sqlite_threads(path: str, work: Sequence[Sequence[Turn]]) -> float:
+    with sqlite3.connect(path) as setup:
+        setup.execute("pragma journal_mode=wal")
+        setup.execute("create table messages (session, id, body, primary key (session, id))")
+        setup.execute("create table heads (session primary key, revision, leaf)")
+    setup.close()
+
+    def write(at: int) -> None:
+        connection = sqlite3.connect(path, timeout=60, isolation_level=None)
+        connection.execute("pragma synchronous=full")
+        for revision, turn in enumerate(work[at]):
+            connection.execute("begin immediate")
+            for message in turn:
+                row = (f"s{at}", message["id"], msgpack.packb(message))
+                connection.execute("insert into messages values (?, ?, ?)", row)
+            head = (f"s{at}", revision, turn[-1]["id"])
+            connection.execute("insert or replace into heads values (?, ?, ?)", head)
+            connection.execute("commit")
+        connection.close()
+
+    return _together([lambda at=at: write(at) for at in range(len(work))])  # type: ignore[misc]
+
+
+# --- growth -----------------------------------------------------------------------------
+
+
+def corpus() -> tuple[str, list[Any], int] | None:
+    """The entries of the JSONL file that CASSTORE_CORPUS names, and the file's size."""
+    path = os.environ.get("CASSTORE_CORPUS")
+    if not path:
+        return None
+    text = Path(path).read_text()
+    return Path(path).name, [json.loads(line) for line in text.splitlines()], len(text.encode())
+
+
+def growth(quick: bool) -> list[Goal]:
+    """A checkpoint after every entry of a session, all of them kept."""
+    given = corpus()
+    if given is None:
+        made: list[Any] = messages(500 if quick else 1003)
+        size = sum(len(json.dumps(message)) + 1 for message in made)
+        given = "a made-up session (set CASSTORE_CORPUS to a JSONL file for a real one)", made, size
+    name, entries, size = given
+    once, twice = _grown(entries), _grown([*entries, *_altered(entries)])
+    return [
+        at_most(
+            f"a checkpoint after each of {len(entries)} entries of {name}, all kept: "
+            "used bytes against the file",
+            once / size, 0.7,
+            detail=f"{once:,} bytes, file {size:,}",
+        ),
+        at_most("twice the session: times the bytes", twice / once, 2.1, detail=f"{twice:,} bytes"),
+    ]  # fmt: skip
+
+
+def _grown(entries: Sequence[Any]) -> int:
+    with tempfile.TemporaryDirectory() as place, casstore.open(place, "process") as store:
+        session = store.session("s")
+        for at, entry in enumerate(entries):
+            session.commit(
+                Commit(
+                    append=[NodeDraft(f"entry-{at:06}", entry)],
+                    checkpoint=Checkpoint(turn_state={"turn_index": at}),
+                    lease=UNFENCED,
+                )
+            )
+        return used_bytes(store)
+
+
+def _altered(value: Any) -> Any:
+    """A session of the same make with other words in it, so that nothing is shared."""
+    if isinstance(value, str):
+        return value[::-1]
+    if isinstance(value, list):
+        return [_altered(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _altered(item) for key, item in value.items()}
+    return value
+
+
+# --- forks ------------------------------------------------------------------------------
+
+
+def _session_of(store: Store, name: str, nodes: int) -> Session:
+    """A session of so many nodes, committed in long runs."""
+    session = store.session(name)
+    for start in range(0, nodes, 1000):
+        session.commit(
+            Commit(
+                append=[
+                    NodeDraft(f"{name}-{at}", {"role": "user", "content": f"message {at}"})
+                    for at in range(start, min(start + 1000, nodes))
+                ],
+                lease=UNFENCED,
+            )
+        )
+    return session
+
+
+def forks(quick: bool) -> list[Goal]:
+    """A fork, of a short session and of a long one, against an empty durable commit."""
+    long = 10_000 if quick else 100_000
+    count = 60 if quick else 200
+    with tempfile.TemporaryDirectory() as place, casstore.open(place) as store:
+        _session_of(store, "short", 100)
+        _session_of(store, "long", long)
+        empty = store.session("empty")
+        lease = empty.claim_lease("benchmark", _LEASE_MS)
+        numbers = iter(range(1 << 30))
+
+        def fork(source: str) -> Callable[[], float]:
+            return lambda: median(
+                _times(lambda _: store.fork(source, f"fork-{next(numbers):06}"), range(count))
+            )
+
+        def commit() -> float:
+            change = Commit(lease=lease)
+            return median(_times(lambda _: empty.commit(change), range(count)))
+
+        fork("short")(), fork("long")(), commit()
+        repeats = 5 if quick else 9
+        against_short = side_by_side(fork("long"), fork("short"), repeats)
+        against_commit = side_by_side(fork("long"), commit, repeats)
+        before = used_bytes(store)
+        made = 400
+        for _ in range(made):
+            store.fork("long", f"fork-{next(numbers):06}")
+        cost = (used_bytes(store) - before) / made
+    return [
+        at_most(
+            f"forking a session of {long} nodes, against one of 100: times as long",
+            against_short.ratio, 1.2,
+            detail=f"{against_short.ours_s * 1e6:.0f} µs, {against_short.theirs_s * 1e6:.0f} µs",
+        ),
+        at_most(
+            "a durable fork, against an empty durable commit",
+            against_commit.ratio, 1.3,
+            detail=f"{against_commit.ours_s * 1e6:.0f} µs, {against_commit.theirs_s * 1e6:.0f} µs",
+        ),
+        at_most(f"a fork of {long} nodes adds", cost, 1024, "bytes", detail=f"mean of {made}"),
+    ]  # fmt: skip
+
+
+# --- reading ----------------------------------------------------------------------------
+
+
+def reading(quick: bool) -> list[Goal]:
+    """The active path of a long session, and single nodes, against bare loops."""
+    count = 2_000 if quick else 10_000
+    turns = make_turns(count // 2)
+    with tempfile.TemporaryDirectory() as place:
+        ours_at, bare_at = os.path.join(place, "ours"), os.path.join(place, "bare")
+        with casstore.open(ours_at, "process") as store:
+            writer = Writer(store.session("s"))
+            for turn in turns:
+                writer.commit(turn)
+        ids = [message["id"] for turn in turns for message in turn]
+        _bare_nodes(bare_at, ids, [message for turn in turns for message in turn])
+
+        def ours() -> float:
+            with casstore.open(ours_at) as store:
+                session = store.session("s")
+                return seconds(lambda: _require(len(list(session.nodes())), count))
+
+        def bare() -> float:
+            env = lmdb.open(bare_at, map_size=1 << 40, readonly=True)
+            taken = seconds(lambda: _require(len(_bare_path(env, ids[-1])), count))
+            env.close()
+            return taken
+
+        path = side_by_side(ours, bare, 5 if quick else 9)
+    goals = [
+        at_most(
+            f"the active path of {count} nodes, against a bare loop that fetches, inflates and "
+            "decodes the same nodes",
+            path.ratio, 2,
+            detail=f"{path.ours_s * 1e6 / count:.1f} µs a node, bare "
+            f"{path.theirs_s * 1e6 / count:.1f} µs",
+        )
+    ]  # fmt: skip
+    return goals + _single_nodes(quick)
+
+
+def _require(found: int, expected: int) -> None:
+    if found != expected:
+        raise AssertionError(f"{found} nodes, not {expected}")
+
+
+def _bare_nodes(place: str, ids: Sequence[str], payloads: Sequence[Any]) -> None:
+    env = lmdb.open(place, map_size=1 << 40)
+    compress = zstandard.ZstdCompressor(level=3).compress
+    with env.begin(write=True) as txn:
+        parent = None
+        for node_id, payload in zip(ids, payloads, strict=True):
+            packed = msgpack.packb({"id": node_id, "parent": parent, "payload": payload})
+            txn.put(node_id.encode(), compress(packed))
+            parent = node_id
+    env.close()
+
+
+def _bare_path(env: lmdb.Environment, leaf: str) -> list[Any]:
+    inflate = zstandard.ZstdDecompressor().decompress
+    nodes: list[Any] = []
+    step: str | None = leaf
+    with env.begin() as txn:
+        while step is not None:
+            node = msgpack.unpackb(inflate(txn.get(step.encode(), b"")))
+            nodes.append(node)
+            step = node["parent"]
+    nodes.reverse()
+    return nodes
+
+
+def _single_nodes(quick: bool) -> list[Goal]:
+    total = 10_000 if quick else 100_000
+    asked = 500
+    order = random.Random(5)
+    sent = messages(total, size=300)
+    ids = [message["id"] for message in sent]
+    with tempfile.TemporaryDirectory() as place:
+        ours_at, bare_at = os.path.join(place, "ours"), os.path.join(place, "bare")
+        with casstore.open(ours_at, "process") as store:
+            session = store.session("s")
+            lease = session.claim_lease("benchmark", _LEASE_MS)
+            for start in range(0, total, 2):
+                drafts = [NodeDraft(message["id"], message) for message in sent[start : start + 2]]
+                session.commit(Commit(append=drafts, lease=lease))
+        _bare_nodes(bare_at, ids, sent)
+
+        def ours() -> float:
+            with casstore.open(ours_at) as store:
+                session = store.session("s")
+                session.node(ids[0])
+                wanted = order.sample(ids, asked)
+                return seconds(lambda: [session.node(node_id) for node_id in wanted])
+
+        def bare() -> float:
+            env = lmdb.open(bare_at, map_size=1 << 40, readonly=True)
+            inflate = zstandard.ZstdDecompressor().decompress
+            wanted = order.sample(ids, asked)
+
+            def get(node_id: str) -> Any:
+                with env.begin() as txn:
+                    return msgpack.unpackb(inflate(txn.get(node_id.encode(), b"")))
+
+            taken = seconds(lambda: [get(node_id) for node_id in wanted])
+            env.close()
+            return taken
+
+        pair = side_by_side(ours, bare, 5 if quick else 9)
+    return [
+        at_most(
+            f"one node by id from {total}, against a bare get with inflating and decoding",
+            pair.ratio, 5,
+            detail=f"{pair.ours_s * 1e6 / asked:.1f} µs, bare {pair.theirs_s * 1e6 / asked:.1f} µs",
+        )
+    ]  # fmt: skip
+
+
+# --- comparing --------------------------------------------------------------------------
+
+
+def comparing(quick: bool) -> list[Goal]:
+    """Two forks of a long session that differ in ten nodes."""
+    long = 10_000 if quick else 100_000
+    with tempfile.TemporaryDirectory() as place, casstore.open(place, "process") as store:
+        _session_of(store, "long", long)
+        for name in ("left", "right"):
+            store.fork("long", name)
+            for at in range(5):
+                store.session(name).commit(
+                    Commit(append=[NodeDraft(f"{name} {at}", {"n": at})], lease=UNFENCED)
+                )
+        found = store.compare("left", "right")
+        _require(len(found.added) + len(found.dropped), 10)
+    return [
+        at_most(
+            f"comparing two forks of {long} nodes that differ in ten reads",
+            found.pieces_read, 60, "pieces",
+        )
+    ]  # fmt: skip
+
+
+ALL: dict[str, Callable[[bool], list[Goal]]] = {
+    "commits": commits,
+    "commit-threads": threads,
+    "growth": growth,
+    "forks": forks,
+    "reading": reading,
+    "comparing": comparing,
+}
