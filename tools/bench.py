@@ -26,7 +26,6 @@ sys.path.insert(1, str(Path(__file__).parent.parent))
 from benchmarks import sessions, store
 from benchmarks.measuring import Goal
 
-
 PARTS = store.ALL | sessions.ALL
 
 

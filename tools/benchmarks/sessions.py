@@ -9,6 +9,7 @@ import sqlite3
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -100,31 +101,40 @@ def commits(quick: bool) -> list[Goal]:
     count = 150 if quick else 400
     turns = make_turns(count)
     objects = _objects_of(turns)
-    goals: list[Goal] = []
-    for durability, target in (("full", 1.3), ("relaxed", 1.3), ("process", 3.0)):
+    packed = [[msgpack.packb(message) for message in turn] for turn in turns]
+    repeats = 5 if quick else 9
+    return [
+        _commits_at("full", 1.3, turns, objects, packed, repeats),
+        _commits_at("relaxed", 1.3, turns, objects, packed, repeats),
+        _commits_at("process", 3.0, turns, objects, packed, repeats),
+    ]
 
-        def ours(durability: str = durability) -> float:
-            with tempfile.TemporaryDirectory() as place, casstore.open(place, durability) as store:
-                writer = Writer(store.session("s"))
-                return median(_times(lambda turn: writer.commit(turn), turns))
 
-        def bare(rows: list[list[bytes]], durability: str = durability) -> float:
-            with tempfile.TemporaryDirectory() as place:
-                return _bare_commits(place, rows, durability)
+def _commits_at(
+    durability: str,
+    target: float,
+    turns: list[Turn],
+    objects: list[list[bytes]],
+    packed: list[list[bytes]],
+    repeats: int,
+) -> Goal:
+    def ours() -> float:
+        with tempfile.TemporaryDirectory() as place, casstore.open(place, durability) as store:
+            return median(_times(Writer(store.session("s")).commit, turns))
 
-        packed = [[msgpack.packb(message) for message in turn] for turn in turns]
-        pair = side_by_side(ours, lambda: bare(objects), 5 if quick else 9)
-        alone = side_by_side(ours, lambda: bare(packed), 3)
-        goals.append(
-            at_most(
-                f"a commit of two messages of 1.7 KB at `{durability}`, against a bare "
-                "transaction that hashes, compresses and writes the same objects and a head row",
-                pair.ratio, target,
-                detail=f"{pair.ours_s * 1e6:.0f} µs, bare {pair.theirs_s * 1e6:.0f} µs; "
-                f"against the two messages alone {alone.ratio:.2f}×",
-            )
-        )  # fmt: skip
-    return goals
+    def bare(rows: list[list[bytes]]) -> float:
+        with tempfile.TemporaryDirectory() as place:
+            return _bare_commits(place, rows, durability)
+
+    pair = side_by_side(ours, lambda: bare(objects), repeats)
+    alone = side_by_side(ours, lambda: bare(packed), 3)
+    return at_most(
+        f"a commit of two messages of 1.7 KB at `{durability}`, against a bare transaction that "
+        "hashes, compresses and writes the same objects and a head row",
+        pair.ratio, target,
+        detail=f"{pair.ours_s * 1e6:.0f} µs, bare {pair.theirs_s * 1e6:.0f} µs; "
+        f"against the two messages alone {alone.ratio:.2f}×",
+    )  # fmt: skip
 
 
 def _times(work: Callable[[Any], object], items: Sequence[Any]) -> list[float]:
@@ -171,9 +181,7 @@ def threads(quick: bool) -> list[Goal]:
     def ours(workers: int) -> float:
         with tempfile.TemporaryDirectory() as place, casstore.open(place) as store:
             writers = [Writer(store.session(f"s{at}")) for at in range(workers)]
-            return _together(
-                [lambda at=at: [writers[at].commit(turn) for turn in work[at]] for at in range(workers)]
-            )  # fmt: skip
+            return _together([partial(_commit_all, writers[at], work[at]) for at in range(workers)])
 
     def sqlite() -> float:
         with tempfile.TemporaryDirectory() as place:
@@ -198,6 +206,11 @@ def threads(quick: bool) -> list[Goal]:
     ]  # fmt: skip
 
 
+def _commit_all(writer: Writer, turns: Sequence[Turn]) -> None:
+    for turn in turns:
+        writer.commit(turn)
+
+
 def _together(jobs: Sequence[Callable[[], object]]) -> float:
     barrier = threading.Barrier(len(jobs) + 1)
 
@@ -209,7 +222,10 @@ def _together(jobs: Sequence[Callable[[], object]]) -> float:
     for worker in workers:
         worker.start()
     barrier.wait()
-    return seconds(lambda: [worker.join() for worker in workers])
+    started = perf_counter()
+    for worker in workers:
+        worker.join()
+    return perf_counter() - started
 
 
 def _sqlite_threads(path: str, work: Sequence[Sequence[Turn]]) -> float:
@@ -232,7 +248,7 @@ def _sqlite_threads(path: str, work: Sequence[Sequence[Turn]]) -> float:
             connection.execute("commit")
         connection.close()
 
-    return _together([lambda at=at: write(at) for at in range(len(work))])  # type: ignore[misc]
+    return _together([partial(write, at) for at in range(len(work))])
 
 
 # --- growth -----------------------------------------------------------------------------
@@ -429,8 +445,8 @@ def _single_nodes(quick: bool) -> list[Goal]:
     total = 10_000 if quick else 100_000
     asked = 500
     order = random.Random(5)
-    sent = messages(total, size=300)
-    ids = [message["id"] for message in sent]
+    sent: list[dict[str, Any]] = list(messages(total, size=300))
+    ids: list[str] = [message["id"] for message in sent]
     with tempfile.TemporaryDirectory() as place:
         ours_at, bare_at = os.path.join(place, "ours"), os.path.join(place, "bare")
         with casstore.open(ours_at, "process") as store:
