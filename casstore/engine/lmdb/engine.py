@@ -42,8 +42,8 @@ from casstore.engine.lmdb.environment import (
 )
 from casstore.engine.lmdb.group import CommitQueue, Ticket
 from casstore.engine.lmdb.reader import SlabReader
-from casstore.engine.lmdb.rows import open_row, require_absent, seek_first, seek_last
-from casstore.engine.lmdb.transaction import Job, StaleError, Transaction
+from casstore.engine.lmdb.rows import find_row, open_row, seek_first, seek_last
+from casstore.engine.lmdb.transaction import Job, Plan, StaleError, Transaction
 from casstore.engine.lmdb.verification import verify_content
 from casstore.engine.protocol import (
     NewObject,
@@ -149,17 +149,22 @@ class LmdbEngine:
         """Those of ``digests`` that are not stored, in order, each once."""
         self._env.gate.check()
         conditions.check_digests(digests)
-        return self._absent(list(dict.fromkeys(digests)))
+        _, ids = self._look_up(list(dict.fromkeys(digests)))
+        return [digest for digest, object_id in ids.items() if object_id is None]
 
-    def _absent(self, unique: list[bytes]) -> list[bytes]:
-        absent: list[bytes] = []
+    def _look_up(self, unique: list[bytes]) -> tuple[int | None, dict[bytes, int | None]]:
+        """What the index says of these digests, and as of which commit; None if of several."""
+        commits: set[int] = set()
+        ids: dict[bytes, int | None] = {}
+        index = self._env.index
         for start in range(0, len(unique), _READ_BATCH):
             with self._env.reading() as txn:
-                index = self._env.index
+                commits.add(txn.id())
+                find = txn.get
                 for digest in unique[start : start + _READ_BATCH]:
-                    if txn.get(digest, db=index) is None:
-                        absent.append(digest)
-        return absent
+                    row = find(digest, None, index)
+                    ids[digest] = None if row is None else slabs.read_id(row)
+        return commits.pop() if len(commits) == 1 else None, ids
 
     def get_many(self, digests: Sequence[bytes]) -> list[StoredObject | None]:
         """The objects in the order asked for; None where there is none."""
@@ -230,10 +235,8 @@ class LmdbEngine:
         with self._env.reading() as txn:
             found: list[bytes | None] = []
             for table, key in keys:
-                stored = txn.get(key, db=tables[table])
-                if stored is None:
-                    require_absent(txn.cursor(db=tables[table]), table, key)
-                found.append(None if stored is None else open_row(table, key, stored))
+                row = find_row(txn.cursor(db=tables[table]), table, key)
+                found.append(None if row is None else row.value)
             return found
 
     def scan_rows(
@@ -288,27 +291,34 @@ class LmdbEngine:
 
     def _prepare(self, jobs: list[Job]) -> None:
         """Do for these jobs all that needs no write lock: find what is new, cut, compress."""
-        wanted = dict.fromkeys([item.digest for job in jobs for item in job.write.objects])
-        absent = set(self._absent(list(wanted))) if wanted else set()
-        together: list[NewObject] = []
+        wanted: dict[bytes, None] = {}
         for job in jobs:
-            job.new, job.hits = [], []
-            seen: set[bytes] = set()
             for item in job.write.objects:
-                if item.digest in seen:
-                    continue
-                seen.add(item.digest)
-                if item.digest in absent:
-                    # For jobs behind this one it is a hit: if this one is refused, they
-                    # find that out inside the transaction and come again.
-                    absent.remove(item.digest)
-                    job.new.append(item)
-                else:
-                    job.hits.append(item.digest)
-            together.extend(job.new)
-        drafts = self._draft(together)
+                wanted[item.digest] = None
+                for child in item.children:
+                    wanted[child] = None
+        commit, ids = self._look_up(list(wanted))
+        together: list[NewObject] = []
+        taken: dict[bytes, Job] = {}
         for job in jobs:
-            job.drafts = drafts
+            new: list[NewObject] = []
+            hits: list[bytes] = []
+            for item in job.write.objects:
+                digest = item.digest
+                if ids[digest] is not None:
+                    hits.append(digest)
+                elif digest not in taken:
+                    taken[digest] = job
+                    new.append(item)
+                elif taken[digest] is not job:
+                    # It comes with a job before this one: if that is refused, this one
+                    # finds out inside the transaction and comes again.
+                    hits.append(digest)
+            job.new, job.hits = new, hits
+            together.extend(new)
+        plan = Plan(commit, ids, self._draft(together))
+        for job in jobs:
+            job.plan = plan
 
     def _draft(self, objects: list[NewObject]) -> list[slabs.Draft]:
         """Cut a batch of new objects into slabs and compress each."""
@@ -368,7 +378,9 @@ class LmdbEngine:
             txn = env.begin_write()
             results: list[WriteResult | CasstoreError] = []
             try:
-                transaction = Transaction(env, txn, self._clock(), _distinct_drafts(batch))
+                transaction = Transaction(
+                    env, txn, self._clock(), [ticket.work for ticket in batch]
+                )
                 for ticket in batch:
                     results.append(self._apply(transaction, ticket.work))
                 if transaction.changed:
@@ -400,11 +412,11 @@ class LmdbEngine:
     @staticmethod
     def _apply(transaction: Transaction, job: Job) -> WriteResult | CasstoreError:
         try:
-            ids = transaction.check(job)
+            transaction.check(job)
         except CasstoreError as exc:
             # Refused before anything was changed: the others of the batch go on.
             return exc
-        return transaction.perform(job, ids)
+        return transaction.perform(job)
 
     def _keep_house(self) -> None:
         try:
@@ -481,11 +493,6 @@ class LmdbEngine:
         return DictionaryReport(
             len(samples), trial.before_bytes, trial.after_bytes, adopted=adopted
         )
-
-
-def _distinct_drafts(batch: list[Ticket[Job, WriteResult]]) -> list[slabs.Draft]:
-    shared = {id(ticket.work.drafts): ticket.work.drafts for ticket in batch}
-    return [draft for drafts in shared.values() for draft in drafts]
 
 
 def _answer(

@@ -13,11 +13,11 @@ the sum tells that they are not the latest.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import lmdb
 
-from casstore.engine.protocol import MAX_ROW_KEY_BYTES
+from casstore.engine.protocol import MAX_ROW_KEY_BYTES, TABLES
 from casstore.errors import CorruptionError
 from casstore.format.digest import DIGEST_BYTES, plain_hash
 
@@ -26,44 +26,65 @@ SUM_KEY: Final = b"rows_sum"
 _SUM_RANGE: Final = 1 << (8 * DIGEST_BYTES)
 
 
+# What the hash of a row starts with: the length of the table's name, and the name.
+_TABLE_PREFIXES: Final = {table: bytes((len(table),)) + table.encode() for table in TABLES}
+
+
 def row_hash(table: str, key: bytes, value: bytes) -> bytes:
     """The hash that stands for one row."""
-    name = table.encode()
-    return plain_hash(
-        b"".join((bytes((len(name),)), name, len(key).to_bytes(2, "big"), key, value))
-    )
+    return plain_hash(b"".join((_TABLE_PREFIXES[table], len(key).to_bytes(2, "big"), key, value)))
+
+
+class ProvenRow(NamedTuple):
+    """The value of a stored row that was checked, and the hash that stands for the row."""
+
+    value: bytes
+    hashed: bytes
+
+
+def prove_row(table: str, key: bytes, stored: bytes | memoryview) -> ProvenRow:
+    """A stored row, checked."""
+    value = bytes(stored[:-CHECKSUM_BYTES])
+    hashed = row_hash(table, key, value)
+    if hashed[:CHECKSUM_BYTES] != stored[-CHECKSUM_BYTES:]:
+        raise CorruptionError(f"row {key.hex()} of table {table} is damaged")
+    return ProvenRow(value, hashed)
 
 
 def open_row(table: str, key: bytes, stored: bytes | memoryview) -> bytes:
     """The value of a stored row, checked."""
-    value = bytes(stored[:-CHECKSUM_BYTES])
-    if row_hash(table, key, value)[:CHECKSUM_BYTES] != bytes(stored[-CHECKSUM_BYTES:]):
-        raise CorruptionError(f"row {key.hex()} of table {table} is damaged")
-    return value
+    return prove_row(table, key, stored)[0]
 
 
-def require_absent(
+def find_row(
     cursor: lmdb.Cursor[bytes] | lmdb.Cursor[memoryview], table: str, key: bytes
-) -> None:
-    """Raise if a row that was not found may be there after all, under a damaged key.
+) -> ProvenRow | None:
+    """The row under ``key``; None only if it is certainly not there. Give a new cursor.
 
     A damaged key leads a search astray, but never far: on a leaf to the side of the
-    damaged row itself, on a branch to where the order of keys is broken.
+    damaged row itself, on a branch to where the order of keys is broken. So where nothing
+    is found, both neighbours must be in order. A used cursor would search its own page
+    first, and not the way that the tree leads.
     """
     if not cursor.set_range(key):
         if cursor.last():
             _require_side(cursor, table, key, below=True)
-        return
+        return None
+    name, stored = cursor.item()
+    if name == key:
+        return prove_row(table, key, stored)
     _require_side(cursor, table, key, below=False)
     if cursor.prev():
         _require_side(cursor, table, key, below=True)
+    return None
 
 
 def _require_side(
     cursor: lmdb.Cursor[bytes] | lmdb.Cursor[memoryview], table: str, key: bytes, *, below: bool
 ) -> None:
-    name = bytes(cursor.key())
-    open_row(table, name, cursor.value())
+    found, stored = cursor.item()
+    name = bytes(found)
+    prove_row(table, name, stored)
     if name >= key if below else name <= key:
         raise CorruptionError(f"the keys of table {table} are out of order around {key.hex()}")
 
@@ -95,16 +116,16 @@ class RowSum:
     __slots__ = ("_total",)
 
     def __init__(self, stored: bytes | None = None) -> None:
-        self._total = 0 if stored is None else int.from_bytes(stored, "big") % _SUM_RANGE
+        self._total = 0 if stored is None else int.from_bytes(stored, "big")
 
     def add(self, hashed: bytes) -> None:
         """A row came."""
-        self._total = (self._total + int.from_bytes(hashed, "big")) % _SUM_RANGE
+        self._total += int.from_bytes(hashed, "big")
 
     def subtract(self, hashed: bytes) -> None:
         """A row went."""
-        self._total = (self._total - int.from_bytes(hashed, "big")) % _SUM_RANGE
+        self._total -= int.from_bytes(hashed, "big")
 
     def encode(self) -> bytes:
         """The sum as it is stored."""
-        return self._total.to_bytes(DIGEST_BYTES, "big")
+        return (self._total % _SUM_RANGE).to_bytes(DIGEST_BYTES, "big")

@@ -9,21 +9,15 @@ them, unnamed, until the slab is rewritten.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple, cast
 
 import lmdb
 
 from casstore.engine import conditions
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.environment import Environment
-from casstore.engine.lmdb.rows import (
-    CHECKSUM_BYTES,
-    SUM_KEY,
-    RowSum,
-    open_row,
-    require_absent,
-    row_hash,
-)
-from casstore.engine.lmdb.slab import read_id
+from casstore.engine.lmdb.row_changes import RowChanges
+from casstore.engine.lmdb.rows import SUM_KEY, RowSum
 from casstore.engine.protocol import NewObject, PutRow, Write, WriteResult
 from casstore.errors import CasstoreError, CorruptionError, ObjectNotFoundError
 
@@ -35,37 +29,48 @@ class StaleError(CasstoreError):
     """
 
 
-class Job:
-    """A write on its way, and what was prepared of it without the lock.
+class Plan(NamedTuple):
+    """What was prepared without the lock, for all jobs that were prepared together.
 
-    ``new`` are its objects that were not stored then, None until prepared; ``hits`` the
-    digests that were; ``drafts`` the slabs that hold the new objects, shared by all jobs
-    prepared together.
+    ``ids``: what the index said of their objects and of all that these link to, None where
+    it said nothing. ``commit``: the last transaction whose work that shows, None if it is
+    not of one moment. ``drafts``: the slabs of their new objects.
     """
 
-    __slots__ = ("drafts", "hits", "new", "write")
+    commit: int | None
+    ids: dict[bytes, int | None]
+    drafts: list[slabs.Draft]
+
+
+class Job:
+    """A write on its way.
+
+    ``new`` are its objects that were not stored when it was prepared, None until then;
+    ``hits`` the digests of those that were.
+    """
+
+    __slots__ = ("hits", "new", "plan", "write")
 
     def __init__(self, write: Write) -> None:
         self.write = write
         self.new: list[NewObject] | None = None
         self.hits: list[bytes] = []
-        self.drafts: list[slabs.Draft] = []
+        self.plan = Plan(None, {}, [])
 
 
 class _Slot:
     """A slab of this transaction: its ids are given, its objects named one by one."""
 
-    __slots__ = ("children", "dead", "draft", "first_id")
+    __slots__ = ("children", "draft", "first_id")
 
     def __init__(self, draft: slabs.Draft, first_id: int) -> None:
         self.draft = draft
         self.first_id = first_id
-        self.dead = [True] * len(draft.objects)
-        # An unnamed object keeps as many columns as it has links, all pointing at itself.
-        self.children = [
-            [object_id] * len(item.children)
-            for object_id, item in enumerate(draft.objects, first_id)
-        ]
+        # The ids that each object links to; None for one that is not named.
+        self.children: list[list[int] | None] = [None] * len(draft.objects)
+
+
+_Places = dict[bytes, tuple[_Slot, int]]
 
 
 class Transaction:
@@ -76,100 +81,126 @@ class Transaction:
         env: Environment,
         txn: lmdb.Transaction[bytes],
         now_ms: int,
-        drafts: Sequence[slabs.Draft],
+        jobs: Sequence[Job],
     ) -> None:
         self._env = env
         self._txn = txn
         self._now_ms = now_ms
+        # What the index says of a digest, as far as anybody asked, with all changes so far.
+        self._ids: dict[bytes, int | None] = {}
+        # The ids that the index has yet to learn.
+        self._named: dict[bytes, int] = {}
+        self._first_new_id = self._first_free_id()
         self._slots: list[_Slot] = []
-        self._places: dict[bytes, tuple[_Slot, int]] = {}
-        next_id = self._first_free_id() if drafts else 0
-        for draft in drafts:
-            slot = _Slot(draft, next_id)
-            self._slots.append(slot)
-            for position, item in enumerate(draft.objects):
-                self._places[item.digest] = (slot, position)
-            next_id += len(draft.objects)
-        # What rows will be when the batch is done; None: gone.
-        self._rows: dict[tuple[str, bytes], bytes | None] = {}
+        # Where the new objects of each plan lie.
+        self._places: dict[int, _Places] = {}
+        self._tables: dict[str, RowChanges] = {}
         self.changed = False
+        self._begin(jobs)
 
-    def check(self, job: Job) -> dict[bytes, int]:
-        """Raise if this write must be refused; changes nothing.
+    def _begin(self, jobs: Sequence[Job]) -> None:
+        """Take over what was prepared, once for all jobs that were prepared together."""
+        # A look-up made before the lock counts only if nobody has committed since: then
+        # this transaction sees the very same state.
+        last_commit = self._txn.id() - 1
+        next_id = self._first_new_id
+        for plan in {id(job.plan): job.plan for job in jobs}.values():
+            if plan.commit == last_commit:
+                self._ids.update(plan.ids)
+            places = self._places[id(plan)] = {}
+            for draft in plan.drafts:
+                slot = _Slot(draft, next_id)
+                self._slots.append(slot)
+                for position, item in enumerate(draft.objects):
+                    places[item.digest] = (slot, position)
+                next_id += len(draft.objects)
 
-        Returns the ids of the stored objects that it links to, for ``perform``.
-        """
+    def check(self, job: Job) -> None:
+        """Raise if this write must be refused; changes nothing."""
         write = job.write
         if write.conditions:
             conditions.require(write.conditions, self._find_row, self._has_object, self._now_ms)
         for digest in job.hits:
             # A hit counts only if the row is still there: the collector may have removed
             # the object after this write was prepared (the first rule of collection).
-            if not self._has_object(digest):
+            if self._find_id(digest) is None:
                 raise StaleError(digest.hex())
-        return self._find_children(job.new or ())
+        if job.new:
+            self._require_children(job.new, self._places[id(job.plan)])
 
-    def perform(self, job: Job, ids: dict[bytes, int]) -> WriteResult:
+    def perform(self, job: Job) -> WriteResult:
         """Make the changes of a write that ``check`` passed.
 
         An error here leaves the transaction half-changed: the caller must abort it.
         """
         write = job.write
-        new_objects = sum([self._name(item, ids) for item in job.new or ()])
+        new_objects = self._name(job.new, self._places[id(job.plan)]) if job.new else 0
         for change in write.rows:
             value = None
             if isinstance(change, PutRow):
-                value = conditions.stamped(change, self._now_ms)
-            self._rows[change.table, change.key] = value
+                value = conditions.stamped(change, self._now_ms) if change.stamps else change.value
+            self._table(change.table).change(change.key, value)
         for digest in write.deletes:
-            self._txn.delete(digest, db=self._env.index)
+            self._unname(digest)
         self.changed = self.changed or bool(new_objects or write.rows or write.deletes)
         return WriteResult(self._now_ms, new_objects)
 
+    def _table(self, name: str) -> RowChanges:
+        table = self._tables.get(name)
+        if table is None:
+            table = self._tables[name] = RowChanges(self._txn, self._env.tables[name], name)
+        return table
+
     def _find_row(self, table: str, key: bytes) -> bytes | None:
-        place = (table, key)
-        if place in self._rows:
-            return self._rows[place]
-        database = self._env.tables[table]
-        stored = self._txn.get(key, db=database)
-        if stored is not None:
-            return open_row(table, key, stored)
-        with self._txn.cursor(db=database) as cursor:
-            require_absent(cursor, table, key)
-        return None
+        return self._table(table).find(key)
 
     def _has_object(self, digest: bytes) -> bool:
-        return self._txn.get(digest, db=self._env.index) is not None
+        return self._find_id(digest) is not None
 
-    def _find_children(self, objects: Sequence[NewObject]) -> dict[bytes, int]:
-        """The ids of all children that are stored already; raise if one is nowhere."""
+    def _find_id(self, digest: bytes) -> int | None:
+        if digest in self._ids:
+            return self._ids[digest]
+        row = self._txn.get(digest, None, self._env.index)
+        object_id = self._ids[digest] = None if row is None else slabs.read_id(row)
+        return object_id
+
+    def _require_children(self, objects: Sequence[NewObject], places: _Places) -> None:
+        """Raise if a child is neither stored nor one of the objects before it."""
         inside: set[bytes] = set()
-        outside: dict[bytes, int] = {}
         for item in objects:
             for child in item.children:
-                if child in inside or child in outside:
-                    continue
-                row = self._txn.get(child, db=self._env.index)
-                if row is None:
-                    raise ObjectNotFoundError(child)
-                outside[child] = read_id(row)
+                child_id = self._find_id(child)
+                if child_id is None:
+                    if child not in inside:
+                        raise ObjectNotFoundError(child)
+                elif child_id >= self._first_new_id:
+                    slot, position = places[item.digest]
+                    if child_id >= slot.first_id + position:
+                        # Stored just now, by a job that was prepared apart. A child must be
+                        # older than its parent, so the parent must find a new place.
+                        raise StaleError(child.hex())
             inside.add(item.digest)
-        return outside
 
-    def _name(self, item: NewObject, ids: dict[bytes, int]) -> bool:
-        """Enter one object into the index. ``ids`` learns its id; False if it was there."""
-        slot, position = self._places[item.digest]
-        row = (slot.first_id + position).to_bytes(8, "big")
-        index = self._env.index
-        if self._txn.put(item.digest, row, overwrite=False, db=index):
-            slot.dead[position] = False
-            slot.children[position] = [ids[child] for child in item.children]
-            ids[item.digest] = slot.first_id + position
-            return True
-        # Stored by somebody else since this write was prepared: theirs counts, because
-        # objects may link to it already, and ours stays behind unnamed.
-        ids[item.digest] = read_id(self._txn.get(item.digest, row, db=index))
-        return False
+    def _name(self, objects: Sequence[NewObject], places: _Places) -> int:
+        """Give these objects their ids; the number of those that had none."""
+        ids = self._ids
+        named = 0
+        for item in objects:
+            digest = item.digest
+            # If it was stored by somebody else since this write was prepared, theirs
+            # counts, because objects may link to it already; ours stays behind unnamed.
+            if self._find_id(digest) is None:
+                slot, position = places[digest]
+                ids[digest] = self._named[digest] = slot.first_id + position
+                # None is None: ``check`` found them all.
+                slot.children[position] = cast(list[int], [ids[child] for child in item.children])
+                named += 1
+        return named
+
+    def _unname(self, digest: bytes) -> None:
+        self._ids[digest] = None
+        if self._named.pop(digest, None) is None:
+            self._txn.delete(digest, db=self._env.index)
 
     def _first_free_id(self) -> int:
         """Ids start at 1 and go on after the last slab, which is never removed."""
@@ -177,40 +208,45 @@ class Transaction:
             return int.from_bytes(cursor.key(), "big") + 1 if cursor.last() else 1
 
     def finish(self) -> None:
-        """Write what the batch amounts to: its slabs and its rows."""
+        """Write what the batch amounts to: its slabs, their names, and its rows."""
         self._write_slabs()
+        self._write_names()
         self._write_rows()
 
     def _write_slabs(self) -> None:
         for slot in self._slots:
-            if all(slot.dead):
+            dead = [ids is None for ids in slot.children]
+            if all(dead):
                 continue
-            key, value = slabs.encode(
-                slot.draft, slot.first_id, slot.dead, slot.children, self._now_ms
-            )
+            # An unnamed object keeps as many columns as it has links, all pointing at itself.
+            children = [
+                [slot.first_id + position] * len(slot.draft.objects[position].children)
+                if ids is None
+                else ids
+                for position, ids in enumerate(slot.children)
+            ]
+            key, value = slabs.encode(slot.draft, slot.first_id, dead, children, self._now_ms)
             if not self._txn.put(key, value, append=True, db=self._env.slabs):
                 # py-lmdb reports an out-of-order append by returning False.
                 raise CorruptionError(f"{self._env.path}: slab {key.hex()} is not the last")
 
-    def _write_rows(self) -> None:
-        """Write the rows, each once, and the sum over all of them.
-
-        Once: when LMDB replaces a long value by a shorter one within a transaction, it
-        keeps the longer run of pages, which its own verifier then calls damage.
-        """
-        if not self._rows:
+    def _write_names(self) -> None:
+        if not self._named:
             return
-        txn, env = self._txn, self._env
-        total = RowSum(txn.get(SUM_KEY, db=env.meta))
-        for (table, key), value in self._rows.items():
-            database = env.tables[table]
-            old = txn.get(key, db=database)
-            if old is not None:
-                total.subtract(row_hash(table, key, open_row(table, key, old)))
-            if value is not None:
-                hashed = row_hash(table, key, value)
-                total.add(hashed)
-                txn.put(key, value + hashed[:CHECKSUM_BYTES], db=database)
-            elif old is not None:
-                txn.delete(key, db=database)
-        txn.put(SUM_KEY, total.encode(), db=env.meta)
+        rows = [(digest, slabs.slab_key(object_id)) for digest, object_id in self._named.items()]
+        # In order, neighbours share the way down the tree.
+        rows.sort()
+        _, added = self._txn.cursor(self._env.index).putmulti(rows, overwrite=False)
+        if added != len(rows):
+            # Each was looked up in this very state, and was not there.
+            raise CorruptionError(f"{self._env.path}: the index is out of order")
+
+    def _write_rows(self) -> None:
+        """Write the rows that have changed, and the sum over all rows."""
+        tables = [table for table in self._tables.values() if table.has_changed]
+        if not tables:
+            return
+        total = RowSum(self._txn.get(SUM_KEY, db=self._env.meta))
+        for table in tables:
+            table.write(total)
+        self._txn.put(SUM_KEY, total.encode(), db=self._env.meta)

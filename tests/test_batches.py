@@ -1,0 +1,296 @@
+"""Writes that share a transaction act as if they had run one after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+
+from casstore.engine.lmdb.engine import LmdbEngine
+from casstore.engine.lmdb.group import Ticket
+from casstore.engine.lmdb.transaction import Job, StaleError
+from casstore.engine.memory import MemoryEngine
+from casstore.engine.protocol import (
+    DeleteRow,
+    NewObject,
+    ObjectsExist,
+    PutRow,
+    RowIs,
+    RowStarts,
+    Write,
+    WriteResult,
+)
+from casstore.errors import CasstoreError, ConditionFailedError
+from casstore.format.digest import Digest
+from casstore.store import Store
+from casstore.testing.engine_fixtures import (
+    all_objects,
+    all_rows,
+    assert_reads_back,
+    find_row,
+    new_blob,
+    new_parent,
+)
+
+Meanwhile = Callable[[], object]
+
+
+@pytest.fixture(params=[0, 1], ids=["lmdb09", "lmdb10"])
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LmdbEngine]:
+    engine = LmdbEngine(str(tmp_path / "s"), durability="process", lmdb_version=request.param)
+    yield engine
+    assert engine.verify() == len(all_objects(engine))
+    engine.close()
+
+
+def commit(
+    engine: LmdbEngine, groups: list[list[Write]], order: list[int], meanwhile: Meanwhile
+) -> list[WriteResult | CasstoreError]:
+    """Prepare each group on its own, then run all writes as one transaction, in this order."""
+    jobs: list[Job] = []
+    for group in groups:
+        together = [Job(write) for write in group]
+        engine._prepare(together)
+        jobs += together
+    meanwhile()
+    tickets: list[Ticket[Job, WriteResult]] = [Ticket(jobs[at]) for at in order]
+    engine._commit(tickets)
+    answers = [ticket.result or ticket.error for ticket in tickets]
+    return [answer for answer in answers if answer is not None]
+
+
+def together(engine: LmdbEngine, *writes: Write) -> list[WriteResult | CasstoreError]:
+    """Run writes that were prepared together as one transaction."""
+    return commit(engine, [[*writes]], [*range(len(writes))], lambda: None)
+
+
+def stored_anew(answers: list[WriteResult | CasstoreError]) -> list[int | type[CasstoreError]]:
+    return [
+        answer.new_objects if isinstance(answer, WriteResult) else type(answer)
+        for answer in answers
+    ]
+
+
+def test_an_object_of_two_writes_is_stored_once(engine: LmdbEngine) -> None:
+    child = new_blob(b"a child")
+    first, second = new_parent(child), new_parent(child, child)
+    answers = together(
+        engine, Write(objects=[child, first, child]), Write(objects=[child, second, second])
+    )
+    assert stored_anew(answers) == [2, 1]
+    assert_reads_back(engine, child, first, second)
+    assert len(all_objects(engine)) == 3
+
+
+def test_a_write_that_counts_on_an_object_of_a_refused_one_comes_again(engine: LmdbEngine) -> None:
+    blob = new_blob(b"of both")
+    refused = Write(objects=[blob], conditions=[RowIs("heads", b"key", b"other")])
+    answers = together(engine, refused, Write(objects=[blob]), Write(objects=[new_blob(b"own")]))
+    assert stored_anew(answers) == [ConditionFailedError, StaleError, 1]
+    assert engine.missing([blob.digest]) == [blob.digest]
+
+
+def test_a_row_put_deleted_and_put_again_is_what_the_last_write_left(engine: LmdbEngine) -> None:
+    put, gone = PutRow("heads", b"key", b"long " * 2000), DeleteRow("heads", b"key")
+    answers = together(
+        engine,
+        Write(rows=[put, PutRow("heads", b"other", b"1")]),
+        Write(conditions=[RowIs("heads", b"key", put.value)], rows=[gone]),
+        Write(conditions=[RowIs("heads", b"key", None)], rows=[PutRow("heads", b"key", b"short")]),
+        Write(conditions=[RowStarts("heads", b"key", b"sh")], rows=[DeleteRow("heads", b"other")]),
+        Write(conditions=[RowIs("heads", b"other", b"1")], rows=[gone]),
+    )
+    assert stored_anew(answers) == [0, 0, 0, 0, ConditionFailedError]
+    assert find_row(engine, "heads", b"key") == b"short"
+    assert find_row(engine, "heads", b"other") is None
+    assert stored_anew(together(engine, Write(rows=[put]), Write(rows=[gone]))) == [0, 0]
+    assert all_rows(engine, "heads") == []
+
+
+def test_an_object_stored_and_deleted_within_a_batch_is_gone(engine: LmdbEngine) -> None:
+    old, new = new_blob(b"old"), new_blob(b"new")
+    engine.write(Write(objects=[old]))
+    gone = Write(deletes=[old.digest, new.digest])
+    exists = Write(conditions=[ObjectsExist([new.digest])])
+    answers = together(engine, Write(objects=[new]), exists, gone, Write(objects=[old]))
+    # The last had found its object stored; that it is gone since shows in the transaction.
+    assert stored_anew(answers) == [1, 0, 0, StaleError]
+    assert engine.missing([old.digest, new.digest]) == [old.digest, new.digest]
+    assert engine.write(Write(objects=[new, old])).new_objects == 2
+    assert_reads_back(engine, old, new)
+
+
+def test_an_object_deleted_and_stored_again_within_a_batch_is_there(engine: LmdbEngine) -> None:
+    blob = new_blob(b"back again")
+    groups = [[Write(objects=[blob])], [Write(objects=[blob])], [Write(deletes=[blob.digest])]]
+    answers = commit(engine, groups, [0, 2, 1], lambda: None)
+    assert stored_anew(answers) == [1, 0, 1]
+    assert_reads_back(engine, blob)
+    assert len(all_objects(engine)) == 1
+
+
+def test_writes_prepared_apart_may_stand_between_those_prepared_together(
+    engine: LmdbEngine,
+) -> None:
+    objects = [new_blob(b"%d" % number) for number in range(4)]
+    shared = new_parent(objects[3])
+    groups = [
+        [Write(objects=[objects[0]]), Write(objects=[objects[1]])],
+        [Write(objects=[objects[2], objects[3], shared])],
+        [Write(objects=[objects[3], shared])],
+    ]
+    answers = commit(engine, groups, [0, 2, 1, 3], lambda: None)
+    assert stored_anew(answers) == [1, 3, 1, 0]
+    assert_reads_back(engine, *objects, shared)
+    ids = [info.id for info in all_objects(engine)]
+    assert len(ids) == len(set(ids)) == 5
+
+
+def test_a_child_stored_by_a_write_prepared_apart_is_older_than_its_parent(
+    engine: LmdbEngine,
+) -> None:
+    """Each has drafted a slab with the child; only the first of them gives it its id."""
+    child = new_blob(b"of all")
+    parents = [new_parent(*[child] * number) for number in (1, 2, 3)]
+    groups = [
+        [Write(objects=[new_blob(b"first")]), Write(objects=[child, parents[0]])],
+        [Write(objects=[child, parents[1]])],
+        [Write(objects=[child, parents[2]])],
+    ]
+    answers = commit(engine, groups, [0, 2, 1, 3], lambda: None)
+    # The slab of the second plan is the newer: what lies in the first must come again.
+    assert stored_anew(answers) == [1, 2, StaleError, 1]
+    assert engine.write(groups[0][1]).new_objects == 1
+    assert_reads_back(engine, child, *parents)
+
+
+def test_long_writes_that_share_objects_are_all_answered(engine: LmdbEngine) -> None:
+    """Each thread prepares its own long write, and all of them draft the same chunks."""
+    for round_ in range(5):
+        shared = random.Random(round_).randbytes(300_000)
+        contents = [shared + bytes([number]) * 9000 for number in range(8)]
+        with ThreadPoolExecutor(8) as pool:
+            names = list(pool.map(Store(engine).put_blob, contents))
+        assert names == [Digest.of_blob(content) for content in contents]
+        assert [Store(engine).get_blob(name) for name in names] == contents
+
+
+def test_what_was_looked_up_counts_only_while_nobody_commits(engine: LmdbEngine) -> None:
+    """The commit in between is this engine's own, but not one that the prepared jobs know of."""
+    kept, gone, late = new_blob(b"kept"), new_blob(b"gone"), new_blob(b"late")
+    engine.write(Write(objects=[kept, gone]))
+    parent = new_parent(kept, gone)
+
+    def meanwhile() -> None:
+        engine.write(Write(objects=[late], deletes=[gone.digest]))
+
+    writes = [
+        Write(objects=[late, new_parent(late)]),
+        Write(objects=[parent]),
+        Write(objects=[gone]),
+        Write(objects=[kept, new_parent(kept)]),
+    ]
+    answers = commit(engine, [writes], [0, 1, 2, 3], meanwhile)
+    assert [type(answer).__name__ for answer in answers] == [
+        "WriteResult", "ObjectNotFoundError", "StaleError", "WriteResult",
+    ]  # fmt: skip
+    assert stored_anew([answers[0], answers[3]]) == [1, 1]
+    assert_reads_back(engine, kept, late, new_parent(late), new_parent(kept))
+    assert len(all_objects(engine)) == 4
+
+
+def test_a_batch_whose_commit_failed_runs_again_as_if_for_the_first_time(
+    engine: LmdbEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interrupted leader leaves its batch, prepared, to the next."""
+    blob = new_blob(b"twice")
+    write = Write(objects=[blob, new_parent(blob)], rows=[PutRow("heads", b"key", blob.digest)])
+    job = Job(write)
+    engine._prepare([job])
+    begin = engine._env.begin_write
+
+    class Failing:
+        def __init__(self, txn: lmdb.Transaction[bytes]) -> None:
+            self._txn = txn
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._txn, name)
+
+        def commit(self) -> None:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._env, "begin_write", lambda: Failing(begin()))
+        with pytest.raises(KeyboardInterrupt):
+            engine._commit([Ticket(job)])
+    assert all_objects(engine) == []
+    ticket: Ticket[Job, WriteResult] = Ticket(job)
+    engine._commit([ticket])
+    assert ticket.result is not None
+    assert ticket.result.new_objects == 2
+    assert_reads_back(engine, *write.objects)
+    assert find_row(engine, "heads", b"key") == blob.digest
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_batches_agree_with_the_reference_run_in_the_same_order(
+    engine: LmdbEngine, seed: int
+) -> None:
+    rng = random.Random(seed)
+    reference = MemoryEngine()
+    pool: list[NewObject] = []
+    for number in range(30):
+        children = rng.sample(pool, min(len(pool), rng.choice([0, 0, 1, 3])))
+        pool.append(new_parent(*children) if children else new_blob(b"%d" % number))
+    keys = (b"a", b"b", b"c")
+
+    def write() -> Write:
+        start = rng.randrange(len(pool))
+        value = rng.choice([None, b"x", b"y" * 5000])
+        place = ("heads", rng.choice(keys))
+        return Write(
+            objects=pool[start : start + rng.choice([0, 1, 3, 10])],
+            conditions=[RowIs(*place, value)] * rng.choice([0, 0, 1]),
+            rows=[
+                DeleteRow("heads", key)
+                if rng.random() < 0.5
+                else PutRow("heads", key, rng.choice([b"x", b""]))
+                for key in rng.choices(keys, k=rng.choice([0, 1, 3]))
+            ],
+            # Only what nothing links to, as a collector would.
+            deletes=[pool[-1].digest] * rng.choice([0, 0, 0, 1]),
+        )
+
+    for _ in range(25):
+        groups = [
+            [write() for _ in range(rng.choice([1, 1, 4]))] for _ in range(rng.choice([1, 3]))
+        ]
+        writes = [write for group in groups for write in group]
+        order = rng.sample(range(len(writes)), len(writes))
+        between = [write()] if rng.random() < 0.3 else []
+
+        def meanwhile(between: list[Write] = between) -> None:
+            for apart in between:
+                for each in (engine, reference):
+                    with contextlib.suppress(CasstoreError):
+                        each.write(apart)
+
+        answers = commit(engine, groups, order, meanwhile)
+        for at, answer in zip(order, answers, strict=True):
+            if isinstance(answer, StaleError):
+                continue
+            try:
+                expected: Any = reference.write(writes[at]).new_objects
+            except CasstoreError as exc:
+                expected = type(exc)
+            assert stored_anew([answer]) == [expected], (seed, at)
+        assert all_rows(engine, "heads") == all_rows(reference, "heads")
+        assert {info.digest for info in all_objects(engine)} == {
+            info.digest for info in all_objects(reference)
+        }
