@@ -25,12 +25,13 @@ from casstore.format.canonical import (
     pack_checked,
     rebuild,
 )
+from casstore.format.node import NULL
 from casstore.format.splitting import Spelled
 
 _FIELDS: Final = 14
 _HEADER: Final = b"\x9e"
 _NIL: Final = b"\xc0"
-NOTHING: Final = Spelled(_NIL, [])
+NOTHING: Final = NULL
 COMPONENTS: Final = ("tool_state", "plugin_snapshot", "execution_state")
 
 
@@ -89,7 +90,9 @@ def decode_manifest(digest: bytes, data: bytes) -> Manifest:
         or (leaf_id is None) != (fields[5] is None)
     ):
         raise _not_a_manifest(digest)
-    spelled: list[Any] = [Spelled(item, links_in(item)) for item in cut_items(data)[9:]]
+    spelled: list[Any] = [
+        NOTHING if item == _NIL else Spelled(item, links_in(item)) for item in cut_items(data)[9:]
+    ]
     names: list[Any] = [None if link is None else bytes(link.digest) for link in fields[5:9]]
     return Manifest(leaf_id, nodes, next_seq, plugin_revision, current_frame, *names, *spelled)
 

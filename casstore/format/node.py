@@ -32,6 +32,7 @@ _FIELDS: Final = 11
 _HEADER: Final = b"\x9b"
 _NIL: Final = b"\xc0"
 _TRUE: Final = b"\xc3"
+NULL: Final = Spelled(_NIL, [])
 # The payload stands one list deep.
 PAYLOAD_ROOM: Final = MAX_DEPTH - 1
 
@@ -61,6 +62,8 @@ class DecodedNode(NamedTuple):
 
 def spell_payload(value: Any, name: str, emit: Emit) -> Spelled:
     """Spell a payload or cause; a refusal names the place from ``name`` on."""
+    if value is None:
+        return NULL
     try:
         return spell(value, PAYLOAD_ROOM, emit)
     except InvalidValueError as exc:

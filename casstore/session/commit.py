@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple
 
+from casstore.engine.conditions import stamped
 from casstore.engine.protocol import Condition, PutRow, RowChange, RowIs, RowKey, Write
 from casstore.errors import (
     BusyError,
@@ -48,6 +49,7 @@ from casstore.session.heads import Base, HeadRow, head_key
 from casstore.session.state import Runtime, State, tombstone_key
 
 _MAX_ATTEMPTS: Final = 256
+_EMPTY: Final = Manifest()
 
 
 class _Spelled(NamedTuple):
@@ -153,7 +155,7 @@ def _bind(session: str, change: Commit) -> None:
 def _spell(session: str, change: Commit) -> _Spelled:
     writer = PieceWriter()
     nodes = graph.spell_nodes(change.append if change.replace is None else change.replace, writer)
-    given = Manifest()
+    given = _EMPTY
     if change.checkpoint is not None:
         given = checkpoint.store_checkpoint(given, change.checkpoint, writer)
     meaning = None
@@ -192,22 +194,27 @@ class _Attempt:
         """Make the objects and write them. ``fresh``: the ids of the nodes are new for sure."""
         change, writer = self._change, spelled.writer
         grown = graph.change_graph(self._runtime, state, change, spelled.nodes, writer, fresh=fresh)
-        manifest = grown.manifest
-        if change.checkpoint is not None:
-            # Everything of a manifest that a checkpoint speaks of, and nothing else.
-            manifest = spelled.checkpoint._replace(
-                leaf_id=manifest.leaf_id,
-                nodes=manifest.nodes,
-                next_seq=manifest.next_seq,
-                leaf=manifest.leaf,
-                usage=manifest.usage,
-                tips=manifest.tips,
-            )
+        before = _EMPTY if state is None else state.manifest
+        beside = before if change.checkpoint is None else spelled.checkpoint
+        ledger = before.usage
         if change.usage:
-            ledger = checkpoint.add_usage(
-                self._runtime.reader(), manifest.usage, change.usage, writer
-            )
-            manifest = manifest._replace(usage=ledger)
+            ledger = checkpoint.add_usage(self._runtime.reader(), ledger, change.usage, writer)
+        manifest = Manifest(
+            grown.leaf_id,
+            grown.node_count,
+            grown.next_seq,
+            beside.plugin_revision,
+            beside.current_frame,
+            grown.leaf_digest,
+            beside.tool_state,
+            beside.plugin_snapshot,
+            beside.execution_state,
+            beside.turn_state,
+            beside.frames,
+            beside.config,
+            ledger,
+            grown.tips,
+        )
         digest = objects.write_manifest(manifest, writer.emit)
         if manifest.tips.links and manifest.tips.outlined:
             # A long map is changed step by step, and each step leaves its pieces behind.
@@ -277,7 +284,8 @@ class _Attempt:
         writer: PieceWriter,
     ) -> CommitResult:
         change = self._change
-        self._changes += move_head(self._key, state, head, change.label)
+        put = heads.put_head(self._key, head, new=state is None)
+        self._changes += move_head(self._key, state, put, change.label)
         if change.release and isinstance(change.lease, Lease):
             self._changes.append(leases.put_released(self._key, change.lease))
         try:
@@ -286,25 +294,24 @@ class _Attempt:
             )
         except ObjectNotFoundError as exc:
             raise checkpoint.name_missing(manifest, exc) from exc
-        head = head._replace(
-            committed_at_ms=done.now_ms,
-            created_at_ms=head.created_at_ms if state is not None else done.now_ms,
-        )
-        self._runtime.remember(
-            self._key, State(heads.encode_head(head), head, manifest, grown.leaf, grown.page)
-        )
+        # The row as the engine has written it, its own time in it.
+        row = stamped(put, done.now_ms)
+        head = heads.with_times(head, row)
+        self._runtime.remember(self._key, State(row, head, manifest, grown.leaf, grown.page))
         return CommitResult(
             head.revision, Digest(head.manifest), manifest.leaf_id, grown.nodes, False
         )
 
 
-def move_head(key: bytes, state: State | None, head: HeadRow, label: str | None) -> list[RowChange]:
+def move_head(key: bytes, state: State | None, put: PutRow, label: str | None) -> list[RowChange]:
     """The rows by which a head moves: itself, what it was into history, and its label."""
-    changes: list[RowChange] = [heads.put_head(key, head, new=state is None)]
+    changes: list[RowChange] = [put]
+    revision = 1
     if state is not None:
+        revision = state.head.revision + 1
         changes.append(PutRow("history", keys.history(key, state.head.revision), state.row))
     if label is not None:
-        changes.append(put_label(key, label, head.revision))
+        changes.append(put_label(key, label, revision))
     return changes
 
 
@@ -351,7 +358,7 @@ def rewind(
             runtime.engine.write(
                 Write(
                     conditions=[condition, RowIs(*head_key(key), state.row)],
-                    rows=move_head(key, state, head, label),
+                    rows=move_head(key, state, heads.put_head(key, head, new=False), label),
                 )
             )
         except ConditionFailedError:
@@ -379,7 +386,7 @@ def receipt_key(key: bytes, turn: str) -> RowKey:
 
 
 def _put_receipt(key: bytes, turn: str, meaning: bytes, head: HeadRow, grown: Grown) -> PutRow:
-    first = grown.manifest.next_seq - len(grown.nodes)
+    first = grown.next_seq - len(grown.nodes)
     base = None if head.base is None else list(head.base)
     value = b"".join(
         (

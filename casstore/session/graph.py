@@ -56,7 +56,11 @@ class SpelledNode(NamedTuple):
 class Grown(NamedTuple):
     """The graph after a commit, and the rows that say so."""
 
-    manifest: Manifest
+    leaf_id: str | None
+    leaf_digest: bytes | None
+    node_count: int
+    next_seq: int
+    tips: Spelled
     lineage: bytes
     base: Base | None
     hidden: bytes | None
@@ -188,30 +192,33 @@ class _Growth:
     def append(self, nodes: list[SpelledNode], *, fresh: bool) -> None:
         """Create these nodes."""
         by_id: dict[str, SpelledNode] = {}
-        before: str | None = self._current_leaf() if nodes and nodes[0].parent is LEAF else None
-        for at, node in enumerate(nodes):
+        parents: dict[str, str | None] = {}
+        before = self._current_leaf() if nodes and nodes[0].parent is LEAF else None
+        in_order = True
+        for node in nodes:
             if node.id in by_id:
                 raise DuplicateNodeError(node.id, "appears twice in the commit")
-            by_id[node.id] = (
-                node._replace(parent=before if not at else nodes[at - 1].id)
-                if node.parent is LEAF
-                else node
-            )
+            parent = before if node.parent is LEAF else node.parent
+            by_id[node.id] = node
+            parents[node.id] = parent
+            if parent != before and parent is not None:
+                in_order = in_order and parent in parents and parent != node.id
+            before = node.id
         if not fresh:
             for node_id, place in zip(by_id, self._find(list(by_id)), strict=True):
                 if place is not None:
                     raise DuplicateNodeError(node_id, "is in the session already")
-        for node in _parents_first(by_id):
-            self._create(node)
+        for node_id in by_id if in_order else _parents_first(parents):
+            self._create(by_id[node_id], parents[node_id])
 
-    def _create(self, node: SpelledNode) -> None:
+    def _create(self, node: SpelledNode, parent_id: str | None) -> None:
         seq = self._manifest.next_seq + len(self._created)
         depth, users, parent = 1, 0, None
         first_user: bytes | bool | None = None
-        if node.parent is not None:
-            known = self._header(node.parent)
+        if parent_id is not None:
+            known = self._header(parent_id)
             if known is None:
-                raise UnknownParentError(node.id, f"has an unknown parent {node.parent!r}")
+                raise UnknownParentError(node.id, f"has an unknown parent {parent_id!r}")
             above, parent = known
             depth, users = above.depth + 1, above.users
             first_user = parent if above.first_user is True else above.first_user
@@ -219,7 +226,7 @@ class _Growth:
             users += 1
             first_user = True if first_user is None else first_user
         header = NodeHeader(
-            node.id, seq, depth, users, node.frame, node.time, node.parent, parent, first_user
+            node.id, seq, depth, users, node.frame, node.time, parent_id, parent, first_user
         )
         data, links = encode_node(header, node.cause, node.payload)
         digest = self._writer.emit(Kind.NODE, data, links)
@@ -239,32 +246,45 @@ class _Growth:
             leaf_id = last.id
         else:
             leaf_id = self._manifest.leaf_id
-        if change.leaf is LAST and not created and self._state is not None:
+        manifest, state = self._manifest, self._state
+        if change.leaf is LAST and not created and state is not None:
             # It stays where it is, hidden or not: a commit that says nothing of it heals nothing.
-            return self._grown(self._manifest, self._state.leaf, self._state.page, [])
+            return self._grown(leaf_id, manifest.leaf, manifest.tips, state.leaf, state.page, [])
         if leaf_id is not None:
             leaf = self._header(leaf_id)
             if leaf is None:
                 raise UnknownLeafError(leaf_id, "is to be the leaf, but is not in the session")
-        manifest = self._manifest._replace(
-            leaf_id=leaf_id,
-            leaf=None if leaf is None else leaf[1],
-            nodes=self._manifest.nodes + len(created),
-            next_seq=self._manifest.next_seq + len(created),
-            tips=self._tips(None if leaf is None else leaf[0].id),
-        )
-        page = None if self._state is None else self._state.page
+        page = None if state is None else state.page
         rows: list[PutRow] = []
         if created:
             rows, page = self._rows(page)
-        return self._grown(manifest, None if leaf is None else leaf[0], page, rows)
+        header, digest = (None, None) if leaf is None else leaf
+        return self._grown(leaf_id, digest, self._tips(leaf_id), header, page, rows)
 
     def _grown(
-        self, manifest: Manifest, leaf: NodeHeader | None, page: Page | None, rows: list[PutRow]
+        self,
+        leaf_id: str | None,
+        leaf_digest: bytes | None,
+        tips: Spelled,
+        leaf: NodeHeader | None,
+        page: Page | None,
+        rows: list[PutRow],
     ) -> Grown:
-        hidden = None if self._state is None else self._state.head.hidden
-        ids = tuple([header.id for header, _, _ in self._created])
-        return Grown(manifest, self._lineage, self._base, hidden, rows, ids, leaf, page)
+        created = self._created
+        return Grown(
+            leaf_id,
+            leaf_digest,
+            self._manifest.nodes + len(created),
+            self._manifest.next_seq + len(created),
+            tips,
+            self._lineage,
+            self._base,
+            None if self._state is None else self._state.head.hidden,
+            rows,
+            tuple([header.id for header, _, _ in created]),
+            leaf,
+            page,
+        )
 
     def _rows(self, page: Page | None) -> tuple[list[PutRow], Page]:
         created = self._created
@@ -293,10 +313,21 @@ class _Growth:
         chain = self._chain or self._runtime.chain(self._state)
         return chain.page(self._manifest.next_seq - 1)
 
+    def _is_straight(self, leaf_id: str | None) -> bool:
+        """Does the commit only make the one branch longer, and move the leaf to its end?"""
+        end = self._manifest.leaf_id
+        for header, _, _ in self._created:
+            if header.parent_id != end:
+                return False
+            end = header.id
+        return end == leaf_id
+
     def _tips(self, leaf_id: str | None) -> Spelled:
         """The ends of all branches, as a map; nil if the leaf is the only one."""
         manifest, created = self._manifest, self._created
         tips = manifest.tips
+        if tips is NOTHING and self._is_straight(leaf_id):
+            return NOTHING
         parents = {header.parent_id for header, _, _ in created}
         ends = {
             header.id: Link(Digest(digest))
@@ -319,17 +350,16 @@ class _Growth:
         return NOTHING if only else tips
 
 
-def _parents_first(by_id: dict[str, SpelledNode]) -> list[SpelledNode]:
+def _parents_first(parents: dict[str, str | None]) -> list[str]:
     """In the order given, but each after its parent; CycleError if that cannot be."""
-    ordered: dict[str, SpelledNode] = {}
-    for node in by_id.values():
-        waiting: dict[str, SpelledNode] = {}
-        step: SpelledNode | None = node
-        while step is not None and step.id not in ordered:
-            if step.id in waiting:
-                raise CycleError(step.id, "is its own ancestor")
-            waiting[step.id] = step
-            step = by_id.get(step.parent) if step.parent is not None else None
-        for one in reversed(waiting.values()):
-            ordered[one.id] = one
-    return list(ordered.values())
+    ordered: dict[str, None] = {}
+    for node_id in parents:
+        waiting: dict[str, None] = {}
+        step: str | None = node_id
+        while step is not None and step in parents and step not in ordered:
+            if step in waiting:
+                raise CycleError(step, "is its own ancestor")
+            waiting[step] = None
+            step = parents[step]
+        ordered.update(dict.fromkeys(reversed(waiting)))
+    return list(ordered)

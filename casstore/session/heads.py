@@ -104,6 +104,12 @@ def put_head(key: bytes, row: HeadRow, *, new: bool) -> PutRow:
     return PutRow("heads", key, encode_head(row), stamps)
 
 
+def with_times(row: HeadRow, data: bytes) -> HeadRow:
+    """A head with the times that the engine has stamped into its row."""
+    _, created_at_ms, committed_at_ms, _ = _FIXED.unpack_from(data)
+    return HeadRow(row.revision, created_at_ms, committed_at_ms, *row[3:])
+
+
 def public_entry(session: str, row: HeadRow, labels: tuple[str, ...]) -> Entry:
     """A revision as callers see it."""
     return Entry(

@@ -21,7 +21,7 @@ from casstore.format import splitting
 from casstore.format.canonical import pack_checked
 from casstore.format.digest import digest_of, turn_hash
 from casstore.format.manifest import Manifest
-from casstore.format.node import PAYLOAD_ROOM
+from casstore.format.node import NULL, PAYLOAD_ROOM
 from casstore.session.data import LAST, LEAF, Commit, Node, NodeDraft
 from casstore.session.graph import SpelledNode
 
@@ -108,6 +108,8 @@ def _is_part(value: Any) -> bool:
 
 
 def _frames(frames: Any) -> bytes:
+    if not frames:
+        return NULL.data
     return _spelled(
         [
             {key: value for key, value in frame.items() if key != "created_at"}
