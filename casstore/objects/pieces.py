@@ -38,7 +38,10 @@ class PieceReader:
 
     def get(self, digest: bytes) -> StoredObject:
         """One object that a caller asked for by name."""
-        return self.get_many((digest,))[0]
+        [item] = self.find_many((digest,))
+        if item is None:
+            raise ObjectNotFoundError(digest)
+        return item
 
     def get_many(self, digests: Sequence[bytes]) -> list[StoredObject]:
         """Objects that a caller asked for by name, all there or ObjectNotFoundError."""

@@ -25,21 +25,22 @@ class SlabCache:
         """The cached slab that ends in ``last_id``, if it covers ``object_id``."""
         with self._lock:
             slab = self._slabs.get(last_id)
-            if slab is None or object_id < slab.directory.first_id:
+            if slab is None or object_id < slab.first_id:
                 return None
             self._slabs.move_to_end(last_id)
             return slab
 
     def put(self, last_id: int, slab: Slab) -> None:
         """Keep a slab, unless it alone exceeds the limit."""
-        if slab.size_bytes > self._limit_bytes:
+        size_bytes = slab.size_bytes
+        if size_bytes > self._limit_bytes:
             return
         with self._lock:
             old = self._slabs.pop(last_id, None)
             if old is not None:
                 self._used_bytes -= old.size_bytes
             self._slabs[last_id] = slab
-            self._used_bytes += slab.size_bytes
+            self._used_bytes += size_bytes
             while self._used_bytes > self._limit_bytes:
                 _, evicted = self._slabs.popitem(last=False)
                 self._used_bytes -= evicted.size_bytes

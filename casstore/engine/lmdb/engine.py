@@ -176,7 +176,7 @@ class LmdbEngine:
                 reader = self._reader(txn)
                 index = self._env.index
                 for digest in digests[start : start + _READ_BATCH]:
-                    row = txn.get(digest, db=index)
+                    row = txn.get(digest, None, index)
                     found.append(None if row is None else reader.object(slabs.read_id(row)))
         return found
 
@@ -236,7 +236,7 @@ class LmdbEngine:
             found: list[bytes | None] = []
             for table, key in keys:
                 row = find_row(txn.cursor(db=tables[table]), table, key)
-                found.append(None if row is None else row.value)
+                found.append(None if row is None else row[0])
             return found
 
     def scan_rows(
@@ -280,7 +280,7 @@ class LmdbEngine:
             raise failure
         conditions.validate(write)
         job = Job(write)
-        if sum([len(item.data) for item in write.objects]) >= _LONG_WRITE_BYTES:
+        if write.objects and sum([len(item.data) for item in write.objects]) >= _LONG_WRITE_BYTES:
             self._prepare([job])
         for _ in range(_MAX_ATTEMPTS):
             try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import lmdb
 
 from casstore.engine.lmdb import slab as slabs
@@ -10,6 +12,9 @@ from casstore.engine.lmdb.compression import Compressor
 from casstore.engine.lmdb.slab import Slab
 from casstore.engine.protocol import StoredObject
 from casstore.errors import CorruptionError
+
+# Cutting columns out of bytes is cheaper than out of a view, if it costs no long copy.
+_SHORT_BYTES: Final = 16 << 10
 
 
 class SlabReader:
@@ -38,35 +43,33 @@ class SlabReader:
 
     def object(self, object_id: int) -> StoredObject:
         """The object with this id."""
-        slab = self.slab(object_id)
-        position = object_id - slab.directory.first_id
+        slab = self._slab
+        if slab is None or not slab.first_id <= object_id <= slab.last_id:
+            slab = self.slab(object_id)
+        position = object_id - slab.first_id
         return StoredObject(slab.kind(position), slab.data(position, self.digest))
 
     def slab(self, object_id: int) -> Slab:
         """The decoded slab that holds this id."""
-        slab = self._slab
-        if slab is not None:
-            first_id = slab.directory.first_id
-            if first_id <= object_id < first_id + slab.directory.objects:
-                return slab
         last_id = self._seek(object_id)
         slab = self._cache.find(last_id, object_id)
         if slab is None:
-            slab = self.decode()
+            slab = self._decode(last_id, self._near_value)
             self._cache.put(last_id, slab)
         self._slab = slab
         return slab
 
     def decode_at(self, object_id: int) -> Slab:
         """The slab that holds this id, straight from the file and checked in full."""
-        self._seek(object_id)
-        self._slab = self.decode(check=True)
+        last_id = self._seek(object_id)
+        self._slab = self._decode(last_id, self._near_value, check=True)
         return self._slab
 
-    def decode(self, *, check: bool = False) -> Slab:
-        """The slab under the cursor, inflated; ``check`` compares its checksum too."""
-        value = self._cursor.value()
-        directory = slabs.read_directory(self._cursor.key(), value, check=check)
+    def _decode(self, last_id: int, value: bytes | memoryview, *, check: bool = False) -> Slab:
+        """A slab, inflated; ``check`` compares its checksum too."""
+        if len(value) <= _SHORT_BYTES:
+            value = bytes(value)
+        directory = slabs.read_directory(slabs.slab_key(last_id), value, check=check)
         payload = bytes(value[directory.payload_at :])
         return Slab(
             directory,
@@ -80,7 +83,7 @@ class SlabReader:
         samples: list[bytes] = []
         more = self._cursor.last()
         while more and size_bytes > 0:
-            slab = self.decode()
+            slab = self._decode(int.from_bytes(self._cursor.key(), "big"), self._cursor.value())
             for position in range(slab.directory.objects):
                 data = slab.stripped(position)
                 if 0 < len(data) <= max_object_bytes:
@@ -92,10 +95,8 @@ class SlabReader:
     def digest(self, object_id: int) -> bytes:
         """The digest of an object, from its slab's directory alone."""
         slab = self._slab
-        if slab is not None:
-            position = object_id - slab.directory.first_id
-            if 0 <= position < slab.directory.objects:
-                return slab.directory.digest(position)
+        if slab is not None and slab.first_id <= object_id <= slab.last_id:
+            return slab.directory.digest(object_id - slab.first_id)
         if not self._near_first <= object_id <= self._near_last:
             self._seek(object_id)
         return slabs.digest_at(self._near_value, object_id - self._near_first)
@@ -104,8 +105,8 @@ class SlabReader:
         """Put the cursor on the slab that holds this id; give the slab's last id."""
         # An id comes from a row or a directory that may be damaged.
         if 0 < object_id <= slabs.MAX_ID and self._cursor.set_range(slabs.slab_key(object_id)):
-            value = self._cursor.value()
-            last_id = int.from_bytes(self._cursor.key(), "big")
+            key, value = self._cursor.item()
+            last_id = int.from_bytes(key, "big")
             first_id = last_id - slabs.count_of(value) + 1
             if first_id <= object_id:
                 self._near_first, self._near_last, self._near_value = first_id, last_id, value

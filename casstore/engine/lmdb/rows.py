@@ -13,7 +13,7 @@ the sum tells that they are not the latest.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 import lmdb
 
@@ -26,29 +26,30 @@ SUM_KEY: Final = b"rows_sum"
 _SUM_RANGE: Final = 1 << (8 * DIGEST_BYTES)
 
 
-# What the hash of a row starts with: the length of the table's name, and the name.
+# What the hash of a row starts with: the length of the table's name, and the name; then
+# the length of the key.
 _TABLE_PREFIXES: Final = {table: bytes((len(table),)) + table.encode() for table in TABLES}
+_KEY_LENGTHS: Final = [length.to_bytes(2, "big") for length in range(MAX_ROW_KEY_BYTES + 1)]
 
 
 def row_hash(table: str, key: bytes, value: bytes) -> bytes:
     """The hash that stands for one row."""
-    return plain_hash(b"".join((_TABLE_PREFIXES[table], len(key).to_bytes(2, "big"), key, value)))
+    return plain_hash(b"".join((_TABLE_PREFIXES[table], _KEY_LENGTHS[len(key)], key, value)))
 
 
-class ProvenRow(NamedTuple):
-    """The value of a stored row that was checked, and the hash that stands for the row."""
-
-    value: bytes
-    hashed: bytes
+#: The value of a stored row that was checked, and the hash that stands for the row.
+ProvenRow = tuple[bytes, bytes]
 
 
 def prove_row(table: str, key: bytes, stored: bytes | memoryview) -> ProvenRow:
     """A stored row, checked."""
-    value = bytes(stored[:-CHECKSUM_BYTES])
-    hashed = row_hash(table, key, value)
-    if hashed[:CHECKSUM_BYTES] != stored[-CHECKSUM_BYTES:]:
+    whole = stored if isinstance(stored, bytes) else bytes(stored)
+    value = whole[:-CHECKSUM_BYTES]
+    # As ``row_hash`` does; spelled out because every look-up of a row comes through here.
+    hashed = plain_hash(b"".join((_TABLE_PREFIXES[table], _KEY_LENGTHS[len(key)], key, value)))
+    if len(whole) < CHECKSUM_BYTES or not whole.endswith(hashed[:CHECKSUM_BYTES]):
         raise CorruptionError(f"row {key.hex()} of table {table} is damaged")
-    return ProvenRow(value, hashed)
+    return value, hashed
 
 
 def open_row(table: str, key: bytes, stored: bytes | memoryview) -> bytes:
@@ -68,25 +69,32 @@ def find_row(
     """
     if not cursor.set_range(key):
         if cursor.last():
-            _require_side(cursor, table, key, below=True)
+            _require_below(cursor, table, key)
         return None
     name, stored = cursor.item()
     if name == key:
         return prove_row(table, key, stored)
-    _require_side(cursor, table, key, below=False)
+    above = bytes(name)
+    prove_row(table, above, stored)
+    if above <= key:
+        raise _out_of_order(table, key)
     if cursor.prev():
-        _require_side(cursor, table, key, below=True)
+        _require_below(cursor, table, key)
     return None
 
 
-def _require_side(
-    cursor: lmdb.Cursor[bytes] | lmdb.Cursor[memoryview], table: str, key: bytes, *, below: bool
+def _require_below(
+    cursor: lmdb.Cursor[bytes] | lmdb.Cursor[memoryview], table: str, key: bytes
 ) -> None:
-    found, stored = cursor.item()
-    name = bytes(found)
-    prove_row(table, name, stored)
-    if name >= key if below else name <= key:
-        raise CorruptionError(f"the keys of table {table} are out of order around {key.hex()}")
+    name, stored = cursor.item()
+    below = bytes(name)
+    prove_row(table, below, stored)
+    if below >= key:
+        raise _out_of_order(table, key)
+
+
+def _out_of_order(table: str, key: bytes) -> CorruptionError:
+    return CorruptionError(f"the keys of table {table} are out of order around {key.hex()}")
 
 
 # A bound may be longer than any key can be (the last key of a page and one byte more),

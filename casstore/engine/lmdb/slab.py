@@ -44,6 +44,10 @@ _HEADER: Final = Struct("<BBBBIIQ")
 _CHECKSUM_BYTES: Final = 8
 HEADER_BYTES: Final = _HEADER.size + _CHECKSUM_BYTES
 _CODES: Final = "BHIQ"
+# A width is one of four; in a byte that holds two, these bits are never set.
+_NO_WIDTH: Final = 0xCC
+_COUNT: Final = Struct("<I")
+_COUNT_AT: Final = 4
 
 # How many raw bytes and objects a slab collects before the next one starts. A read
 # inflates a whole slab, so this trades the size of the store against the cost of
@@ -89,45 +93,43 @@ def draft(objects: list[NewObject], compress: Callable[[bytes], tuple[int, int, 
     parts: list[bytes] = []
     lengths: list[int] = []
     gaps: list[int] = []
-    for item in objects:
-        cut = _cut_links(item.data, item.children) if item.children else (item.data, [])
-        stripped.append(cut is not None)
-        if cut is None:
-            parts.append(item.data)
-            lengths.append(len(item.data))
-            continue
-        rest, own_gaps = cut
-        parts.append(rest)
-        lengths.append(len(rest))
-        gaps.extend(own_gaps)
+    for _, _, data, children in objects:
+        cut = not children or _cut_links(data, children, parts, gaps)
+        stripped.append(cut)
+        if not children or not cut:
+            parts.append(data)
+            lengths.append(len(data))
+        else:
+            lengths.append(len(data) - DIGEST_BYTES * len(children))
     gap_width = _width(gaps)
-    raw = _column(gaps, gap_width) + b"".join(parts)
-    codec, dictionary, payload = compress(raw)
+    codec, dictionary, payload = compress(_column(gaps, gap_width) + b"".join(parts))
     return Draft(objects, stripped, lengths, gap_width, codec, dictionary, payload)
 
 
-def _cut_links(data: bytes, children: Sequence[bytes]) -> tuple[bytes, list[int]] | None:
-    """The data without its links, and the distance of each from the one before.
+def _cut_links(data: bytes, children: Sequence[bytes], parts: list[bytes], gaps: list[int]) -> bool:
+    """Add the data without its links to ``parts``, and how far each is from the one before.
 
-    None if the links do not all stand in the data in the order given; the object
-    then keeps them.
+    False, and nothing is added, if the links do not all stand in the data in the order
+    given; the object then keeps them.
     """
     kept: list[bytes] = []
-    gaps: list[int] = []
+    own_gaps: list[int] = []
     at = 0
     for digest in children:
         found = data.find(digest, at)
         if found < 0:
-            return None
+            return False
         kept.append(data[at:found])
-        gaps.append(found - at)
+        own_gaps.append(found - at)
         at = found + DIGEST_BYTES
     kept.append(data[at:])
-    return b"".join(kept), gaps
+    parts += kept
+    gaps += own_gaps
+    return True
 
 
 def _width(numbers: Sequence[int]) -> int:
-    largest = max(numbers, default=0)
+    largest = max(numbers) if numbers else 0
     if largest < 0x100:
         return 0
     if largest < 0x1_0000:
@@ -156,45 +158,42 @@ def encode(
 
     ``children`` are the ids that each object links to.
     """
-    count = len(draft.objects)
-    kinds = bytes(
-        [
-            (DEAD if gone else item.kind) | (0 if cut else KEEPS_LINKS)
-            for item, cut, gone in zip(draft.objects, draft.stripped, dead, strict=True)
-        ]
-    )
+    objects, stripped, lengths, gap_width, codec, dictionary, payload = draft
+    count = len(objects)
+    kinds = [
+        (DEAD if gone else item.kind) | (0 if cut else KEEPS_LINKS)
+        for item, cut, gone in zip(objects, stripped, dead, strict=True)
+    ]
     counts = [len(ids) for ids in children]
     # Distances are small where ids are large, and never negative (a child is older).
-    distances = [first_id + at - child for at, ids in enumerate(children) for child in ids]
-    widths = _width(draft.lengths), _width(counts), _width(distances), draft.gap_width
+    distances = [own - child for own, ids in enumerate(children, first_id) for child in ids]
+    length_width, count_width, distance_width = _width(lengths), _width(counts), _width(distances)
     header = _HEADER.pack(
         LAYOUT,
-        draft.codec,
-        widths[0] | widths[1] << 4,
-        widths[2] | widths[3] << 4,
+        codec,
+        length_width | count_width << 4,
+        distance_width | gap_width << 4,
         count,
-        draft.dictionary,
+        dictionary,
         stored_at_ms,
     )
-    directory = b"".join(
-        [
-            b"".join([item.digest for item in draft.objects]),
-            kinds,
-            _column(draft.lengths, widths[0]),
-            _column(counts, widths[1]),
-            _column(distances, widths[2]),
-        ]
+    directory = [item.digest for item in objects]
+    directory += (
+        bytes(kinds),
+        _column(lengths, length_width),
+        _column(counts, count_width),
+        _column(distances, distance_width),
     )
     key = slab_key(first_id + count - 1)
-    checksum = plain_hash(key + header + directory, _CHECKSUM_BYTES)
-    return key, b"".join((header, checksum, directory, draft.payload))
+    checksum = plain_hash(b"".join((key, header, *directory)), _CHECKSUM_BYTES)
+    return key, b"".join((header, checksum, *directory, payload))
 
 
 def count_of(value: bytes | memoryview) -> int:
     """How many ids a stored slab covers, read without checking the rest."""
     if len(value) < HEADER_BYTES:
         raise CorruptionError(f"a slab of {len(value)} bytes is shorter than its header")
-    count: int = _HEADER.unpack_from(value)[4]
+    count: int = _COUNT.unpack_from(value, _COUNT_AT)[0]
     return count
 
 
@@ -256,36 +255,46 @@ def read_directory(
     takes from here it proves by the digest of the object. Who follows ids without
     reading objects may not.
     """
-    count = count_of(value)
-    layout, codec, widths_a, widths_b, _, dictionary, stored_at_ms = _HEADER.unpack_from(value)
+    if len(value) < HEADER_BYTES:
+        raise CorruptionError(f"a slab of {len(value)} bytes is shorter than its header")
+    layout, codec, widths_a, widths_b, count, dictionary, stored_at_ms = _HEADER.unpack_from(value)
     last_id = int.from_bytes(key, "big")
-    widths = widths_a & 15, widths_a >> 4, widths_b & 15, widths_b >> 4
-    if layout != LAYOUT or codec not in (CODEC_RAW, CODEC_ZSTD) or max(widths) > 3 or count < 1:
+    if (
+        layout != LAYOUT
+        or codec not in (CODEC_RAW, CODEC_ZSTD)
+        or (widths_a | widths_b) & _NO_WIDTH
+        or count < 1
+    ):
         raise CorruptionError(f"the slab ending in id {last_id} has an unknown layout")
     try:
-        at = HEADER_BYTES
-        digests = bytes(value[at : at + DIGEST_BYTES * count])
-        at += DIGEST_BYTES * count
-        kinds = bytes(_read_column(value, at, count, 0))
-        at += count
-        lengths = _read_column(value, at, count, widths[0])
-        at += count << widths[0]
-        counts = _read_column(value, at, count, widths[1])
-        at += count << widths[1]
+        kinds_at = HEADER_BYTES + DIGEST_BYTES * count
+        digests = bytes(value[HEADER_BYTES:kinds_at])
+        at = kinds_at + count
+        kinds = bytes(value[kinds_at:at])
+        if len(kinds) != count:
+            raise ValueError("a column runs over the end")
+        width = widths_a & 15
+        lengths = _read_column(value, at, count, width)
+        at += count << width
+        width = widths_a >> 4
+        counts = _read_column(value, at, count, width)
+        at += count << width
+        width = widths_b & 15
         links = sum(counts)
-        distances = _read_column(value, at, links, widths[2])
-        at += links << widths[2]
+        distances = _read_column(value, at, links, width) if links else b""
+        at += links << width
     except (ValueError, OverflowError, MemoryError, struct.error) as exc:
         raise CorruptionError(f"the slab ending in id {last_id} has a damaged directory") from exc
-    if sum(lengths) > _MAX_RAW_BYTES:
+    size_bytes = sum(lengths)
+    if size_bytes > _MAX_RAW_BYTES:
         # The frame may well agree; no slab that was ever written is this long (P7).
-        raise CorruptionError(f"the slab ending in id {last_id} claims {sum(lengths)} bytes")
+        raise CorruptionError(f"the slab ending in id {last_id} claims {size_bytes} bytes")
     if check:
         covered = bytes(key) + bytes(value[: _HEADER.size]) + bytes(value[HEADER_BYTES:at])
         if plain_hash(covered, _CHECKSUM_BYTES) != bytes(value[_HEADER.size : HEADER_BYTES]):
             raise CorruptionError(f"the slab ending in id {last_id} has a damaged directory")
     return Directory(
-        last_id - count + 1, count, digests, kinds, lengths, counts, distances, widths[3],
+        last_id - count + 1, count, digests, kinds, lengths, counts, distances, widths_b >> 4,
         codec, dictionary, stored_at_ms, at,
     )  # fmt: skip
 
@@ -293,26 +302,34 @@ def read_directory(
 class Slab:
     """A decoded slab: the directory and the inflated objects."""
 
-    __slots__ = ("_child_starts", "_gap_starts", "_gaps", "_starts", "directory", "raw")
+    __slots__ = (
+        "_child_starts",
+        "_gap_starts",
+        "_gaps",
+        "_starts",
+        "directory",
+        "first_id",
+        "last_id",
+        "raw",
+        "size_bytes",
+    )
 
     def __init__(self, directory: Directory, inflate: Callable[[int], bytes]) -> None:
         """Decode; ``inflate`` gives the payload if it has exactly so many bytes."""
         self.directory = directory
+        self.first_id = directory.first_id
+        self.last_id = directory.first_id + directory.objects - 1
         counts = directory.child_counts
+        self._child_starts = self._gap_starts = [0, *accumulate(counts)]
         gap_counts = directory.gap_counts()
-        gaps = sum(gap_counts)
-        self.raw = inflate((gaps << directory.gap_width) + sum(directory.lengths))
+        if gap_counts is not counts:
+            self._gap_starts = [0, *accumulate(gap_counts)]
+        gaps = self._gap_starts[-1]
         self._starts = [*accumulate(directory.lengths, initial=gaps << directory.gap_width)]
-        self._child_starts = [0, *accumulate(counts)]
-        self._gap_starts = (
-            self._child_starts if gap_counts is counts else [0, *accumulate(gap_counts)]
-        )
+        self.raw = inflate(self._starts[-1])
         self._gaps = _read_column(self.raw, 0, gaps, directory.gap_width)
-
-    @property
-    def size_bytes(self) -> int:
-        """What keeping this slab in memory costs, roughly."""
-        return len(self.raw) + len(self.directory.digests) + 64 * self.directory.objects + 256
+        #: What keeping this slab in memory costs, roughly.
+        self.size_bytes = len(self.raw) + (DIGEST_BYTES + 64) * directory.objects + 256
 
     def kind(self, position: int) -> int:
         """The kind of one object, or DEAD."""
@@ -324,23 +341,28 @@ class Slab:
 
     def stripped(self, position: int) -> bytes:
         """One object's bytes as they lie here, without its links."""
-        start = self._starts[position]
-        return self.raw[start : start + self.directory.lengths[position]]
+        return self.raw[self._starts[position] : self._starts[position + 1]]
 
     def data(self, position: int, digest_of_id: Callable[[int], bytes]) -> bytes:
         """One object's bytes, its links put back in."""
-        data = self.stripped(position)
-        number = self.directory.child_counts[position]
-        if not number or self.directory.kinds[position] & KEEPS_LINKS:
-            return data
-        gap_start = self._gap_starts[position]
+        directory = self.directory
+        number = directory.child_counts[position]
+        if not number or directory.kinds[position] & KEEPS_LINKS:
+            return self.stripped(position)
+        own_id = self.first_id + position
+        raw = self.raw
+        at = self._starts[position]
+        end = self._starts[position + 1]
+        first_gap = self._gap_starts[position]
+        first_link = self._child_starts[position]
+        distances = directory.distances[first_link : first_link + number]
         parts: list[bytes] = []
-        at = 0
-        for gap, child in zip(
-            self._gaps[gap_start : gap_start + number], self.children(position), strict=True
+        for gap, distance in zip(
+            self._gaps[first_gap : first_gap + number], distances, strict=True
         ):
-            parts.append(data[at : at + gap])
-            parts.append(digest_of_id(child))
+            # Gaps that are damaged may run over the end of the object, not into the next one.
+            parts.append(raw[at : min(at + gap, end)])
+            parts.append(digest_of_id(own_id - distance))
             at += gap
-        parts.append(data[at:])
+        parts.append(raw[at:end])
         return b"".join(parts)
