@@ -112,18 +112,16 @@ def verify_structure(path: str) -> None:
         raise CorruptionError(f"{path} is damaged: {problems[0]}{more}")
 
 
-def cover(handle: int, needed_bytes: int) -> int:
-    """Lengthen the file to what its meta page says, without touching a byte of it; its length.
+def cover(handle: int, needed_bytes: int) -> None:
+    """Lengthen the file to what its meta page says, without touching a byte of it.
 
     posix_fallocate only ever extends, so this is safe beside a writer in another process.
     """
-    file_bytes = os.fstat(handle).st_size
-    if file_bytes >= needed_bytes or not hasattr(os, "posix_fallocate"):
-        return file_bytes
+    if os.fstat(handle).st_size >= needed_bytes or not hasattr(os, "posix_fallocate"):
+        return
     try:
         os.posix_fallocate(handle, needed_bytes - 1, 1)
-        return needed_bytes
     except OSError:
         # The commit it follows is complete and durable, and must not look failed. A file
         # that stays short is sound; it only costs the next open a walk by the verifier.
-        return file_bytes
+        return

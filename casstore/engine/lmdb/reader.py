@@ -25,6 +25,7 @@ class SlabReader:
         "_compressor",
         "_cursor",
         "_near_first",
+        "_near_key",
         "_near_last",
         "_near_value",
         "_slab",
@@ -39,7 +40,7 @@ class SlabReader:
         self._slab: Slab | None = None
         # The slab the cursor stands on. Links often point at neighbours.
         self._near_first, self._near_last = 1, 0
-        self._near_value = memoryview(b"")
+        self._near_key = self._near_value = memoryview(b"")
 
     def object(self, object_id: int) -> StoredObject:
         """The object with this id."""
@@ -54,22 +55,22 @@ class SlabReader:
         last_id = self._seek(object_id)
         slab = self._cache.find(last_id, object_id)
         if slab is None:
-            slab = self._decode(last_id, self._near_value)
+            slab = self._decode(self._near_key, self._near_value)
             self._cache.put(last_id, slab)
         self._slab = slab
         return slab
 
     def decode_at(self, object_id: int) -> Slab:
         """The slab that holds this id, straight from the file and checked in full."""
-        last_id = self._seek(object_id)
-        self._slab = self._decode(last_id, self._near_value, check=True)
+        self._seek(object_id)
+        self._slab = self._decode(self._near_key, self._near_value, check=True)
         return self._slab
 
-    def _decode(self, last_id: int, value: bytes | memoryview, *, check: bool = False) -> Slab:
-        """A slab, inflated; ``check`` compares its checksum too."""
+    def _decode(self, key: memoryview, value: bytes | memoryview, *, check: bool = False) -> Slab:
+        """A slab, inflated; ``check`` compares its checksum, which covers the key, too."""
         if len(value) <= _SHORT_BYTES:
             value = bytes(value)
-        directory = slabs.read_directory(slabs.slab_key(last_id), value, check=check)
+        directory = slabs.read_directory(key, value, check=check)
         payload = bytes(value[directory.payload_at :])
         return Slab(
             directory,
@@ -83,7 +84,7 @@ class SlabReader:
         samples: list[bytes] = []
         more = self._cursor.last()
         while more and size_bytes > 0:
-            slab = self._decode(int.from_bytes(self._cursor.key(), "big"), self._cursor.value())
+            slab = self._decode(*self._cursor.item())
             for position in range(slab.directory.objects):
                 data = slab.stripped(position)
                 if 0 < len(data) <= max_object_bytes:
@@ -109,6 +110,7 @@ class SlabReader:
             last_id = int.from_bytes(key, "big")
             first_id = last_id - slabs.count_of(value) + 1
             if first_id <= object_id:
-                self._near_first, self._near_last, self._near_value = first_id, last_id, value
+                self._near_first, self._near_last = first_id, last_id
+                self._near_key, self._near_value = key, value
                 return last_id
         raise CorruptionError(f"no slab holds id {object_id}")
