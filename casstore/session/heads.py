@@ -1,6 +1,8 @@
 """The one mutable row of a session: which manifest, at which revision, on which lineage.
 
-    head = revision (8) ‖ created_at (8) ‖ committed_at (8) ‖ manifest (32) ‖ details
+    head    = revision (8) ‖ created_at (8) ‖ committed_at (8) ‖ manifest (32) ‖ details
+    details = [operation, lineage, turn, base, hidden, rewound_to, origin, long id],
+              without the nils at its end
 
 Numbers are big-endian; the engine stamps the times. When a commit moves the head, the
 row as it was becomes the history row of its revision, byte for byte.
@@ -10,7 +12,7 @@ from __future__ import annotations
 
 import struct
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from casstore.engine.protocol import PutRow, RowKey, Stamp
 from casstore.errors import CorruptionError
@@ -26,6 +28,8 @@ LINEAGE_BYTES: Final = 8
 COMMIT: Final = "commit"
 REWIND: Final = "rewind"
 FORK: Final = "fork"
+_OPERATIONS: Final = (COMMIT, REWIND, FORK)
+_DETAILS: Final = 8
 
 
 class Base(NamedTuple):
@@ -66,18 +70,22 @@ def head_key(key: bytes) -> RowKey:
 def encode_head(row: HeadRow) -> bytes:
     """Spell a head row."""
     fixed = _FIXED.pack(row.revision, row.created_at_ms, row.committed_at_ms, row.manifest)
+    details: list[Any] = [_OPERATIONS.index(row.operation), row.lineage]
     base = None if row.base is None else list(row.base)
     origin = None if row.origin is None else list(row.origin)
-    return fixed + pack_checked([row.lineage, base, *row[6:10], origin, row.long_id])
+    details += [row.turn, base, row.hidden, row.rewound_to, origin, row.long_id]
+    while details[-1] is None:
+        details.pop()
+    return fixed + pack_checked(details)
 
 
 def decode_head(data: bytes) -> HeadRow:
     """Read a head row; CorruptionError if it is none."""
     try:
         revision, created_at_ms, committed_at_ms, manifest = _FIXED.unpack_from(data)
-        lineage, base, hidden, operation, turn, rewound_to, origin, long_id = unpack_checked(
-            data[_FIXED.size :]
-        )
+        details = unpack_checked(data[_FIXED.size :])
+        details += [None] * (_DETAILS - len(details))
+        operation, lineage, turn, base, hidden, rewound_to, origin, long_id = details
         return HeadRow(
             revision,
             created_at_ms,
@@ -86,13 +94,13 @@ def decode_head(data: bytes) -> HeadRow:
             lineage,
             None if base is None else Base(*base),
             hidden,
-            operation,
+            _OPERATIONS[operation],
             turn,
             rewound_to,
             None if origin is None else Origin(*origin),
             long_id,
         )
-    except (ValueError, TypeError, struct.error) as exc:
+    except (ValueError, TypeError, IndexError, struct.error) as exc:
         raise CorruptionError("a head row is damaged") from exc
 
 
