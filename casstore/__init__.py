@@ -1,8 +1,9 @@
 """casstore: an embedded, content-addressed blob and graph store for agent sessions.
 
 ``open`` a store, ``put`` and ``get`` blobs and values by digest, ``edit`` a large
-value by path, ``diff`` two. Every error is a ``CasstoreError``; ``casstore.errors``
-has them all. ``casstore.aio`` is the same for asyncio.
+value by path, ``diff`` two; ``commit`` steps to a ``session``. Every error is a
+``CasstoreError``; ``casstore.errors`` has them all. ``casstore.aio`` is the same for
+asyncio.
 """
 
 from __future__ import annotations
@@ -19,38 +20,69 @@ if TYPE_CHECKING:
     from casstore.objects.diff import Change
     from casstore.objects.edit import Append, Delete, Insert, Set
     from casstore.objects.view import View
+    from casstore.session.data import (
+        LAST,
+        LEAF,
+        UNFENCED,
+        Checkpoint,
+        Commit,
+        CommitResult,
+        Entry,
+        Head,
+        Lease,
+        Node,
+        NodeDraft,
+        Usage,
+    )
+    from casstore.session.session import Session
+
+# Viewing, editing, comparing and sessions are loaded when first used: a program that only
+# puts and gets starts a third faster without them.
+_LOADED_WHEN_USED = {
+    "casstore.objects.diff": ("Change",),
+    "casstore.objects.edit": ("Append", "Delete", "Insert", "Set"),
+    "casstore.objects.view": ("View",),
+    "casstore.session.data": (
+        "LAST", "LEAF", "UNFENCED", "Checkpoint", "Commit", "CommitResult", "Entry", "Head",
+        "Lease", "Node", "NodeDraft", "Usage",
+    ),
+    "casstore.session.session": ("Session",),
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    # Viewing, editing and comparing are loaded when first used: a program that only puts
-    # and gets starts a third faster without them.
-    if name in ("Append", "Delete", "Insert", "Set"):
-        from casstore.objects import edit
+    for module, names in _LOADED_WHEN_USED.items():
+        if name in names:
+            from importlib import import_module
 
-        globals()[name] = getattr(edit, name)
-    elif name == "Change":
-        from casstore.objects import diff
-
-        globals()[name] = diff.Change
-    elif name == "View":
-        from casstore.objects import view
-
-        globals()[name] = view.View
-    else:
-        raise AttributeError(f"module 'casstore' has no attribute {name!r}")
-    return globals()[name]
+            globals()[name] = getattr(import_module(module), name)
+            return globals()[name]
+    raise AttributeError(f"module 'casstore' has no attribute {name!r}")
 
 
 __all__ = [
+    "LAST",
+    "LEAF",
+    "UNFENCED",
     "Append",
     "CasstoreError",
     "Change",
+    "Checkpoint",
+    "Commit",
+    "CommitResult",
     "Delete",
     "Digest",
+    "Entry",
+    "Head",
     "Insert",
+    "Lease",
     "Link",
+    "Node",
+    "NodeDraft",
+    "Session",
     "Set",
     "Store",
+    "Usage",
     "View",
     "__version__",
     "open",

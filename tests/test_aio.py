@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import io
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +34,27 @@ def methods(kind: type) -> set[str]:
     }
 
 
-def test_every_method_of_the_store_is_there_and_awaited() -> None:
-    assert methods(Store) <= methods(AsyncStore)
-    for name in methods(Store):
-        method = getattr(AsyncStore, name)
-        assert inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method), name
+def spelled(signature: inspect.Signature) -> list[str]:
+    """What a method takes and gives, an ``AsyncX`` where the other has an ``X`` being the same."""
+    parameters = [str(one).replace("Async", "") for one in signature.parameters.values()]
+    return [*parameters, str(signature.return_annotation).replace("Async", "")]
 
 
-def test_every_method_takes_what_the_stores_takes() -> None:
-    for name in methods(Store):
-        mine, theirs = (inspect.signature(getattr(kind, name)) for kind in (AsyncStore, Store))
-        assert mine.parameters == theirs.parameters, name
+def assert_mirrors(mine: type, theirs: type, *, at_once: Collection[str] = ()) -> None:
+    """Every method of ``theirs`` is in ``mine``, awaited or iterated over, and looks the same."""
+    assert methods(theirs) <= methods(mine)
+    for name in methods(theirs):
+        method = getattr(mine, name)
+        signature = inspect.signature(method)
+        iterated = str(signature.return_annotation).startswith("AsyncIterator[")
+        assert inspect.iscoroutinefunction(method) != (iterated or name in at_once), name
+        assert spelled(signature) == spelled(inspect.signature(getattr(theirs, name))), name
+
+
+def test_every_method_of_the_store_is_there_and_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The one that gives something else by another name.
+    monkeypatch.setitem(Store.open_blob.__annotations__, "return", "AsyncBlob")
+    assert_mirrors(AsyncStore, Store, at_once={"session"})
 
 
 def test_everything_put_comes_back(tmp_path: Path) -> None:
@@ -147,6 +157,17 @@ def calls(digest: Digest) -> dict[str, Callable[[AsyncStore], Any]]:
         "view": lambda store: store.view(digest),
         "edit": lambda store: store.edit(digest, Append((), 1)),
         "diff": lambda store: store.diff(digest, digest),
+        "session": lambda store: store.session("s"),
+        "create_session": lambda store: store.create_session("s"),
+        "sessions": lambda store: store.sessions(),
+        "delete_session": lambda store: store.delete_session("s"),
+        "fork": lambda store: store.fork("s", "t"),
+        "compare": lambda store: store.compare(digest, digest),
+        "tag": lambda store: store.tag("t", digest),
+        "pin": lambda store: store.pin("p", digest),
+        "unpin": lambda store: store.unpin("p"),
+        "find_pin": lambda store: store.find_pin("p"),
+        "pins": lambda store: store.pins(),
     }
 
 
@@ -236,6 +257,27 @@ def test_closing_waits_for_the_calls_under_way(tmp_path: Path) -> None:
         assert [type(result) for result in results] == [Digest] * 4
 
     run(main())
+
+
+def test_a_cancelled_close_closes_all_the_same() -> None:
+    gate = Gate()
+
+    async def main() -> None:
+        store = await AsyncStore(lambda: Store(gate)).start()
+        put = asyncio.create_task(store.put_blob(b"content"))
+        await asyncio.to_thread(gate.arrived.acquire, timeout=TIMEOUT_S)
+        closing = asyncio.create_task(store.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        assert not gate.closed
+        gate.open.set()
+        await put
+
+    run(main())
+    # asyncio.run waits for the thread that closes.
+    assert gate.closed
 
 
 def test_a_cancelled_call_leaves_the_store_fine(tmp_path: Path) -> None:

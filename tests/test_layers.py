@@ -218,5 +218,10 @@ def test_importing_casstore_loads_nothing_slow() -> None:
     assert slow == []
 
 
+def test_importing_casstore_does_not_load_what_only_sessions_need() -> None:
+    loaded = loaded_by(", ".join(importable()))
+    assert [module for module in loaded if inside(module, "casstore.session")] == []
+
+
 def test_importing_casstore_does_not_load_what_only_long_blobs_need() -> None:
     assert "pyfastcdc" not in loaded_by(", ".join(importable()))

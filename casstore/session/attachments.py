@@ -38,6 +38,7 @@ from casstore.format.canonical import pack_checked, unpack_checked
 from casstore.format.digest import Digest, Kind
 from casstore.objects.pieces import PieceWriter
 from casstore.session import keys
+from casstore.session.arguments import check_count, list_of
 from casstore.session.data import Attachment
 from casstore.session.state import Runtime
 
@@ -109,10 +110,11 @@ class Attachments:
 
     def commit(self, attachment_ids: Sequence[str]) -> tuple[Attachment, ...]:
         """Mark attachments as committed outside a commit of the session; the first time counts."""
+        wanted = list_of(attachment_ids, "attachment ids")
+        places = [attachment_key(self._key, name) for name in wanted]
         for _ in range(_MAX_ATTEMPTS):
-            places = [attachment_key(self._key, name) for name in attachment_ids]
             rows = self._runtime.rows(self._session, places)[1:]
-            conditions, changes = commit_rows(self._session, attachment_ids, places, rows)
+            conditions, changes = commit_rows(self._session, wanted, places, rows)
             try:
                 done = self._runtime.engine.write(Write(conditions=conditions, rows=changes))
             except ConditionFailedError:
@@ -144,6 +146,7 @@ class Attachments:
 
     def uncommitted(self, *, older_than_ms: int) -> builtins.list[Attachment]:
         """Orphans: announced at or before this time and not committed since, oldest first."""
+        check_count(older_than_ms, "a time in ms")
         found = [
             one
             for one in self.list()

@@ -31,6 +31,7 @@ from casstore.errors import (
 )
 from casstore.format import canonical
 from casstore.session import attachments, keys
+from casstore.session.arguments import check_count, check_text
 from casstore.session.data import SessionInfo, SessionMeta
 from casstore.session.heads import HeadRow, head_key
 from casstore.session.loading import head_of, picked
@@ -158,8 +159,17 @@ def list_sessions(
     runtime: Runtime, after: str | None, limit: int | None, prefix: str
 ) -> Iterator[SessionInfo]:
     """All sessions in order of id, a page at a time."""
-    if limit is not None and limit < 0:
-        raise InvalidInputError(f"a limit of {limit}")
+    if limit is not None:
+        check_count(limit, "a limit")
+    check_text(prefix, "a prefix")
+    if after is not None:
+        keys.session_key(after)
+    return _listed(runtime, after, limit, prefix)
+
+
+def _listed(
+    runtime: Runtime, after: str | None, limit: int | None, prefix: str
+) -> Iterator[SessionInfo]:
     start, stop = keys.prefix_range(prefix)
     if after is not None:
         start = max(start, keys.session_key(after) + b"\0")

@@ -49,6 +49,7 @@ from casstore.session.heads import Base, HeadRow, head_key
 from casstore.session.state import Runtime, State, tombstone_key
 
 _MAX_ATTEMPTS: Final = 256
+_LISTS: Final = frozenset((list, tuple))
 _EMPTY: Final = Manifest()
 
 
@@ -133,6 +134,15 @@ def _check(change: Commit) -> None:
     """Refuse what is wrong with the commit itself."""
     if not isinstance(change, Commit):
         raise InvalidInputError(f"a commit is a Commit, not {type(change).__name__}")
+    for items, what in (
+        (change.append, "nodes"),
+        (change.replace or (), "nodes"),
+        (change.attachments, "attachment ids"),
+        (change.completes, "claims"),
+        (change.usage, "usage entries"),
+    ):
+        if type(items) not in _LISTS:
+            raise InvalidInputError(f"{what} are a list or tuple, not {type(items).__name__}")
     if change.append and change.replace is not None:
         raise InvalidInputError("a commit appends nodes or replaces the graph, not both")
     if change.expected is not None and (type(change.expected) is not int or change.expected < 0):

@@ -15,9 +15,9 @@ from casstore.engine.protocol import DeleteRow, RowIs, RowKey, Write
 from casstore.errors import (
     BusyError,
     ConditionFailedError,
-    InvalidInputError,
 )
 from casstore.session import keys
+from casstore.session.arguments import check_count
 from casstore.session.commit import put_label
 from casstore.session.data import Entry
 from casstore.session.heads import decode_head, head_key, public_entry
@@ -33,15 +33,22 @@ def entries(
     runtime: Runtime, session: str, before: int | None, limit: int | None
 ) -> Iterator[Entry]:
     """The revisions of a session, newest first."""
-    if limit is not None and limit < 0:
-        raise InvalidInputError(f"a limit of {limit}")
+    for number, what in ((limit, "a limit"), (before, "a revision")):
+        if number is not None:
+            check_count(number, what)
+    return _entries(runtime, session, before, limit)
+
+
+def _entries(
+    runtime: Runtime, session: str, before: int | None, limit: int | None
+) -> Iterator[Entry]:
     key = keys.session_key(session)
     state = runtime.find(session)
     if state is None:
         return
     labels = labels_of(runtime, key)
     left = _MAX_REVISION if limit is None else limit
-    stop = _MAX_REVISION if before is None else max(0, before)
+    stop = _MAX_REVISION if before is None else before
     head = state.head
     if head.revision < stop and left:
         yield public_entry(session, head, labels.get(head.revision, ()))

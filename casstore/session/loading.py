@@ -8,7 +8,7 @@ from casstore.errors import (
     CorruptionError,
     InvalidInputError,
     NodeNotFoundError,
-    RevisionNotFoundError,
+    SessionNotFoundError,
 )
 from casstore.objects import graph as objects
 from casstore.session import checkpoint, keys, messages
@@ -95,7 +95,7 @@ def _find(runtime: Runtime, session: str, at: At) -> State | None:
     """The head of a session; a session without any has no earlier revision either."""
     head = runtime.find(session)
     if head is None and at is not None:
-        raise RevisionNotFoundError(session, at)
+        raise SessionNotFoundError(session)
     return head
 
 

@@ -10,6 +10,7 @@ from casstore.format.digest import Digest
 from casstore.format.node import DecodedNode
 from casstore.objects import graph as objects
 from casstore.session import keys
+from casstore.session.arguments import check_count
 from casstore.session.data import Node
 from casstore.session.lineage import Chain, Place
 from casstore.session.state import Runtime, State
@@ -58,6 +59,10 @@ class Nodes(Sequence[Node]):
 
     def pages(self, size: int = _BATCH) -> Iterator[list[Node]]:
         """The nodes in lists of ``size``, each read when it is asked for."""
+        check_count(size, "the size of a page", least=1)
+        return self._pages(size)
+
+    def _pages(self, size: int) -> Iterator[list[Node]]:
         before: bytes | None = None
         for start in range(0, len(self._seqs), size):
             page = self._read(self._seqs[start : start + size], before)

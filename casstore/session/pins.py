@@ -29,6 +29,7 @@ from casstore.errors import (
 from casstore.format.canonical import pack_checked, unpack_checked
 from casstore.format.digest import Digest
 from casstore.session import keys
+from casstore.session.arguments import check_text
 from casstore.session.data import Pin
 from casstore.session.state import Runtime
 
@@ -104,6 +105,11 @@ def find(runtime: Runtime, name: str) -> Pin | None:
 
 def list_pins(runtime: Runtime, prefix: str, *, expired: bool) -> Iterator[Pin]:
     """Pins and tags by name; those whose time is up only if asked for."""
+    check_text(prefix, "a prefix")
+    return _listed(runtime, prefix, expired=expired)
+
+
+def _listed(runtime: Runtime, prefix: str, *, expired: bool) -> Iterator[Pin]:
     start, stop = keys.prefix_range(prefix)
     while True:
         page = runtime.engine.scan_rows("pins", start=start, stop=stop, limit=_PAGE)

@@ -40,6 +40,7 @@ from casstore.format.limits import DEFAULT_MAX_BYTES
 from casstore.objects import values
 from casstore.objects.pieces import PieceWriter
 from casstore.session import keys, leases
+from casstore.session.arguments import check_count, list_of
 from casstore.session.data import Batch, Claim, Lease
 from casstore.session.state import Runtime
 
@@ -115,11 +116,10 @@ class Queue:
         ready_ms = 0 if available_at_ms is None else available_at_ms
         if type(ready_ms) is not int or not 0 <= ready_ms <= _MAX_TIME_MS:
             raise InvalidInputError(f"a time in ms from 0 on, not {available_at_ms!r}")
-        if isinstance(items, str | bytes | dict):
-            raise InvalidInputError("items are a list; one item is a list of one")
+        queued = list_of(items, "items")
         name = batch_id if batch_id is not None else secrets.token_hex(16)
         writer = PieceWriter()
-        digest = splitting.split(list(items), writer.emit)
+        digest = splitting.split(queued, writer.emit)
         for _ in range(_MAX_ATTEMPTS):
             known, counter = self._before_enqueuing(source_key, name)
             if known is not None:
@@ -152,7 +152,7 @@ class Queue:
                 name,
                 self._session,
                 seq,
-                tuple(items),
+                tuple(queued),
                 source_key,
                 delivery,
                 slot,
@@ -185,15 +185,15 @@ class Queue:
         At the boundary ``checkpoint`` of a running turn only if the first in line may be
         delivered there. None if there is nothing to take.
         """
-        if type(limit) is not int or limit < 0:
-            raise InvalidInputError(f"a limit of {limit!r}")
+        check_count(limit, "a limit")
         return self._claim(lease, boundary, limit, None)
 
     def claim_exactly(
         self, lease: Lease, batch_ids: Sequence[str], *, boundary: str = IDLE
     ) -> Claim | None:
         """Take these batches if they are next, in this order and no others; else None."""
-        return self._claim(lease, boundary, len(batch_ids), list(batch_ids))
+        wanted = list_of(batch_ids, "batch ids")
+        return self._claim(lease, boundary, len(wanted), wanted)
 
     def _claim(
         self, lease: Lease, boundary: str, limit: int, exactly: list[str] | None

@@ -24,6 +24,7 @@ from casstore.objects import graph as objects
 from casstore.objects import keyed
 from casstore.objects.pieces import PendingReader, PieceWriter
 from casstore.session import keys, messages
+from casstore.session.arguments import list_of
 from casstore.session.data import Hidden
 from casstore.session.heads import HeadRow, encode_head
 from casstore.session.state import Runtime, State
@@ -35,7 +36,7 @@ _MAX_ATTEMPTS: Final = 64
 def hide(runtime: Runtime, session: str, node_ids: Sequence[str]) -> Hidden:
     """Hide nodes of a session; ids that it does not have are reported and left."""
     key = keys.session_key(session)
-    wanted = list(dict.fromkeys(node_ids))
+    wanted = list(dict.fromkeys(list_of(node_ids, "node ids")))
     parts = [keys.part(node, "a node id") for node in wanted]
     for _ in range(_MAX_ATTEMPTS):
         state = runtime.find(session)

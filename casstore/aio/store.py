@@ -1,41 +1,34 @@
-"""The store for asyncio: the same operations, awaited.
-
-Each call runs in a thread of the store's own pool, so the event loop never waits for
-a disk, and calls awaited together share a flush (group commit).
-
-    async with casstore.aio.open("store") as store:
-        name = await store.put_value({"role": "user", "text": "hello"})
-"""
+"""The store, awaited: opened and closed off the event loop, its operations in threads."""
 
 from __future__ import annotations
 
 import asyncio
 import io
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from itertools import islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from casstore import store as sync
+from casstore.aio.changes import Changes
+from casstore.aio.session import AsyncSession
+from casstore.aio.threads import Parameters, Result, Run, close_unused, iterate
 from casstore.errors import ClosedError, PathStep
 from casstore.format.digest import Digest
 from casstore.format.limits import DEFAULT_MAX_BYTES
 from casstore.objects.diff import Change
 from casstore.objects.edit import Edit
 from casstore.objects.view import View
+from casstore.session.compare import Comparison
+from casstore.session.data import Entry, Head, Pin, SessionInfo, SessionMeta
 
 if TYPE_CHECKING:
     from casstore.engine.lmdb.dictionaries import DictionaryReport
 
-Result = TypeVar("Result")
-
 # As many writers as one batch of a group commit takes well; readers hardly block.
 _THREADS = 32
-# How many items an async iterator fetches each time it goes to a thread.
-_PAGE = 64
 
 
 def open(path: str | os.PathLike[str], durability: str = "full", **options: Any) -> AsyncStore:
@@ -46,11 +39,6 @@ def open(path: str | os.PathLike[str], durability: str = "full", **options: Any)
     return AsyncStore(partial(sync.open, path, durability, **options))
 
 
-def _close_unused(opening: Future[sync.Store]) -> None:
-    if not opening.cancelled() and opening.exception() is None:
-        opening.result().close()
-
-
 class AsyncStore:
     """A ``Store`` whose operations are awaited."""
 
@@ -58,31 +46,42 @@ class AsyncStore:
         self._opener = opener
         self._store: sync.Store | None = None
         self._pool: ThreadPoolExecutor | None = None
+        self._changes: Changes | None = None
 
     async def start(self) -> AsyncStore:
         """Open the store; done by ``async with``."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="casstore")
-            opening = self._pool.submit(self._opener)
+            opening = self._submit(self._opener)
             try:
                 self._store = await asyncio.wrap_future(opening)
             except BaseException:
                 # Cancelled, the opener runs on in its thread: what it opens must be closed.
-                opening.add_done_callback(_close_unused)
+                opening.add_done_callback(close_unused)
                 self._pool.shutdown(wait=False)
                 self._pool = None
                 raise
+            self._changes = Changes(self._submit, self._store.engine)
         return self
 
     async def close(self) -> None:
-        """Let go of the files, after the calls under way have ended."""
-        pool, store = self._pool, self._store
-        if pool is None or store is None:
+        """Let go of the files, after the calls under way have ended.
+
+        Whoever waits for a session to move is told with ClosedError.
+        """
+        pool, store, changes = self._pool, self._store, self._changes
+        if pool is None or store is None or changes is None:
             return
-        self._pool = self._store = None
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, pool.shutdown)
-        await loop.run_in_executor(None, store.close)
+        self._pool = self._store = self._changes = None
+        # Here, because the engine may stay open: others in this process may share it.
+        changes.wake()
+
+        def shut() -> None:
+            pool.shutdown()
+            store.close()
+
+        # One call, and shielded: nobody else could close what a cancelled close has left open.
+        await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, shut))
 
     async def __aenter__(self) -> AsyncStore:
         return await self.start()
@@ -102,11 +101,19 @@ class AsyncStore:
             raise ClosedError("this store is not open; use 'async with'")
         return self._store
 
-    async def _run(self, call: Callable[..., Result], *args: Any, **options: Any) -> Result:
+    def _submit(self, call: Callable[[], Result], /) -> Future[Result]:
         if self._pool is None:
             raise ClosedError("this store is not open; use 'async with'")
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, partial(call, *args, **options))
+        return self._pool.submit(call)
+
+    async def _run(
+        self,
+        call: Callable[Parameters, Result],
+        /,
+        *args: Parameters.args,
+        **options: Parameters.kwargs,
+    ) -> Result:
+        return await asyncio.wrap_future(self._submit(partial(call, *args, **options)))
 
     async def flush(self) -> None:
         """As ``Store.flush``."""
@@ -163,26 +170,106 @@ class AsyncStore:
         """As ``Store.edit``."""
         return await self._run(self.sync.edit, digest, *edits)
 
-    async def diff(
+    def diff(
         self, old: bytes, new: bytes, *, max_bytes: int = DEFAULT_MAX_BYTES
     ) -> AsyncIterator[Change]:
         """As ``Store.diff``: ``async for change in store.diff(old, new)``."""
-        changes = await self._run(self.sync.diff, old, new, max_bytes=max_bytes)
-        async for change in _paged(self._run, changes):
-            yield change
+        return iterate(self._run, partial(self.sync.diff, old, new, max_bytes=max_bytes))
 
+    # --- sessions -----------------------------------------------------------------------
 
-async def _paged(run: Callable[..., Any], source: Iterator[Result]) -> AsyncIterator[Result]:
-    """Iterate over something that reads from disk, a page at a time in a thread."""
-    while page := await run(lambda: list(islice(source, _PAGE))):
-        for item in page:
-            yield item
+    def session(self, session_id: str) -> AsyncSession:
+        """As ``Store.session``, with awaited operations; not awaited itself."""
+        session = self.sync.session(session_id)
+        assert self._changes is not None
+        return AsyncSession(self._run, self._changes, session)
+
+    async def create_session(
+        self,
+        session_id: str,
+        *,
+        name: str | None = None,
+        model: str | None = None,
+        cwd: str | None = None,
+        parent: str | None = None,
+        cause: Any = None,
+        extra: Any = None,
+    ) -> SessionMeta:
+        """As ``Store.create_session``."""
+        return await self._run(
+            self.sync.create_session,
+            session_id,
+            name=name,
+            model=model,
+            cwd=cwd,
+            parent=parent,
+            cause=cause,
+            extra=extra,
+        )
+
+    def sessions(
+        self, *, after: str | None = None, limit: int | None = None, prefix: str = ""
+    ) -> AsyncIterator[SessionInfo]:
+        """As ``Store.sessions``: ``async for info in store.sessions()``."""
+        return iterate(
+            self._run, partial(self.sync.sessions, after=after, limit=limit, prefix=prefix)
+        )
+
+    async def delete_session(self, session_id: str) -> bool:
+        """As ``Store.delete_session``."""
+        return await self._run(self.sync.delete_session, session_id)
+
+    async def fork(
+        self,
+        source: str,
+        target: str,
+        *,
+        at: int | str | Entry | None = None,
+        node: str | None = None,
+    ) -> Head:
+        """As ``Store.fork``."""
+        return await self._run(self.sync.fork, source, target, at=at, node=node)
+
+    async def compare(
+        self,
+        old: AsyncSession | str | tuple[str, int | str | Entry | None] | bytes,
+        new: AsyncSession | str | tuple[str, int | str | Entry | None] | bytes,
+    ) -> Comparison:
+        """As ``Store.compare``."""
+        first, second = (
+            place.id if isinstance(place, AsyncSession) else place for place in (old, new)
+        )
+        return await self._run(self.sync.compare, first, second)
+
+    async def tag(
+        self, name: str, digest: bytes, *, move: bool = False, note: str | None = None
+    ) -> Pin:
+        """As ``Store.tag``."""
+        return await self._run(self.sync.tag, name, digest, move=move, note=note)
+
+    async def pin(
+        self, name: str, digest: bytes, *, ttl_ms: int | None = None, note: str | None = None
+    ) -> Pin:
+        """As ``Store.pin``."""
+        return await self._run(self.sync.pin, name, digest, ttl_ms=ttl_ms, note=note)
+
+    async def unpin(self, name: str) -> bool:
+        """As ``Store.unpin``."""
+        return await self._run(self.sync.unpin, name)
+
+    async def find_pin(self, name: str) -> Pin | None:
+        """As ``Store.find_pin``."""
+        return await self._run(self.sync.find_pin, name)
+
+    def pins(self, *, prefix: str = "", expired: bool = False) -> AsyncIterator[Pin]:
+        """As ``Store.pins``: ``async for pin in store.pins()``."""
+        return iterate(self._run, partial(self.sync.pins, prefix=prefix, expired=expired))
 
 
 class AsyncView:
     """A ``View`` whose reads are awaited."""
 
-    def __init__(self, run: Callable[..., Any], view: View) -> None:
+    def __init__(self, run: Run, view: View) -> None:
         self._run = run
         self._view = view
 
@@ -199,17 +286,16 @@ class AsyncView:
 
     async def slice(self, start: int, stop: int) -> list[Any]:
         """As ``view[start:stop]``."""
-        part: list[Any] = await self._run(self._view.__getitem__, slice(start, stop))
+        part: list[Any] = await self._run(lambda: self._view[start:stop])
         return part
 
     async def load(self) -> Any:
         """As ``View.load``."""
         return await self._run(self._view.load)
 
-    async def keys(self) -> AsyncIterator[str]:
+    def keys(self) -> AsyncIterator[str]:
         """As ``View.keys``."""
-        async for key in _paged(self._run, self._view.keys()):
-            yield key
+        return iterate(self._run, self._view.keys)
 
     def _wrap(self, found: Any) -> Any:
         return AsyncView(self._run, found) if type(found) is View else found
@@ -218,16 +304,14 @@ class AsyncView:
 class AsyncBlob:
     """An open blob whose reads are awaited."""
 
-    def __init__(self, run: Callable[..., Any], blob: io.BufferedReader) -> None:
+    def __init__(self, run: Run, blob: io.BufferedReader) -> None:
         self._run = run
         self._blob = blob
 
     async def read(self, size: int = -1) -> bytes:
         """Up to ``size`` bytes from the current place; all of them if negative."""
-        content: bytes = await self._run(self._blob.read, size)
-        return content
+        return await self._run(self._blob.read, size)
 
     async def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Move to an offset."""
-        position: int = await self._run(self._blob.seek, offset, whence)
-        return position
+        return await self._run(self._blob.seek, offset, whence)

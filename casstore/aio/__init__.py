@@ -1,0 +1,29 @@
+"""The store for asyncio: the same operations, awaited.
+
+Each call runs in a thread of the store's own pool, so the event loop never waits for
+a disk, and calls awaited together share a flush (group commit). Waiting for a session
+to move takes no thread.
+
+    async with casstore.aio.open("store") as store:
+        name = await store.put_value({"role": "user", "text": "hello"})
+        head = await store.session("id").wait(after=3)
+"""
+
+from __future__ import annotations
+
+from casstore.aio.attachments import AsyncAttachments
+from casstore.aio.queue import AsyncQueue
+from casstore.aio.session import AsyncNodes, AsyncSession, AsyncSessionState
+from casstore.aio.store import AsyncBlob, AsyncStore, AsyncView, open
+
+__all__ = [
+    "AsyncAttachments",
+    "AsyncBlob",
+    "AsyncNodes",
+    "AsyncQueue",
+    "AsyncSession",
+    "AsyncSessionState",
+    "AsyncStore",
+    "AsyncView",
+    "open",
+]

@@ -1,0 +1,94 @@
+"""Tasks that wait for a store to change: they share one watch, and take no thread.
+
+The kernel grants a user few watches (128 on most Linux systems). So a store has one,
+however many tasks wait, and gives it back as soon as the last of them has gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from casstore.aio.threads import Submit, close_unused
+from casstore.engine.protocol import Engine, Watch
+from casstore.errors import CasstoreError
+
+Found = TypeVar("Found")
+
+
+class Changes:
+    """The tasks that wait for changes of one engine. Belongs to one event loop."""
+
+    def __init__(self, submit: Submit, engine: Engine) -> None:
+        self._submit = submit
+        self._engine = engine
+        self._waiting: set[asyncio.Event] = set()
+        self._making: Future[Watch] | None = None
+        self._reading: tuple[asyncio.AbstractEventLoop, int] | None = None
+
+    async def until(
+        self, look: Callable[[], Awaitable[Found | None]], timeout_s: float | None
+    ) -> Found | None:
+        """What ``look`` finds, now or after a change; None if the time is up before."""
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout_s is None else loop.time() + timeout_s
+        changed = asyncio.Event()
+        self._waiting.add(changed)
+        try:
+            # Before the first look: whatever that misses is noted by the watch.
+            await self._watch()
+            while True:
+                changed.clear()
+                found = await look()
+                if found is not None or (deadline is not None and loop.time() >= deadline):
+                    return found
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        await changed.wait()
+                except TimeoutError:
+                    continue  # for a last look
+        finally:
+            self._waiting.discard(changed)
+            if not self._waiting:
+                self._stop()
+
+    def wake(self) -> None:
+        """Let every task that waits look again."""
+        for changed in self._waiting:
+            changed.set()
+
+    async def _watch(self) -> None:
+        # In a thread, because it may have to wait for others to leave the engine.
+        if self._making is None:
+            self._making = self._submit(self._engine.watch)
+        # Shielded: the watch is made for all, and one who is cancelled must not stop it.
+        watch = await asyncio.shield(asyncio.wrap_future(self._making))
+        if self._reading is None:
+            self._reading = asyncio.get_running_loop(), watch.fileno()
+            self._reading[0].add_reader(self._reading[1], self._note, watch)
+
+    def _note(self, watch: Watch) -> None:
+        try:
+            # Before anybody looks: a change from now on makes the descriptor readable again.
+            watch.drain()
+        except CasstoreError:
+            # The engine is closed and the descriptor readable for good. Looking says why.
+            self._stop_reading()
+        self.wake()
+
+    def _stop_reading(self) -> None:
+        # By its number: a watch whose engine is closed does not give it any more.
+        if self._reading is not None:
+            loop, handle = self._reading
+            self._reading = None
+            loop.remove_reader(handle)
+
+    def _stop(self) -> None:
+        self._stop_reading()
+        making, self._making = self._making, None
+        if making is not None:
+            making.cancel()
+            # At once if it is made; if a thread is just making it, as soon as it is.
+            making.add_done_callback(close_unused)

@@ -1,0 +1,27 @@
+"""Refusing arguments that callers get wrong, before anything is read or written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from casstore.errors import InvalidInputError
+
+
+def check_count(number: Any, what: str, *, least: int = 0) -> None:
+    """Refuse what is not a whole number from ``least`` on."""
+    if type(number) is not int or number < least:
+        raise InvalidInputError(f"{what} is a whole number from {least} on, not {number!r}")
+
+
+def check_text(text: Any, what: str) -> None:
+    """Refuse what is not a text."""
+    if type(text) is not str:
+        raise InvalidInputError(f"{what} is a str, not {type(text).__name__}")
+
+
+def list_of(items: Iterable[Any], what: str) -> list[Any]:
+    """The items as a list; a single text is refused, for its letters are not what was meant."""
+    if isinstance(items, str | bytes | dict):
+        raise InvalidInputError(f"{what} are a list; one is a list of one")
+    return list(items)

@@ -1,0 +1,96 @@
+"""Manifests as bytes: one spelling, all of it checked on the way back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+import pytest
+
+from casstore.errors import CorruptionError, InvalidInputError
+from casstore.format.canonical import ROLE_LINK
+from casstore.format.digest import Kind, digest_of
+from casstore.format.manifest import NOTHING, Manifest, decode_manifest, encode_manifest
+from casstore.format.node import spell_payload
+from casstore.format.splitting import Spelled
+from casstore.objects.pieces import PieceWriter
+
+NAME = bytes(32)
+LEAF = bytes(range(32))
+TOOLS = bytes(range(32, 64))
+
+
+def value(given: Any) -> Spelled:
+    return spell_payload(given, "value", PieceWriter().emit)
+
+
+FULL = Manifest(
+    "leaf", 3, 4, 9, "frame", LEAF, TOOLS, None, TOOLS,
+    value({"turn_index": 2}), value([{"frame_id": "frame"}]), value({"model": "m"}),
+    value([["main", "m", 1, 2, 0, 0]]), NOTHING,
+)  # fmt: skip
+
+
+def test_a_manifest_is_spelled_as_it_always_was() -> None:
+    data, links = encode_manifest(FULL)
+    assert links == [LEAF, TOOLS, TOOLS]
+    assert data.hex() == (
+        "9ea46c656166030409a56672616d65"
+        f"c7210100{LEAF.hex()}c7210100{TOOLS.hex()}c0c7210100{TOOLS.hex()}"
+        "81aa7475726e5f696e64657802" "9181a86672616d655f6964a56672616d65" "81a56d6f64656ca16d"
+        "9196a46d61696ea16d01020000" "c0"
+    )  # fmt: skip
+    assert digest_of(Kind.MANIFEST, data).hex() == (
+        "e6614649dd2450b42d1fe446bb369def87ef69241bc6eabd42d103880c1fa2a5"
+    )
+
+
+@pytest.mark.parametrize("manifest", [Manifest(), FULL, FULL._replace(tips=FULL.config)])
+def test_a_manifest_comes_back(manifest: Manifest) -> None:
+    assert decode_manifest(NAME, encode_manifest(manifest)[0]) == manifest
+
+
+def test_a_long_value_stays_where_it_is() -> None:
+    long = value({f"key {n}": "x" * 30 for n in range(200)})
+    assert long.outlined is not None
+    data, links = encode_manifest(Manifest(config=long))
+    assert links == [long.outlined]
+    assert decode_manifest(NAME, data).config.links == links
+
+
+LINK = msgpack.ExtType(1, bytes((ROLE_LINK,)) + LEAF)
+GOOD: list[Any] = ["leaf", 1, 1, None, None, LINK, None, None, None, None, None, None, None, None]
+
+
+def test_the_fields_that_are_broken_below_are_sound_unbroken() -> None:
+    assert decode_manifest(NAME, msgpack.packb(GOOD)).leaf == LEAF
+
+
+@pytest.mark.parametrize(
+    ("field", "broken"),
+    [
+        (0, None), (0, 1),
+        (1, -1), (1, 2), (1, None), (1, True),
+        (2, 0), (2, -1), (2, 1.0),
+        (3, "1"), (3, 1.5), (4, 1),
+        (5, None), (5, "leaf"), (6, "tools"), (7, 1), (8, []),
+    ],
+)  # fmt: skip
+def test_a_field_that_breaks_a_rule_is_damage(field: int, broken: Any) -> None:
+    fields = list(GOOD)
+    fields[field] = broken
+    with pytest.raises(CorruptionError, match=NAME.hex()):
+        decode_manifest(NAME, msgpack.packb(fields))
+
+
+@pytest.mark.parametrize("fields", [GOOD[:-1], [*GOOD, None], {}, None, 1])
+def test_anything_else_is_no_manifest(fields: Any) -> None:
+    with pytest.raises(CorruptionError):
+        decode_manifest(NAME, msgpack.packb(fields))
+
+
+def test_every_truncation_is_refused() -> None:
+    data = encode_manifest(FULL)[0]
+    for length in range(len(data)):
+        with pytest.raises((InvalidInputError, CorruptionError)):
+            decode_manifest(NAME, data[:length])

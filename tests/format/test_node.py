@@ -1,0 +1,179 @@
+"""Nodes as bytes: one spelling, all of it checked on the way back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from casstore.errors import CorruptionError, InvalidInputError, InvalidValueError
+from casstore.format.canonical import ROLE_LINK, ROLE_TEXT, Link, link_bytes
+from casstore.format.digest import Digest, Kind, digest_of
+from casstore.format.node import (
+    NULL,
+    NodeHeader,
+    check_time,
+    decode_node,
+    encode_node,
+    spell_payload,
+)
+from casstore.objects.pieces import PieceWriter
+
+PARENT = bytes(range(32))
+FIRST = bytes(range(32, 64))
+NAME = bytes(32)
+
+ROOT = NodeHeader("a", 0, 1, 1, None, None, None, None, True)
+CHILD = NodeHeader("b", 7, 3, 2, "frame", "2026-01-02T03:04:05Z", "a", PARENT, FIRST)
+
+
+def spelled(
+    header: NodeHeader, payload: Any = None, cause: Any = None
+) -> tuple[bytes, list[bytes]]:
+    writer = PieceWriter()
+    return encode_node(
+        header,
+        spell_payload(cause, "cause", writer.emit),
+        spell_payload(payload, "payload", writer.emit),
+    )
+
+
+def refuse(role: int, digest: bytes) -> Any:
+    raise AssertionError(f"nothing was expected to be asked for, but {role} {digest.hex()} was")
+
+
+def decode(data: bytes) -> Any:
+    return decode_node(NAME, data, refuse)
+
+
+def test_a_node_is_spelled_as_it_always_was() -> None:
+    data, links = spelled(CHILD, {"role": "user", "text": "hello"}, {"turn": 1})
+    assert links == [PARENT, FIRST]
+    assert data.hex() == (
+        "9ba1620703" "02a56672616d65b4323032362d30312d30325430333a30343a30355aa161"
+        f"c7210100{PARENT.hex()}c7210100{FIRST.hex()}"
+        "81a47475726e01" "82a4726f6c65a475736572a474657874a568656c6c6f"
+    )  # fmt: skip
+    assert digest_of(Kind.NODE, data).hex() == (
+        "65650b79918f05d6f53f4a7b0b3dd5134521d7090bb55bb58be09f7c5ab78302"
+    )
+
+
+@pytest.mark.parametrize("header", [ROOT, CHILD])
+@pytest.mark.parametrize("payload", [None, 1, "text", [], {"a": [1, {"b": None}]}, b"bytes"])
+def test_a_node_comes_back(header: NodeHeader, payload: Any) -> None:
+    node = decode(spelled(header, payload, {"why": payload})[0])
+    assert node.header == header
+    assert (node.payload, node.cause) == (payload, {"why": payload})
+
+
+@given(
+    st.text(min_size=1, max_size=20),
+    st.integers(0, 1 << 40),
+    st.none()
+    | st.text(max_size=5)
+    | st.integers(-(1 << 60), 1 << 60)
+    | st.floats(allow_nan=False, allow_infinity=False),
+)
+def test_any_header_comes_back(node_id: str, seq: int, time: Any) -> None:
+    header = NodeHeader(node_id, seq, 1, 0, None, time, None, None, None)
+    assert decode(spelled(header)[0]).header == header
+
+
+def test_a_long_text_is_asked_for_by_its_digest() -> None:
+    text = "long " * 200
+    data, links = spelled(ROOT, {"text": text})
+    assert len(links) == 1
+    asked: list[tuple[int, bytes]] = []
+
+    def resolve(role: int, digest: bytes) -> str:
+        asked.append((role, digest))
+        return text
+
+    assert decode_node(NAME, data, resolve).payload == {"text": text}
+    assert asked == [(ROLE_TEXT, Digest.of_blob(text.encode()))]
+
+
+def test_a_link_in_a_payload_comes_back_as_a_link() -> None:
+    link = Link(Digest(PARENT))
+    assert decode(spelled(ROOT, {"at": [link]})[0]).payload == {"at": [link]}
+
+
+def test_a_refused_payload_is_named_by_its_place() -> None:
+    with pytest.raises(InvalidValueError) as caught:
+        spelled(ROOT, {"a": [object()]})
+    assert caught.value.path == ("payload", "a", 0)
+
+
+def test_a_payload_may_nest_63_deep_because_it_stands_in_a_list() -> None:
+    value: Any = None
+    for _ in range(63):
+        value = [value]
+    assert decode(spelled(ROOT, value)[0]).payload == value
+    with pytest.raises(InvalidValueError):
+        spelled(ROOT, [value])
+
+
+@pytest.mark.parametrize("time", [float("nan"), float("inf"), True, b"x", [], {}, object()])
+def test_a_time_is_text_or_a_number(time: object) -> None:
+    with pytest.raises(InvalidValueError):
+        check_time(time)
+
+
+PARENT_LINK = msgpack.ExtType(1, bytes((ROLE_LINK,)) + PARENT)
+GOOD: list[Any] = ["b", 7, 3, 2, None, None, "a", PARENT_LINK, True, None, None]
+
+
+def test_the_fields_that_are_broken_below_are_sound_unbroken() -> None:
+    assert decode(msgpack.packb(GOOD)).header.depth == 3
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        (0, None), (0, 1), (0, b"b"),
+        (1, None), (1, -1), (1, 1), (1, True), (1, 7.0),
+        (2, 0), (2, 1), (2, 9), (2, True),
+        (3, -1), (3, 4), (3, 0), (3, "2"),
+        (4, 1), (5, True), (5, []), (5, {}), (5, b""),
+        (6, None), (6, 1),
+        (7, None), (7, "a"), (7, 1),
+        (8, None), (8, False), (8, "a"),
+    ],
+)  # fmt: skip
+def test_a_field_that_breaks_a_rule_is_damage(field: int, value: Any) -> None:
+    fields = list(GOOD)
+    fields[field] = value
+    with pytest.raises(CorruptionError, match=NAME.hex()):
+        decode(msgpack.packb(fields))
+
+
+@pytest.mark.parametrize("fields", [GOOD[:-1], [*GOOD, None], {}, None, 1, "node"])
+def test_anything_else_is_no_node(fields: Any) -> None:
+    with pytest.raises(CorruptionError):
+        decode(msgpack.packb(fields))
+
+
+def test_another_spelling_is_refused() -> None:
+    data = msgpack.packb(GOOD)
+    padded = data[:3] + b"\xcc\x07" + data[4:]
+    assert msgpack.unpackb(padded) == msgpack.unpackb(data)
+    with pytest.raises(InvalidInputError):
+        decode(padded)
+    with pytest.raises(InvalidInputError):
+        decode(data + b"\xc0")
+
+
+def test_every_truncation_is_refused() -> None:
+    data = spelled(CHILD, {"role": "user"})[0]
+    for length in range(len(data)):
+        with pytest.raises((InvalidInputError, CorruptionError)):
+            decode(data[:length])
+
+
+def test_nil_is_spelled_once() -> None:
+    assert NULL.data == b"\xc0"
+    assert link_bytes(ROLE_LINK, PARENT).hex() == f"c7210100{PARENT.hex()}"
