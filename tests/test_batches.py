@@ -205,6 +205,37 @@ def test_what_was_looked_up_counts_only_while_nobody_commits(engine: LmdbEngine)
     assert len(all_objects(engine)) == 4
 
 
+def test_what_was_looked_up_at_several_moments_does_not_count(
+    engine: LmdbEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long write looks its objects up in several read transactions; here each has one."""
+    gone, kept = new_blob(b"gone"), new_blob(b"kept")
+    engine.write(Write(objects=[gone, kept]))
+    job = Job(Write(objects=[gone, kept]))
+    pending = [Write(deletes=[gone.digest])]
+    reading = engine._env.reading
+
+    class Reading:
+        def __enter__(self) -> lmdb.Transaction[memoryview]:
+            self._inner = reading()
+            return self._inner.__enter__()
+
+        def __exit__(self, *failure: Any) -> None:
+            self._inner.__exit__(*failure)
+            if pending:
+                # After the first look-up, before the second.
+                engine.write(pending.pop())
+
+    with monkeypatch.context() as patch:
+        patch.setattr("casstore.engine.lmdb.engine._READ_BATCH", 1)
+        patch.setattr(engine._env, "reading", Reading)
+        engine._prepare([job])
+    assert job.hits == [gone.digest, kept.digest]
+    ticket: Ticket[Job, WriteResult] = Ticket(job)
+    engine._commit([ticket])
+    assert isinstance(ticket.error, StaleError)
+
+
 def test_a_batch_whose_commit_failed_runs_again_as_if_for_the_first_time(
     engine: LmdbEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

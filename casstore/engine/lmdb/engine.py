@@ -7,9 +7,10 @@
     …             one database for each table of rows
 
 A write joins a batch (``group``). The batch is prepared outside the write lock (which
-objects are new, cut, compressed), then runs as one transaction. Inside it every object
-that was found stored before is looked up again, because a collector may have removed it
-since; if so, the write is prepared again with that object included.
+objects are new, cut, compressed), then runs as one transaction. What was looked up before
+counts inside it only if nobody has committed in between; otherwise it is looked up again,
+because a collector may have removed an object since. If so, the write is prepared again
+with that object included.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""The rows of one table within a write transaction: each is read once and written once.
+"""Rows within a write transaction: each is read once and written once.
 
 Once: when LMDB replaces a long value by a shorter one within a transaction, it keeps the
 longer run of pages, which its own verifier then calls damage.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import lmdb
 
@@ -19,56 +21,61 @@ from casstore.engine.lmdb.rows import (
 
 
 class RowChanges:
-    """What a batch of writes finds in a table, and what it will leave there."""
+    """What a batch of writes finds in the tables, and what it will leave there."""
 
-    __slots__ = ("_changes", "_database", "_found", "_table", "_txn")
+    __slots__ = ("_changes", "_found", "_tables", "_txn")
 
-    def __init__(self, txn: lmdb.Transaction[bytes], database: lmdb._Database, table: str) -> None:
+    def __init__(self, txn: lmdb.Transaction[bytes], tables: Mapping[str, lmdb._Database]) -> None:
         self._txn = txn
-        self._database = database
-        self._table = table
-        self._found: dict[bytes, ProvenRow | None] = {}
+        self._tables = tables
+        self._found: dict[tuple[str, bytes], ProvenRow | None] = {}
         # None: the row goes.
-        self._changes: dict[bytes, bytes | None] = {}
+        self._changes: dict[tuple[str, bytes], bytes | None] = {}
 
-    def find(self, key: bytes) -> bytes | None:
-        """The row as the writes before have left it."""
-        if key in self._changes:
-            return self._changes[key]
-        if key in self._found:
-            row = self._found[key]
-        else:
-            cursor = self._txn.cursor(self._database)
-            row = self._found[key] = find_row(cursor, self._table, key)
-        return None if row is None else row[0]
-
-    def change(self, key: bytes, value: bytes | None) -> None:
-        """Let the row hold ``value`` when the batch is done, or not be there."""
-        self._changes[key] = value
-
-    @property
-    def has_changed(self) -> bool:
+    def __bool__(self) -> bool:
         """Is there anything to write?"""
         return bool(self._changes)
 
+    def find(self, table: str, key: bytes) -> bytes | None:
+        """The row as the writes before have left it."""
+        place = (table, key)
+        if place in self._changes:
+            return self._changes[place]
+        if place in self._found:
+            row = self._found[place]
+        else:
+            row = find_row(self._txn.cursor(self._tables[table]), table, key)
+            self._found[place] = row
+        return None if row is None else row[0]
+
+    def change(self, table: str, key: bytes, value: bytes | None) -> None:
+        """Let the row hold ``value`` when the batch is done, or not be there."""
+        self._changes[table, key] = value
+
     def write(self, total: RowSum) -> None:
         """Write what has changed, and keep the sum over all rows in step."""
-        puts: list[tuple[bytes, bytes]] = []
-        for key, value in self._changes.items():
-            old = self._found[key] if key in self._found else self._stored(key)
+        txn = self._txn
+        puts: dict[str, list[tuple[bytes, bytes]]] = {}
+        for place, value in self._changes.items():
+            table, key = place
+            old = self._found[place] if place in self._found else self._stored(table, key)
             if old is not None:
                 total.subtract(old[1])
             if value is not None:
-                hashed = row_hash(self._table, key, value)
+                hashed = row_hash(table, key, value)
                 total.add(hashed)
-                puts.append((key, value + hashed[:CHECKSUM_BYTES]))
+                row = (key, value + hashed[:CHECKSUM_BYTES])
+                if table in puts:
+                    puts[table].append(row)
+                else:
+                    puts[table] = [row]
             elif old is not None:
-                self._txn.delete(key, db=self._database)
-        if puts:
+                txn.delete(key, db=self._tables[table])
+        for table, rows in puts.items():
             # In order, neighbours share the way down the tree.
-            puts.sort()
-            self._txn.cursor(self._database).putmulti(puts)
+            rows.sort()
+            txn.cursor(self._tables[table]).putmulti(rows)
 
-    def _stored(self, key: bytes) -> ProvenRow | None:
-        stored = self._txn.get(key, None, self._database)
-        return None if stored is None else prove_row(self._table, key, stored)
+    def _stored(self, table: str, key: bytes) -> ProvenRow | None:
+        stored = self._txn.get(key, None, self._tables[table])
+        return None if stored is None else prove_row(table, key, stored)

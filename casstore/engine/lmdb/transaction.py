@@ -94,7 +94,7 @@ class Transaction:
         self._slots: list[_Slot] = []
         # Where the new objects of each plan lie.
         self._places: dict[int, _Places] = {}
-        self._tables: dict[str, RowChanges] = {}
+        self._rows = RowChanges(txn, env.tables)
         self.changed = False
         self._begin(jobs)
 
@@ -119,7 +119,7 @@ class Transaction:
         """Raise if this write must be refused; changes nothing."""
         write = job.write
         if write.conditions:
-            conditions.require(write.conditions, self._find_row, self._has_object, self._now_ms)
+            conditions.require(write.conditions, self._rows.find, self._has_object, self._now_ms)
         for digest in job.hits:
             # A hit counts only if the row is still there: the collector may have removed
             # the object after this write was prepared (the first rule of collection).
@@ -139,20 +139,11 @@ class Transaction:
             value = None
             if isinstance(change, PutRow):
                 value = conditions.stamped(change, self._now_ms) if change.stamps else change.value
-            self._table(change.table).change(change.key, value)
+            self._rows.change(change.table, change.key, value)
         for digest in write.deletes:
             self._unname(digest)
         self.changed = self.changed or bool(new_objects or write.rows or write.deletes)
         return WriteResult(self._now_ms, new_objects)
-
-    def _table(self, name: str) -> RowChanges:
-        table = self._tables.get(name)
-        if table is None:
-            table = self._tables[name] = RowChanges(self._txn, self._env.tables[name], name)
-        return table
-
-    def _find_row(self, table: str, key: bytes) -> bytes | None:
-        return self._table(table).find(key)
 
     def _has_object(self, digest: bytes) -> bool:
         return self._find_id(digest) is not None
@@ -220,10 +211,10 @@ class Transaction:
                 continue
             # An unnamed object keeps as many columns as it has links, all pointing at itself.
             children = [
-                [slot.first_id + position] * len(slot.draft.objects[position].children)
-                if ids is None
-                else ids
-                for position, ids in enumerate(slot.children)
+                [object_id] * len(item.children) if ids is None else ids
+                for object_id, (ids, item) in enumerate(
+                    zip(slot.children, slot.draft.objects, strict=True), slot.first_id
+                )
             ]
             key, value = slabs.encode(slot.draft, slot.first_id, dead, children, self._now_ms)
             if not self._txn.put(key, value, append=True, db=self._env.slabs):
@@ -243,10 +234,8 @@ class Transaction:
 
     def _write_rows(self) -> None:
         """Write the rows that have changed, and the sum over all rows."""
-        tables = [table for table in self._tables.values() if table.has_changed]
-        if not tables:
+        if not self._rows:
             return
         total = RowSum(self._txn.get(SUM_KEY, db=self._env.meta))
-        for table in tables:
-            table.write(total)
+        self._rows.write(total)
         self._txn.put(SUM_KEY, total.encode(), db=self._env.meta)
