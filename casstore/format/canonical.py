@@ -108,7 +108,7 @@ _pack: Final[Callable[[Any], bytes]] = msgpack.packb
 _ExtType: Final = msgpack.ExtType
 _new_tuple: Final = tuple.__new__
 _HOLDERS: Final = frozenset((dict, list, _ExtType))
-_ROLE_BYTES: Final = {role: bytes((role,)) for role in (ROLE_TEXT, ROLE_BYTES)}
+_ROLE_BYTES: Final = {role: bytes((role,)) for role in (ROLE_LINK, ROLE_TEXT, ROLE_BYTES)}
 
 
 def pack_checked(columns: list[Any]) -> bytes:
@@ -189,34 +189,39 @@ class _NotPlainError(Exception):
 
 
 def pack_plain(
-    value: Any, room: int, size_bytes: int, long_bytes: int, name: Callable[[bytes], bytes]
-) -> bytes | None:
-    """Spell a list or map shorter than ``size_bytes`` in one go, at the speed of C.
+    value: Any, room: int, max_bytes: int, long_bytes: int, name: Callable[[bytes], bytes]
+) -> tuple[bytes, list[bytes]] | None:
+    """Spell a list or map of at most ``max_bytes`` in one go, at the speed of C.
 
-    None if it is longer, or holds anything out of the ordinary: then the careful way
-    spells it, or says what is wrong where. Texts and bytes from ``long_bytes`` on are
-    given to ``name``, in order of appearance, and stand as links to what that returns.
+    Gives its bytes and the digests it links to, in order. None if it is longer, or cannot
+    be spelled: the careful way then says what is wrong where. Texts and bytes from
+    ``long_bytes`` on are given to ``name`` and stand as links to what that returns.
     """
-    walk = _PlainWalk(size_bytes, long_bytes)
+    walk = _PlainWalk(max_bytes, long_bytes)
     try:
         plain = walk.value(value, room)
-        for holder, key, role, content in walk.long:
-            holder[key] = _ExtType(LINK_EXT_TYPE, _ROLE_BYTES[role] + name(content))
-        return _pack(plain)
+        links: list[bytes] = []
+        for holder, key, role, content in walk.away:
+            digest = content if role == ROLE_LINK else name(content)
+            links.append(digest)
+            holder[key] = _ExtType(LINK_EXT_TYPE, _ROLE_BYTES[role] + digest)
+        data = _pack(plain)
     except (_NotPlainError, TypeError, ValueError, OverflowError):
         return None
+    return (data, links) if len(data) <= max_bytes else None
 
 
 class _PlainWalk:
     """Checks and sorts a value; stops as soon as it is surely too long."""
 
-    __slots__ = ("_left", "_long_bytes", "long")
+    __slots__ = ("_left", "_long_bytes", "away")
 
-    def __init__(self, size_bytes: int, long_bytes: int) -> None:
-        self._left = size_bytes
+    def __init__(self, max_bytes: int, long_bytes: int) -> None:
+        self._left = max_bytes
         self._long_bytes = long_bytes
-        #: What has to leave: its container, its place there, its role and its bytes.
-        self.long: list[tuple[Any, Any, int, bytes]] = []
+        #: What stands elsewhere: its container, its place there, its role, and its bytes, or
+        #: the digest of what a user's link points at.
+        self.away: list[tuple[Any, Any, int, bytes]] = []
 
     def value(self, value: Any, room: int) -> Any:
         """A list or map as msgpack may have it."""
@@ -250,6 +255,8 @@ class _PlainWalk:
                 self._left -= len(item)
                 if len(item) >= self._long_bytes:
                     self._leave(item, len(item), ROLE_BYTES, plain, place)
+            elif kind is Link:
+                self._leave(_link_target(item), 0, ROLE_LINK, plain, place)
             elif kind is not float or not isfinite(item):
                 raise _NotPlainError
             if type(plain) is dict:
@@ -270,7 +277,14 @@ class _PlainWalk:
 
     def _leave(self, data: bytes, counted: int, role: int, holder: Any, place: Any) -> None:
         self._left += counted - DIGEST_BYTES
-        self.long.append((holder, place, role, data))
+        self.away.append((holder, place, role, data))
+
+
+def _link_target(link: Link) -> bytes:
+    digest = link.digest
+    if not isinstance(digest, bytes) or len(digest) != DIGEST_BYTES:
+        raise _NotPlainError
+    return bytes(digest)
 
 
 def key_bytes(key: Any) -> bytes:

@@ -24,6 +24,9 @@ LIST_ITEM_OUTLINE_MIN_BYTES = 96
 # A list or map up to this size stays in one piece; above it, it becomes a tree.
 SINGLE_PIECE_MAX_BYTES = 2048
 
+# A node's payload up to this size stays in the node whole, long texts included.
+NODE_PAYLOAD_MAX_BYTES = 2048
+
 # One in so many entries ends a piece.
 FANOUT = 16
 

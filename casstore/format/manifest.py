@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from casstore.errors import CorruptionError
+from casstore.errors import CorruptionError, InvalidValueError
 from casstore.format.canonical import (
     ROLE_LINK,
     Link,
@@ -25,13 +25,16 @@ from casstore.format.canonical import (
     pack_checked,
     rebuild,
 )
+from casstore.format.limits import MAX_DEPTH
 from casstore.format.node import NULL
-from casstore.format.splitting import Spelled
+from casstore.format.splitting import Emit, Spelled, spell
 
 _FIELDS: Final = 14
 _HEADER: Final = b"\x9e"
 _NIL: Final = b"\xc0"
 NOTHING: Final = NULL
+# A field stands one list deep.
+FIELD_ROOM: Final = MAX_DEPTH - 1
 COMPONENTS: Final = ("tool_state", "plugin_snapshot", "execution_state")
 
 
@@ -53,6 +56,19 @@ class Manifest(NamedTuple):
     config: Spelled = NOTHING
     usage: Spelled = NOTHING
     tips: Spelled = NOTHING
+
+
+def spell_field(value: Any, name: str, emit: Emit) -> Spelled:
+    """Spell a value of a manifest; a refusal names the place from ``name`` on.
+
+    What is long leaves: the next manifest links to it again.
+    """
+    if value is None:
+        return NOTHING
+    try:
+        return spell(value, FIELD_ROOM, emit)
+    except InvalidValueError as exc:
+        raise exc.within(name) from exc.__cause__
 
 
 def encode_manifest(manifest: Manifest) -> tuple[bytes, list[bytes]]:

@@ -24,8 +24,10 @@ from casstore.format.canonical import (
     inspect,
     link_bytes,
     pack_checked,
+    pack_plain,
+    scalar_bytes,
 )
-from casstore.format.limits import MAX_DEPTH
+from casstore.format.limits import MAX_DEPTH, NODE_PAYLOAD_MAX_BYTES
 from casstore.format.splitting import Emit, Spelled, spell
 
 _FIELDS: Final = 11
@@ -61,13 +63,35 @@ class DecodedNode(NamedTuple):
 
 
 def spell_payload(value: Any, name: str, emit: Emit) -> Spelled:
-    """Spell a payload or cause; a refusal names the place from ``name`` on."""
+    """Spell a payload or cause; a refusal names the place from ``name`` on.
+
+    A short one stays whole. A path is read node by node, and an object of its own for each
+    text would cost more, in bytes and in time, than sharing so little could save.
+    """
     if value is None:
         return NULL
     try:
-        return spell(value, PAYLOAD_ROOM, emit)
+        whole = _spell_whole(value)
+        return spell(value, PAYLOAD_ROOM, emit) if whole is None else whole
     except InvalidValueError as exc:
         raise exc.within(name) from exc.__cause__
+
+
+def _spell_whole(value: Any) -> Spelled | None:
+    """Spell a value without moving anything out; None if it is too long, or cannot be spelled."""
+    if type(value) in (dict, list, tuple):
+        whole = pack_plain(
+            value, PAYLOAD_ROOM, NODE_PAYLOAD_MAX_BYTES, NODE_PAYLOAD_MAX_BYTES + 1, _name_nothing
+        )
+        return None if whole is None else Spelled(*whole)
+    if type(value) in (str, bytes) and len(value) <= NODE_PAYLOAD_MAX_BYTES:
+        data = scalar_bytes(value)
+        return Spelled(data, []) if len(data) <= NODE_PAYLOAD_MAX_BYTES else None
+    return None
+
+
+def _name_nothing(content: bytes) -> bytes:
+    raise ValueError("too long to stay whole")
 
 
 def check_time(time: object) -> None:

@@ -115,17 +115,14 @@ def _spell_short(value: Any, room: int, emit: Emit) -> Spelled | None:
     A container this short holds none that would have to leave, so all of it is spelled in
     one go.
     """
-    links: list[bytes] = []
-
-    def name(content: bytes) -> bytes:
-        digest = emit(Kind.BLOB, content, [])
-        links.append(digest)
-        return digest
-
-    data = pack_plain(value, room, CONTAINER_OUTLINE_MIN_BYTES, OUTLINE_MIN_BYTES, name)
-    if data is None or len(data) >= CONTAINER_OUTLINE_MIN_BYTES:
-        return None
-    return Spelled(data, links)
+    short = pack_plain(
+        value,
+        room,
+        CONTAINER_OUTLINE_MIN_BYTES - 1,
+        OUTLINE_MIN_BYTES,
+        lambda content: emit(Kind.BLOB, content, []),
+    )
+    return None if short is None else Spelled(*short)
 
 
 def _spell_list(items: list[Any] | tuple[Any, ...], room: int, emit: Emit) -> Spelled:

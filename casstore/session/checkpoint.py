@@ -20,8 +20,7 @@ from casstore.format import splitting
 from casstore.format.canonical import Link
 from casstore.format.digest import Digest
 from casstore.format.limits import DEFAULT_MAX_BYTES, MAX_DEPTH
-from casstore.format.manifest import COMPONENTS, NOTHING, Manifest
-from casstore.format.node import spell_payload
+from casstore.format.manifest import COMPONENTS, NOTHING, Manifest, spell_field
 from casstore.format.splitting import Spelled
 from casstore.objects import blobs, values
 from casstore.objects import graph as objects
@@ -48,9 +47,9 @@ def store_checkpoint(manifest: Manifest, given: Checkpoint, writer: PieceWriter)
         tool_state=_component(given, "tool_state", writer),
         plugin_snapshot=_component(given, "plugin_snapshot", writer),
         execution_state=_component(given, "execution_state", writer),
-        turn_state=spell_payload(given.turn_state, "turn_state", emit),
-        frames=spell_payload(list(given.frames), "frames", emit) if given.frames else NOTHING,
-        config=spell_payload(given.config, "config", emit),
+        turn_state=spell_field(given.turn_state, "turn_state", emit),
+        frames=spell_field(list(given.frames), "frames", emit) if given.frames else NOTHING,
+        config=spell_field(given.config, "config", emit),
     )
 
 
@@ -132,7 +131,7 @@ def add_usage(
             _check_usage(entry)
         merged[entry.source, entry.model] = entry
     rows = [list(entry) for entry in merged.values()]
-    return spell_payload(rows, "usage", writer.emit)
+    return spell_field(rows, "usage", writer.emit)
 
 
 def _check_usage(entry: Usage) -> None:

@@ -20,9 +20,8 @@ from casstore.errors import (
 )
 from casstore.format.canonical import Link
 from casstore.format.digest import Digest, Kind
-from casstore.format.manifest import NOTHING, Manifest
+from casstore.format.manifest import FIELD_ROOM, NOTHING, Manifest
 from casstore.format.node import (
-    PAYLOAD_ROOM,
     NodeHeader,
     check_time,
     encode_node,
@@ -345,7 +344,7 @@ class _Growth:
         reader = PendingReader(self._runtime.engine, self._writer)
         if ends:
             gone = [parent for parent in parents if parent is not None and parent not in ends]
-            tips = keyed.change_map(reader, tips, ends, gone, PAYLOAD_ROOM, self._writer.emit)
+            tips = keyed.change_map(reader, tips, ends, gone, FIELD_ROOM, self._writer.emit)
         only = leaf_id is not None and keyed.is_only_key(reader, tips, leaf_id)
         return NOTHING if only else tips
 

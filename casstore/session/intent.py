@@ -17,11 +17,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from casstore.format import splitting
 from casstore.format.canonical import pack_checked
 from casstore.format.digest import digest_of, turn_hash
 from casstore.format.manifest import Manifest
-from casstore.format.node import NULL, PAYLOAD_ROOM
+from casstore.format.node import NULL, spell_payload
 from casstore.session.data import LAST, LEAF, Commit, Node, NodeDraft
 from casstore.session.graph import SpelledNode
 
@@ -122,7 +121,7 @@ def _frames(frames: Any) -> bytes:
 
 def _spelled(value: Any) -> bytes:
     """The value as it would be stored, without storing it."""
-    return splitting.spell(value, PAYLOAD_ROOM, _name).data
+    return spell_payload(value, "", _name).data
 
 
 def _name(kind: int, data: bytes, children: list[bytes]) -> bytes:

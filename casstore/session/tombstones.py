@@ -17,8 +17,7 @@ from typing import Final
 from casstore.engine.protocol import PutRow, RowIs, Write
 from casstore.errors import BusyError, ConditionFailedError
 from casstore.format import splitting
-from casstore.format.manifest import NOTHING
-from casstore.format.node import PAYLOAD_ROOM
+from casstore.format.manifest import FIELD_ROOM, NOTHING
 from casstore.format.splitting import Spelled
 from casstore.objects import graph as objects
 from casstore.objects import keyed
@@ -96,7 +95,7 @@ def _changed(
 ) -> Spelled:
     spelled = NOTHING if head.hidden is None else splitting.link_part(head.hidden)
     reader = PendingReader(runtime.engine, writer)
-    return keyed.change_map(reader, spelled, put, drop, PAYLOAD_ROOM, writer.emit)
+    return keyed.change_map(reader, spelled, put, drop, FIELD_ROOM, writer.emit)
 
 
 def heal_leaf(runtime: Runtime, state: State, hidden: frozenset[str]) -> str | None:

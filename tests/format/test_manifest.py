@@ -11,7 +11,7 @@ from casstore.errors import CorruptionError, InvalidInputError
 from casstore.format.canonical import ROLE_LINK
 from casstore.format.digest import Kind, digest_of
 from casstore.format.manifest import NOTHING, Manifest, decode_manifest, encode_manifest
-from casstore.format.node import spell_payload
+from casstore.format.manifest import spell_field as spell_payload
 from casstore.format.splitting import Spelled
 from casstore.objects.pieces import PieceWriter
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from casstore.errors import CorruptionError, InvalidInputError, InvalidValueError
-from casstore.format.canonical import ROLE_LINK, ROLE_TEXT, Link, link_bytes
+from casstore.format.canonical import ROLE_LINK, ROLE_TEXT, Link, encode, link_bytes
 from casstore.format.digest import Digest, Kind, digest_of
 from casstore.format.node import (
     NULL,
@@ -84,7 +84,7 @@ def test_any_header_comes_back(node_id: str, seq: int, time: Any) -> None:
 
 
 def test_a_long_text_is_asked_for_by_its_digest() -> None:
-    text = "long " * 200
+    text = "long " * 800
     data, links = spelled(ROOT, {"text": text})
     assert len(links) == 1
     asked: list[tuple[int, bytes]] = []
@@ -177,3 +177,32 @@ def test_every_truncation_is_refused() -> None:
 def test_nil_is_spelled_once() -> None:
     assert NULL.data == b"\xc0"
     assert link_bytes(ROLE_LINK, PARENT).hex() == f"c7210100{PARENT.hex()}"
+
+
+@pytest.mark.parametrize(
+    ("payload", "stays"),
+    [
+        ("x" * 2045, True), ("x" * 2046, False),
+        (b"x" * 2045, True), (b"x" * 2046, False),
+        ({"text": "x" * 2039}, True), ({"text": "x" * 2040}, False),
+        ({"text": "é" * 1019}, True), ({"text": "é" * 1020}, False),
+        ([{"a": "x" * 1000}, "y" * 1000], True), ([["x" * 600] * 4], False),
+    ],
+)  # fmt: skip
+def test_a_payload_of_2048_bytes_stays_whole_and_a_longer_one_does_not(
+    payload: Any, stays: bool
+) -> None:
+    writer = PieceWriter()
+    data, links = spell_payload(payload, "payload", writer.emit)[:2]
+    assert (len(encode(payload)) <= 2048) is stays
+    assert (data == encode(payload)) is stays
+    assert bool(links) is not stays
+    assert bool(writer.objects) is not stays
+
+
+def test_links_in_a_short_payload_are_links_of_the_node() -> None:
+    first, second = Link(Digest(PARENT)), Link(Digest(FIRST))
+    payload = {"b": [second, "x" * 700], "a": first}
+    data, links = spelled(ROOT, payload)
+    assert links == [PARENT, FIRST]
+    assert decode(data).payload == payload
