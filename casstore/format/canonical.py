@@ -387,6 +387,11 @@ def inspect(data: bytes) -> tuple[Any, list[tuple[int, bytes]]]:
     return value, links
 
 
+def is_link(value: Any) -> bool:
+    """Is this place of an inspected value a link?"""
+    return type(value) is _ExtType
+
+
 def fill_links(value: Any, resolve: Resolver) -> Any:
     """Put the real thing in place of every link of an inspected value, which is changed."""
     kind = type(value)

@@ -1,13 +1,14 @@
 """A manifest as bytes: one checkpoint of a session, everything it is made of.
 
     manifest = [leaf_id, nodes, next_seq, plugin_revision, current_frame,
-                leaf, tool_state, plugin_snapshot, execution_state,
+                leaf, first_user, tool_state, plugin_snapshot, execution_state,
                 turn_state, frames, config, usage, tips]
 
-The four in the second line are links or nil; the five in the third are values, spelled
+The five in the second line are links or nil; the five in the third are values, spelled
 as any value is, so that a long one lives in objects of its own. ``tips`` maps the id of
 each branch's last node to a link; nil where the leaf is the only one. A manifest names
-no session and no revision: forks share it.
+no session and no revision: forks share it. ``first_user`` is the first message of the
+user on the path of the leaf, for a picker.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from casstore.format.limits import MAX_DEPTH
 from casstore.format.node import NULL
 from casstore.format.splitting import Emit, Spelled, spell
 
-_FIELDS: Final = 14
-_HEADER: Final = b"\x9e"
+_FIELDS: Final = 15
+_HEADER: Final = b"\x9f"
 _NIL: Final = b"\xc0"
 NOTHING: Final = NULL
 # A field stands one list deep.
@@ -48,6 +49,7 @@ class Manifest(NamedTuple):
     plugin_revision: int | None = None
     current_frame: str | None = None
     leaf: bytes | None = None
+    first_user: bytes | None = None
     tool_state: bytes | None = None
     plugin_snapshot: bytes | None = None
     execution_state: bytes | None = None
@@ -75,13 +77,13 @@ def encode_manifest(manifest: Manifest) -> tuple[bytes, list[bytes]]:
     """The bytes of a manifest and the digests it links to, in order."""
     links: list[bytes] = []
     parts = [_HEADER, pack_checked(list(manifest[:5]))[1:]]
-    for digest in manifest[5:9]:
+    for digest in manifest[5:10]:
         if digest is None:
             parts.append(_NIL)
         else:
             parts.append(link_bytes(ROLE_LINK, digest))
             links.append(digest)
-    for spelled in manifest[9:]:
+    for spelled in manifest[10:]:
         parts.append(spelled.data)
         links += spelled.links
     return b"".join(parts), links
@@ -102,14 +104,15 @@ def decode_manifest(digest: bytes, data: bytes) -> Manifest:
         or not 0 <= nodes <= next_seq
         or not (plugin_revision is None or type(plugin_revision) is int)
         or not (current_frame is None or type(current_frame) is str)
-        or any(not (link is None or type(link) is Link) for link in fields[5:9])
+        or any(not (link is None or type(link) is Link) for link in fields[5:10])
         or (leaf_id is None) != (fields[5] is None)
+        or (fields[5] is None and fields[6] is not None)
     ):
         raise _not_a_manifest(digest)
     spelled: list[Any] = [
-        NOTHING if item == _NIL else Spelled(item, links_in(item)) for item in cut_items(data)[9:]
+        NOTHING if item == _NIL else Spelled(item, links_in(item)) for item in cut_items(data)[10:]
     ]
-    names: list[Any] = [None if link is None else bytes(link.digest) for link in fields[5:9]]
+    names: list[Any] = [None if link is None else bytes(link.digest) for link in fields[5:10]]
     return Manifest(leaf_id, nodes, next_seq, plugin_revision, current_frame, *names, *spelled)
 
 

@@ -1,13 +1,12 @@
 """A node as bytes: one step of a session's graph, linked to the step before it.
 
     node = [id, seq, depth, users, frame, time, parent_id,
-            parent, first_user, cause, payload]
+            parent, cause, payload]
 
 A node links to its parent, so the digest of a leaf names its whole path. ``seq`` is the
 node's place in insertion order, always above its parent's; ``depth`` the number of nodes
-on the path that ends in it; ``users`` how many of those are messages of the user, and
-``first_user`` the first of them: a link, true for this node itself, nil for none. With
-these three a picker needs no walk, and two paths are compared from their ends.
+on the path that ends in it, and ``users`` how many of those are messages of the user. So
+two paths are compared from their ends, and a picker counts without a walk.
 """
 
 from __future__ import annotations
@@ -18,10 +17,11 @@ from typing import Any, Final, NamedTuple
 from casstore.errors import CorruptionError, InvalidValueError
 from casstore.format.canonical import (
     ROLE_LINK,
-    Link,
+    ROLE_TEXT,
     Resolver,
     fill_links,
     inspect,
+    is_link,
     link_bytes,
     pack_checked,
     pack_plain,
@@ -30,11 +30,11 @@ from casstore.format.canonical import (
 from casstore.format.limits import MAX_DEPTH, NODE_PAYLOAD_MAX_BYTES
 from casstore.format.splitting import Emit, Spelled, spell
 
-_FIELDS: Final = 11
-_HEADER: Final = b"\x9b"
+_FIELDS: Final = 10
+_HEADER: Final = b"\x9a"
 _NIL: Final = b"\xc0"
-_TRUE: Final = b"\xc3"
 NULL: Final = Spelled(_NIL, [])
+_TIMES: Final = frozenset((str, int, float))
 # The payload stands one list deep.
 PAYLOAD_ROOM: Final = MAX_DEPTH - 1
 
@@ -50,8 +50,6 @@ class NodeHeader(NamedTuple):
     time: str | int | float | None
     parent_id: str | None
     parent: bytes | None
-    #: A digest, True for the node itself, None for no message of the user so far.
-    first_user: bytes | bool | None
 
 
 class DecodedNode(NamedTuple):
@@ -105,31 +103,29 @@ def check_time(time: object) -> None:
 def encode_node(header: NodeHeader, cause: Spelled, payload: Spelled) -> tuple[bytes, list[bytes]]:
     """The bytes of a node and the digests it links to, in order."""
     links: list[bytes] = []
-    parent, first_user = _NIL, _NIL
+    parent = _NIL
     if header.parent is not None:
         links.append(header.parent)
         parent = link_bytes(ROLE_LINK, header.parent)
-    if isinstance(header.first_user, bytes):
-        links.append(header.first_user)
-        first_user = link_bytes(ROLE_LINK, header.first_user)
-    elif header.first_user:
-        first_user = _TRUE
     links += cause.links
     links += payload.links
     # The first byte of the seven plain fields is their own list's header.
     plain = pack_checked(list(header[:7]))[1:]
-    return b"".join((_HEADER, plain, parent, first_user, cause.data, payload.data)), links
+    return b"".join((_HEADER, plain, parent, cause.data, payload.data)), links
 
 
 def decode_node(digest: bytes, data: bytes, resolve: Resolver) -> DecodedNode:
     """Take a node's bytes apart; CorruptionError if they are not a node's."""
     fields, links = inspect(data)
-    if links:
-        fields = fill_links(fields, resolve)
     if type(fields) is not list or len(fields) != _FIELDS:
         raise _not_a_node(digest)
-    node_id, seq, depth, users, frame, time, parent_id = fields[:7]
-    parent, first_user, cause, payload = fields[7:]
+    node_id, seq, depth, users, frame, time, parent_id, above, cause, payload = fields
+    parent: bytes | None = None
+    if above is not None:
+        # Nothing before it can be a link, so it is the first.
+        role, parent = links[0] if links else (ROLE_TEXT, None)
+        if role != ROLE_LINK or not is_link(above):
+            raise _not_a_node(digest)
     if (
         type(node_id) is not str
         or type(seq) is not int
@@ -138,30 +134,16 @@ def decode_node(digest: bytes, data: bytes, resolve: Resolver) -> DecodedNode:
         or not 0 < depth <= seq + 1
         or not 0 <= users <= depth
         or not (frame is None or type(frame) is str)
-        or not (parent is None or type(parent) is Link)
+        or not (time is None or type(time) in _TIMES)
         or not (parent_id is None or type(parent_id) is str)
         or (parent is None) != (depth == 1)
         or (parent is None) != (parent_id is None)
-        or not (first_user is None or first_user is True or type(first_user) is Link)
-        or (first_user is None) != (users == 0)
-        or type(time) in (list, dict, bytes, bool, Link)
     ):
         raise _not_a_node(digest)
-    return DecodedNode(
-        NodeHeader(
-            node_id,
-            seq,
-            depth,
-            users,
-            frame,
-            time,
-            parent_id,
-            None if parent is None else parent.digest,
-            first_user.digest if isinstance(first_user, Link) else first_user,
-        ),
-        cause,
-        payload,
-    )
+    if len(links) > (parent is not None):
+        cause, payload = fill_links(cause, resolve), fill_links(payload, resolve)
+    header = NodeHeader(node_id, seq, depth, users, frame, time, parent_id, parent)
+    return DecodedNode(header, cause, payload)
 
 
 def _not_a_node(digest: bytes) -> CorruptionError:

@@ -34,7 +34,8 @@ from casstore.session import attachments, keys
 from casstore.session.arguments import check_count, check_text
 from casstore.session.data import SessionInfo, SessionMeta
 from casstore.session.heads import HeadRow, head_key
-from casstore.session.loading import head_of, picked
+from casstore.session.loading import head_of
+from casstore.session.picking import picked
 from casstore.session.state import Runtime, State, meta_key, tombstone_key
 
 _CREATED_BYTES: Final = 8

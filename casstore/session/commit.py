@@ -216,6 +216,7 @@ class _Attempt:
             beside.plugin_revision,
             beside.current_frame,
             grown.leaf_digest,
+            grown.first_user,
             beside.tool_state,
             beside.plugin_snapshot,
             beside.execution_state,

@@ -24,6 +24,7 @@ from casstore.objects.diff import Change, Field
 from casstore.objects.pieces import PieceReader
 from casstore.session import keys
 from casstore.session.lineage import Chain
+from casstore.session.nodes import path_seqs
 
 _VALUES: Final = ("turn_state", "frames", "config", "usage")
 _LINKS: Final = ("tool_state", "plugin_snapshot", "execution_state")
@@ -189,10 +190,8 @@ class _Tabled(_Walked):
         if self.manifest.leaf is None or not self.has(header, digest):
             return False
         if self._line is None:
-            leaf = self._headers.get(self.manifest.leaf)
-            # As many nodes as there are numbers: every node so far is on the path.
-            linear = leaf.depth == leaf.seq + 1
-            self._line = range(leaf.depth) if linear else frozenset(self._chain.path(leaf.seq))
+            seqs = path_seqs(self._chain, self._headers.get(self.manifest.leaf))
+            self._line = seqs if isinstance(seqs, range) else frozenset(seqs)
         return header.seq in self._line
 
 

@@ -25,6 +25,7 @@ from casstore.session import heads, keys, lineage
 from casstore.session.data import Head, Origin
 from casstore.session.heads import Base, HeadRow, head_key, put_head
 from casstore.session.loading import At, head_of
+from casstore.session.picking import find_first_user
 from casstore.session.state import Runtime, State, meta_key, tombstone_key
 
 _MAX_ATTEMPTS: Final = 64
@@ -102,6 +103,7 @@ def _base(
     manifest = state.manifest._replace(
         leaf_id=node,
         leaf=place.digest,
+        first_user=find_first_user(runtime, chain, header),
         nodes=header.depth,
         next_seq=place.seq + 1,
         tips=NOTHING,

@@ -35,6 +35,7 @@ from casstore.session import keys, lineage, messages
 from casstore.session.data import LAST, LEAF, Commit, Node, NodeDraft
 from casstore.session.heads import Base
 from casstore.session.lineage import Chain, Page, Place
+from casstore.session.picking import find_first_user
 from casstore.session.state import Runtime, State
 from casstore.session.tombstones import heal_leaf, reveal
 
@@ -57,6 +58,7 @@ class Grown(NamedTuple):
 
     leaf_id: str | None
     leaf_digest: bytes | None
+    first_user: bytes | None
     node_count: int
     next_seq: int
     tips: Spelled
@@ -111,7 +113,9 @@ def change_graph(
     """
     if state is None or change.replace is not None:
         manifest = Manifest() if state is None else state.manifest
-        empty = manifest._replace(leaf_id=None, nodes=0, next_seq=0, leaf=None, tips=NOTHING)
+        empty = manifest._replace(
+            leaf_id=None, nodes=0, next_seq=0, leaf=None, first_user=None, tips=NOTHING
+        )
         growth = _Growth(runtime, None, empty, lineage.new_lineage(), None, writer)
         growth.append(nodes, fresh=fresh)
         grown = growth.finish(change)
@@ -148,6 +152,7 @@ class _Growth:
         # Nodes of the graph by id that this commit asked for, and those it created.
         self._headers: dict[str, tuple[NodeHeader, bytes]] = {}
         self._created: list[tuple[NodeHeader, bytes, bytes]] = []
+        self._created_ids: set[str] = set()
 
     # --- looking up what is there ---------------------------------------------------------
 
@@ -203,6 +208,8 @@ class _Growth:
             if parent != before and parent is not None:
                 in_order = in_order and parent in parents and parent != node.id
             before = node.id
+        if self._manifest.leaf_id in by_id:
+            raise DuplicateNodeError(str(self._manifest.leaf_id), "is in the session already")
         if not fresh:
             for node_id, place in zip(by_id, self._find(list(by_id)), strict=True):
                 if place is not None:
@@ -213,24 +220,20 @@ class _Growth:
     def _create(self, node: SpelledNode, parent_id: str | None) -> None:
         seq = self._manifest.next_seq + len(self._created)
         depth, users, parent = 1, 0, None
-        first_user: bytes | bool | None = None
         if parent_id is not None:
             known = self._header(parent_id)
             if known is None:
                 raise UnknownParentError(node.id, f"has an unknown parent {parent_id!r}")
             above, parent = known
             depth, users = above.depth + 1, above.users
-            first_user = parent if above.first_user is True else above.first_user
-        if node.is_user:
-            users += 1
-            first_user = True if first_user is None else first_user
         header = NodeHeader(
-            node.id, seq, depth, users, node.frame, node.time, parent_id, parent, first_user
+            node.id, seq, depth, users + node.is_user, node.frame, node.time, parent_id, parent
         )
         data, links = encode_node(header, node.cause, node.payload)
         digest = self._writer.emit(Kind.NODE, data, links)
         self._keep(header, digest)
         self._created.append((header, digest, node.part))
+        self._created_ids.add(node.id)
 
     # --- the outcome ----------------------------------------------------------------------
 
@@ -273,6 +276,7 @@ class _Growth:
         return Grown(
             leaf_id,
             leaf_digest,
+            None if leaf_id is None else self._first_user(leaf_id),
             self._manifest.nodes + len(created),
             self._manifest.next_seq + len(created),
             tips,
@@ -311,6 +315,25 @@ class _Growth:
         assert self._state is not None
         chain = self._chain or self._runtime.chain(self._state)
         return chain.page(self._manifest.next_seq - 1)
+
+    def _first_user(self, leaf_id: str) -> bytes | None:
+        """The first message of the user on the path of the leaf."""
+        first: bytes | None = None
+        step: str | None = leaf_id
+        created = self._created_ids
+        while step is not None and step in created:
+            header, digest = self._headers[step]
+            above = self._headers[header.parent_id][0] if header.parent_id is not None else None
+            if header.users > (0 if above is None else above.users):
+                first = digest
+            step = header.parent_id
+        if step == self._manifest.leaf_id or step is None:
+            return (self._manifest.first_user if step is not None else None) or first
+        found = self._header(step)
+        if found is None or self._state is None or not found[0].users:
+            return first
+        chain = self._chain or self._runtime.chain(self._state)
+        return find_first_user(self._runtime, chain, found[0])
 
     def _is_straight(self, leaf_id: str | None) -> bool:
         """Does the commit only make the one branch longer, and move the leaf to its end?"""

@@ -43,7 +43,7 @@ def intent_hash(
         checkpoint = [
             manifest.plugin_revision,
             manifest.current_frame,
-            *manifest[6:9],
+            *manifest[7:10],
             manifest.turn_state.data,
             _frames(change.checkpoint.frames),
             manifest.config.data,

@@ -11,7 +11,7 @@ from casstore.errors import (
     SessionNotFoundError,
 )
 from casstore.objects import graph as objects
-from casstore.session import checkpoint, keys, messages
+from casstore.session import checkpoint, keys
 from casstore.session.data import Checkpoint, Entry, Head, Node, Usage
 from casstore.session.heads import public_head
 from casstore.session.lineage import Place
@@ -154,33 +154,3 @@ def read_usage(runtime: Runtime, state: State) -> tuple[Usage, ...]:
     """The ledger of a state, without entries that count nothing."""
     entries = checkpoint.read_usage(runtime.reader(), state.manifest.usage)
     return tuple([entry for entry in entries if entry.total])
-
-
-def picked(runtime: Runtime, state: State) -> tuple[str | None, int]:
-    """The first message of the user on the active path, and how many there are."""
-    hidden = runtime.hidden(state.head)
-    if hidden:
-        return _picked_by_reading(runtime, state, hidden)
-    if state.manifest.leaf is None:
-        return None, 0
-    reader = runtime.reader()
-    leaf = state.leaf or objects.read_headers(reader, [state.manifest.leaf])[0]
-    if leaf.first_user is None:
-        return None, 0
-    first = state.manifest.leaf if leaf.first_user is True else leaf.first_user
-    assert isinstance(first, bytes)
-    return messages.user_text(objects.read_nodes(reader, [first])[0].payload), leaf.users
-
-
-def _picked_by_reading(
-    runtime: Runtime, state: State, hidden: frozenset[str]
-) -> tuple[str | None, int]:
-    # Nodes count their users over the whole path; what is hidden must not count.
-    leaf = visible_leaf(runtime, state, hidden)[0]
-    first: str | None = None
-    count = 0
-    for node in open_nodes(runtime, "", state, hidden, PATH, leaf):
-        if messages.is_user_message(node.payload):
-            first = messages.user_text(node.payload) if first is None else first
-            count += 1
-    return first, count

@@ -7,7 +7,7 @@ from typing import Final, Literal, overload
 
 from casstore.errors import CorruptionError, NodeNotFoundError
 from casstore.format.digest import Digest
-from casstore.format.node import DecodedNode
+from casstore.format.node import DecodedNode, NodeHeader
 from casstore.objects import graph as objects
 from casstore.session import keys
 from casstore.session.arguments import check_count
@@ -161,10 +161,15 @@ def _path_to(
     header = state.leaf
     if header is None or header.id != leaf:
         header = objects.read_headers(runtime.reader(), [digest])[0]
-    if header.depth == header.seq + 1:
+    return path_seqs(chain, header)
+
+
+def path_seqs(chain: Chain, leaf: NodeHeader) -> Sequence[int]:
+    """The seqs from the root to a node."""
+    if leaf.depth == leaf.seq + 1:
         # As many nodes as there are numbers: every node so far is on the path.
-        return range(header.depth)
-    return chain.path(header.seq)
+        return range(leaf.depth)
+    return chain.path(leaf.seq)
 
 
 def no_nodes(runtime: Runtime) -> Nodes:

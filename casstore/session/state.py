@@ -160,7 +160,7 @@ class Runtime:
                 raise RevisionNotFoundError(session, at) from exc
             row = self.engine.get_rows([place])[0]
             if row is None:
-                raise RevisionNotFoundError(session, at)
+                raise self._nothing_at(session, at)
             revision = int.from_bytes(row[:8], "big")
         if type(revision) is not int or not 0 <= revision < 1 << 63:
             raise RevisionNotFoundError(session, at)
@@ -168,11 +168,17 @@ class Runtime:
         if revision != head.head.revision:
             row = self.engine.get_rows([RowKey("history", keys.history(key, revision))])[0]
             if row is None:
-                raise RevisionNotFoundError(session, at)
+                raise self._nothing_at(session, at)
             found = self.decode(row)
         if isinstance(at, Entry) and found.head.manifest != at.manifest:
             raise RevisionNotFoundError(session, at)
         return found
+
+
+    def _nothing_at(self, session: str, at: object) -> RevisionNotFoundError:
+        # Deleted between the two readings, it has lost its history, but says so.
+        self.rows(session)
+        return RevisionNotFoundError(session, at)
 
 
 def meta_key(key: bytes) -> RowKey:

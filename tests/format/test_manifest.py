@@ -18,6 +18,7 @@ from casstore.objects.pieces import PieceWriter
 NAME = bytes(32)
 LEAF = bytes(range(32))
 TOOLS = bytes(range(32, 64))
+FIRST = bytes(range(64, 96))
 
 
 def value(given: Any) -> Spelled:
@@ -25,7 +26,7 @@ def value(given: Any) -> Spelled:
 
 
 FULL = Manifest(
-    "leaf", 3, 4, 9, "frame", LEAF, TOOLS, None, TOOLS,
+    "leaf", 3, 4, 9, "frame", LEAF, FIRST, TOOLS, None, TOOLS,
     value({"turn_index": 2}), value([{"frame_id": "frame"}]), value({"model": "m"}),
     value([["main", "m", 1, 2, 0, 0]]), NOTHING,
 )  # fmt: skip
@@ -33,15 +34,15 @@ FULL = Manifest(
 
 def test_a_manifest_is_spelled_as_it_always_was() -> None:
     data, links = encode_manifest(FULL)
-    assert links == [LEAF, TOOLS, TOOLS]
+    assert links == [LEAF, FIRST, TOOLS, TOOLS]
     assert data.hex() == (
-        "9ea46c656166030409a56672616d65"
-        f"c7210100{LEAF.hex()}c7210100{TOOLS.hex()}c0c7210100{TOOLS.hex()}"
+        "9fa46c656166030409a56672616d65"
+        f"c7210100{LEAF.hex()}c7210100{FIRST.hex()}c7210100{TOOLS.hex()}c0c7210100{TOOLS.hex()}"
         "81aa7475726e5f696e64657802" "9181a86672616d655f6964a56672616d65" "81a56d6f64656ca16d"
         "9196a46d61696ea16d01020000" "c0"
     )  # fmt: skip
     assert digest_of(Kind.MANIFEST, data).hex() == (
-        "e6614649dd2450b42d1fe446bb369def87ef69241bc6eabd42d103880c1fa2a5"
+        "db433ca1ccfaab43d191b267079f98895a1f04522b4ec76985ce94e3395e568c"
     )
 
 
@@ -59,7 +60,7 @@ def test_a_long_value_stays_where_it_is() -> None:
 
 
 LINK = msgpack.ExtType(1, bytes((ROLE_LINK,)) + LEAF)
-GOOD: list[Any] = ["leaf", 1, 1, None, None, LINK, None, None, None, None, None, None, None, None]
+GOOD: list[Any] = ["leaf", 1, 1, None, None, LINK, *[None] * 9]
 
 
 def test_the_fields_that_are_broken_below_are_sound_unbroken() -> None:
@@ -73,13 +74,19 @@ def test_the_fields_that_are_broken_below_are_sound_unbroken() -> None:
         (1, -1), (1, 2), (1, None), (1, True),
         (2, 0), (2, -1), (2, 1.0),
         (3, "1"), (3, 1.5), (4, 1),
-        (5, None), (5, "leaf"), (6, "tools"), (7, 1), (8, []),
+        (5, None), (5, "leaf"), (6, "first"), (7, "tools"), (8, 1), (9, []),
     ],
 )  # fmt: skip
 def test_a_field_that_breaks_a_rule_is_damage(field: int, broken: Any) -> None:
     fields = list(GOOD)
     fields[field] = broken
     with pytest.raises(CorruptionError, match=NAME.hex()):
+        decode_manifest(NAME, msgpack.packb(fields))
+
+
+def test_without_a_leaf_there_is_no_first_message_on_its_path() -> None:
+    fields = [None, *GOOD[1:5], None, LINK, *GOOD[7:]]
+    with pytest.raises(CorruptionError):
         decode_manifest(NAME, msgpack.packb(fields))
 
 

@@ -1,0 +1,60 @@
+"""What a picker shows: the first message of the user on the active path, and how many.
+
+Every node counts the messages of the user on its path, and the manifest links to the
+first of them, so none of this takes a walk. Only where the leaf moves to another branch
+is the first one looked for, by halving the path.
+"""
+
+from __future__ import annotations
+
+from casstore.format.node import NodeHeader
+from casstore.objects import graph as objects
+from casstore.session import messages
+from casstore.session.lineage import Chain
+from casstore.session.nodes import PATH, open_nodes, path_seqs, visible_leaf
+from casstore.session.state import Runtime, State
+
+
+def find_first_user(runtime: Runtime, chain: Chain, leaf: NodeHeader) -> bytes | None:
+    """The first message of the user on the path that ends in a stored node."""
+    if not leaf.users:
+        return None
+    seqs = path_seqs(chain, leaf)
+    reader = runtime.reader()
+    low, high = 0, len(seqs) - 1
+    while low < high:
+        middle = (low + high) // 2
+        place = chain.place(seqs[middle])
+        if objects.read_headers(reader, [place.digest])[0].users:
+            high = middle
+        else:
+            low = middle + 1
+    return chain.place(seqs[low]).digest
+
+
+def picked(runtime: Runtime, state: State) -> tuple[str | None, int]:
+    """The first message of the user on the active path, and how many there are."""
+    hidden = runtime.hidden(state.head)
+    if hidden:
+        return _picked_by_reading(runtime, state, hidden)
+    manifest = state.manifest
+    if manifest.leaf is None or manifest.first_user is None:
+        return None, 0
+    reader = runtime.reader()
+    leaf = state.leaf or objects.read_headers(reader, [manifest.leaf])[0]
+    first = objects.read_nodes(reader, [manifest.first_user])[0]
+    return messages.user_text(first.payload), leaf.users
+
+
+def _picked_by_reading(
+    runtime: Runtime, state: State, hidden: frozenset[str]
+) -> tuple[str | None, int]:
+    # Nodes count over their whole path, and what is hidden must not count.
+    leaf = visible_leaf(runtime, state, hidden)[0]
+    first: str | None = None
+    count = 0
+    for node in open_nodes(runtime, "", state, hidden, PATH, leaf):
+        if messages.is_user_message(node.payload):
+            first = messages.user_text(node.payload) if first is None else first
+            count += 1
+    return first, count
