@@ -383,7 +383,16 @@ def inspect(data: bytes) -> tuple[Any, list[tuple[int, bytes]]]:
     # Re-encoding catches padded integers, 32-bit floats, long headers and repeated
     # keys; the order and type of keys is checked as each map is built.
     _require_same(value, data)
-    _refuse_by_walking(data)
+    # Too deep, not a number, a key too long: only a walk says where, and it costs more than
+    # unpacking did. A NaN or infinity starts with one of two byte pairs, and a long key needs
+    # long data: pieces without any of that, nearly all of them, need no walk.
+    if (
+        not _nests(value, MAX_DEPTH)
+        or len(data) > MAX_KEY_BYTES
+        or b"\xcb\x7f" in data
+        or b"\xcb\xff" in data
+    ):
+        _encode(_unpack(data, lambda code, payload: None), MAX_DEPTH)
     return value, links
 
 
@@ -480,6 +489,20 @@ def nests_within(data: bytes, room: int) -> bool:
     return True
 
 
+def _nests(value: Any, room: int) -> bool:
+    """Does a list or map nest at most ``room`` levels?"""
+    kind = type(value)
+    if kind is not list and kind is not dict:
+        return True
+    if not room:
+        return False
+    for item in value.values() if kind is dict else value:
+        kind = type(item)
+        if (kind is list or kind is dict) and not _nests(item, room - 1):
+            return False
+    return True
+
+
 def is_map_piece(data: bytes) -> bool:
     """Do these canonical bytes spell a map?"""
     return 0x80 <= data[0] <= 0x8F or data[0] in (0xDE, 0xDF)
@@ -545,14 +568,3 @@ def _checked_map(mapping: dict[Any, Any]) -> dict[str, Any]:
 
 
 _OTHER_BYTES: Final = bytes(sorted(set(range(256)) - CONTAINER_BYTES))
-
-
-def _refuse_by_walking(data: bytes) -> None:
-    # Too deep, not a number, a key too long: only a walk finds these, and it costs more
-    # than unpacking did. Nesting 65 deep takes 65 container headers, a NaN or infinity
-    # starts with one of two byte pairs, and a long key needs long data: pieces without
-    # any of that, nearly all of them, need no walk.
-    many_headers = len(data.translate(None, _OTHER_BYTES)) > MAX_DEPTH
-    long = len(data) > MAX_KEY_BYTES
-    if many_headers or long or b"\xcb\x7f" in data or b"\xcb\xff" in data:
-        _encode(_unpack(data, lambda code, payload: None), MAX_DEPTH)

@@ -37,6 +37,11 @@ class Digest(bytes):
         return super().__new__(cls, raw)
 
     @classmethod
+    def known(cls, raw: bytes) -> Digest:
+        """What is a digest for sure, because it was hashed or looked up as one."""
+        return bytes.__new__(cls, raw)
+
+    @classmethod
     def from_hex(cls, text: str) -> Digest:
         """Read 64 hexadecimal digits; anything else is refused by name."""
         try:

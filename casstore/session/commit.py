@@ -310,7 +310,7 @@ class _Attempt:
         head = heads.with_times(head, row)
         self._runtime.remember(self._key, State(row, head, manifest, grown.leaf, grown.page))
         return CommitResult(
-            head.revision, Digest(head.manifest), manifest.leaf_id, grown.nodes, False
+            head.revision, Digest.known(head.manifest), manifest.leaf_id, grown.nodes, False
         )
 
 

@@ -103,7 +103,7 @@ def public_node(place: Place, found: DecodedNode) -> Node:
         header.time,
         header.seq,
         header.depth,
-        Digest(place.digest),
+        Digest.known(place.digest),
     )
 
 

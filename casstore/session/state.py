@@ -174,7 +174,6 @@ class Runtime:
             raise RevisionNotFoundError(session, at)
         return found
 
-
     def _nothing_at(self, session: str, at: object) -> RevisionNotFoundError:
         # Deleted between the two readings, it has lost its history, but says so.
         self.rows(session)

@@ -42,7 +42,10 @@ class Compressor:
         """Compress with this dictionary from now on; it is loaded here unless given."""
         if number != NO_DICTIONARY and number not in self._dictionaries:
             content = self._load(number) if content is None else content
-            self._dictionaries[number] = zstandard.ZstdCompressionDict(content)
+            dictionary = zstandard.ZstdCompressionDict(content)
+            # Else every slab would have it digested anew.
+            dictionary.precompute_compress(level=HOT_LEVEL)
+            self._dictionaries[number] = dictionary
         self._current = number
 
     def compress(self, raw: bytes) -> tuple[int, int, bytes]:

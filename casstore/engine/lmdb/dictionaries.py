@@ -22,9 +22,15 @@ MIN_GAIN: Final = 0.10
 SAMPLE_BYTES: Final = 8 << 20
 SAMPLE_MAX_OBJECT_BYTES: Final = 32 << 10
 
+# A writer tries a dictionary when it has stored this much, then at many times as much: early,
+# because most sessions are short, and rarely, because most trials later gain little.
+FIRST_TRIAL_BYTES: Final = 1 << 19
+TRIAL_GROWTH: Final = 4
+
 _SIZE_BYTES: Final = 64 << 10
-# zstd's advice is a hundred times the dictionary; a tenth of that already pays.
-_MIN_SAMPLE_BYTES: Final = 10 * _SIZE_BYTES
+# zstd's advice is a hundred times the dictionary; a small part of that already pays, and
+# whether it does is measured on samples that it has not seen.
+_MIN_SAMPLE_BYTES: Final = 4 * _SIZE_BYTES
 # Numbers are stored in four bytes.
 _NUMBER_DIGITS: Final = 9
 _NEWEST: Final = b"current_dictionary"

@@ -27,9 +27,11 @@ from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.cache import SlabCache
 from casstore.engine.lmdb.compression import Compressor
 from casstore.engine.lmdb.dictionaries import (
+    FIRST_TRIAL_BYTES,
     MIN_GAIN,
     SAMPLE_BYTES,
     SAMPLE_MAX_OBJECT_BYTES,
+    TRIAL_GROWTH,
     DictionaryReport,
     DictionaryShelf,
     try_dictionary,
@@ -117,6 +119,10 @@ class LmdbEngine:
         self._commits = 0
         self._stop_syncing = threading.Event()
         self._sync_failure: CasstoreError | None = None
+        # How much was stored since a dictionary was last tried, and when one is tried next.
+        self._untried_bytes = 0
+        self._try_at_bytes = FIRST_TRIAL_BYTES
+        self._training: threading.Thread | None = None
         self._shelf = DictionaryShelf(self._env)
         self._compressor = Compressor(self._shelf.load)
         try:
@@ -335,6 +341,7 @@ class LmdbEngine:
                 group, raw_bytes = [], 0
             group.append(item)
             raw_bytes += len(item.data)
+            self._untried_bytes += len(item.data)
         if group:
             drafts.append(slabs.draft(group, self._compressor.compress))
         return drafts
@@ -409,6 +416,8 @@ class LmdbEngine:
         self._commits += 1
         if self._commits % _HOUSEKEEPING_COMMITS == 0:
             self._keep_house()
+        if self._untried_bytes >= self._try_at_bytes:
+            self._train_aside()
 
     @staticmethod
     def _apply(transaction: Transaction, job: Job) -> WriteResult | CasstoreError:
@@ -427,6 +436,26 @@ class LmdbEngine:
             # The commit before it is done and must not look failed. Slots of killed
             # readers stay for another round, which costs pages, not data; a dictionary
             # that cannot be read is reported by the first read that needs it.
+            return
+
+    def _train_aside(self) -> None:
+        """Try a dictionary in a thread of its own, rarely: nobody waits for it."""
+        self._untried_bytes = 0
+        self._try_at_bytes *= TRIAL_GROWTH
+        if self._training is None or not self._training.is_alive():
+            self._training = threading.Thread(
+                target=self._train_quietly, name="casstore-train", daemon=True
+            )
+            self._training.start()
+
+    def _train_quietly(self) -> None:
+        try:
+            if not self.train_dictionary().before_bytes:
+                # Too little to learn from so far: most of it was long. Try again soon.
+                self._try_at_bytes = FIRST_TRIAL_BYTES
+        except CasstoreError:
+            # Closed meanwhile, out of space, damaged: nothing is lost without a dictionary,
+            # and whoever reads or writes next is told what is wrong.
             return
 
     def used_bytes(self) -> int:
@@ -463,6 +492,9 @@ class LmdbEngine:
     def close(self) -> None:
         """Let go of all resources. Closing twice is allowed; every other call then fails."""
         self._stop_syncing.set()
+        training = self._training
+        if training is not None and training is not threading.current_thread():
+            training.join()
         self._env.close()
         self._cache.clear()
 

@@ -29,6 +29,7 @@ class SlabReader:
         "_near_last",
         "_near_value",
         "_slab",
+        "_slab_before",
     )
 
     def __init__(
@@ -37,7 +38,9 @@ class SlabReader:
         self._cursor = cursor
         self._cache = cache
         self._compressor = compressor
+        # Objects are often asked for in the order in which they link to each other.
         self._slab: Slab | None = None
+        self._slab_before: Slab | None = None
         # The slab the cursor stands on. Links often point at neighbours.
         self._near_first, self._near_last = 1, 0
         self._near_key = self._near_value = memoryview(b"")
@@ -57,7 +60,7 @@ class SlabReader:
         if slab is None:
             slab = self._decode(self._near_key, self._near_value)
             self._cache.put(last_id, slab)
-        self._slab = slab
+        self._slab_before, self._slab = self._slab, slab
         return slab
 
     def decode_at(self, object_id: int) -> Slab:
@@ -96,6 +99,9 @@ class SlabReader:
     def digest(self, object_id: int) -> bytes:
         """The digest of an object, from its slab's directory alone."""
         slab = self._slab
+        if slab is not None and slab.first_id <= object_id <= slab.last_id:
+            return slab.directory.digest(object_id - slab.first_id)
+        slab = self._slab_before
         if slab is not None and slab.first_id <= object_id <= slab.last_id:
             return slab.directory.digest(object_id - slab.first_id)
         if not self._near_first <= object_id <= self._near_last:
