@@ -48,6 +48,7 @@ def open(
     map_bytes: int = 1 << 40,
     cache_bytes: int = 32 << 20,
     lmdb_version: int | None = None,
+    auto_train: bool = True,
 ) -> Store:
     """Open the store at ``path``, creating it if it is not there.
 
@@ -58,7 +59,8 @@ def open(
     LMDB maps it and every digest after; it needs the store for itself.
     ``map_bytes`` bounds the file (address space, not disk) and must be the same in every
     process; ``cache_bytes`` bounds the inflated content kept in memory; ``lmdb_version``
-    (0 or 1) picks LMDB's file format for a new store.
+    (0 or 1) picks LMDB's file format for a new store. ``auto_train`` tries compression
+    dictionaries now and then, in a thread of its own, as content grows.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place, open(place) as store:
@@ -77,6 +79,7 @@ def open(
         map_bytes=map_bytes,
         cache_bytes=cache_bytes,
         lmdb_version=lmdb_version,
+        auto_train=auto_train,
     )
     return Store(engine, close=lambda: sharing.release(engine))
 
@@ -351,15 +354,20 @@ class Store:
         """
         from casstore.session import pins
 
-        return pins.put(self._runtime, name, digest, ttl_ms=None, note=note, replace=move)
+        return pins.put(self._runtime, name, digest, ttl_ms=None, note=note, is_tag=True, move=move)
 
     def pin(
         self, name: str, digest: bytes, *, ttl_ms: int | None = None, note: str | None = None
     ) -> Pin:
-        """Let a name keep an object and all it links to, for ``ttl_ms``; given again, anew."""
+        """Let a name keep an object and all it links to, for ``ttl_ms``; given again, anew.
+
+        NameTakenError if the name is a tag of another object.
+        """
         from casstore.session import pins
 
-        return pins.put(self._runtime, name, digest, ttl_ms=ttl_ms, note=note, replace=True)
+        return pins.put(
+            self._runtime, name, digest, ttl_ms=ttl_ms, note=note, is_tag=False, move=False
+        )
 
     def unpin(self, name: str) -> bool:
         """Take a tag or pin away; False if there is none."""

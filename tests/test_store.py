@@ -366,7 +366,7 @@ with casstore.open(sys.argv[1], "process") as store:
 
 
 def test_a_dictionary_that_pays_is_adopted_and_everything_reads_back(tmp_path: Path) -> None:
-    with casstore.open(tmp_path / "s", "process") as store:
+    with casstore.open(tmp_path / "s", "process", auto_train=False) as store:
         old = messages(5_000)
         digests = store.put_many(old)
         plain_bytes = stored_bytes(store, messages(100, seed=1))
@@ -394,7 +394,7 @@ def test_a_dictionary_that_pays_is_adopted_and_everything_reads_back(tmp_path: P
         assert reader.wait(60) == 0
         reader.stdout.close()
 
-    with casstore.open(tmp_path / "s", "process", verify=True) as store:
+    with casstore.open(tmp_path / "s", "process", verify=True, auto_train=False) as store:
         assert store.get_many(digests) == old
         assert store.get_many([Digest.of_blob(item) for item in new]) == new
         assert stored_bytes(store, messages(100, seed=3)) < 0.9 * plain_bytes
@@ -412,10 +412,25 @@ def test_a_dictionary_that_pays_is_adopted_and_everything_reads_back(tmp_path: P
 
 
 def test_a_dictionary_for_random_content_is_not_adopted(tmp_path: Path) -> None:
-    with casstore.open(tmp_path / "s", "process") as store:
+    with casstore.open(tmp_path / "s", "process", auto_train=False) as store:
         source = random.Random(1)
         store.put_many([source.randbytes(500) for _ in range(3_000)])
         assert store.train_dictionary().adopted is None
+
+
+def test_a_dictionary_is_trained_without_asking_as_content_grows(tmp_path: Path) -> None:
+    with casstore.open(tmp_path / "s", "process") as store:
+        digests = [store.put_many(messages(500, seed=seed)) for seed in range(10)]
+    with casstore.open(tmp_path / "s") as store:
+        # Closing has waited for the trial, and what comes now is stored with what it gave.
+        learned = stored_bytes(store, messages(100, seed=99))
+        assert [item for part in digests for item in store.get_many(part)] == [
+            item for seed in range(10) for item in messages(500, seed=seed)
+        ]
+    with casstore.open(tmp_path / "plain", auto_train=False) as store:
+        for seed in range(10):
+            store.put_many(messages(500, seed=seed))
+        assert learned < 0.9 * stored_bytes(store, messages(100, seed=99))
 
 
 @pytest.mark.parametrize("count", [0, 1, 100])

@@ -1,26 +1,44 @@
-"""The main job, shown: a session grows, branches and is compared, and stays small.
+"""The main job, shown: a session grows, forks, is compared, loses a race, and is dropped.
 
 Run by ``tools/demo``. Everything printed is measured while it runs.
 """
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
+import statistics
 import sys
+import tempfile
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import casstore
-from casstore import Append, Set
+from casstore import UNFENCED, Checkpoint, Commit, Lease, NodeDraft, Session, Store, Usage
 from casstore.engine.lmdb.engine import LmdbEngine
+from casstore.engine.protocol import TABLES, NewObject, ObjectInfo, PutRow, Write
+from casstore.errors import HeadConflictError
+from casstore.format import canonical
 
-TURNS = 400
-BRANCHES = 50
+TURNS = 300
+MORE_TURNS = 60
+TTL_MS = 60_000
+DEFAULT_PLACE = "demo-store"
+ASKS = (
+    "the test of {0} fails since this morning; find out why",
+    "please split {0} into two functions, and keep its name for the outer one",
+    "what does {0} do if the file is empty?",
+    "run the tests again and tell me what is left",
+    "document {0}; one paragraph, no examples",
+)
 WORDS = (
-    "open the file and read what it says before you change anything then run the tests again "
-    "because the last commit broke them and nobody noticed until the agent tried to resume"
+    "read the file and look at what it says before you change anything then run the tests again "
+    "because the last commit broke them and nobody noticed until the agent tried to resume its "
+    "work with the old state and found a name that does not exist any more in this module"
 ).split()
+NAMES = "load store split merge parse render check plan apply verify open close count scan".split()
 
 
 def size(number: float) -> str:
@@ -32,74 +50,282 @@ def size(number: float) -> str:
     raise AssertionError
 
 
-def message(source: random.Random, turn: int, role: str) -> dict[str, object]:
-    """One message of about 1.5 KB that compresses as prose does."""
-    words = [
-        source.choice(WORDS) + (str(turn) if source.random() < 0.2 else "") for _ in range(250)
-    ]
-    return {"role": role, "turn": turn, "text": " ".join(words)}
+def line(text: str, figure: object) -> None:
+    """One line of the story with a figure at its end."""
+    print(f"   {text:46} {figure!s:>12}")
 
 
-def used(store: casstore.Store) -> int:
-    """What the store takes."""
+def shown(value: Any) -> str:
+    """A value, cut short."""
+    text = repr(value)
+    return text if len(text) <= 16 else f"{text[:15]}…"
+
+
+def engine_of(store: Store) -> LmdbEngine:
+    """The LMDB engine of a store."""
     assert isinstance(store.engine, LmdbEngine)
-    return store.engine.used_bytes()
+    return store.engine
+
+
+def used(store: Store) -> int:
+    """What the store takes, in whole pages."""
+    return engine_of(store).used_bytes()
+
+
+# --- an agent, made up ----------------------------------------------------------------------
+
+
+class Agent:
+    """Makes up the turns of a coding agent: a request, a tool call, what it gave, an answer."""
+
+    def __init__(self, session: Session, seed: int) -> None:
+        self.session = session
+        self._random = random.Random(seed)
+        state = session.load()
+        tools = {} if state is None else state.checkpoint.tool_state
+        self._files: dict[str, Any] = dict(tools.get("files", {}))
+
+    def _prose(self, words: int) -> str:
+        return " ".join(self._random.choice(WORDS) for _ in range(words))
+
+    def _code(self, name: str) -> str:
+        lines = [f"def {name}(state):", f'    """{self._prose(8).capitalize()}."""']
+        for _ in range(self._random.randint(8, 45)):
+            one, other = self._random.choices(NAMES, k=2)
+            number = self._random.randint(1, 99)
+            lines.append(f"    {one} = state.{other}({self._random.choice(WORDS)!r}, {number})")
+        return "\n".join([*lines, "    return state", ""])
+
+    def turn(self, number: int, branch: str, lease: Lease) -> Commit:
+        """One turn, to be committed whole."""
+        name = self._random.choice(NAMES)
+        path = f"src/{name}_{self._random.randint(1, 9)}.py"
+        code = self._code(name)
+        self._files[path] = {"lines": code.count("\n"), "read_in_turn": number}
+        payloads: list[dict[str, Any]] = [
+            {"role": "user", "text": self._random.choice(ASKS).format(name)},
+            {"role": "assistant", "text": self._prose(30), "call": {"tool": "read", "path": path}},
+            {"role": "tool", "path": path, "text": code},
+            {"role": "assistant", "text": self._prose(self._random.randint(40, 160))},
+        ]
+        return Commit(
+            append=[
+                NodeDraft(f"{branch}-{number}-{at}", payload) for at, payload in enumerate(payloads)
+            ],
+            checkpoint=Checkpoint(
+                turn_state={"turn": number},
+                tool_state={"cwd": "/repo", "branch": branch, "files": dict(self._files)},
+                config={"model": "made-up-1", "temperature": 0.2},
+            ),
+            usage=[Usage("agent", "made-up-1", input=900 + number, output=200)],
+            lease=lease,
+            turn=f"{branch}-{number}",
+        )
+
+
+def grow(agent: Agent, branch: str, first: int, turns: int) -> tuple[list[float], int, Commit]:
+    """Commit turns; how long each took, what full copies would have cost, and the last turn."""
+    session = agent.session
+    state = session.load()
+    # The whole state as bytes: the nodes so far one after the other, and the checkpoint.
+    nodes = 0 if state is None else sum(len(canonical.encode(node.payload)) for node in state.nodes)
+    lease = session.claim_lease("demo worker", TTL_MS)
+    assert lease is not None
+    seconds: list[float] = []
+    copies = 0
+    for number in range(first, first + turns):
+        change = agent.turn(number, branch, lease)
+        began = time.perf_counter()
+        session.commit(change)
+        seconds.append(time.perf_counter() - began)
+        nodes += sum(len(canonical.encode(draft.payload)) for draft in change.append)
+        copies += nodes + len(canonical.encode(list(change.checkpoint or ())))
+        if number % 50 == 0:
+            lease = session.renew_lease(lease, TTL_MS)
+    session.release_lease(lease)
+    return seconds, copies, change
+
+
+# --- what a store would take without what nobody can reach ------------------------------------
+
+
+def reachable(store: Store) -> list[ObjectInfo]:
+    """The objects that some revision of some session reaches, oldest first.
+
+    A child's id is lower than its parents', so one scan downwards finds them all.
+    """
+    roots = {
+        entry.manifest
+        for info in store.sessions()
+        for entry in store.session(info.meta.session).history()
+    }
+    live: set[int] = set()
+    found: list[ObjectInfo] = []
+    before: int | None = None
+    while page := store.engine.scan_objects(before=before):
+        for item in page:
+            if item.digest in roots or item.id in live:
+                found.append(item)
+                live.update(item.children)
+        before = page[-1].id
+    return found[::-1]
+
+
+def copy(store: Store, place: Path) -> int:
+    """Write what is reachable, and all rows, into a new store; what that one takes."""
+    objects = reachable(store)
+    names = {item.id: item.digest for item in objects}
+    with casstore.open(place) as fresh:
+        for start in range(0, len(objects), 1000):
+            page = objects[start : start + 1000]
+            stored = store.engine.get_many([item.digest for item in page])
+            new = [
+                NewObject(item.digest, one.kind, one.data, [names[id] for id in item.children])
+                for item, one in zip(page, stored, strict=True)
+                if one is not None
+            ]
+            fresh.engine.write(Write(objects=new))
+        for table in TABLES:
+            rows = store.engine.scan_rows(table, limit=1_000_000)
+            fresh.engine.write(Write(rows=[PutRow(table, row.key, row.value) for row in rows]))
+        engine_of(fresh).verify()
+        return used(fresh)
+
+
+# --- the story --------------------------------------------------------------------------------
+
+
+def tell(store: Store) -> None:
+    """Tell it."""
+    main, other = store.session("main"), store.session("other")
+
+    print(f"1. A session of {TURNS} turns: each one durable commit, under a lease, with a turn id.")
+    seconds, copies, last = grow(Agent(main, 1), "main", 0, TURNS)
+    head = main.head()
+    assert head is not None
+    line("nodes in its graph", f"{head.node_count:,}")
+    line("the whole state, once", size(whole_state(main)))
+    line(f"{TURNS} full copies, one after each turn", size(copies))
+    line("this store, all revisions kept", size(used(store)))
+    line("one commit, median", f"{statistics.median(seconds) * 1000:.2f} ms")
+
+    print("\n2. It forks. The fork shares everything; one row says where it stands.")
+    before, began = used(store), time.perf_counter()
+    store.fork("main", "other")
+    line("time", f"{(time.perf_counter() - began) * 1000:.2f} ms")
+    line("pages added", size(used(store) - before))
+
+    print(f"\n3. Both go on for {MORE_TURNS} turns, and are compared.")
+    before = used(store)
+    copies = grow(Agent(main, 2), "main", TURNS, MORE_TURNS)[1]
+    copies += grow(Agent(other, 3), "other", TURNS, MORE_TURNS)[1]
+    line(f"{2 * MORE_TURNS} full copies", size(copies))
+    line("added to this store", size(used(store) - before))
+    began = time.perf_counter()
+    found = store.compare("main", "other")
+    line("comparing took", f"{(time.perf_counter() - began) * 1000:.1f} ms")
+    assert found.ancestor is not None
+    line("they parted after node", found.ancestor.id)
+    line("nodes only in main, only in other", f"{len(found.dropped)}, {len(found.added)}")
+    line("changes in the state beside the graph", len(found.changes))
+    for change in found.changes[:3]:
+        where = ".".join(map(str, change.path))
+        print(f"      {change.op:8} {where:46} {shown(change.before)} → {shown(change.after)}")
+
+    print("\n4. Two writers start from the same revision. One wins, the other is told.")
+    race(other)
+
+    print(
+        "\n5. A worker sends a turn again that had arrived. Its lease is long gone; that is fine."
+    )
+    ids = [f"made-anew-{at}" for at in range(len(last.append))]
+    again = [NodeDraft(name, draft.payload) for name, draft in zip(ids, last.append, strict=True)]
+    answer = main.commit(last._replace(append=again))
+    line("a replay: nothing was written", answer.replayed)
+    line("the revision it made the first time", answer.revision)
+    line("its first node, by its first id", answer.nodes[0])
+    now = main.head()
+    assert now is not None
+    line("the session stands at revision", now.revision)
+
+
+def race(session: Session) -> None:
+    """Two threads commit on top of the same revision."""
+    head = session.head()
+    assert head is not None
+    start = threading.Barrier(2)
+    lines: list[str] = []
+
+    def write(name: str) -> None:
+        change = Commit(
+            append=[NodeDraft(f"race-{name}", {"role": "user", "text": f"{name} was here"})],
+            expected=head.revision,
+            lease=UNFENCED,
+        )
+        start.wait()
+        try:
+            lines.append(f"{name}: now at revision {session.commit(change).revision}")
+        except HeadConflictError as exc:
+            lines.append(f"{name}: HeadConflictError: {exc}")
+
+    writers = [threading.Thread(target=write, args=(name,)) for name in ("ann", "bob")]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    for told in lines:
+        print(f"   {told}")
+
+
+def whole_state(session: Session) -> int:
+    """The canonical size of everything a session is at its head."""
+    state = session.load()
+    assert state is not None
+    payloads = sum(len(canonical.encode(node.payload)) for node in state.nodes)
+    return payloads + len(canonical.encode(list(state.checkpoint)))
+
+
+def drop(store: Store, place: Path) -> None:
+    """The end of the story: one branch goes."""
+    print("\n6. One branch is dropped.")
+    objects = {item.id: item.size_bytes for item in reachable(store)}
+    both = copy(store, place / "both")
+    store.delete_session("other")
+    for item in reachable(store):
+        del objects[item.id]
+    line("objects that only it could reach", f"{len(objects):,}")
+    line("their bytes, uncompressed", size(sum(objects.values())))
+    print("   Nothing collects them yet: the file keeps its size until gc, vacuum and compact")
+    print("   are built. What they can give back, shown by copying what is left:")
+    line("a fresh copy with both sessions", size(both))
+    rest = copy(store, place / "rest")
+    line("a fresh copy without the dropped one", size(rest))
+    line("given back", size(both - rest))
+
+    print(f"\n7. Every digest recomputed: {engine_of(store).verify():,} objects are sound.")
 
 
 def main() -> None:
-    """Tell the story."""
-    place = Path(sys.argv[1] if len(sys.argv) > 1 else "demo-store")
-    if place.exists() and any(place.iterdir()) and not (place / "data.mdb").exists():
-        raise SystemExit(f"{place} is not empty and holds no store; name another directory")
-    shutil.rmtree(place, ignore_errors=True)
-    source = random.Random(1)
-
-    print(f"1. A session of {TURNS} turns, a durable checkpoint after each, all of them kept.")
-    with casstore.open(place) as store:
-        session = store.put_value({"messages": [], "tools": {"cwd": "/repo"}})
-        checkpoints = [session]
-        full_copies = 0
-        length = 0
-        for turn in range(TURNS):
-            for role in ("user", "assistant"):
-                new = message(source, turn, role)
-                length += len(json.dumps(new))
-                session = store.edit(session, Append(("messages",), new))
-            checkpoints.append(session)
-            full_copies += length
-        print(f"   the conversation itself        {size(length):>12}")
-        print(f"   {TURNS} full copies of it          {size(full_copies):>12}")
-        print(f"   this store, all checkpoints    {size(used(store)):>12}\n")
-
-        print(f"2. {BRANCHES} branches go on from turn 200; each also changes a tool's state.")
-        before = used(store)
-        branches = [
-            store.edit(
-                checkpoints[200],
-                Append(("messages",), message(source, 201, "user")),
-                Set(("tools", "cwd"), f"/branch-{number}"),
-            )
-            for number in range(BRANCHES)
-        ]
-        print(f"   {BRANCHES} full copies             {size(BRANCHES * length / 2):>12}")
-        print(f"   all branches together          {size(used(store) - before):>12}\n")
-
-        print("3. What tells two of them apart, read from the pieces that differ:")
-        for change in store.diff(branches[0], branches[1]):
-            where = ".".join(map(str, change.path))
-            print(f"   {change.op:8} {where:20} {change.before!r:.30} → {change.after!r:.30}")
-        print(f"   pieces read: {change.pieces_read}\n")
-
-        print("4. One message of the long session, without reading the session:")
-        view = store.view(session)
-        by, length = view.at(("messages", 500, "role")), len(view["messages"])
-        print(f"   message 500 of {length} is by {by}; pieces read: {view.pieces_read}\n")
-
-        assert isinstance(store.engine, LmdbEngine)
-        print(f"5. Every digest recomputed: {store.engine.verify()} objects are sound.")
-        print(f"\nThe store is in {place}/ and the last checkpoint is {session}. Try:")
-        print(f"   .venv/bin/python -c \"import casstore; print(casstore.open('{place}').view("
-              f"bytes.fromhex('{session}')).at(('messages', -1, 'text')))\"")  # fmt: skip
+    """Make room, tell the story, and leave the store to look at."""
+    place = Path(sys.argv[1] if len(sys.argv) > 1 else DEFAULT_PLACE)
+    if place.exists() and any(place.iterdir()):
+        # Only the store that an earlier run has left is replaced, never one of somebody's own.
+        if str(place) != DEFAULT_PLACE or not (place / "data.mdb").exists():
+            raise SystemExit(f"{place} is not empty; name another directory")
+        shutil.rmtree(place)
+    try:
+        with casstore.open(place) as store, tempfile.TemporaryDirectory() as copies:
+            tell(store)
+            drop(store, Path(copies))
+    except KeyboardInterrupt:
+        shutil.rmtree(place, ignore_errors=True)
+        print("\ninterrupted; the store was removed", file=sys.stderr)
+        raise SystemExit(130) from None
+    print(f"\nThe store is in {place}/. Try:")
+    print(
+        f"   {sys.executable} -c \"import casstore; s = casstore.open('{place}'); "
+        "print(s.session('main').load().nodes[-1].payload['text'])\""
+    )
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from casstore.format import canonical
 from casstore.session import attachments, keys
 from casstore.session.arguments import check_count, check_text
 from casstore.session.data import SessionInfo, SessionMeta
-from casstore.session.heads import HeadRow, head_key
+from casstore.session.heads import HeadRow, decode_head, head_key
 from casstore.session.loading import head_of
 from casstore.session.picking import picked
 from casstore.session.state import Runtime, State, meta_key, tombstone_key
@@ -51,18 +51,27 @@ _FIELDS: Final = ("name", "model", "cwd", "parent", "cause", "extra")
 def create(runtime: Runtime, session: str, **given: Any) -> SessionMeta:
     """Write a session's meta down unless it has some; what it has is returned as it is."""
     key = keys.session_key(session)
-    wanted = SessionMeta(session, given.pop("name") or session, 0, **given)
-    put = PutRow(*meta_key(key), _encode(wanted), (Stamp(0),))
+    name = given.pop("name")
+    asked = SessionMeta(session, session if name is None else name, 0, **given)
+    _encode(asked)
     for _ in range(_MAX_ATTEMPTS):
-        row = runtime.rows(session, [meta_key(key)])[1]
+        head, row = runtime.rows(session, [meta_key(key)])
         if row is not None:
             return _decode(key, row)
+        wanted, stamps = asked, [Stamp(0)]
+        if head is not None:
+            # Committed or forked before it was created: that was its beginning.
+            known = _meta_of_head(session, decode_head(head))
+            parent = known.parent if asked.parent is None else asked.parent
+            wanted = asked._replace(created_at_ms=known.created_at_ms, parent=parent)
+            stamps = []
         conditions = [RowIs(*tombstone_key(key), None), RowIs(*meta_key(key), None)]
+        put = PutRow(*meta_key(key), _encode(wanted), stamps)
         try:
             done = runtime.engine.write(Write(conditions=conditions, rows=[put]))
         except ConditionFailedError:
             continue
-        return wanted._replace(created_at_ms=done.now_ms)
+        return wanted if head is not None else wanted._replace(created_at_ms=done.now_ms)
     raise BusyError(f"session {session!r} kept changing while it was being created")
 
 
@@ -80,10 +89,9 @@ def update(runtime: Runtime, session: str, changes: dict[str, Any]) -> SessionMe
             RowIs(*meta_key(key), row),
             RowIs(*tombstone_key(key), None),
         ]
-        created = known.created_at_ms.to_bytes(_CREATED_BYTES, "big")
-        value = created + _encode(wanted)[_CREATED_BYTES:]
+        put = PutRow(*meta_key(key), _encode(wanted))
         try:
-            runtime.engine.write(Write(conditions=conditions, rows=[PutRow(*meta_key(key), value)]))
+            runtime.engine.write(Write(conditions=conditions, rows=[put]))
         except ConditionFailedError:
             continue
         return wanted
@@ -108,7 +116,8 @@ def _meta_of_head(session: str, head: HeadRow) -> SessionMeta:
 
 
 def _encode(meta: SessionMeta) -> bytes:
-    for text, what in ((meta.name, "a name"), (meta.model, "a model"), (meta.cwd, "a directory")):
+    keys.id_bytes(meta.name, "a name")
+    for text, what in ((meta.model, "a model"), (meta.cwd, "a directory")):
         if text is not None:
             keys.id_bytes(text, what)
     if meta.parent is not None:
@@ -119,7 +128,7 @@ def _encode(meta: SessionMeta) -> bytes:
     )
     if canonical.links_in(data):
         raise InvalidInputError("the meta of a session keeps nothing alive and takes no links")
-    return bytes(_CREATED_BYTES) + data
+    return meta.created_at_ms.to_bytes(_CREATED_BYTES, "big") + data
 
 
 def _decode(key: bytes, row: bytes) -> SessionMeta:

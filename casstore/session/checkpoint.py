@@ -40,6 +40,8 @@ def store_checkpoint(manifest: Manifest, given: Checkpoint, writer: PieceWriter)
         raise InvalidInputError(f"a plugin revision is a number from 0 on, not {revision!r}")
     if frame is not None:
         keys.id_bytes(frame, "a frame id")
+    if type(given.frames) not in (list, tuple):
+        raise InvalidInputError(f"frames are a list, not {type(given.frames).__name__}")
     emit = writer.emit
     return manifest._replace(
         plugin_revision=revision,
@@ -123,18 +125,18 @@ def add_usage(
         return ledger
     merged = {(entry.source, entry.model): entry for entry in read_usage(reader, ledger)}
     for entry in added:
-        _check_usage(entry)
         known = merged.get((entry.source, entry.model))
         if known is not None:
             sums = [a + b for a, b in zip(known[2:], entry[2:], strict=True)]
             entry = Usage(entry.source, entry.model, *sums)
-            _check_usage(entry)
+            check_usage(entry)
         merged[entry.source, entry.model] = entry
     rows = [list(entry) for entry in merged.values()]
     return spell_field(rows, "usage", writer.emit)
 
 
-def _check_usage(entry: Usage) -> None:
+def check_usage(entry: Usage) -> None:
+    """Refuse what cannot be added to a ledger."""
     if not isinstance(entry, Usage):
         raise InvalidInputError(f"usage is given as Usage, not {type(entry).__name__}")
     if type(entry.source) is not str or type(entry.model) is not str:

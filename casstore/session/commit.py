@@ -19,6 +19,7 @@ from casstore.errors import (
     ConditionFailedError,
     ConflictError,
     CorruptionError,
+    FormatError,
     GraphError,
     HeadConflictError,
     InvalidInputError,
@@ -43,7 +44,7 @@ from casstore.session import (
     lineage,
     queue,
 )
-from casstore.session.data import Commit, CommitResult, Entry, Given, Lease
+from casstore.session.data import LAST, Commit, CommitResult, Entry, Given, Lease
 from casstore.session.graph import Grown, SpelledNode
 from casstore.session.heads import Base, HeadRow, head_key
 from casstore.session.state import Runtime, State, tombstone_key
@@ -150,6 +151,12 @@ def _check(change: Commit) -> None:
     for name, what in ((change.turn, "a turn id"), (change.label, "a label")):
         if name is not None:
             keys.id_bytes(name, what)
+    if change.leaf is not None and change.leaf is not LAST:
+        keys.id_bytes(change.leaf, "a leaf")
+    for name in change.attachments:
+        keys.id_bytes(name, "an attachment id")
+    for entry in change.usage:
+        checkpoint.check_usage(entry)
 
 
 def _bind(session: str, change: Commit) -> None:
@@ -417,7 +424,12 @@ def _replay(
     """The result of the first commit of a turn; only a lease is still released."""
     row = rows.receipt
     assert row is not None
-    if row[0] != intent.VERSION or len(row) <= _NODES_AT:
+    if row[0] != intent.VERSION:
+        raise FormatError(
+            f"the receipt of turn {change.turn!r} has version {row[0]}, this release reads "
+            f"{intent.VERSION}: upgrade casstore"
+        )
+    if len(row) <= _NODES_AT:
         raise CorruptionError(f"the receipt of turn {change.turn!r} is damaged")
     if row[_INTENT_AT:_REVISION_AT] != spelled.intent:
         raise TurnConflictError(session, str(change.turn))

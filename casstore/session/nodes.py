@@ -152,9 +152,11 @@ def _path_to(
     leaf: str,
     hidden: frozenset[str],
 ) -> Sequence[int]:
+    if leaf in hidden:
+        raise NodeNotFoundError(session, leaf)
     digest = state.manifest.leaf
     if leaf != state.manifest.leaf_id or digest is None:
-        place = None if leaf in hidden else chain.find([keys.part(leaf, "a node id")])[0]
+        place = chain.find([keys.part(leaf, "a node id")])[0]
         if place is None:
             raise NodeNotFoundError(session, leaf)
         digest = place.digest

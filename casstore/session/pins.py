@@ -1,6 +1,6 @@
 """Names that keep objects alive: tags for good, pins until a time.
 
-pin = expires_at (8, 0: never) ‖ created_at (8) ‖ digest (32) ‖ note
+pin = expires_at (8, 0: never) ‖ created_at (8) ‖ digest (32) ‖ [name, note, is a tag]
 """
 
 from __future__ import annotations
@@ -48,24 +48,26 @@ def put(
     *,
     ttl_ms: int | None,
     note: str | None,
-    replace: bool,
+    is_tag: bool,
+    move: bool,
 ) -> Pin:
-    """Let a name keep an object; it takes the name over only if ``replace``."""
+    """Let a name keep an object. A tag gives its name to another object only if ``move``."""
     if ttl_ms is not None and (type(ttl_ms) is not int or not 0 < ttl_ms <= MAX_STAMP_MS):
         raise InvalidInputError(f"a pin lasts 1 ms or more, not {ttl_ms!r}")
     if note is not None:
         keys.id_bytes(note, "a note")
     place = RowKey("pins", keys.part(name, "a name"))
     target = Digest(digest)
-    value = bytes(_DIGEST) + target + pack_checked([name, note])
+    value = bytes(_DIGEST) + target + pack_checked([name, note, is_tag])
     stamps = [Stamp(_CREATED_AT)]
     if ttl_ms is not None:
         stamps.append(Stamp(_EXPIRES_AT, ttl_ms))
     for _ in range(_MAX_ATTEMPTS):
         row = runtime.engine.get_rows([place])[0]
-        if row is not None and not replace:
-            known = _decode(row)
-            if known.digest != target and not _expired(known, runtime.engine.now_ms()):
+        if row is not None and not move:
+            known, known_is_tag = _decode(row)
+            kept = known.digest != target and not _expired(known, runtime.engine.now_ms())
+            if kept and (is_tag or known_is_tag):
                 raise NameTakenError(name, known.digest)
         conditions: list[Condition] = [RowIs(*place, row), ObjectsExist((target,))]
         try:
@@ -99,7 +101,7 @@ def find(runtime: Runtime, name: str) -> Pin | None:
     row = runtime.engine.get_rows([RowKey("pins", keys.part(name, "a name"))])[0]
     if row is None:
         return None
-    pin = _decode(row)
+    pin = _decode(row)[0]
     return None if _expired(pin, runtime.engine.now_ms()) else pin
 
 
@@ -114,7 +116,7 @@ def _listed(runtime: Runtime, prefix: str, *, expired: bool) -> Iterator[Pin]:
     while True:
         page = runtime.engine.scan_rows("pins", start=start, stop=stop, limit=_PAGE)
         for row in page:
-            pin = _decode(row.value)
+            pin = _decode(row.value)[0]
             gone = _expired(pin, runtime.engine.now_ms())
             if pin.name.startswith(prefix) and (expired or not gone):
                 yield pin
@@ -127,11 +129,13 @@ def _expired(pin: Pin, now_ms: int) -> bool:
     return pin.expires_at_ms is not None and pin.expires_at_ms <= now_ms
 
 
-def _decode(row: bytes) -> Pin:
+def _decode(row: bytes) -> tuple[Pin, bool]:
+    """A pin, and whether it is a tag."""
     try:
-        name, note = unpack_checked(row[_DETAILS:])
+        name, note, is_tag = unpack_checked(row[_DETAILS:])
         expires_at_ms = int.from_bytes(row[_EXPIRES_AT:_CREATED_AT], "big")
         created_at_ms = int.from_bytes(row[_CREATED_AT:_DIGEST], "big")
-        return Pin(name, Digest(row[_DIGEST:_DETAILS]), created_at_ms, expires_at_ms or None, note)
+        digest = Digest(row[_DIGEST:_DETAILS])
+        return Pin(name, digest, created_at_ms, expires_at_ms or None, note), is_tag
     except (TypeError, ValueError) as exc:
         raise CorruptionError("a pin is damaged") from exc

@@ -35,8 +35,8 @@ _MAX_ATTEMPTS: Final = 64
 def hide(runtime: Runtime, session: str, node_ids: Sequence[str]) -> Hidden:
     """Hide nodes of a session; ids that it does not have are reported and left."""
     key = keys.session_key(session)
-    wanted = list(dict.fromkeys(list_of(node_ids, "node ids")))
-    parts = [keys.part(node, "a node id") for node in wanted]
+    named = {node: keys.part(node, "a node id") for node in list_of(node_ids, "node ids")}
+    wanted, parts = list(named), list(named.values())
     for _ in range(_MAX_ATTEMPTS):
         state = runtime.find(session)
         if state is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
+from casstore.errors import InvalidInputError
 from casstore.session.arguments import check_count
 from casstore.session.data import Head
 from casstore.session.loading import find_head
@@ -19,6 +20,8 @@ _LOOK_UP_S: Final = 1.0
 def wait(runtime: Runtime, session: str, after: int, timeout_s: float | None) -> Head | None:
     """The head once its revision is above ``after``; None if the time is up before."""
     check_count(after, "a revision")
+    if timeout_s is not None and not isinstance(timeout_s, int | float):
+        raise InvalidInputError(f"a time in seconds, not {timeout_s!r}")
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     watch = runtime.engine.watch()
     try:

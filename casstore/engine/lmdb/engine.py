@@ -97,6 +97,7 @@ class LmdbEngine:
         map_bytes: int = DEFAULT_MAP_BYTES,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
         lmdb_version: int | None = None,
+        auto_train: bool = True,
         clock: Callable[[], int] | None = None,
     ) -> None:
         if durability not in DURABILITIES:
@@ -120,6 +121,7 @@ class LmdbEngine:
         self._stop_syncing = threading.Event()
         self._sync_failure: CasstoreError | None = None
         # How much was stored since a dictionary was last tried, and when one is tried next.
+        self._auto_train = auto_train
         self._untried_bytes = 0
         self._try_at_bytes = FIRST_TRIAL_BYTES
         self._training: threading.Thread | None = None
@@ -416,7 +418,7 @@ class LmdbEngine:
         self._commits += 1
         if self._commits % _HOUSEKEEPING_COMMITS == 0:
             self._keep_house()
-        if self._untried_bytes >= self._try_at_bytes:
+        if self._auto_train and self._untried_bytes >= self._try_at_bytes:
             self._train_aside()
 
     @staticmethod
