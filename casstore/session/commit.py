@@ -50,6 +50,8 @@ from casstore.session.heads import Base, HeadRow, head_key
 from casstore.session.state import Runtime, State, tombstone_key
 
 _MAX_ATTEMPTS: Final = 256
+# With more lineages to look into, reading is cheaper than a condition for each.
+_MANY_LINEAGES: Final = 4
 _LISTS: Final = frozenset((list, tuple))
 _EMPTY: Final = Manifest()
 
@@ -112,7 +114,8 @@ def _try_at_once(
         or change.attachments
         or change.replace is not None
         or not isinstance(change.lease, Lease)
-        or known.head.base is not None
+        or known.older is None
+        or len(known.older) > _MANY_LINEAGES
         or known.head.hidden is not None
         or change.expected not in (None, known.head.revision)
     ):
@@ -123,8 +126,8 @@ def _try_at_once(
     attempt.require(leases.live(key, change.lease))
     attempt.require(RowIs(*head_key(key), known.row))
     for node in spelled.nodes:
-        place = RowKey("nodes", keys.lineage_node(known.head.lineage, node.part))
-        attempt.require(RowIs(*place, None))
+        for own in (known.head.lineage, *known.older):
+            attempt.require(RowIs("nodes", keys.lineage_node(own, node.part), None))
     try:
         return attempt.run(spelled, known, fresh=True)
     except (ConflictError, GraphError, NotFoundError):
@@ -315,7 +318,9 @@ class _Attempt:
         # The row as the engine has written it, its own time in it.
         row = stamped(put, done.now_ms)
         head = heads.with_times(head, row)
-        self._runtime.remember(self._key, State(row, head, manifest, grown.leaf, grown.page))
+        self._runtime.remember(
+            self._key, State(row, head, manifest, grown.leaf, grown.page, grown.older)
+        )
         return CommitResult(
             head.revision, Digest.known(head.manifest), manifest.leaf_id, grown.nodes, False
         )

@@ -69,6 +69,7 @@ class Grown(NamedTuple):
     nodes: tuple[str, ...]
     leaf: NodeHeader | None
     page: Page | None
+    older: tuple[bytes, ...] | None
 
 
 def spell_nodes(drafts: Sequence[NodeDraft | Node], writer: PieceWriter) -> list[SpelledNode]:
@@ -287,7 +288,16 @@ class _Growth:
             tuple([header.id for header, _, _ in created]),
             leaf,
             page,
+            self._older(),
         )
+
+    def _older(self) -> tuple[bytes, ...] | None:
+        if self._base is None:
+            return ()
+        if self._chain is not None:
+            names = [segment.lineage for segment in self._chain.segments]
+            return tuple([name for name in names if name != self._lineage])
+        return None if self._state is None else self._state.older
 
     def _rows(self, page: Page | None) -> tuple[list[PutRow], Page]:
         created = self._created

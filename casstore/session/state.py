@@ -45,6 +45,8 @@ class State(NamedTuple):
     #: The header of the leaf, and the last page of the lineage, where they are known.
     leaf: NodeHeader | None = None
     page: Page | None = None
+    #: The lineages that its own goes on from, nearest first, where they are known.
+    older: tuple[bytes, ...] | None = None
 
 
 class Runtime:
