@@ -65,7 +65,11 @@ def create(runtime: Runtime, session: str, **given: Any) -> SessionMeta:
             parent = known.parent if asked.parent is None else asked.parent
             wanted = asked._replace(created_at_ms=known.created_at_ms, parent=parent)
             stamps = []
-        conditions = [RowIs(*tombstone_key(key), None), RowIs(*meta_key(key), None)]
+        conditions = [
+            RowIs(*tombstone_key(key), None),
+            RowIs(*meta_key(key), None),
+            RowIs(*head_key(key), head),
+        ]
         put = PutRow(*meta_key(key), _encode(wanted), stamps)
         try:
             done = runtime.engine.write(Write(conditions=conditions, rows=[put]))

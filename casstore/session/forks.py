@@ -93,8 +93,8 @@ def _base(
         return base, state.head.manifest, state.manifest
     chain = runtime.chain(state)
     hidden = runtime.hidden(current.head)
-    place = None if node in hidden else chain.find([keys.part(node, "a node id")])[0]
-    if place is None:
+    place = chain.find([keys.part(node, "a node id")])[0]
+    if place is None or place.digest in hidden:
         raise NodeNotFoundError(source, node)
     header = objects.read_headers(runtime.reader(), [place.digest])[0]
     owner = next(one for one in chain.segments if one.start <= place.seq < one.stop)

@@ -36,7 +36,7 @@ from casstore.session.data import LAST, LEAF, Commit, Node, NodeDraft
 from casstore.session.heads import Base
 from casstore.session.lineage import Chain, Page, Place
 from casstore.session.picking import find_first_user
-from casstore.session.state import Runtime, State
+from casstore.session.state import HiddenNodes, Runtime, State
 from casstore.session.tombstones import heal_leaf, reveal
 
 
@@ -122,8 +122,9 @@ def change_graph(
         grown = growth.finish(change)
         if state is None or state.head.hidden is None:
             return grown
-        # What was hidden stays hidden in earlier revisions, but a new node is seen.
-        return grown._replace(hidden=reveal(runtime, state.head, grown.nodes, writer))
+        # What was hidden stays hidden in earlier revisions. If the new graph has the very
+        # same node, somebody wants it back.
+        return grown._replace(hidden=reveal(runtime, state.head, growth.digests(), writer))
     head = state.head
     growth = _Growth(runtime, state, state.manifest, head.lineage, head.base, writer)
     growth.append(nodes, fresh=fresh)
@@ -148,7 +149,7 @@ class _Growth:
         self._lineage = own
         self._base = base
         self._writer = writer
-        self._hidden = frozenset[str]() if state is None else runtime.hidden(state.head)
+        self._hidden: HiddenNodes = {} if state is None else runtime.hidden(state.head)
         self._chain: Chain | None = None
         # Nodes of the graph by id that this commit asked for, and those it created.
         self._headers: dict[str, tuple[NodeHeader, bytes]] = {}
@@ -169,14 +170,14 @@ class _Growth:
         known = self._headers.get(node_id)
         if known is not None:
             return known
-        if node_id in self._hidden:
-            return None
         state = self._state
         leaf = None if state is None else state.leaf
         if leaf is not None and leaf.id == node_id and self._manifest.leaf is not None:
+            if self._manifest.leaf in self._hidden:
+                return None
             return self._keep(leaf, self._manifest.leaf)
         place = self._find([node_id])[0]
-        if place is None:
+        if place is None or place.digest in self._hidden:
             return None
         header = objects.read_headers(self._runtime.reader(), [place.digest])[0]
         return self._keep(header, place.digest)
@@ -187,9 +188,8 @@ class _Growth:
 
     def _current_leaf(self) -> str | None:
         """The leaf as a reader sees it: if it is hidden, the latest visible message."""
-        leaf = self._manifest.leaf_id
-        if leaf is None or leaf not in self._hidden or self._state is None:
-            return leaf
+        if self._manifest.leaf not in self._hidden or self._state is None:
+            return self._manifest.leaf_id
         return heal_leaf(self._runtime, self._state, self._hidden)
 
     # --- appending ------------------------------------------------------------------------
@@ -209,7 +209,7 @@ class _Growth:
             if parent != before and parent is not None:
                 in_order = in_order and parent in parents and parent != node.id
             before = node.id
-        if self._manifest.leaf_id in by_id:
+        if fresh and self._manifest.leaf_id in by_id:
             raise DuplicateNodeError(str(self._manifest.leaf_id), "is in the session already")
         if not fresh:
             for node_id, place in zip(by_id, self._find(list(by_id)), strict=True):
@@ -232,9 +232,15 @@ class _Growth:
         )
         data, links = encode_node(header, node.cause, node.payload)
         digest = self._writer.emit(Kind.NODE, data, links)
+        if digest in self._hidden:
+            raise DuplicateNodeError(node.id, "is hidden in this session, this very node")
         self._keep(header, digest)
         self._created.append((header, digest, node.part))
         self._created_ids.add(node.id)
+
+    def digests(self) -> list[bytes]:
+        """The digests of the nodes that were created."""
+        return [digest for _, digest, _ in self._created]
 
     # --- the outcome ----------------------------------------------------------------------
 

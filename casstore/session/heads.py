@@ -52,7 +52,7 @@ class HeadRow(NamedTuple):
     manifest: bytes
     lineage: bytes
     base: Base | None
-    #: The ids of hidden nodes, as a stored map; None: none are.
+    #: The hidden nodes, as a stored map from digest to id; None: there are none.
     hidden: bytes | None
     operation: str
     turn: str | None

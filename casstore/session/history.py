@@ -22,7 +22,7 @@ from casstore.session.commit import put_label
 from casstore.session.data import Entry
 from casstore.session.heads import decode_head, head_key, public_entry
 from casstore.session.loading import At
-from casstore.session.state import Runtime
+from casstore.session.state import Runtime, tombstone_key
 
 _PAGE: Final = 256
 _MAX_ATTEMPTS: Final = 64
@@ -104,7 +104,7 @@ def put(runtime: Runtime, session: str, name: str, at: At) -> Entry:
         try:
             runtime.engine.write(
                 Write(
-                    conditions=[RowIs(*place, state.row)],
+                    conditions=[RowIs(*place, state.row), RowIs(*tombstone_key(key), None)],
                     rows=[put_label(key, name, revision)],
                 )
             )

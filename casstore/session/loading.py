@@ -128,10 +128,10 @@ def find_node(runtime: Runtime, session: str, node_id: str, at: At) -> Node | No
     if head is None:
         return None
     state = head if at is None else runtime.at(session, at)
-    if node_id in runtime.hidden(head.head):
-        return None
     place = runtime.chain(state).find([part])[0]
-    return None if place is None else read_node(runtime, place, node_id)
+    if place is None or place.digest in runtime.hidden(head.head):
+        return None
+    return read_node(runtime, place, node_id)
 
 
 def read_node(runtime: Runtime, place: Place, node_id: str) -> Node:

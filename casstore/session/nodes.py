@@ -13,7 +13,7 @@ from casstore.session import keys
 from casstore.session.arguments import check_count
 from casstore.session.data import Node
 from casstore.session.lineage import Chain, Place
-from casstore.session.state import Runtime, State
+from casstore.session.state import HiddenNodes, Runtime, State
 from casstore.session.tombstones import heal_leaf
 
 PATH: Final = "path"
@@ -107,11 +107,10 @@ def public_node(place: Place, found: DecodedNode) -> Node:
     )
 
 
-def visible_leaf(runtime: Runtime, state: State, hidden: frozenset[str]) -> tuple[str | None, bool]:
+def visible_leaf(runtime: Runtime, state: State, hidden: HiddenNodes) -> tuple[str | None, bool]:
     """The leaf as a reader sees it, and whether it had to be healed."""
-    leaf = state.manifest.leaf_id
-    if leaf is None or leaf not in hidden:
-        return leaf, False
+    if state.manifest.leaf not in hidden:
+        return state.manifest.leaf_id, False
     return heal_leaf(runtime, state, hidden), True
 
 
@@ -119,7 +118,7 @@ def open_nodes(
     runtime: Runtime,
     session: str,
     state: State,
-    hidden: frozenset[str],
+    hidden: HiddenNodes,
     scope: Literal["path", "full"],
     leaf: str | None,
     *,
@@ -150,16 +149,16 @@ def _path_to(
     session: str,
     state: State,
     leaf: str,
-    hidden: frozenset[str],
+    hidden: HiddenNodes,
 ) -> Sequence[int]:
-    if leaf in hidden:
-        raise NodeNotFoundError(session, leaf)
     digest = state.manifest.leaf
     if leaf != state.manifest.leaf_id or digest is None:
         place = chain.find([keys.part(leaf, "a node id")])[0]
         if place is None:
             raise NodeNotFoundError(session, leaf)
         digest = place.digest
+    if digest in hidden:
+        raise NodeNotFoundError(session, leaf)
     header = state.leaf
     if header is None or header.id != leaf:
         header = objects.read_headers(runtime.reader(), [digest])[0]
@@ -180,7 +179,9 @@ def no_nodes(runtime: Runtime) -> Nodes:
     return Nodes(runtime, chain, (), path=True, payloads=False)
 
 
-def hidden_seqs(chain: Chain, hidden: frozenset[str]) -> frozenset[int]:
+def hidden_seqs(chain: Chain, hidden: HiddenNodes) -> frozenset[int]:
     """The numbers of hidden nodes."""
-    places = chain.find([keys.part(node, "a node id") for node in hidden])
-    return frozenset([place.seq for place in places if place is not None])
+    places = chain.find([keys.part(node, "a node id") for node in set(hidden.values())])
+    return frozenset(
+        [place.seq for place in places if place is not None and place.digest in hidden]
+    )

@@ -12,7 +12,7 @@ from casstore.objects import graph as objects
 from casstore.session import messages
 from casstore.session.lineage import Chain
 from casstore.session.nodes import PATH, open_nodes, path_seqs, visible_leaf
-from casstore.session.state import Runtime, State
+from casstore.session.state import HiddenNodes, Runtime, State
 
 
 def find_first_user(runtime: Runtime, chain: Chain, leaf: NodeHeader) -> bytes | None:
@@ -47,7 +47,7 @@ def picked(runtime: Runtime, state: State) -> tuple[str | None, int]:
 
 
 def _picked_by_reading(
-    runtime: Runtime, state: State, hidden: frozenset[str]
+    runtime: Runtime, state: State, hidden: HiddenNodes
 ) -> tuple[str | None, int]:
     # Nodes count over their whole path, and what is hidden must not count.
     leaf = visible_leaf(runtime, state, hidden)[0]

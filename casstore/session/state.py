@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from casstore.engine.protocol import Engine, RowKey
@@ -18,6 +18,7 @@ from casstore.errors import (
     SessionDeletedError,
     SessionNotFoundError,
 )
+from casstore.format.digest import Digest
 from casstore.format.limits import DEFAULT_MAX_BYTES
 from casstore.format.manifest import Manifest
 from casstore.format.node import NodeHeader
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 
 _KEPT_STATES: Final = 1024
 _KEPT_HIDDEN: Final = 64
+
+#: Digests of nodes that a session hides, with their ids.
+HiddenNodes = Mapping[bytes, str]
+_NOTHING_HIDDEN: Final[HiddenNodes] = {}
 
 
 class State(NamedTuple):
@@ -55,7 +60,7 @@ class Runtime:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._states: OrderedDict[bytes, State] = OrderedDict()
-        self._hidden: OrderedDict[bytes, frozenset[str]] = OrderedDict()
+        self._hidden: OrderedDict[bytes, HiddenNodes] = OrderedDict()
         self._lock = threading.Lock()
 
     @property
@@ -91,19 +96,19 @@ class Runtime:
     def decode(self, row: bytes) -> State:
         """The state that a row of the head or of history stands for."""
         head = decode_head(row)
-        return State(row, head, objects.read_manifest(self.reader(), head.manifest))
+        manifest = objects.read_manifest(self.reader(), head.manifest)
+        return State(row, head, manifest, older=() if head.base is None else None)
 
-    def hidden(self, head: HeadRow) -> frozenset[str]:
-        """The ids of a session's hidden nodes."""
+    def hidden(self, head: HeadRow) -> HiddenNodes:
+        """A session's hidden nodes: their digests, and the ids they have."""
         if head.hidden is None:
-            return frozenset()
+            return _NOTHING_HIDDEN
         known = self._hidden.get(head.hidden)
         if known is None:
             reader = self.reader()
             stored = reader.follow((head.hidden,))[0]
-            known = frozenset(
-                values.read_value(reader, head.hidden, stored, max_bytes=DEFAULT_MAX_BYTES)
-            )
+            found = values.read_value(reader, head.hidden, stored, max_bytes=DEFAULT_MAX_BYTES)
+            known = {Digest.from_hex(name): node_id for name, node_id in found.items()}
             with self._lock:
                 self._hidden[head.hidden] = known
                 while len(self._hidden) > _KEPT_HIDDEN:

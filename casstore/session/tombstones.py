@@ -1,12 +1,14 @@
 """Hidden nodes: gone from every read at once, their rows and bytes until vacuum.
 
-The hidden ids of a session are a stored map that its head row names, so a fork inherits
-them with the row, and what either hides later is its own. They hide in every revision of
-the session. What a reader sees where a node is hidden:
+The hidden nodes of a session are a stored map, digest to id, that its head row names: a
+fork inherits it with the row, and what either hides later is its own. A digest names one
+node of one path, so it is hidden in every revision that has it, and a node that another
+graph gives the same id is not. What a reader sees where a node is hidden:
 
 * in the middle of a path: the path without it, whole above and below;
 * at the leaf: the latest visible message takes its place (the leaf is healed);
-* by id: nothing. The id stays taken until vacuum: appending it again is refused.
+* by id: nothing. The id stays taken in every graph that has the node: appending it there
+  is refused, and so is appending the very same node to any other.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from casstore.session import keys, messages
 from casstore.session.arguments import list_of
 from casstore.session.data import Hidden
 from casstore.session.heads import HeadRow, encode_head
-from casstore.session.state import Runtime, State
+from casstore.session.state import HiddenNodes, Runtime, State
 
 _HEAL_BATCH: Final = 64
 _MAX_ATTEMPTS: Final = 64
@@ -42,13 +44,13 @@ def hide(runtime: Runtime, session: str, node_ids: Sequence[str]) -> Hidden:
         if state is None:
             return Hidden((), (), tuple(wanted))
         hidden = runtime.hidden(state.head)
-        places = runtime.chain(state).find(parts)
-        found = [node for node, place in zip(wanted, places, strict=True) if place is not None]
-        fresh = [node for node in found if node not in hidden]
+        places = dict(zip(wanted, runtime.chain(state).find(parts), strict=True))
+        found = {node: place.digest for node, place in places.items() if place is not None}
+        fresh = {node: digest for node, digest in found.items() if digest not in hidden}
         outcome = Hidden(
             tuple(fresh),
-            tuple([node for node in found if node in hidden]),
-            tuple([node for node, place in zip(wanted, places, strict=True) if place is None]),
+            tuple([node for node in found if node not in fresh]),
+            tuple([node for node in wanted if node not in found]),
         )
         if not fresh:
             return outcome
@@ -70,26 +72,31 @@ def hide(runtime: Runtime, session: str, node_ids: Sequence[str]) -> Hidden:
     raise BusyError(f"session {session!r} kept moving while nodes were being hidden")
 
 
-def _add(runtime: Runtime, head: HeadRow, node_ids: list[str], writer: PieceWriter) -> bytes:
-    put = dict.fromkeys(node_ids, True)
+def _add(runtime: Runtime, head: HeadRow, nodes: dict[str, bytes], writer: PieceWriter) -> bytes:
+    put = {digest.hex(): node_id for node_id, digest in nodes.items()}
     digest = splitting.root_object(_changed(runtime, head, put, (), writer), writer.emit)
     writer.keep_reachable(digest)
     return digest
 
 
 def reveal(
-    runtime: Runtime, head: HeadRow, node_ids: Sequence[str], writer: PieceWriter
+    runtime: Runtime, head: HeadRow, digests: Sequence[bytes], writer: PieceWriter
 ) -> bytes | None:
-    """The hidden ids without those that a new graph gives to new nodes; None if none is left."""
-    if runtime.hidden(head) <= set(node_ids):
+    """The hidden nodes without these, which a new graph has again; None if none is left."""
+    hidden = runtime.hidden(head)
+    again = [digest for digest in digests if digest in hidden]
+    if len(again) == len(hidden):
         return None
-    return splitting.root_object(_changed(runtime, head, {}, node_ids, writer), writer.emit)
+    if not again:
+        return head.hidden
+    drop = [digest.hex() for digest in again]
+    return splitting.root_object(_changed(runtime, head, {}, drop, writer), writer.emit)
 
 
 def _changed(
     runtime: Runtime,
     head: HeadRow,
-    put: dict[str, bool],
+    put: dict[str, str],
     drop: Sequence[str],
     writer: PieceWriter,
 ) -> Spelled:
@@ -98,15 +105,16 @@ def _changed(
     return keyed.change_map(reader, spelled, put, drop, FIELD_ROOM, writer.emit)
 
 
-def heal_leaf(runtime: Runtime, state: State, hidden: frozenset[str]) -> str | None:
+def heal_leaf(runtime: Runtime, state: State, hidden: HiddenNodes) -> str | None:
     """The latest visible message, to take the place of a leaf that is hidden."""
     reader = runtime.reader()
     chain = runtime.chain(state)
     seqs = chain.seqs()
     for stop in range(len(seqs), 0, -_HEAL_BATCH):
         batch = list(chain.places(seqs[max(0, stop - _HEAL_BATCH) : stop]))
-        for node in reversed(objects.read_nodes(reader, [place.digest for place in batch])):
-            if node.header.id not in hidden and messages.message_in(node.payload) is not None:
+        visible = [place.digest for place in batch if place.digest not in hidden]
+        for node in reversed(objects.read_nodes(reader, visible)):
+            if messages.message_in(node.payload) is not None:
                 found: str = node.header.id
                 return found
     return None

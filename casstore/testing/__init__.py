@@ -1,4 +1,4 @@
-"""The suites that every engine runs, shipped so that a third party's engine can run them too.
+"""The suites that every engine and the runtime on it pass, shipped so that others can run them too.
 
 Needs pytest (``pip install casstore[testing]``). Nothing in casstore imports this package.
 """
@@ -20,12 +20,18 @@ pytest.register_assert_rewrite(
 from casstore.testing.engine_contract import EngineContract, PersistentEngineContract  # noqa: E402
 from casstore.testing.engine_fixtures import EngineFactory, ManualClock, Reopen  # noqa: E402
 from casstore.testing.engine_model import compare_with_reference  # noqa: E402
+from casstore.testing.session_conformance import (  # noqa: E402
+    PersistentSessionConformance,
+    SessionConformance,
+)
 
 __all__ = [
     "EngineContract",
     "EngineFactory",
     "ManualClock",
     "PersistentEngineContract",
+    "PersistentSessionConformance",
     "Reopen",
+    "SessionConformance",
     "compare_with_reference",
 ]
