@@ -389,8 +389,7 @@ def inspect(data: bytes) -> tuple[Any, list[tuple[int, bytes]]]:
     if (
         not _nests(value, MAX_DEPTH)
         or len(data) > MAX_KEY_BYTES
-        or b"\xcb\x7f" in data
-        or b"\xcb\xff" in data
+        or (b"\xcb" in data and (b"\xcb\x7f" in data or b"\xcb\xff" in data))
     ):
         _encode(_unpack(data, lambda code, payload: None), MAX_DEPTH)
     return value, links
@@ -436,26 +435,6 @@ def links_in(data: bytes) -> list[bytes]:
     links: list[bytes] = []
     _unpack(data, lambda code, payload: links.append(read_link(code, payload)[1]))
     return links
-
-
-_OUTLINE_HEADERS: Final = (_LINK_HEADERS[ROLE_TEXT], _LINK_HEADERS[ROLE_BYTES])
-
-
-def likely_blobs(data: bytes) -> list[bytes]:
-    """What looks like the digest of a text or bytes kept elsewhere: a guess, to fetch ahead.
-
-    A string that happens to hold a link's header gives a digest that nobody stored.
-    """
-    found: list[bytes] = []
-    for header in _OUTLINE_HEADERS:
-        at = data.find(header)
-        while at >= 0:
-            at += len(header)
-            digest = data[at : at + DIGEST_BYTES]
-            if len(digest) == DIGEST_BYTES:
-                found.append(digest)
-            at = data.find(header, at)
-    return found
 
 
 def link_depths(value: Any) -> list[int]:

@@ -114,8 +114,17 @@ def encode_node(header: NodeHeader, cause: Spelled, payload: Spelled) -> tuple[b
     return b"".join((_HEADER, plain, parent, cause.data, payload.data)), links
 
 
-def decode_node(digest: bytes, data: bytes, resolve: Resolver) -> DecodedNode:
-    """Take a node's bytes apart; CorruptionError if they are not a node's."""
+def fill_node(opened: DecodedNode, resolve: Resolver) -> DecodedNode:
+    """Put what lives elsewhere in its place; what was opened is changed."""
+    cause, payload = fill_links(opened.cause, resolve), fill_links(opened.payload, resolve)
+    return DecodedNode(opened.header, cause, payload)
+
+
+def open_node(digest: bytes, data: bytes) -> tuple[DecodedNode, list[tuple[int, bytes]]]:
+    """Take a node's bytes apart; also the links in its cause and payload, as (role, digest).
+
+    CorruptionError if they are not a node's bytes. If there are any, the two only serve for looking at until ``fill_node`` has filled them.
+    """
     fields, links = inspect(data)
     if type(fields) is not list or len(fields) != _FIELDS:
         raise _not_a_node(digest)
@@ -140,10 +149,8 @@ def decode_node(digest: bytes, data: bytes, resolve: Resolver) -> DecodedNode:
         or (parent is None) != (parent_id is None)
     ):
         raise _not_a_node(digest)
-    if len(links) > (parent is not None):
-        cause, payload = fill_links(cause, resolve), fill_links(payload, resolve)
     header = NodeHeader(node_id, seq, depth, users, frame, time, parent_id, parent)
-    return DecodedNode(header, cause, payload)
+    return DecodedNode(header, cause, payload), links if parent is None else links[1:]
 
 
 def _not_a_node(digest: bytes) -> CorruptionError:

@@ -8,11 +8,11 @@ from typing import Any
 from casstore.engine.protocol import StoredObject
 from casstore.errors import CorruptionError, InvalidInputError
 from casstore.format import canonical
-from casstore.format.canonical import ROLE_TEXT, likely_blobs
+from casstore.format.canonical import ROLE_BYTES, ROLE_LINK, ROLE_TEXT
 from casstore.format.digest import KIND_NAMES, Kind
 from casstore.format.limits import DEFAULT_MAX_BYTES
 from casstore.format.manifest import Manifest, decode_manifest, encode_manifest
-from casstore.format.node import DecodedNode, NodeHeader, decode_node
+from casstore.format.node import DecodedNode, NodeHeader, fill_node, open_node
 from casstore.format.splitting import Emit, Spelled
 from casstore.objects.pieces import PieceReader
 from casstore.objects.values import Assembly, Outline, decode_text, require_part
@@ -21,7 +21,7 @@ from casstore.objects.values import Assembly, Outline, decode_text, require_part
 def read_headers(reader: PieceReader, digests: Sequence[bytes]) -> list[NodeHeader]:
     """The headers of stored nodes; nothing outside the nodes themselves is read."""
     return [
-        decode_node(digest, _node_data(digest, item), Outline).header
+        open_node(digest, _node_data(digest, item))[0].header
         for digest, item in zip(digests, reader.follow(digests), strict=True)
     ]
 
@@ -30,41 +30,41 @@ def read_nodes(
     reader: PieceReader, digests: Sequence[bytes], *, max_bytes: int = DEFAULT_MAX_BYTES
 ) -> list[DecodedNode]:
     """Nodes with their payloads, whole."""
-    items = reader.follow(digests)
-    # Most of what a payload keeps elsewhere are texts: fetched ahead, they are in place
-    # the moment the node is decoded.
-    names: dict[bytes, None] = {}
-    for item in items:
-        for name in likely_blobs(item.data):
-            names[name] = None
-    wanted = list(names)
-    near = {
-        name: item
-        for name, item in zip(wanted, reader.find_many(wanted), strict=True)
-        if item is not None and item.kind == Kind.BLOB
+    opened = [
+        open_node(digest, _node_data(digest, item))
+        for digest, item in zip(digests, reader.follow(digests), strict=True)
+    ]
+    # Most of what a payload keeps elsewhere are texts: fetched together, they only have to be
+    # put in place.
+    wanted = {
+        name: None for _, away in opened for role, name in away if role in (ROLE_TEXT, ROLE_BYTES)
     }
+    names = list(wanted)
+    texts = dict(zip(names, reader.follow(names), strict=True)) if names else {}
     assembly = Assembly(reader, max_bytes)
-    outlined = False
 
     def resolve(role: int, name: bytes) -> Any:
-        nonlocal outlined
-        item = near.get(name)
-        if item is None:
-            outlined = True
+        item = texts.get(name)
+        if item is None or item.kind != Kind.BLOB:
             return Outline(role, name)
         require_part(role, name, item)
         assembly.spend(len(item.data))
         return decode_text(item.data, name) if role == ROLE_TEXT else item.data
 
     nodes: list[DecodedNode] = []
-    for digest, item in zip(digests, items, strict=True):
-        outlined = False
-        node = decode_node(digest, _node_data(digest, item), resolve)
-        if outlined:
-            cause, payload = assembly.load([node.cause, node.payload])
-            node = DecodedNode(node.header, cause, payload)
+    for node, away in opened:
+        if away:
+            node = fill_node(node, resolve)
+            if any(_is_outlined(role, name, texts) for role, name in away):
+                cause, payload = assembly.load([node.cause, node.payload])
+                node = DecodedNode(node.header, cause, payload)
         nodes.append(node)
     return nodes
+
+
+def _is_outlined(role: int, name: bytes, texts: dict[bytes, StoredObject]) -> bool:
+    """Is this part of a payload more than a text at hand?"""
+    return role != ROLE_LINK and (name not in texts or texts[name].kind != Kind.BLOB)
 
 
 def _node_data(digest: bytes, item: StoredObject) -> bytes:

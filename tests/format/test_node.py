@@ -10,14 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from casstore.errors import CorruptionError, InvalidInputError, InvalidValueError
-from casstore.format.canonical import ROLE_LINK, ROLE_TEXT, Link, encode, link_bytes
+from casstore.format.canonical import ROLE_LINK, ROLE_TEXT, Link, Resolver, encode, link_bytes
 from casstore.format.digest import Digest, Kind, digest_of
 from casstore.format.node import (
     NULL,
+    DecodedNode,
     NodeHeader,
     check_time,
-    decode_node,
     encode_node,
+    fill_node,
+    open_node,
     spell_payload,
 )
 from casstore.objects.pieces import PieceWriter
@@ -45,8 +47,8 @@ def refuse(role: int, digest: bytes) -> Any:
     raise AssertionError(f"nothing was expected to be asked for, but {role} {digest.hex()} was")
 
 
-def decode(data: bytes) -> Any:
-    return decode_node(NAME, data, refuse)
+def decode(data: bytes, resolve: Resolver = refuse) -> DecodedNode:
+    return fill_node(open_node(NAME, data)[0], resolve)
 
 
 def test_a_node_is_spelled_as_it_always_was() -> None:
@@ -93,7 +95,7 @@ def test_a_long_text_is_asked_for_by_its_digest() -> None:
         asked.append((role, digest))
         return text
 
-    assert decode_node(NAME, data, resolve).payload == {"text": text}
+    assert decode(data, resolve).payload == {"text": text}
     assert asked == [(ROLE_TEXT, Digest.of_blob(text.encode()))]
 
 
