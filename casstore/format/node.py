@@ -123,7 +123,8 @@ def fill_node(opened: DecodedNode, resolve: Resolver) -> DecodedNode:
 def open_node(digest: bytes, data: bytes) -> tuple[DecodedNode, list[tuple[int, bytes]]]:
     """Take a node's bytes apart; also the links in its cause and payload, as (role, digest).
 
-    CorruptionError if they are not a node's bytes. If there are any, the two only serve for looking at until ``fill_node`` has filled them.
+    CorruptionError if they are not a node's bytes. If there are links, the two only serve for
+    looking at until ``fill_node`` has filled them.
     """
     fields, links = inspect(data)
     if type(fields) is not list or len(fields) != _FIELDS:
