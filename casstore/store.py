@@ -25,6 +25,7 @@ from casstore.objects.pieces import PendingReader, PieceReader, PieceWriter
 
 if TYPE_CHECKING:
     from casstore.engine.lmdb.dictionaries import DictionaryReport
+    from casstore.engine.lmdb.packing import PackReport
     from casstore.objects.diff import Change
     from casstore.objects.edit import Edit
     from casstore.session.compare import Comparison, Side
@@ -133,6 +134,18 @@ class Store:
         if not isinstance(engine, LmdbEngine):
             raise InvalidInputError("only an LMDB engine compresses with dictionaries")
         return engine.train_dictionary()
+
+    def pack(self) -> PackReport:
+        """Rewrite small slabs into large ones: less space, and long paths are read faster.
+
+        In short steps, beside running readers and writers; it can be stopped at any moment.
+        """
+        from casstore.engine.lmdb.engine import LmdbEngine
+
+        engine = self.engine
+        if not isinstance(engine, LmdbEngine):
+            raise InvalidInputError("only an LMDB engine has slabs to pack")
+        return engine.pack()
 
     # --- putting ------------------------------------------------------------------------
 

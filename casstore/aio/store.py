@@ -26,6 +26,7 @@ from casstore.session.data import Entry, Head, Pin, SessionInfo, SessionMeta
 
 if TYPE_CHECKING:
     from casstore.engine.lmdb.dictionaries import DictionaryReport
+    from casstore.engine.lmdb.packing import PackReport
 
 # As many writers as one batch of a group commit takes well; readers hardly block.
 _THREADS = 32
@@ -118,6 +119,10 @@ class AsyncStore:
     async def flush(self) -> None:
         """As ``Store.flush``."""
         await self._run(self.sync.flush)
+
+    async def pack(self) -> PackReport:
+        """As ``Store.pack``."""
+        return await self._run(self.sync.pack)
 
     async def train_dictionary(self) -> DictionaryReport:
         """As ``Store.train_dictionary``."""

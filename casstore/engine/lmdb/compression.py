@@ -18,6 +18,8 @@ from casstore.engine.lmdb.slab import CODEC_RAW, CODEC_ZSTD
 from casstore.errors import CorruptionError
 
 HOT_LEVEL: Final = 3
+# For slabs that are packed and stay so.
+COLD_LEVEL: Final = 9
 
 # Compression that saves less than one byte in twenty is not worth inflating later.
 _MIN_SAVING: Final = 20
@@ -57,6 +59,13 @@ class Compressor:
         if len(raw) - len(frame) < len(raw) // _MIN_SAVING:
             return CODEC_RAW, NO_DICTIONARY, raw
         return CODEC_ZSTD, number, frame
+
+    def compress_hard(self, raw: bytes) -> tuple[int, int, bytes]:
+        """The same for bytes that will stay as they are: more work, no dictionary."""
+        frame = zstandard.ZstdCompressor(level=COLD_LEVEL).compress(raw)
+        if len(raw) - len(frame) < len(raw) // _MIN_SAVING:
+            return CODEC_RAW, NO_DICTIONARY, raw
+        return CODEC_ZSTD, NO_DICTIONARY, frame
 
     def inflate(self, codec: int, dictionary: int, payload: bytes, raw_bytes: int) -> bytes:
         """Exactly ``raw_bytes`` of content, or CorruptionError."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import lmdb
 
@@ -65,6 +65,9 @@ from casstore.errors import (
     InvalidInputError,
     StorageError,
 )
+
+if TYPE_CHECKING:
+    from casstore.engine.lmdb.packing import PackReport
 
 DEFAULT_CACHE_BYTES: Final = 32 << 20
 
@@ -499,6 +502,14 @@ class LmdbEngine:
             training.join()
         self._env.close()
         self._cache.clear()
+
+    # --- packing ----------------------------------------------------------------------------------
+
+    def pack(self, progress: Callable[[PackReport], None] | None = None) -> PackReport:
+        """Join small slabs into large ones, in short steps beside running writers."""
+        from casstore.engine.lmdb.packing import pack
+
+        return pack(self._env, self._compressor, progress)
 
     # --- verifying --------------------------------------------------------------------------------
 

@@ -159,7 +159,6 @@ def encode(
     ``children`` are the ids that each object links to.
     """
     objects, stripped, lengths, gap_width, codec, dictionary, payload = draft
-    count = len(objects)
     kinds = [
         (DEAD if gone else item.kind) | (0 if cut else KEEPS_LINKS)
         for item, cut, gone in zip(objects, stripped, dead, strict=True)
@@ -167,6 +166,71 @@ def encode(
     counts = [len(ids) for ids in children]
     # Distances are small where ids are large, and never negative (a child is older).
     distances = [own - child for own, ids in enumerate(children, first_id) for child in ids]
+    digests = [item.digest for item in objects]
+    return _join(
+        first_id, stored_at_ms, digests, kinds, lengths, counts, distances,
+        gap_width, codec, dictionary, payload,
+    )  # fmt: skip
+
+
+class Columns:
+    """Objects of other slabs on their way into one, with consecutive ids."""
+
+    def __init__(self) -> None:
+        self._digests: list[bytes] = []
+        self._kinds: list[int] = []
+        self._lengths: list[int] = []
+        self._counts: list[int] = []
+        self._distances: list[int] = []
+        self._gaps: list[int] = []
+        self._parts: list[bytes] = []
+
+    def add(self, slab: Slab, position: int, *, alive: bool) -> None:
+        """Take the next object; one that is not alive keeps its place and nothing else."""
+        self._digests.append(slab.directory.digest(position))
+        if not alive:
+            self._kinds.append(DEAD)
+            self._lengths.append(0)
+            self._counts.append(0)
+            return
+        data = slab.stripped(position)
+        distances, gaps = slab.links(position)
+        self._kinds.append(slab.directory.kinds[position])
+        self._lengths.append(len(data))
+        self._counts.append(len(distances))
+        self._distances += distances
+        self._gaps += gaps
+        self._parts.append(data)
+
+    def encode(
+        self,
+        first_id: int,
+        stored_at_ms: int,
+        compress: Callable[[bytes], tuple[int, int, bytes]],
+    ) -> tuple[bytes, bytes]:
+        """The key and value of the slab."""
+        gap_width = _width(self._gaps)
+        raw = _column(self._gaps, gap_width) + b"".join(self._parts)
+        return _join(
+            first_id, stored_at_ms, self._digests, self._kinds, self._lengths, self._counts,
+            self._distances, gap_width, *compress(raw),
+        )  # fmt: skip
+
+
+def _join(
+    first_id: int,
+    stored_at_ms: int,
+    digests: list[bytes],
+    kinds: list[int],
+    lengths: list[int],
+    counts: list[int],
+    distances: list[int],
+    gap_width: int,
+    codec: int,
+    dictionary: int,
+    payload: bytes,
+) -> tuple[bytes, bytes]:
+    count = len(digests)
     length_width, count_width, distance_width = _width(lengths), _width(counts), _width(distances)
     header = _HEADER.pack(
         LAYOUT,
@@ -177,13 +241,13 @@ def encode(
         dictionary,
         stored_at_ms,
     )
-    directory = [item.digest for item in objects]
-    directory += (
+    directory = [
+        *digests,
         bytes(kinds),
         _column(lengths, length_width),
         _column(counts, count_width),
         _column(distances, distance_width),
-    )
+    ]
     key = slab_key(first_id + count - 1)
     checksum = plain_hash(b"".join((key, header, *directory)), _CHECKSUM_BYTES)
     return key, b"".join((header, checksum, *directory, payload))
@@ -338,6 +402,12 @@ class Slab:
     def children(self, position: int) -> tuple[int, ...]:
         """The ids that one object links to."""
         return self.directory.children(position, self._child_starts[position])
+
+    def links(self, position: int) -> tuple[Sequence[int], Sequence[int]]:
+        """How far back the children of one object lie, and the gaps they left in it."""
+        start, stop = self._child_starts[position], self._child_starts[position + 1]
+        gap_start, gap_stop = self._gap_starts[position], self._gap_starts[position + 1]
+        return self.directory.distances[start:stop], self._gaps[gap_start:gap_stop]
 
     def stripped(self, position: int) -> bytes:
         """One object's bytes as they lie here, without its links."""
