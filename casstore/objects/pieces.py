@@ -159,10 +159,10 @@ class PieceWriter:
         item = self._seen.get(digest)
         return None if item is None else StoredObject(item.kind, item.data)
 
-    def keep_reachable(self, root: bytes) -> None:
-        """Drop what ``root`` does not need: leftovers of steps that later ones overtook."""
+    def keep_reachable(self, *roots: bytes) -> None:
+        """Drop what none of ``roots`` needs: leftovers of steps that later ones overtook."""
         needed: set[bytes] = set()
-        ahead = [root]
+        ahead = list(roots)
         while ahead:
             item = self._seen.get(ahead.pop())
             if item is not None and item.digest not in needed:

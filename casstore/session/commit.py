@@ -239,7 +239,7 @@ class _Attempt:
         digest = objects.write_manifest(manifest, writer.emit)
         if manifest.tips.links and manifest.tips.outlined:
             # A long map is changed step by step, and each step leaves its pieces behind.
-            writer.keep_reachable(digest)
+            writer.keep_reachable(digest, *([] if grown.hidden is None else [grown.hidden]))
         head = self._next_head(state, grown, digest)
         self._changes.extend(grown.rows)
         if spelled.intent is not None and change.turn is not None:

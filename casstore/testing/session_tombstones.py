@@ -10,7 +10,7 @@ from casstore.errors import (
     UnknownLeafError,
     UnknownParentError,
 )
-from casstore.session.data import Hidden, NodeDraft
+from casstore.session.data import UNFENCED, Commit, Hidden, NodeDraft
 from casstore.session.session import Session
 from casstore.store import Store
 from casstore.testing.session_fixtures import (
@@ -195,6 +195,51 @@ class TombstoneConformance(SessionFixtures):
         session.tombstone(["c"])
         state = load(session, leaf="a")
         assert (state.leaf, ids(state.nodes)) == ("a", ["a"])
+
+    # --- other graphs ---------------------------------------------------------------------------
+
+    def test_tombstone_hides_the_node_and_not_another_that_gets_its_id(
+        self, session: Session
+    ) -> None:
+        step(session, "a")
+        step(session, NodeDraft("b", {"text": "secret"}))
+        session.tombstone(["b"])
+        session.rewind(1, lease=UNFENCED)
+        step(session, NodeDraft("b", {"text": "another"}))
+        assert path(session) == full(session) == ["a", "b"]
+        assert load(session, 2).leaf == "a"
+        assert session.node("b", at=2) is None
+
+    def test_tombstone_refuses_the_very_same_node_after_a_rewind(self, session: Session) -> None:
+        step(session, "a")
+        step(session, NodeDraft("b", {"text": "secret"}))
+        session.tombstone(["b"])
+        session.rewind(1, lease=UNFENCED)
+        with pytest.raises(DuplicateNodeError):
+            step(session, NodeDraft("b", {"text": "secret"}))
+        assert path(session) == ["a"]
+
+    def test_tombstone_goes_on_hiding_in_old_revisions_when_a_new_graph_uses_the_id(
+        self, session: Session
+    ) -> None:
+        step(session, NodeDraft("a", {"text": "secret"}))
+        session.tombstone(["a"])
+        session.commit(Commit(replace=[NodeDraft("a", {"text": "new"})], lease=UNFENCED))
+        assert full(session) == ["a"]
+        assert ids(session.nodes("full", at=1)) == []
+        assert session.node("a", at=1) is None
+
+    def test_tombstone_map_survives_a_new_graph_with_many_branches(self, session: Session) -> None:
+        roots = [NodeDraft(f"root {n:03}", {"n": n}, parent=None) for n in range(60)]
+        step(session, *roots)
+        session.tombstone([f"root {n:03}" for n in range(0, 60, 2)])
+        # The very same nodes again: half of what was hidden is wanted back, the rest is not
+        # there, and goes on being hidden in the revision before.
+        session.commit(Commit(replace=roots[:30], lease=UNFENCED))
+        assert len(full(session)) == 30
+        assert ids(session.nodes("full", at=1)) == [
+            f"root {n:03}" for n in range(60) if n < 30 or n % 2
+        ]
 
     # --- at the same time -----------------------------------------------------------------------
 
