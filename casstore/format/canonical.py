@@ -37,6 +37,7 @@ ROLE_PART: Final = 3  # a list or map that lives in an object of its own
 ROLE_ITEM: Final = 4  # a short list or map that left only because its list is a tree
 LAST_ROLE: Final = ROLE_ITEM
 _ITEM_SIZE_BYTES: Final = 2
+_LINK_BYTES: Final = 1 + DIGEST_BYTES
 
 # The first byte of every list and map.
 CONTAINER_BYTES: Final = frozenset((*range(0x80, 0xA0), *range(0xDC, 0xE0)))
@@ -375,7 +376,10 @@ def inspect(data: bytes) -> tuple[Any, list[tuple[int, bytes]]]:
     links: list[tuple[int, bytes]] = []
 
     def note_link(code: int, payload: bytes) -> Any:
-        links.append(read_link(code, payload))
+        if code == LINK_EXT_TYPE and len(payload) == _LINK_BYTES and payload[0] < ROLE_ITEM:
+            links.append((payload[0], payload[1:]))
+        else:
+            links.append(read_link(code, payload))
         # As ExtType(code, payload), which would check in Python what read_link has checked.
         return _new_tuple(_ExtType, (code, payload))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from casstore.engine.protocol import RowKey
 from casstore.errors import (
     CorruptionError,
     InvalidInputError,
@@ -14,7 +15,7 @@ from casstore.objects import graph as objects
 from casstore.session import checkpoint, keys
 from casstore.session.data import Checkpoint, Entry, Head, Node, Usage
 from casstore.session.heads import public_head
-from casstore.session.lineage import Place
+from casstore.session.lineage import Place, read_place
 from casstore.session.nodes import (
     FULL,
     PATH,
@@ -124,11 +125,23 @@ def load_nodes(
 def find_node(runtime: Runtime, session: str, node_id: str, at: At) -> Node | None:
     """One node by its id."""
     part = keys.part(node_id, "a node id")
+    known = runtime.recall(keys.session_key(session))
+    if at is None and known is not None and known.head.base is None:
+        # Where the session stood last, it has one lineage, and the row is asked for together
+        # with the head; if that is still the same, it is the answer.
+        wanted = RowKey("nodes", keys.lineage_node(known.head.lineage, part))
+        row, found = runtime.rows(session, [wanted])
+        if row == known.row:
+            return _shown(runtime, known, None if found is None else read_place(found), node_id)
     head = _find(runtime, session, at)
     if head is None:
         return None
     state = head if at is None else runtime.at(session, at)
-    place = runtime.chain(state).find([part])[0]
+    return _shown(runtime, head, runtime.chain(state).find([part])[0], node_id)
+
+
+def _shown(runtime: Runtime, head: State, place: Place | None, node_id: str) -> Node | None:
+    """The node at a place, unless there is none, or it is hidden."""
     if place is None or place.digest in runtime.hidden(head.head):
         return None
     return read_node(runtime, place, node_id)

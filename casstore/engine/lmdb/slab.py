@@ -425,6 +425,11 @@ class Slab:
         end = self._starts[position + 1]
         first_gap = self._gap_starts[position]
         first_link = self._child_starts[position]
+        if number == 1:
+            # As below; most nodes link to their parent and to nothing else.
+            cut = min(at + self._gaps[first_gap], end)
+            digest = digest_of_id(own_id - directory.distances[first_link])
+            return b"".join((raw[at:cut], digest, raw[cut:end]))
         distances = directory.distances[first_link : first_link + number]
         parts: list[bytes] = []
         for gap, distance in zip(
