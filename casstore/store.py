@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from casstore.engine.protocol import Engine, NewObject, StoredObject, Write
+from casstore.engine.protocol import Engine, NewObject, PackReport, StoredObject, Write
 from casstore.errors import ClosedError, InvalidInputError
 from casstore.format import splitting
 from casstore.format.digest import Digest, Kind
@@ -25,7 +25,6 @@ from casstore.objects.pieces import PendingReader, PieceReader, PieceWriter
 
 if TYPE_CHECKING:
     from casstore.engine.lmdb.dictionaries import DictionaryReport
-    from casstore.engine.lmdb.packing import PackReport
     from casstore.objects.diff import Change
     from casstore.objects.edit import Edit
     from casstore.session.compare import Comparison, Side

@@ -16,9 +16,8 @@ from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.compression import Compressor
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.lmdb.environment import Environment
-from casstore.engine.lmdb.packing import PackReport
 from casstore.engine.memory import MemoryEngine
-from casstore.engine.protocol import Write
+from casstore.engine.protocol import PackReport, Write
 from casstore.errors import InvalidInputError, ReadOnlyError
 from casstore.format.digest import Digest
 from casstore.session.data import UNFENCED, Commit, NodeDraft

@@ -26,7 +26,7 @@ from casstore.session.data import Entry, Head, Pin, SessionInfo, SessionMeta
 
 if TYPE_CHECKING:
     from casstore.engine.lmdb.dictionaries import DictionaryReport
-    from casstore.engine.lmdb.packing import PackReport
+    from casstore.engine.protocol import PackReport
 
 # As many writers as one batch of a group commit takes well; readers hardly block.
 _THREADS = 32

@@ -9,8 +9,8 @@ live, so that the clocks of two machines never have to agree.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 # --- rows ----------------------------------------------------------------------
 
@@ -281,4 +281,54 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Let go of all resources. Closing twice is allowed; every other call then fails."""
+        ...
+
+
+# --- care: what an engine may offer beside --------------------------------------------------
+
+# Gives the rows of a table as they are inside the transaction.
+ScanTable = Callable[[str], Iterator[Row]]
+# Gives the digests that rows name.
+FindRoots = Callable[[ScanTable], Iterable[bytes]]
+
+
+class CollectReport(NamedTuple):
+    """What collecting did, or would do: objects and their bytes as they lie in slabs."""
+
+    roots: int
+    objects_kept: int
+    objects_swept: int
+    bytes_kept: int
+    bytes_swept: int
+
+
+class PackReport(NamedTuple):
+    """What packing did: slabs and their stored bytes before and after; objects that lost theirs."""
+
+    slabs_before: int
+    slabs_after: int
+    bytes_before: int
+    bytes_after: int
+    objects_dropped: int
+
+    def plus(self, other: PackReport) -> PackReport:
+        """Both together."""
+        return PackReport(*[mine + theirs for mine, theirs in zip(self, other, strict=True)])
+
+
+@runtime_checkable
+class Collecting(Protocol):
+    """An engine that gives space back."""
+
+    def collect(
+        self, find_roots: FindRoots, *, grace_ms: int = 0, dry_run: bool = False
+    ) -> CollectReport:
+        """Take the names of objects away that no root reaches and that are older than the grace.
+
+        Atomic, and safe beside writers anywhere.
+        """
+        ...
+
+    def pack(self, progress: Callable[[PackReport], None] | None = None) -> PackReport:
+        """Lay out anew what is scattered, and drop what lost its name; in short steps."""
         ...

@@ -63,6 +63,15 @@ def session_of(key: bytes) -> str | None:
     return None if _CUT in key else key[: key.index(_END)].decode()
 
 
+def after_session(key: bytes) -> bytes:
+    """What follows the session's own key in a key that belongs to it."""
+    end, cut = key.find(_END), key.find(_CUT)
+    if 0 <= cut < end or end < 0:
+        # Cut, so of a known length; the hash may hold any byte.
+        return key[_SESSION_BYTES + len(_END) :]
+    return key[end + len(_END) :]
+
+
 def is_cut(session: str) -> bool:
     """Is this id too long to be read back from its key?"""
     return len(session.encode()) > _SESSION_BYTES
@@ -81,6 +90,11 @@ def history(key: bytes, revision: int) -> bytes:
 def labels(key: bytes) -> bytes:
     """Where the labels of a session start, and its revisions end."""
     return key + _LABEL
+
+
+def is_label(history_key: bytes) -> bool:
+    """Is this key of the history a label's, and not a revision's?"""
+    return after_session(history_key)[:1] == _LABEL
 
 
 def label(key: bytes, name: str) -> bytes:
@@ -130,6 +144,11 @@ def queue_batch(key: bytes, seq: int) -> RowKey:
 def queue_range(key: bytes) -> tuple[bytes, bytes]:
     """From the first batch of a session to behind the last."""
     return key + _QUEUE_BATCH, key + _QUEUE_SOURCE
+
+
+def is_queue_batch(queue_key: bytes) -> bool:
+    """Is this key of the queue that of a batch?"""
+    return after_session(queue_key)[:1] == _QUEUE_BATCH
 
 
 def queue_source(key: bytes, source_key: str) -> RowKey:

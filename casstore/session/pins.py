@@ -125,6 +125,12 @@ def _listed(runtime: Runtime, prefix: str, *, expired: bool) -> Iterator[Pin]:
         start = page[-1].key + b"\0"
 
 
+def kept_digest(row: bytes, now_ms: int) -> bytes | None:
+    """What a pin's row keeps; None if its time is up."""
+    pin = _decode(row)[0]
+    return None if _expired(pin, now_ms) else pin.digest
+
+
 def _expired(pin: Pin, now_ms: int) -> bool:
     return pin.expires_at_ms is not None and pin.expires_at_ms <= now_ms
 

@@ -373,6 +373,11 @@ class Queue:
         bind(self._session, claim)
 
 
+def items_digest(key: bytes, row: bytes) -> bytes | None:
+    """The items that a row of the queue keeps; None if it is not a batch's."""
+    return _decode(RowKey("queue", key), row).items if keys.is_queue_batch(key) else None
+
+
 # --- for commits --------------------------------------------------------------------------
 
 

@@ -67,7 +67,7 @@ from casstore.errors import (
 )
 
 if TYPE_CHECKING:
-    from casstore.engine.lmdb.packing import PackReport
+    from casstore.engine.protocol import CollectReport, FindRoots, PackReport
 
 DEFAULT_CACHE_BYTES: Final = 32 << 20
 
@@ -510,6 +510,20 @@ class LmdbEngine:
         from casstore.engine.lmdb.packing import pack
 
         return pack(self._env, self._compressor, progress)
+
+    # --- collecting -------------------------------------------------------------------------------
+
+    def collect(
+        self, find_roots: FindRoots, *, grace_ms: int = 0, dry_run: bool = False
+    ) -> CollectReport:
+        """Take away, in one transaction, the names of objects that no root reaches.
+
+        Those stored within ``grace_ms`` stay, with all they link to.
+        """
+        from casstore.engine.lmdb.collection import collect
+
+        keep_after_ms = self._clock() + 1 - grace_ms
+        return collect(self._env, find_roots, keep_after_ms=keep_after_ms, dry_run=dry_run)
 
     # --- verifying --------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from casstore.engine.lmdb.compression import Compressor
 from casstore.engine.lmdb.environment import Environment, translate
 from casstore.engine.lmdb.reader import SlabReader
 from casstore.engine.lmdb.slab import Slab
+from casstore.engine.protocol import PackReport
 from casstore.format.digest import check_object
 
 # A slab with this much in it is left as it is, unless most of it is dead: joining it with
@@ -30,20 +31,6 @@ from casstore.format.digest import check_object
 _SMALL_RAW_BYTES: Final = slabs.TARGET_RAW_BYTES // 2
 # How many slabs one read transaction may look at.
 _MAX_SLABS: Final = 1024
-
-
-class PackReport(NamedTuple):
-    """What packing did: slabs and their stored bytes before and after; objects that lost theirs."""
-
-    slabs_before: int
-    slabs_after: int
-    bytes_before: int
-    bytes_after: int
-    objects_dropped: int
-
-    def plus(self, other: PackReport) -> PackReport:
-        """Both together."""
-        return PackReport(*[mine + theirs for mine, theirs in zip(self, other, strict=True)])
 
 
 NOTHING: Final = PackReport(0, 0, 0, 0, 0)

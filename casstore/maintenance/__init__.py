@@ -1,0 +1,1 @@
+"""Care for a store: giving back what nobody reaches."""

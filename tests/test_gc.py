@@ -1,0 +1,374 @@
+"""gc: what nobody reaches goes, everything else stays, whoever else is at work."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import casstore
+from casstore.engine.lmdb.engine import LmdbEngine
+from casstore.engine.memory import MemoryEngine
+from casstore.engine.protocol import PutRow, Write
+from casstore.errors import (
+    ComponentNotFoundError,
+    CorruptionError,
+    InvalidInputError,
+    ObjectNotFoundError,
+    ReadOnlyError,
+)
+from casstore.format.digest import Digest
+from casstore.maintenance import gc
+from casstore.session.data import UNFENCED, Checkpoint, Commit, NodeDraft
+from casstore.store import Store
+from casstore.testing import ManualClock
+
+ROOT = Path(__file__).parent.parent
+LONG = "long " * 800
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
+    engine = LmdbEngine(str(tmp_path / "s"), durability="process", clock=clock)
+    with Store(engine) as store:
+        yield store
+
+
+def sweep(store: Store, **options: Any) -> gc.GcReport:
+    return gc.collect(store, grace_ms=0, **options)
+
+
+def names(store: Store) -> set[bytes]:
+    return {info.digest for info in store.engine.scan_objects(limit=1_000_000)}
+
+
+def verify(store: Store) -> int:
+    engine = store.engine
+    assert isinstance(engine, LmdbEngine)
+    engine._cache.clear()
+    return engine.verify()
+
+
+def step(store: Store, session: str, *ids: str, text: str = "", **fields: Any) -> None:
+    drafts = [NodeDraft(each, {"role": "user", "text": f"{each} {text}"}) for each in ids]
+    store.session(session).commit(Commit(append=drafts, lease=UNFENCED, **fields))
+
+
+def everything(store: Store) -> dict[str, list[Any]]:
+    """All that can be read of all sessions, at all revisions."""
+    found: dict[str, list[Any]] = {}
+    for info in store.sessions():
+        session = store.session(info.meta.session)
+        found[session.id] = [
+            (entry, session.checkpoint(entry, hydrate=True), list(session.nodes("full", at=entry)))
+            for entry in session.history()
+        ]
+    return found
+
+
+def test_an_empty_store_has_nothing_to_give_back(store: Store) -> None:
+    assert sweep(store) == gc.GcReport(False, 0, 0, 0, 0, 0, 0)
+
+
+def test_what_nobody_links_to_goes_and_what_a_session_reaches_stays(store: Store) -> None:
+    loose = [store.put_blob(b"loose"), store.put_value({"loose": [LONG]})]
+    for n in range(20):
+        step(store, "s", f"n{n}", text=LONG, checkpoint=Checkpoint(tool_state={"n": n, "t": LONG}))
+    before = everything(store)
+    kept = names(store)
+    report = sweep(store)
+    assert names(store) < kept
+    assert report.objects_swept == 2  # the long text is the sessions' too
+    assert store.missing(loose) == loose
+    assert everything(store) == before
+    assert verify(store) == report.objects_kept == len(names(store))
+
+
+def test_a_deleted_session_goes_but_not_what_its_fork_shares(store: Store) -> None:
+    for n in range(30):
+        step(store, "source", f"n{n}", text=LONG)
+    store.fork("source", "fork", at=10)
+    step(store, "fork", "mine")
+    step(store, "source", "theirs", text="CANARY" * 100)
+    store.delete_session("source")
+    before = everything(store)
+    report = sweep(store)
+    assert report.objects_swept > 20
+    assert everything(store) == before
+    assert [node.id for node in store.session("fork").nodes()] == [
+        *(f"n{n}" for n in range(10)), "mine",
+    ]  # fmt: skip
+    verify(store)
+
+
+def test_space_comes_back(store: Store) -> None:
+    engine = store.engine
+    assert isinstance(engine, LmdbEngine)
+    step(store, "kept", "a")
+    source = random.Random(1)
+    for n in range(200):
+        step(store, "dropped", f"n{n}", text=source.randbytes(3000).hex())
+    before = engine.used_bytes()
+    store.delete_session("dropped")
+    report = sweep(store)
+    assert report.slab_bytes_freed > 0
+    assert engine.used_bytes() < before / 4
+    with engine._env.reading() as txn:
+        # The newest slab is never removed, but what is dead in it is.
+        assert all(len(value) < 70_000 for _, value in txn.cursor(db=engine._env.slabs))
+
+
+def test_every_revision_stays_with_its_history_and_what_a_rewind_left(store: Store) -> None:
+    for n in range(10):
+        step(store, "s", f"n{n}", checkpoint=Checkpoint(tool_state={"state": [n, LONG]}))
+    store.session("s").rewind(3, lease=UNFENCED)
+    step(store, "s", "other")
+    before = everything(store)
+    assert sweep(store).objects_swept == 0
+    assert everything(store) == before
+
+
+def test_hidden_nodes_stay_hidden(store: Store) -> None:
+    step(store, "s", "a", "b", "c")
+    store.session("s").tombstone(["b"])
+    sweep(store)
+    assert [node.id for node in store.session("s").nodes()] == ["a", "c"]
+
+
+def test_tags_and_pins_keep_what_they_name_until_their_time_is_up(
+    store: Store, clock: ManualClock
+) -> None:
+    tagged, pinned = store.put_value({"tagged": LONG}), store.put_blob(b"pinned")
+    store.tag("t", tagged)
+    store.pin("p", pinned, ttl_ms=1000)
+    sweep(store)
+    assert store.missing([tagged, pinned]) == []
+    clock.now_ms += 1000
+    assert sweep(store).objects_swept == 1
+    assert store.missing([tagged, pinned]) == [pinned]
+    assert store.get_value(tagged) == {"tagged": LONG}
+
+
+def test_queued_work_keeps_its_items(store: Store) -> None:
+    session = store.session("s" * 300)  # an id too long for its key
+    batch = session.queue.enqueue([{"text": LONG}], source_key="key")
+    assert sweep(store).objects_swept == 0
+    assert session.queue.batches()[0].items == batch.items
+    session.queue.cancel(batch.id)
+    assert sweep(store).objects_swept == 2
+
+
+def test_attachments_keep_their_blobs(store: Store) -> None:
+    attachments = store.session("s").attachments
+    put = attachments.put(b"attached")
+    assert put.digest is not None
+    sweep(store)
+    assert store.get_blob(put.digest) == b"attached"
+    attachments.forget(put.id)
+    sweep(store)
+    assert store.missing([put.digest]) == [put.digest]
+
+
+def test_labels_are_no_roots_and_do_no_harm(store: Store) -> None:
+    for name in ("s", "long id " * 60):
+        step(store, name, "a", label="first")
+        step(store, name, "b", label="second " * 60)
+        store.session(name).label("third", 1)
+    assert sweep(store).objects_swept == 0
+    assert store.session("s").entry("third").revision == 1
+
+
+def test_what_is_young_stays_with_all_it_links_to(store: Store, clock: ManualClock) -> None:
+    old = store.put_value({"old": LONG})
+    clock.now_ms += 10_000
+    young = store.put_value({"young": casstore.Link(old)})
+    gone = Digest.of_blob(b"gone")
+    assert gc.collect(store, grace_ms=5_000).objects_swept == 0
+    clock.now_ms += 5_000
+    assert store.missing([old, young, gone]) == [gone]
+    assert gc.collect(store, grace_ms=5_000).objects_swept == 3
+
+
+def test_a_dry_run_says_the_same_and_changes_nothing(store: Store) -> None:
+    for n in range(5):
+        store.put_blob(b"loose %d" % n)
+    step(store, "s", "a")
+    before = names(store)
+    planned = sweep(store, dry_run=True)
+    assert names(store) == before
+    done = sweep(store)
+    assert planned[1:6] == done[1:6]
+    assert (planned.dry_run, done.dry_run) == (True, False)
+    assert planned.objects_swept == 5
+
+
+def test_a_row_that_names_nothing_stops_it(store: Store) -> None:
+    step(store, "s", "a")
+    loose = store.put_blob(b"loose")
+    head = store.session("s").head()
+    assert head is not None
+    store.engine.write(Write(deletes=[head.manifest]))
+    with pytest.raises(CorruptionError, match=head.manifest.hex()):
+        sweep(store)
+    assert store.missing([loose]) == []
+
+
+@pytest.mark.parametrize("table", ["heads", "history", "pins", "queue", "attachments"])
+def test_a_row_that_cannot_be_read_stops_it(store: Store, table: str) -> None:
+    step(store, "s", "a")
+    loose = store.put_blob(b"loose")
+    key = b"x\0\x01" + bytes(8)
+    store.engine.write(Write(rows=[PutRow(table, key, b"nonsense")]))
+    with pytest.raises(CorruptionError):
+        sweep(store)
+    assert store.missing([loose]) == []
+
+
+def test_a_component_that_was_collected_is_refused_by_name(store: Store) -> None:
+    loose = store.put_value({"tools": LONG})
+    sweep(store)
+    with pytest.raises(ComponentNotFoundError):
+        step(store, "s", "a", checkpoint=Checkpoint(tool_state=casstore.Link(loose)))
+    with pytest.raises(ObjectNotFoundError):
+        store.get_value(loose)
+
+
+def test_what_was_collected_can_be_stored_again(store: Store) -> None:
+    value = {"again": [LONG, {"n": 1}]}
+    digest = store.put_value(value)
+    sweep(store)
+    assert store.put_value(value) == digest
+    assert store.get_value(digest) == value
+    verify(store)
+
+
+def test_writers_that_store_the_same_again_and_again_never_lose_it(tmp_path: Path) -> None:
+    """Deduplication is where a collector and a writer meet: what the one has just found, the
+    other is about to take away.
+    """
+    with casstore.open(tmp_path / "s", "process") as store:
+        stop = threading.Event()
+        errors: list[BaseException] = []
+
+        def write(number: int) -> None:
+            try:
+                for n in range(60):
+                    name = f"w{number}-{n}"
+                    state = {"shared": LONG, "n": [n % 3, LONG + str(n % 5)]}
+                    step(store, name, "a", text=LONG, checkpoint=Checkpoint(tool_state=state))
+                    loaded = store.session(name).load()
+                    assert loaded is not None
+                    assert loaded.checkpoint.tool_state == state
+                    store.delete_session(name)
+                step(store, f"last-{number}", "a", checkpoint=Checkpoint(tool_state=state))
+            except BaseException as exc:
+                errors.append(exc)
+
+        def collect() -> None:
+            try:
+                while not stop.is_set():
+                    sweep(store)
+            except BaseException as exc:
+                errors.append(exc)
+
+        collector = threading.Thread(target=collect)
+        writers = [threading.Thread(target=write, args=(number,)) for number in range(3)]
+        for thread in (collector, *writers):
+            thread.start()
+        for thread in writers:
+            thread.join()
+        stop.set()
+        collector.join()
+        assert errors == []
+        sweep(store)
+        assert verify(store) == len(names(store))
+        assert len(everything(store)) == 3
+
+
+_WRITER = """
+import sys, casstore
+from casstore import UNFENCED, Checkpoint, Commit, NodeDraft
+long = "long " * 800
+with casstore.open(sys.argv[1], "process") as store:
+    print("open", flush=True)
+    for n in range(150):
+        session = store.session(f"{sys.argv[2]}-{n}")
+        session.commit(Commit(append=[NodeDraft("a", {"text": long + str(n % 4)})], lease=UNFENCED,
+                              checkpoint=Checkpoint(tool_state={"t": [long, n % 3]})))
+        if n % 10:
+            store.delete_session(session.id)
+"""
+
+
+def test_writers_in_other_processes_never_lose_anything(tmp_path: Path) -> None:
+    place = str(tmp_path / "s")
+    with casstore.open(place, "process") as store:
+        writers = [
+            subprocess.Popen(
+                [sys.executable, "-c", _WRITER, place, str(number)],
+                stdout=subprocess.PIPE, text=True, cwd=ROOT,
+            )
+            for number in range(2)
+        ]  # fmt: skip
+        while any(writer.poll() is None for writer in writers):
+            sweep(store)
+        for writer in writers:
+            writer.communicate()
+            assert writer.returncode == 0
+        sweep(store)
+        assert verify(store) == len(names(store))
+        assert len(everything(store)) == 30
+
+
+_COLLECTOR = """
+import sys, casstore
+from casstore.maintenance import gc
+with casstore.open(sys.argv[1], "process") as store:
+    print("open", flush=True)
+    while True:
+        gc.collect(store, grace_ms=0)
+        for n in range(30):
+            store.put_blob(b"loose %d " % n * 50)
+"""
+
+
+def test_a_collector_that_is_killed_leaves_a_sound_store(tmp_path: Path) -> None:
+    with casstore.open(tmp_path / "s", "process") as store:
+        for n in range(30):
+            step(store, "s", f"n{n}", text=LONG)
+        before = everything(store)
+    for delay in (0.0, 0.02, 0.05):
+        collector = subprocess.Popen(
+            [sys.executable, "-c", _COLLECTOR, str(tmp_path / "s")],
+            stdout=subprocess.PIPE, text=True, cwd=ROOT,
+        )  # fmt: skip
+        assert collector.stdout is not None
+        assert collector.stdout.readline() == "open\n"
+        threading.Event().wait(delay)
+        collector.kill()
+        collector.wait()
+        collector.stdout.close()
+        with casstore.open(tmp_path / "s", "process", verify=True) as store:
+            assert everything(store) == before
+
+
+def test_what_cannot_be_collected_says_so(tmp_path: Path) -> None:
+    with Store(MemoryEngine()) as store, pytest.raises(InvalidInputError):
+        sweep(store)
+    with casstore.open(tmp_path / "s", "process") as store:
+        for grace_ms in (-1, 1.5, "1", 1 << 62):
+            with pytest.raises(InvalidInputError):
+                gc.collect(store, grace_ms=grace_ms)  # type: ignore[arg-type]
+    with casstore.open(tmp_path / "s", readonly=True) as store, pytest.raises(ReadOnlyError):
+        sweep(store)
