@@ -171,6 +171,24 @@ def test_a_slab_that_is_mostly_dead_is_rewritten_alone(tmp_path: Path) -> None:
         assert len(store.get_many(digests[:5])) == 5
 
 
+def test_slabs_of_which_nothing_is_alive_go_but_never_the_newest(tmp_path: Path) -> None:
+    with casstore.open(tmp_path / "s", "process") as store:
+        source = random.Random(3)
+        gone = [store.put_blob(source.randbytes(5_000)) for _ in range(30)]
+        store.engine.write(Write(deletes=gone[:-1]))
+        report = store.pack()
+        assert report.slabs_after < report.slabs_before
+        assert len(stored_slabs(store)) < 4
+        ids = {info.id for info in engine_of(store).scan_objects()}
+        store.engine.write(Write(deletes=gone[-1:]))
+        store.pack()
+        assert len(stored_slabs(store)) == 1
+        # Ids go on after the last that was given, named or not.
+        store.put_blob(b"next")
+        assert min(info.id for info in engine_of(store).scan_objects()) > max(ids)
+        assert engine_of(store).verify() == 1
+
+
 def test_nothing_looks_older_than_it_is(tmp_path: Path) -> None:
     now = [1000]
     engine = LmdbEngine(str(tmp_path / "s"), durability="process", clock=lambda: now[0])

@@ -9,7 +9,6 @@ import random
 import shutil
 import statistics
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -18,9 +17,9 @@ from typing import Any
 import casstore
 from casstore import UNFENCED, Checkpoint, Commit, Lease, NodeDraft, Session, Store, Usage
 from casstore.engine.lmdb.engine import LmdbEngine
-from casstore.engine.protocol import TABLES, NewObject, ObjectInfo, PutRow, Write
 from casstore.errors import HeadConflictError
 from casstore.format import canonical
+from casstore.maintenance import gc
 
 TURNS = 300
 MORE_TURNS = 60
@@ -146,52 +145,6 @@ def grow(agent: Agent, branch: str, first: int, turns: int) -> tuple[list[float]
     return seconds, copies, change
 
 
-# --- what a store would take without what nobody can reach ------------------------------------
-
-
-def reachable(store: Store) -> list[ObjectInfo]:
-    """The objects that some revision of some session reaches, oldest first.
-
-    A child's id is lower than its parents', so one scan downwards finds them all.
-    """
-    roots = {
-        entry.manifest
-        for info in store.sessions()
-        for entry in store.session(info.meta.session).history()
-    }
-    live: set[int] = set()
-    found: list[ObjectInfo] = []
-    before: int | None = None
-    while page := store.engine.scan_objects(before=before):
-        for item in page:
-            if item.digest in roots or item.id in live:
-                found.append(item)
-                live.update(item.children)
-        before = page[-1].id
-    return found[::-1]
-
-
-def copy(store: Store, place: Path) -> int:
-    """Write what is reachable, and all rows, into a new store; what that one takes."""
-    objects = reachable(store)
-    names = {item.id: item.digest for item in objects}
-    with casstore.open(place) as fresh:
-        for start in range(0, len(objects), 1000):
-            page = objects[start : start + 1000]
-            stored = store.engine.get_many([item.digest for item in page])
-            new = [
-                NewObject(item.digest, one.kind, one.data, [names[id] for id in item.children])
-                for item, one in zip(page, stored, strict=True)
-                if one is not None
-            ]
-            fresh.engine.write(Write(objects=new))
-        for table in TABLES:
-            rows = store.engine.scan_rows(table, limit=1_000_000)
-            fresh.engine.write(Write(rows=[PutRow(table, row.key, row.value) for row in rows]))
-        engine_of(fresh).verify()
-        return used(fresh)
-
-
 # --- the story --------------------------------------------------------------------------------
 
 
@@ -285,24 +238,22 @@ def whole_state(session: Session) -> int:
     return payloads + len(canonical.encode(list(state.checkpoint)))
 
 
-def drop(store: Store, place: Path) -> None:
-    """The end of the story: one branch goes."""
-    print("\n6. One branch is dropped.")
-    objects = {item.id: item.size_bytes for item in reachable(store)}
-    both = copy(store, place / "both")
-    store.delete_session("other")
-    for item in reachable(store):
-        del objects[item.id]
-    line("objects that only it could reach", f"{len(objects):,}")
-    line("their bytes, uncompressed", size(sum(objects.values())))
-    print("   Nothing collects them yet: the file keeps its size until gc, vacuum and compact")
-    print("   are built. What they can give back, shown by copying what is left:")
-    line("a fresh copy with both sessions", size(both))
-    rest = copy(store, place / "rest")
-    line("a fresh copy without the dropped one", size(rest))
-    line("given back", size(both - rest))
+def drop(store: Store) -> None:
+    """The end of the story: one branch goes, and its space comes back."""
+    print("\n6. Small commits are packed. Nothing else changes.")
+    before, report = used(store), store.pack()
+    line("slabs joined, into", f"{report.slabs_before:,} → {report.slabs_after:,}")
+    line("this store, before and after", f"{size(before)} → {size(used(store))}")
 
-    print(f"\n7. Every digest recomputed: {engine_of(store).verify():,} objects are sound.")
+    print("\n7. One branch is dropped, and the space comes back.")
+    before = used(store)
+    store.delete_session("other")
+    collected = gc.collect(store, grace_ms=0)
+    line("objects that only it could reach", f"{collected.objects_swept:,}")
+    line("objects that stay", f"{collected.objects_kept:,}")
+    line("this store, before and after", f"{size(before)} → {size(used(store))}")
+
+    print(f"\n8. Every digest recomputed: {engine_of(store).verify():,} objects are sound.")
 
 
 def main() -> None:
@@ -314,9 +265,9 @@ def main() -> None:
             raise SystemExit(f"{place} is not empty; name another directory")
         shutil.rmtree(place)
     try:
-        with casstore.open(place) as store, tempfile.TemporaryDirectory() as copies:
+        with casstore.open(place) as store:
             tell(store)
-            drop(store, Path(copies))
+            drop(store)
     except KeyboardInterrupt:
         shutil.rmtree(place, ignore_errors=True)
         print("\ninterrupted; the store was removed", file=sys.stderr)

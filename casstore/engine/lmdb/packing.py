@@ -58,7 +58,10 @@ def pack(
         run, next_id = _read_run(env, compressor, next_id, newest)
         if run is None:
             continue
-        report = report.plus(_join(env, compressor, run))
+        if run.live or next_id > newest:
+            report = report.plus(_join(env, compressor, run))
+        else:
+            report = report.plus(_drop(env, run))
         if progress is not None:
             progress(report)
     return report
@@ -99,7 +102,8 @@ def _read_run(
             if full:
                 break
             more = cursor.next()
-        if len(stored) < 2 and dead_bytes <= raw_bytes:
+        removable = not live and next_id <= newest
+        if len(stored) < 2 and dead_bytes <= raw_bytes and not removable:
             return None, next_id
         decoded = _decode(env, compressor, txn, stored, live)
     return _Run(stored, decoded, live), next_id
@@ -152,12 +156,21 @@ def _join(env: Environment, compressor: Compressor, run: _Run) -> PackReport:
     first_id = run.decoded[0].first_id
     key, value = columns.encode(first_id, stored_at_ms, compressor.compress_hard)
     before = sum([len(old) for _, old in run.stored])
-    if not _replace(env, run, key, value):
+    if not _replace(env, run, (key, value)):
         return NOTHING
     return PackReport(len(run.stored), 1, before, len(value), dropped)
 
 
-def _replace(env: Environment, run: _Run, key: bytes, value: bytes) -> bool:
+def _drop(env: Environment, run: _Run) -> PackReport:
+    """Remove slabs of which nothing is alive. Never the newest: ids go on after it."""
+    if not _replace(env, run, None):
+        return NOTHING
+    before = sum([len(old) for _, old in run.stored])
+    dropped = sum([slab.directory.objects for slab in run.decoded])
+    return PackReport(len(run.stored), 0, before, 0, dropped)
+
+
+def _replace(env: Environment, run: _Run, new: tuple[bytes, bytes] | None) -> bool:
     """Exchange the slabs in one transaction; False if somebody else has changed them."""
     with env.write_lock:
         env.gate.check()
@@ -166,10 +179,11 @@ def _replace(env: Environment, run: _Run, key: bytes, value: bytes) -> bool:
             try:
                 unchanged = all(txn.get(old, db=env.slabs) == was for old, was in run.stored)
                 if unchanged:
-                    for old, _ in run.stored[:-1]:
+                    for old, _ in run.stored:
                         txn.delete(old, db=env.slabs)
-                    # The last id is the key: it stays, so the newest slab is never missing.
-                    txn.put(key, value, db=env.slabs)
+                    if new is not None:
+                        # Under the key of the last, for that is the last id.
+                        txn.put(*new, db=env.slabs)
                     txn.commit()
             finally:
                 # After a commit there is nothing left to abort.
