@@ -38,6 +38,7 @@ from casstore.errors import (
 )
 from casstore.format.canonical import Link
 from casstore.format.digest import Digest
+from casstore.maintenance import gc
 from casstore.session.data import (
     LEAF,
     UNFENCED,
@@ -57,7 +58,15 @@ from casstore.session.data import (
 from casstore.session.session import Session
 from casstore.store import Store
 from casstore.testing import ManualClock
-from tests.session.session_model import Model, ModelNode, Revision, SessionModel, spell, user_text
+from tests.session.session_model import (
+    COMPONENTS,
+    Model,
+    ModelNode,
+    Revision,
+    SessionModel,
+    spell,
+    user_text,
+)
 
 EXAMPLES = int(os.environ.get("CASSTORE_MODEL_EXAMPLES", "0"))
 STEPS = 30
@@ -918,6 +927,25 @@ class SessionMachine(RuleBasedStateMachine):
             self.engine.close()
             self.engine = self.open()
         self.handles = self.hold()
+
+    @rule()
+    def collect_and_pack(self) -> None:
+        """Give back what nobody reaches: nothing that the model has may be missing then."""
+        if not self.persistent:
+            return
+        store = Store(self.engine, close=lambda: None)
+        gc.collect(store, grace_ms=0)
+        store.put_blob(BLOB)
+        kept = {pin.digest for pin in self.model.pins.values() if self.model.is_pinned(pin.name)}
+        for one in self.model.sessions.values():
+            for revision in one.revisions.values():
+                bodies = [getattr(revision.checkpoint, name) for name in COMPONENTS]
+                kept |= {Digest(NAMES[spell(body)]) for body in bodies if body is not None}
+        assert store.missing(sorted(kept)) == []
+        gone = set(store.missing(list(self.model.stored)))
+        self.model.stored = {
+            digest: body for digest, body in self.model.stored.items() if digest not in gone
+        }
 
     # --- comparing ----------------------------------------------------------------------------
 
