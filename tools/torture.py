@@ -26,6 +26,7 @@ campaigns, and what --count counts:
 
 examples:
   tools/torture.py kill --count 200            200 kills, about a minute
+  tools/torture.py sessions --count 200        200 kills of agent runtimes, minutes
   tools/torture.py bitflip --count 1000000     every byte of the file, hours
   tools/torture.py all --seed 7 --json         everything at its usual size
 
@@ -50,6 +51,7 @@ CAMPAIGNS = {
     "bitflip": _Entry("bitflip", 2000, "flipped bits, each opened plainly and verified"),
     "truncate": _Entry("truncate", 1000, "lengths per engine"),
     "kill": _Entry("kill", 200, "kills"),
+    "sessions": _Entry("session_kill", 200, "kills of agent runtimes that share sessions"),
     "replay": _Entry("crash_workload", 1000, "crash images per durability (needs strace)"),
     "diskfull": _Entry("diskfull", 6, "failures in each way of running out of room"),
     "frames": _Entry("frames", 1000, "bytes at which a good slab is cut, besides all cases"),

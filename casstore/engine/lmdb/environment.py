@@ -60,6 +60,8 @@ MAX_READERS: Final = 2048
 
 # How long an opener waits for a short file to be covered by its writer.
 _COVER_TRIES: Final = 50
+# How often a read begins anew because commits came in between.
+_BEGIN_TRIES: Final = 16
 _COVER_PAUSE_S: Final = 0.002
 
 _DAMAGE: Final = (
@@ -173,6 +175,8 @@ class Environment:
                 f"{path} has meta pages of transactions {extent.transactions[0]} and "
                 f"{extent.transactions[1]}, which do not follow each other: one is damaged"
             )
+        # LMDB 1.0 as py-lmdb builds it refuses pages that are newer than the transaction.
+        self.refuses_newer = extent.lmdb_version == 1
         if extent.is_short:
             if not alone:
                 raise BusyError(
@@ -391,6 +395,8 @@ class Reading:
         env.gate.enter()
         try:
             self._txn = env.handle.begin(buffers=True)
+            if env.refuses_newer:
+                self._require_newest()
         except lmdb.Error as exc:
             env.gate.leave()
             raise translate(exc, env.path) from exc
@@ -398,6 +404,20 @@ class Reading:
             env.gate.leave()
             raise
         return self._txn
+
+    def _require_newest(self) -> None:
+        """Begin again if commits came while the transaction began.
+
+        LMDB takes the number of the newest transaction and then reads its meta page. Held up
+        in between while others commit twice, it finds newer roots there under the older
+        number; with format 1 every read then fails with MDB_BAD_TXN.
+        """
+        handle = self._env.handle
+        for _ in range(_BEGIN_TRIES):
+            if handle.info()["last_txnid"] == self._txn.id():
+                return
+            self._txn.abort()
+            self._txn = handle.begin(buffers=True)
 
     def __exit__(
         self,

@@ -38,6 +38,8 @@ class Extent(NamedTuple):
     needed_bytes: int
     file_bytes: int
     transactions: tuple[int, int]
+    #: LMDB's format of the file: 0 for that of 0.9, 1 for that of 1.0.
+    lmdb_version: int
 
     @property
     def is_short(self) -> bool:
@@ -80,7 +82,8 @@ def read_extent(path: str) -> Extent:
         # The file never shrinks, so the older state cannot reach further than the newer.
         raise CorruptionError(f"{path} has a damaged meta page: the older one is the longer")
     needed_bytes = (last_pages[newest] + 1) * page_bytes
-    return Extent(needed_bytes, file_bytes, (transactions[0], transactions[1]))
+    lmdb_version = list(_HEADER_BYTES).index(header_bytes)
+    return Extent(needed_bytes, file_bytes, (transactions[0], transactions[1]), lmdb_version)
 
 
 def _find_header(head: bytes, path: str) -> int:
