@@ -144,6 +144,7 @@ def test_errors_arrive_where_they_are_awaited(tmp_path: Path) -> None:
 def calls(digest: Digest) -> dict[str, Callable[[AsyncStore], Any]]:
     return {
         "flush": lambda store: store.flush(),
+        "pack": lambda store: store.pack(),
         "train_dictionary": lambda store: store.train_dictionary(),
         "put_blob": lambda store: store.put_blob(b"x"),
         "put_value": lambda store: store.put_value(1),

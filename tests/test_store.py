@@ -102,6 +102,7 @@ CALLS: dict[str, Callable[[Store, Digest], object]] = {
     "put_many": lambda store, digest: store.put_many([]),
     "put_stream": lambda store, digest: store.put_stream(io.BytesIO(b"x")),
     "put_value": lambda store, digest: store.put_value(1),
+    "pack": lambda store, digest: store.pack(),
     "train_dictionary": lambda store, digest: store.train_dictionary(),
     "view": lambda store, digest: store.view(digest),
     "compare": lambda store, digest: store.compare(digest, digest),
