@@ -251,7 +251,9 @@ def drop(store: Store) -> None:
     collected = gc.collect(store, grace_ms=0)
     line("objects that only it could reach", f"{collected.objects_swept:,}")
     line("objects that stay", f"{collected.objects_kept:,}")
-    line("this store, before and after", f"{size(before)} → {size(used(store))}")
+    line("this store, before", f"{before:,} bytes")
+    line("this store, after", f"{used(store):,} bytes")
+    line("given back", size(before - used(store)))
 
     print(f"\n8. Every digest recomputed: {engine_of(store).verify():,} objects are sound.")
 
