@@ -40,6 +40,7 @@ from casstore.objects.pieces import PieceWriter
 from casstore.session import keys
 from casstore.session.arguments import check_count, list_of
 from casstore.session.data import Attachment
+from casstore.session.scanning import scan
 from casstore.session.state import Runtime
 
 INTENT: Final = "intent"
@@ -50,7 +51,6 @@ _INTENT_AT: Final = 1
 _COMMITTED_AT: Final = 9
 _DETAILS: Final = 17
 _MAX_ATTEMPTS: Final = 64
-_PAGE: Final = 256
 
 
 def attachment_key(key: bytes, attachment: str) -> RowKey:
@@ -201,16 +201,8 @@ class Attachments:
 
     def _scan(self) -> builtins.list[bytes]:
         self._runtime.rows(self._session)
-        start, stop = self._key, keys.past(self._key)
-        found: builtins.list[bytes] = []
-        while True:
-            page = self._runtime.engine.scan_rows(
-                "attachments", start=start, stop=stop, limit=_PAGE
-            )
-            found.extend([row.value for row in page])
-            if len(page) < _PAGE:
-                return found
-            start = page[-1].key + b"\0"
+        rows = scan(self._runtime.engine, "attachments", self._key, keys.past(self._key))
+        return [row.value for row in rows]
 
     def _moving(self) -> BusyError:
         return BusyError(f"attachments of session {self._session!r} kept changing")

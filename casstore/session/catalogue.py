@@ -16,7 +16,6 @@ from casstore.engine.protocol import (
     Condition,
     DeleteRow,
     PutRow,
-    Row,
     RowChange,
     RowIs,
     Stamp,
@@ -36,10 +35,10 @@ from casstore.session.data import SessionInfo, SessionMeta
 from casstore.session.heads import HeadRow, decode_head, head_key
 from casstore.session.loading import head_of
 from casstore.session.picking import picked
+from casstore.session.scanning import scan
 from casstore.session.state import Runtime, State, meta_key, tombstone_key
 
 _CREATED_BYTES: Final = 8
-_PAGE: Final = 256
 _MAX_ATTEMPTS: Final = 64
 # How many rows of a deleted session go in one transaction.
 _DELETE_BATCH: Final = 4096
@@ -202,37 +201,24 @@ def _listed(
 
 
 class _Rows:
-    """The rows of one table in order, read a page at a time."""
+    """The rows of one table in order, the next one in sight."""
 
     def __init__(self, runtime: Runtime, table: str, start: bytes, stop: bytes | None) -> None:
-        self._runtime = runtime
-        self._table = table
-        self._stop = stop
-        self._page: list[Row] = []
-        self._start: bytes | None = start
-        self._fill()
-
-    def _fill(self) -> None:
-        if self._page or self._start is None:
-            return
-        self._page = self._runtime.engine.scan_rows(
-            self._table, start=self._start, stop=self._stop, limit=_PAGE
-        )
-        self._start = self._page[-1].key + b"\0" if len(self._page) == _PAGE else None
-        self._page.reverse()
+        self._rows = scan(runtime.engine, table, start, stop)
+        self._next = next(self._rows, None)
 
     @property
     def key(self) -> bytes | None:
         """The key of the next row."""
-        return self._page[-1].key if self._page else None
+        return None if self._next is None else self._next.key
 
     def take(self, key: bytes) -> bytes | None:
         """The next row, if it is this one."""
-        if self.key != key:
+        row = self._next
+        if row is None or row.key != key:
             return None
-        value = self._page.pop().value
-        self._fill()
-        return value
+        self._next = next(self._rows, None)
+        return row.value
 
 
 # --- deleting -----------------------------------------------------------------------------

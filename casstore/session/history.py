@@ -22,6 +22,7 @@ from casstore.session.commit import put_label
 from casstore.session.data import Entry
 from casstore.session.heads import decode_head, head_key, public_entry
 from casstore.session.loading import At
+from casstore.session.scanning import scan
 from casstore.session.state import Runtime, tombstone_key
 
 _PAGE: Final = 256
@@ -74,15 +75,10 @@ def _entries(
 def labels_of(runtime: Runtime, key: bytes) -> dict[int, tuple[str, ...]]:
     """The labels of a session by revision."""
     labels: dict[int, tuple[str, ...]] = {}
-    start, stop = keys.labels(key), keys.past(key)
-    while True:
-        page = runtime.engine.scan_rows("history", start=start, stop=stop, limit=_PAGE)
-        for row in page:
-            revision = int.from_bytes(row.value[:8], "big")
-            labels[revision] = (*labels.get(revision, ()), row.value[8:].decode())
-        if len(page) < _PAGE:
-            return labels
-        start = page[-1].key + b"\0"
+    for row in scan(runtime.engine, "history", keys.labels(key), keys.past(key)):
+        revision = int.from_bytes(row.value[:8], "big")
+        labels[revision] = (*labels.get(revision, ()), row.value[8:].decode())
+    return labels
 
 
 def entry(runtime: Runtime, session: str, at: At) -> Entry:

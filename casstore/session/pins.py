@@ -31,13 +31,13 @@ from casstore.format.digest import Digest
 from casstore.session import keys
 from casstore.session.arguments import check_text
 from casstore.session.data import Pin
+from casstore.session.scanning import scan
 from casstore.session.state import Runtime
 
 _EXPIRES_AT: Final = 0
 _CREATED_AT: Final = 8
 _DIGEST: Final = 16
 _DETAILS: Final = 48
-_PAGE: Final = 256
 _MAX_ATTEMPTS: Final = 64
 
 
@@ -112,17 +112,11 @@ def list_pins(runtime: Runtime, prefix: str, *, expired: bool) -> Iterator[Pin]:
 
 
 def _listed(runtime: Runtime, prefix: str, *, expired: bool) -> Iterator[Pin]:
-    start, stop = keys.prefix_range(prefix)
-    while True:
-        page = runtime.engine.scan_rows("pins", start=start, stop=stop, limit=_PAGE)
-        for row in page:
-            pin = _decode(row.value)[0]
-            gone = _expired(pin, runtime.engine.now_ms())
-            if pin.name.startswith(prefix) and (expired or not gone):
-                yield pin
-        if len(page) < _PAGE:
-            return
-        start = page[-1].key + b"\0"
+    for row in scan(runtime.engine, "pins", *keys.prefix_range(prefix)):
+        pin = _decode(row.value)[0]
+        gone = _expired(pin, runtime.engine.now_ms())
+        if pin.name.startswith(prefix) and (expired or not gone):
+            yield pin
 
 
 def kept_digest(row: bytes, now_ms: int) -> bytes | None:

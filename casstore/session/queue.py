@@ -42,6 +42,7 @@ from casstore.objects.pieces import PieceWriter
 from casstore.session import keys, leases
 from casstore.session.arguments import check_count, list_of
 from casstore.session.data import Batch, Claim, Lease
+from casstore.session.scanning import scan
 from casstore.session.state import Runtime
 
 AFTER_TURN: Final = "after_turn"
@@ -55,7 +56,6 @@ _FIXED: Final = Struct(">QQQQ32s")
 _ENQUEUED_AT: Final = 24
 _MAX_TIME_MS: Final = (1 << 63) - 1
 _MAX_ATTEMPTS: Final = 64
-_PAGE: Final = 256
 # How many batches behind the first a claim looks at for more to join.
 _LOOK_AHEAD: Final = 32
 
@@ -334,14 +334,8 @@ class Queue:
         return one.held_by != 0 and one.held_by == live
 
     def _scan(self) -> list[_Queued]:
-        start, stop = keys.queue_range(self._key)
-        found: list[_Queued] = []
-        while True:
-            page = self._runtime.engine.scan_rows("queue", start=start, stop=stop, limit=_PAGE)
-            found.extend([_decode(RowKey("queue", row.key), row.value) for row in page])
-            if len(page) < _PAGE:
-                return found
-            start = page[-1].key + b"\0"
+        rows = scan(self._runtime.engine, "queue", *keys.queue_range(self._key))
+        return [_decode(RowKey("queue", row.key), row.value) for row in rows]
 
     def _find(self, seq: int) -> _Queued | None:
         key = keys.queue_batch(self._key, seq)
