@@ -53,9 +53,9 @@ _LOADED_WHEN_USED = {
 def __getattr__(name: str) -> Any:
     for module, names in _LOADED_WHEN_USED.items():
         if name in names:
-            from importlib import import_module
-
-            globals()[name] = getattr(import_module(module), name)
+            # Not through importlib: imported for the first time by two threads at once, it was
+            # seen to fail (NameError in its own code, Python 3.11).
+            globals()[name] = getattr(__import__(module, fromlist=(name,)), name)
             return globals()[name]
     raise AttributeError(f"module 'casstore' has no attribute {name!r}")
 
