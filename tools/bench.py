@@ -6,6 +6,8 @@
     tools/bench.py --only streams  one part
     tools/bench.py --json FILE     the figures as JSON too
 
+CASSTORE_CORPUS names a JSONL file, one entry of a session a line, for the part `growth`.
+
 Every claim is a ratio measured within one run on the same data, or a size. Exit 1 if
 one is not met. Run it from an environment with casstore installed (``tools/check``
 makes one in ``.venv``).

@@ -264,7 +264,8 @@ def main() -> None:
     if place.exists() and any(place.iterdir()):
         # Only the store that an earlier run has left is replaced, never one of somebody's own.
         if str(place) != DEFAULT_PLACE or not (place / "data.mdb").exists():
-            raise SystemExit(f"{place} is not empty; name another directory")
+            print(f"{place} is not empty; name another directory", file=sys.stderr)
+            raise SystemExit(2)
         shutil.rmtree(place)
     try:
         with casstore.open(place) as store:
