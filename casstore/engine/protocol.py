@@ -25,6 +25,7 @@ TABLES: Final = (
     "queue",
     "receipts",
     "records",
+    "retention",
     "sessions",
     "tombstones",
     "usage",

@@ -28,7 +28,7 @@ from casstore.errors import (
 )
 from casstore.format.canonical import pack_checked, unpack_checked
 from casstore.format.digest import Digest
-from casstore.session import keys
+from casstore.session import keys, marks
 from casstore.session.arguments import check_text
 from casstore.session.data import Pin
 from casstore.session.scanning import scan
@@ -72,7 +72,10 @@ def put(
         conditions: list[Condition] = [RowIs(*place, row), ObjectsExist((target,))]
         try:
             done = runtime.engine.write(
-                Write(conditions=conditions, rows=[PutRow(*place, value, stamps)])
+                Write(
+                    conditions=conditions,
+                    rows=[PutRow(*place, value, stamps), marks.put_pin_mark(target)],
+                )
             )
         except ConditionFailedError:
             continue
