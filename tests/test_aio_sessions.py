@@ -799,9 +799,10 @@ def test_a_session_of_a_closed_store_refuses_every_call(tmp_path: Path) -> None:
             nodes = await session.nodes()
         known: dict[str, Any] = {
             "after": 0, "attachment_id": "a", "attachment_ids": ["a"], "batch_id": "b",
-            "batch_ids": ["b"], "change": step("b"), "claim": claim, "content": b"", "items": [1],
-            "lease": lease, "name": "n", "node_id": "a", "node_ids": ["a"], "older_than_ms": 0,
-            "owner": "worker", "to": 1, "ttl_ms": MINUTE_MS,
+            "batch_ids": ["b"], "by": "run", "change": step("b"), "claim": claim, "content": b"",
+            "items": [1], "lease": lease, "name": "n", "names": ["anna"], "node_id": "a",
+            "node_ids": ["a"], "older_than_ms": 0, "owner": "worker", "to": 1,
+            "ttl_ms": MINUTE_MS,
         }  # fmt: skip
         for face in (session, session.queue, session.attachments):
             for name in methods(type(face)):

@@ -256,3 +256,14 @@ def subject(about: str) -> bytes:
 def subject_session(about: str, key: bytes) -> RowKey:
     """The row that finds a session by whom it is about."""
     return RowKey("retention", subject(about) + key)
+
+
+def past_lineage(lineage: bytes) -> bytes:
+    """The first key behind all rows of a lineage."""
+    return lineage + b"\xff"
+
+
+def owner_of(key: bytes) -> str | None:
+    """The session that a row belongs to, from its key; None if the key does not hold the id."""
+    rest = after_session(key)
+    return session_of(key[: len(key) - len(rest)])
