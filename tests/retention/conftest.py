@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import Engine
 from casstore.store import Store
 from casstore.testing import ManualClock
+
+# At the end: an installed casstore must not be hidden by the one beside the tests.
+sys.path.append(str(Path(__file__).parent.parent.parent))
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from lifetimes import DAY_MS, HOUR_MS, crash_everywhere, grow, revisions, step
 
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
@@ -24,6 +23,7 @@ from casstore.store import Store
 from casstore.testing import ManualClock
 from casstore.testing.session_fixtures import interrupted, nothing_written
 from casstore.testing.session_model import _Run
+from tests.retention.lifetimes import DAY_MS, HOUR_MS, crash_everywhere, grow, revisions, step
 
 NOTHING = ExpiredRows(0, 0, 0, 0, 0, 0, 0, complete=True)
 
@@ -296,7 +296,7 @@ def test_a_fork_made_while_lineages_are_counted_keeps_them(
         else:
             retention.execute(store, retention.plan(store, sessions=["zz"], policy=Policy(last=1)))
 
-    report = sweep_lineages(Between(store.engine, when, come))  # type: ignore[arg-type]
+    report = sweep_lineages(Between(store.engine, when, come))
     assert report.complete
     fresh = Store(store.engine).session("aa")
     assert [node.id for node in fresh.nodes()] == ["n0", "n1", "n2"]
@@ -314,7 +314,7 @@ def test_a_head_that_moves_while_lineages_are_counted_keeps_them(store: Store, w
     def come() -> None:
         store.session("aa").commit(Commit(replace=[NodeDraft("anew", 1)], lease=UNFENCED))
 
-    assert sweep_lineages(Between(store.engine, when, come)).lineages == 1  # type: ignore[arg-type]
+    assert sweep_lineages(Between(store.engine, when, come)).lineages == 1
     fresh = Store(store.engine).session("aa")
     assert [node.id for node in fresh.nodes(at=3)] == ["n0", "n1", "n2"]
 
@@ -333,7 +333,7 @@ def test_when_sessions_are_deleted_again_and_again_it_says_so(store: Store) -> N
             return getattr(store.engine, name)
 
     store.delete_session(f"s{next(waiting)}")
-    assert sweep_lineages(Busy()) == SweptLineages(0, 0, complete=False)  # type: ignore[arg-type]
+    assert sweep_lineages(Busy()) == SweptLineages(0, 0, complete=False)
     assert sweep_lineages(store.engine) == SweptLineages(5, 10, complete=True)
 
 

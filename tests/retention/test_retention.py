@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from lifetimes import DAY_MS, HOUR_MS, crash_everywhere, grow, revisions, step
 
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import PutRow, RowKey, Write
@@ -30,6 +29,7 @@ from casstore.session.data import UNFENCED, Commit, NodeDraft
 from casstore.store import Store
 from casstore.testing import ManualClock
 from casstore.testing.session_fixtures import interrupted, nothing_written
+from tests.retention.lifetimes import DAY_MS, HOUR_MS, crash_everywhere, grow, revisions, step
 
 LAST_2 = Policy(last=2)
 

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from lifetimes import DAY_MS, HOUR_MS, revisions
 
 from casstore.engine.memory import MemoryEngine
 from casstore.maintenance import retention
@@ -15,6 +14,7 @@ from casstore.maintenance.retention import Plan, Policy
 from casstore.session.data import UNFENCED, Commit
 from casstore.store import Store
 from casstore.testing import ManualClock
+from tests.retention.lifetimes import DAY_MS, HOUR_MS, revisions
 
 START_MS = 1_703_900_000_000  # two days before the end of a year
 
