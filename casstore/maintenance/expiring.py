@@ -14,7 +14,7 @@ that its id is used up, for good.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from casstore.engine.protocol import (
@@ -40,6 +40,7 @@ from casstore.store import Store
 
 _MARK_AGE_MS: Final = MAX_PLAN_AGE_MS + DAY_MS
 _REPORT_EVERY: Final = 1024
+_DELETE_BATCH: Final = 1024
 
 
 class ExpiredRows(NamedTuple):
@@ -114,23 +115,30 @@ class _Expiring:
     ) -> int:
         """Remove the rows that there is a condition for, under it."""
         removed = 0
-        for seen, row in enumerate(self._scan(table, bounds)):
+        waiting: list[tuple[Condition, DeleteRow]] = []
+        for seen, row in enumerate(scan(self._runtime.engine, table, *bounds)):
             if self._progress is not None and not (seen + 1) % _REPORT_EVERY:
                 self._progress(Step("expire", seen + 1, None, f"rows of {table}"))
             condition = condition_of(row)
-            if condition is None:
-                continue
-            try:
-                self._runtime.engine.write(
-                    Write(conditions=[condition], rows=[DeleteRow(table, row.key)])
-                )
-            except ConditionFailedError:
-                continue  # it was given another time, or went, just now
-            removed += 1
-        return removed
+            if condition is not None:
+                waiting.append((condition, DeleteRow(table, row.key)))
+                if len(waiting) >= _DELETE_BATCH:
+                    removed += self._delete(waiting)
+                    waiting = []
+        return removed + self._delete(waiting)
 
-    def _scan(self, table: str, bounds: tuple[bytes, bytes | None]) -> Iterator[Row]:
-        return scan(self._runtime.engine, table, *bounds)
+    def _delete(self, waiting: list[tuple[Condition, DeleteRow]]) -> int:
+        while waiting:
+            conditions = [condition for condition, _ in waiting]
+            rows = [row for _, row in waiting]
+            try:
+                self._runtime.engine.write(Write(conditions=conditions, rows=rows))
+            except ConditionFailedError as exc:
+                # It was given another time, or went, just now.
+                del waiting[exc.index]
+                continue
+            break
+        return len(waiting)
 
     def pin(self, row: Row) -> Condition | None:
         """A pin whose time is up."""

@@ -10,10 +10,10 @@ removal (``session.marks``); if one did, it is found out again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from casstore.engine.protocol import DeleteRow, Engine, RowIs, RowKey, Write
+from casstore.engine.protocol import DeleteRow, Engine, Row, RowIs, RowKey, Write
 from casstore.errors import ConditionFailedError, CorruptionError
 from casstore.maintenance.progress import Progress, Step
 from casstore.session import keys
@@ -47,11 +47,11 @@ def sweep_lineages(engine: Engine, progress: Progress | None = None) -> SweptLin
         stored = _stored(engine)
         unneeded = stored - _reached(engine, progress)
         try:
-            for done, one in enumerate(sorted(unneeded)):
-                rows += _remove(engine, one, removals)
-                lineages += 1
+            for done, removed in _remove(engine, sorted(unneeded), removals):
+                lineages += done
+                rows += removed
                 if progress is not None:
-                    progress(Step("lineages", done + 1, len(unneeded), "lineages"))
+                    progress(Step("lineages", lineages, None, "lineages"))
         except ConditionFailedError:
             continue
         return SweptLineages(lineages, rows, complete=True)
@@ -111,21 +111,28 @@ def _bases(engine: Engine, lineages: list[bytes]) -> set[bytes]:
     return found
 
 
-def _remove(engine: Engine, lineage: bytes, removals: bytes | None) -> int:
-    removed = 0
-    while True:
-        page = engine.scan_rows(
-            "nodes", start=lineage, stop=keys.past_lineage(lineage), limit=_DELETE_BATCH
+def _remove(
+    engine: Engine, unneeded: list[bytes], removals: bytes | None
+) -> Iterator[tuple[int, int]]:
+    """Remove these lineages, many rows at a time; how many lineages and rows each time."""
+    rows: list[Row] = []
+    ended = 0
+    for one in unneeded:
+        for row in scan(engine, "nodes", one, keys.past_lineage(one)):
+            rows.append(row)
+            if len(rows) >= _DELETE_BATCH:
+                yield ended, _delete(engine, rows, removals)
+                rows, ended = [], 0
+        ended += 1
+    if rows or ended:
+        yield ended, _delete(engine, rows, removals)
+
+
+def _delete(engine: Engine, rows: list[Row], removals: bytes | None) -> int:
+    engine.write(
+        Write(
+            conditions=[RowIs(*keys.removals(), removals)],
+            rows=[DeleteRow("nodes", row.key) for row in rows],
         )
-        if page:
-            # The row that says what it goes on from comes first and goes first: without the
-            # others it would be of no use, and the others stay findable without it.
-            engine.write(
-                Write(
-                    conditions=[RowIs(*keys.removals(), removals)],
-                    rows=[DeleteRow("nodes", row.key) for row in page],
-                )
-            )
-            removed += len(page)
-        if len(page) < _DELETE_BATCH:
-            return removed
+    )
+    return len(rows)

@@ -21,7 +21,6 @@ from casstore.session.arguments import check_text, list_of
 from casstore.session.catalogue import KnownSession
 from casstore.session.data import Lease, Protection
 from casstore.session.heads import HeadRow, decode_head, head_key
-from casstore.session.history import labels_of
 from casstore.session.scanning import scan
 from casstore.session.state import Runtime, meta_key
 from casstore.store import Store
@@ -29,6 +28,7 @@ from casstore.store import Store
 # How many revisions a part of a plan holds, and how many are read at once.
 PART_REVISIONS: Final = 4096
 _PAGE: Final = 256
+_LABEL_AT: Final = 8
 
 Found = TypeVar("Found")
 
@@ -169,7 +169,7 @@ class _Planner:
                 for _, one in protection.scan_protections(runtime, session)
                 if not protection.is_lapsed(one, self._now_ms)
             ],
-            labels_of(runtime, key),
+            _labels(runtime, key),
             found,
         )
 
@@ -287,6 +287,19 @@ def _decoded(place: RowKey, row: Found, decode: Callable[[Found], _Decoded]) -> 
 
 
 _Decoded = TypeVar("_Decoded")
+
+
+def _labels(runtime: Runtime, key: bytes) -> dict[int, tuple[str, ...]]:
+    """The labels of a session by revision; one that cannot be read is an error."""
+    found: dict[int, tuple[str, ...]] = {}
+    for row in scan(runtime.engine, "history", keys.labels(key), keys.past(key)):
+        place = RowKey("history", row.key)
+        if len(row.value) <= _LABEL_AT:
+            raise CorruptionError(f"row {row.key.hex()} of table history cannot be read")
+        name = _decoded(place, row.value[_LABEL_AT:], bytes.decode)
+        revision = int.from_bytes(row.value[:_LABEL_AT], "big")
+        found[revision] = (*found.get(revision, ()), name)
+    return found
 
 
 def _flat(labels: dict[int, tuple[str, ...]]) -> list[str]:

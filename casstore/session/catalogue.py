@@ -331,33 +331,34 @@ def bury(runtime: Runtime, known: KnownSession, conditions: Sequence[Condition] 
 
 def clear(runtime: Runtime, session: str, key: bytes) -> None:
     """Remove what is left of a session that is gone; the subjects last, so that they find it."""
+    changes: list[RowChange] = []
+    for change in _leftovers(runtime, session, key):
+        changes.append(change)
+        if len(changes) >= _DELETE_BATCH:
+            _write_removals(runtime, changes)
+            changes = []
+    about, unfinished = runtime.engine.get_rows([keys.subjects(key), keys.unfinished(key)])
+    if about is not None:
+        changes += subjects.changes(session, key, subjects.decode(about), ())
+    if unfinished is not None:
+        changes.append(DeleteRow(*keys.unfinished(key)))
+    if changes:
+        _write_removals(runtime, changes)
+
+
+def _leftovers(runtime: Runtime, session: str, key: bytes) -> Iterator[RowChange]:
     ranges = [(table, key) for table in _OWN_TABLES]
     ranges += [("retention", keys.protections(key)), ("retention", keys.marks(key))]
     for table, prefix in ranges:
-        start = prefix
-        while True:
-            page = runtime.engine.scan_rows(
-                table, start=start, stop=keys.past(prefix), limit=_DELETE_BATCH
-            )
-            changes: list[RowChange] = []
-            for row in page:
-                kept = table == "attachments" and attachments.condemned(session, row.value)
-                if not kept:
-                    changes.append(DeleteRow(table, row.key))
-                elif kept != row.value:
-                    changes.append(PutRow(table, row.key, kept))
-            if changes:
-                if table == "history":
-                    changes.append(marks.put_removals())
-                runtime.engine.write(Write(rows=changes))
-            if len(page) < _DELETE_BATCH:
-                break
-            start = page[-1].key + b"\0"
-    about, unfinished = runtime.engine.get_rows([keys.subjects(key), keys.unfinished(key)])
-    last: list[RowChange] = []
-    if about is not None:
-        last += subjects.changes(session, key, subjects.decode(about), ())
-    if unfinished is not None:
-        last.append(DeleteRow(*keys.unfinished(key)))
-    if last:
-        runtime.engine.write(Write(rows=last))
+        for row in scan(runtime.engine, table, prefix, keys.past(prefix)):
+            kept = table == "attachments" and attachments.condemned(session, row.value)
+            if not kept:
+                yield DeleteRow(table, row.key)
+            elif kept != row.value:
+                yield PutRow(table, row.key, kept)
+
+
+def _write_removals(runtime: Runtime, changes: list[RowChange]) -> None:
+    if any(change.table == "history" for change in changes):
+        changes = [*changes, marks.put_removals()]
+    runtime.engine.write(Write(rows=changes))

@@ -368,6 +368,11 @@ def rewind(
         if expected is not None and expected != state.head.revision:
             raise HeadConflictError(session, expected, state.head.revision)
         target = runtime.at(session, to)
+        conditions = [condition, RowIs(*head_key(key), state.row)]
+        if target.row != state.row:
+            # What the head will name must still be reachable when its row is written.
+            place = RowKey("history", keys.history(key, target.head.revision))
+            conditions.append(RowIs(*place, target.row))
         head = state.head._replace(
             revision=state.head.revision + 1,
             manifest=target.head.manifest,
@@ -380,7 +385,7 @@ def rewind(
         try:
             runtime.engine.write(
                 Write(
-                    conditions=[condition, RowIs(*head_key(key), state.row)],
+                    conditions=conditions,
                     rows=move_head(key, state, heads.put_head(key, head, new=False), label),
                 )
             )
@@ -438,7 +443,14 @@ def _replay(
         raise CorruptionError(f"the receipt of turn {change.turn!r} is damaged")
     if row[_INTENT_AT:_REVISION_AT] != spelled.intent:
         raise TurnConflictError(session, str(change.turn))
-    leaf, nodes = _outcome(runtime, row)
+    try:
+        leaf, nodes = _outcome(runtime, row)
+    except CorruptionError:
+        # Its revision may have gone just now, and then the receipt tells all by itself.
+        settled = runtime.rows(session, [receipt_key(key, str(change.turn))])[1]
+        if settled is None or settled == row:
+            raise
+        leaf, nodes = _outcome(runtime, settled)
     if change.release and isinstance(change.lease, Lease):
         leases.release(runtime, session, change.lease)
     return CommitResult(

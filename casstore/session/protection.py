@@ -113,6 +113,8 @@ def decode(session: str, key: bytes, row: bytes) -> Protection:
     """A protection as its row holds it."""
     try:
         by, note = unpack_checked(row[_DETAILS:])
+        if type(by) is not str:
+            raise ValueError("nobody is named")
     except (TypeError, ValueError) as exc:
         raise CorruptionError(f"row {key.hex()} of table retention is no protection") from exc
     return Protection(

@@ -17,7 +17,7 @@ from casstore.maintenance.condemned import list_condemned
 from casstore.maintenance.erasure import ErasedSession, ErasurePlan
 from casstore.maintenance.expiring import expire_rows
 from casstore.maintenance.progress import Step
-from casstore.session import keys
+from casstore.session import catalogue, keys
 from casstore.session.data import UNFENCED, Commit, NodeDraft
 from casstore.store import Store
 from casstore.testing import ManualClock
@@ -269,7 +269,11 @@ def test_a_row_that_cannot_be_read_stops_it(store: Store, table: str) -> None:
         erasure.plan(store, "anna")
 
 
-def test_wherever_it_dies_twice_repeating_finishes(clock: ManualClock) -> None:
+def test_wherever_it_dies_twice_repeating_finishes(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalogue, "_DELETE_BATCH", 2)
+
     def make() -> Store:
         store = Store(MemoryEngine(clock=clock))
         grow(store, "other", 2)

@@ -20,11 +20,11 @@ from casstore.errors import (
     SessionNotFoundError,
     TurnConflictError,
 )
-from casstore.maintenance import gc, retention, retention_planning
+from casstore.maintenance import gc, retention, retention_execution, retention_planning
 from casstore.maintenance.expiring import expire_rows
 from casstore.maintenance.progress import Step
 from casstore.maintenance.retention import Plan, Policy, SessionPlan
-from casstore.session import keys
+from casstore.session import catalogue, keys
 from casstore.session.data import UNFENCED, Commit, NodeDraft
 from casstore.store import Store
 from casstore.testing import ManualClock
@@ -284,7 +284,9 @@ def test_what_is_protected_stays_until_its_time_is_up(store: Store, clock: Manua
     assert revisions(store, "s") == [5, 4, 1]
 
 
-@pytest.mark.parametrize("damaged", [b"", b"\0" * 16, b"\0" * 16 + b"\xc1"])
+@pytest.mark.parametrize(
+    "damaged", [b"", b"\0" * 16, b"\0" * 16 + b"\xc1", b"\0" * 16 + b"\x92\x01\xc0"]
+)
 def test_a_protection_that_cannot_be_read_keeps_everything(store: Store, damaged: bytes) -> None:
     grow(store, "s", 3)
     store.session("s").expire_in(0)
@@ -512,6 +514,7 @@ def test_a_fork_outlives_its_expired_source(lmdb_store: Store) -> None:
     "place",
     [
         lambda key: RowKey("history", keys.history(key, 2)),
+        lambda key: RowKey("history", keys.label(key, "mark")),
         lambda key: RowKey("heads", key),
         lambda key: RowKey("leases", key),
         keys.expiry,
@@ -872,6 +875,43 @@ def test_a_session_deleted_in_between_is_gone_already(store: Store) -> None:
     assert (report.already_gone, report.revisions_removed, report.sessions_deleted) == (3, 0, 0)
 
 
+def test_a_rewind_to_a_revision_that_goes_meanwhile_is_refused(lmdb_store: Store) -> None:
+    store = lmdb_store
+    grow(store, "s", 4, text="long " * 1000)
+    step(store, "s", "other")
+
+    def come() -> None:
+        retention.execute(store, retention.plan(store, policy=Policy(last=1)))
+        expire_rows(store)
+        gc.collect(store, grace_ms=0)
+
+    late = interrupted(store, before=come).session("s")
+    with pytest.raises(RevisionNotFoundError):
+        late.rewind(2, lease=UNFENCED)
+    assert [node.id for node in store.session("s").nodes()] == ["n0", "n1", "n2", "n3", "other"]
+
+
+def test_a_turn_repeated_while_its_revision_goes_is_answered(lmdb_store: Store) -> None:
+    store = lmdb_store
+    turn = Commit([NodeDraft("a", "long " * 1000)], lease=UNFENCED, turn="turn")
+    first = store.session("s").commit(turn)
+    store.session("s").commit(Commit(replace=[NodeDraft("b", 1)], lease=UNFENCED))
+
+    class Meanwhile:
+        def get_many(self, digests: Any) -> Any:
+            retention.execute(store, retention.plan(store, policy=Policy(last=1)))
+            expire_rows(store)
+            gc.collect(store, grace_ms=0)
+            return store.engine.get_many(digests)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(store.engine, name)
+
+    late = Store(Meanwhile()).session("s")
+    assert late.commit(turn) == first._replace(replayed=True)
+    assert store.missing([first.manifest]) == [first.manifest]
+
+
 def test_a_plan_for_another_store_removes_nothing(store: Store, clock: ManualClock) -> None:
     other = Store(MemoryEngine(clock=clock))
     step(other, "s", "a", text="other")
@@ -887,7 +927,12 @@ def test_a_plan_for_another_store_removes_nothing(store: Store, clock: ManualClo
 # --- interrupted ------------------------------------------------------------------------------
 
 
-def test_wherever_it_dies_beginning_again_finishes(clock: ManualClock) -> None:
+def test_wherever_it_dies_beginning_again_finishes(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalogue, "_DELETE_BATCH", 1)
+    monkeypatch.setattr(retention_execution, "_BATCH", 1)
+
     def make() -> Store:
         store = Store(MemoryEngine(clock=clock))
         for name in ("a", "b", "c"):
@@ -906,7 +951,6 @@ def test_wherever_it_dies_beginning_again_finishes(clock: ManualClock) -> None:
     count = 0
     for store in crash_everywhere(make, work):
         count += 1
-        # Dies a second time, one write further.
         work(store)
         expire_rows(store)
         assert [revisions(store, name) for name in "abc"] == [[4, 3]] * 3
@@ -918,4 +962,4 @@ def test_wherever_it_dies_beginning_again_finishes(clock: ManualClock) -> None:
         assert left == {table: [] for table in left}
         assert store.engine.scan_rows("retention", start=b"\x06", stop=b"\x07") == []
         assert len(store.engine.scan_rows("attachments")) == 1
-    assert count > 6
+    assert count > 12
