@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from casstore.errors import InvalidInputError
 from casstore.maintenance.policy import Policy, policy_fields, policy_from
+from casstore.session import keys
 
 SCHEMA: Final = "casstore.retention/1"
 
@@ -172,6 +173,7 @@ def _session(told: dict[str, Any], line: str) -> SessionPlan:
     try:
         for name, value in told.items():
             _require(type(value) in _TYPES[name], name)
+        keys.session_key(told["session"])
         fields = dict(told)
         fields["policy"] = None if told["policy"] is None else policy_from(told["policy"])
         fields["kept"] = tuple([Kept(**_row(one)) for one in told["kept"]])
@@ -186,6 +188,9 @@ def _session(told: dict[str, Any], line: str) -> SessionPlan:
 def _row(told: dict[str, Any]) -> dict[str, Any]:
     for name, value in told.items():
         _require(type(value) in _ROW_TYPES[name], name)
+    _require(0 < told["revision"] < 1 << 63, "a revision")
+    for name in ("manifest", "mark", "pin_mark"):
+        bytes.fromhex(told.get(name) or "")
     return {name: _texts(value) if type(value) is list else value for name, value in told.items()}
 
 
@@ -197,4 +202,4 @@ def _texts(told: list[Any]) -> tuple[str, ...]:
 
 def _require(holds: bool, what: str) -> None:
     if not holds:
-        raise ValueError(f"{what} is of another type")
+        raise ValueError(f"{what} cannot be that")

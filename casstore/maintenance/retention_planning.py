@@ -30,7 +30,8 @@ PART_REVISIONS: Final = 4096
 _PAGE: Final = 256
 _LABEL_AT: Final = 8
 
-Found = TypeVar("Found")
+Stored = TypeVar("Stored")
+Meaning = TypeVar("Meaning")
 
 
 def plan(
@@ -276,7 +277,7 @@ def _revision(key: bytes, row: Row) -> HeadRow:
     return head
 
 
-def _decoded(place: RowKey, row: Found, decode: Callable[[Found], _Decoded]) -> _Decoded:
+def _decoded(place: RowKey, row: Stored, decode: Callable[[Stored], Meaning]) -> Meaning:
     """What a row means; if it means nothing, the error names it."""
     try:
         return decode(row)
@@ -284,9 +285,6 @@ def _decoded(place: RowKey, row: Found, decode: Callable[[Found], _Decoded]) -> 
         raise CorruptionError(
             f"row {place.key.hex()} of table {place.table} cannot be read: {exc}"
         ) from exc
-
-
-_Decoded = TypeVar("_Decoded")
 
 
 def _labels(runtime: Runtime, key: bytes) -> dict[int, tuple[str, ...]]:

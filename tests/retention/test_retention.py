@@ -125,7 +125,7 @@ def test_a_policy_of_a_session_that_is_not_there_is_refused(store: Store) -> Non
         (b"\x01\xc1", CorruptionError),
         (b"\x01\x81\xa4last\x00", CorruptionError),
         (b"\x01\x80", CorruptionError),
-        (b"\x01\x81\xa5newly\x01", CorruptionError),
+        (b"\x01\x82\xa4last\x01\xa5newly\x01", CorruptionError),
         (b"\x01\x90", CorruptionError),
     ],
 )
@@ -620,6 +620,10 @@ def test_a_plan_is_saved_and_read_as_it_was(store: Store) -> None:
         lambda lines: [lines[0], lines[1].replace('"last": 1', '"last": 0')],
         lambda lines: [lines[0], lines[1].replace('"last": 1', '"newest": 1')],
         lambda lines: [lines[0], lines[1].replace('"labels": []', '"labels": [1]')],
+        lambda lines: [lines[0], lines[1].replace('"revision": 3', '"revision": -3')],
+        lambda lines: [lines[0], lines[1].replace('"manifest": "', '"manifest": "x')],
+        lambda lines: [lines[0], lines[1].replace('"session": "s"', '"session": ""')],
+        lambda lines: [lines[0], lines[1].replace('"last": 1', '"last": 1, "newest": 1')],
     ],
 )
 def test_what_is_no_plan_is_refused_and_removes_nothing(
