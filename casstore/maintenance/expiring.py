@@ -28,10 +28,10 @@ from casstore.engine.protocol import (
     Write,
 )
 from casstore.errors import ConditionFailedError, CorruptionError, InvalidInputError
-from casstore.maintenance.lineages import sweep_lineages
 from casstore.maintenance.policy import DAY_MS
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.retention_execution import MAX_PLAN_AGE_MS
+from casstore.maintenance.unneeded_lineages import sweep_lineages
 from casstore.session import catalogue, commit, keys, marks, pins, protection
 from casstore.session.heads import decode_head, head_key
 from casstore.session.scanning import scan

@@ -280,7 +280,7 @@ class Chain:
 
 
 def decode_base(data: bytes) -> Base:
-    """What a lineage goes on from; CorruptionError if its row is damaged."""
+    """Read what a lineage goes on from; CorruptionError if that cannot be."""
     try:
         lineage, limit, path = unpack_checked(data)
     except (TypeError, ValueError, InvalidInputError) as exc:

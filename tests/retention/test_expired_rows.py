@@ -11,12 +11,12 @@ from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import PutRow, RowKey, Write
 from casstore.errors import CorruptionError, InvalidInputError, SessionDeletedError
-from casstore.maintenance import gc, lineages, retention
+from casstore.maintenance import gc, retention, unneeded_lineages
 from casstore.maintenance.condemned import forget_condemned, list_condemned
 from casstore.maintenance.expiring import ExpiredRows, expire_rows
-from casstore.maintenance.lineages import SweptLineages, sweep_lineages
 from casstore.maintenance.progress import Step
 from casstore.maintenance.retention import Policy
+from casstore.maintenance.unneeded_lineages import SweptLineages, sweep_lineages
 from casstore.session import catalogue, keys
 from casstore.session.data import UNFENCED, Commit, NodeDraft
 from casstore.store import Store
@@ -342,8 +342,8 @@ def test_when_sessions_are_deleted_again_and_again_it_says_so(store: Store) -> N
 
 
 def test_progress_is_told_and_may_stop_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lineages, "_READ_BATCH", 4)
-    monkeypatch.setattr(lineages, "_DELETE_BATCH", 3)
+    monkeypatch.setattr(unneeded_lineages, "_READ_BATCH", 4)
+    monkeypatch.setattr(unneeded_lineages, "_DELETE_BATCH", 3)
     for number in range(5):
         grow(store, f"s{number}", 2)
         if number:
