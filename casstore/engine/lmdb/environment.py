@@ -21,11 +21,13 @@ import lmdb
 
 from casstore.engine.lmdb import guard
 from casstore.engine.lmdb.creation import (
+    COLLECTION,
     DATABASES,
     DICTIONARIES,
     INDEX,
     META,
     SLABS,
+    TOUCHES,
     create_store,
 )
 from casstore.engine.lmdb.directory import (
@@ -260,6 +262,8 @@ class Environment:
         self.slabs = databases.pop(SLABS)
         self.dictionaries = databases.pop(DICTIONARIES)
         self.meta = databases.pop(META)
+        self.collection = databases.pop(COLLECTION)
+        self.touches = databases.pop(TOUCHES)
         self.tables = databases
 
     # --- transactions -------------------------------------------------------------------
@@ -282,6 +286,13 @@ class Environment:
         """Raise unless this environment takes writes."""
         if self.readonly:
             raise ReadOnlyError(f"{self.path} is open read-only")
+
+    def lock_collector(self) -> int:
+        """A descriptor that holds the right to collect; closing it gives that back."""
+        handle = self._directory.lock_collector()
+        if handle is None:
+            raise BusyError(f"{self.path} is being collected already")
+        return handle
 
     def cover(self) -> None:
         """After a commit: see that the file is as long as its meta page says."""
