@@ -55,7 +55,8 @@ class Collection:
         self._token = os.urandom(notes.TOKEN_BYTES)
         self._marks: Marks | None = None
         self._below = 0
-        self._only: bytes | None = None
+        # Does everything that slabs hold have a name?
+        self._clean = False
         self._lock: int | None = None
         self._refreshed_s = 0.0
         # How long the last step kept writers waiting, at the most.
@@ -85,10 +86,15 @@ class Collection:
         if self._lock is not None:
             try:
                 if not self._env.gate.is_shut:
-                    self._change(lambda txn: notes.end(self._env, txn))
+                    self._change(self._end)
             finally:
                 os.close(self._lock)
                 self._lock = None
+
+    def _end(self, txn: lmdb.Transaction[bytes]) -> None:
+        notes.end(self._env, txn)
+        if self._clean:
+            notes.note_leftovers(self._env, txn, there=False)
 
     # --- marking --------------------------------------------------------------------------
 
@@ -99,7 +105,6 @@ class Collection:
         there: then nothing may be removed.
         """
         self._marks = Marks(self._env, self._roots, self._clock(), self._keep_after_ms)
-        self._only = only
         self._below = self._marks.last_id + 1
 
         def keep_announced(done: int) -> None:
@@ -108,10 +113,14 @@ class Collection:
             if pulse is not None:
                 pulse(done)
 
-        return self._marks.mark(keep_announced)
+        report = self._marks.mark(keep_announced)
+        self._clean = self._marks.is_clean
+        if only is not None:
+            self._marks.restrict(only)
+        return report
 
     def unreached(self) -> bytes:
-        """A bitmap, by id, of what nobody reaches."""
+        """What nobody reaches, by id."""
         return self._marked().unreached()
 
     def _marked(self) -> Marks:
@@ -126,7 +135,7 @@ class Collection:
         if self._dry_run:
             raise InvalidInputError("a dry run sweeps nothing")
         marks = self._marked()
-        candidates = marks.candidates(self._below, limit, self._only)
+        candidates = marks.candidates(self._below, limit)
         swept = sizes = 0
         self._held_s = 0.0
         if candidates.ids:
@@ -157,11 +166,13 @@ class Collection:
                 for digest, object_id in sorted(doomed):
                     txn.delete(digest, db=self._env.index)
                     removed.append(object_id)
+                notes.note_leftovers(self._env, txn, there=True)
                 notes.forget_touches(self._env, txn, self._keep_after_ms, limit)
                 notes.announce(self._env, txn, self._token, self._clock(), first=False)
                 return True
 
             if self._change(remove):
+                self._clean = False
                 gone = set(removed)
                 marks.forget(gone)
                 sizes = sum(

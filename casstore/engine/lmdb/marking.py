@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import compress, islice
 from struct import unpack
 from typing import Final, NamedTuple
+from zlib import compressobj, decompressobj
 
 import lmdb
 
@@ -31,9 +32,15 @@ from casstore.engine.protocol import MarkReport, Roots, Row
 from casstore.errors import CorruptionError
 
 # One read transaction looks at so many rows of the index, or slabs: some tens of milliseconds.
-_INDEX_BATCH: Final = 65_536
+_INDEX_BATCH: Final = 4096
+_INDEX_BATCHES: Final = 32
 _SLAB_BATCH: Final = 512
 _YES: Final = b"\1"
+# How many ids are compared at once, as one long number.
+_CHUNK_IDS: Final = 1 << 20
+
+# Turns kinds into whether they stand for an object that may have a name.
+_IS_NO_DEAD: Final = bytes([kind & ~slabs.KEEPS_LINKS != slabs.DEAD for kind in range(256)])
 
 # Told how many objects were looked at.
 Pulse = Callable[[int], None]
@@ -56,9 +63,16 @@ class Marks:
         self._env = env
         self._roots = roots
         self._now_ms = now_ms
+        #: Once marked: does everything that slabs hold have a name?
+        self.is_clean = False
         self._keep_after_ms = keep_after_ms
         with env.reading() as txn:
             self.last_id = _last_id(env, txn)
+            # Nothing but a collection takes a name away, and this is the only one.
+            self._names = txn.stat(env.index)["entries"]
+        self._begin()
+
+    def _begin(self) -> None:
         # Pages that are never touched take no memory: long dead ids cost nothing.
         self._named = mmap.mmap(-1, self.last_id + 1)
         self._reached = mmap.mmap(-1, self.last_id + 1)
@@ -76,10 +90,27 @@ class Marks:
     # --- the pass -------------------------------------------------------------------------
 
     def mark(self, pulse: Pulse | None) -> MarkReport:
-        """Mark from all rows, young objects and touches. CorruptionError names what is missing."""
+        """Mark from all rows, young objects and touches. CorruptionError names what is missing.
+
+        Where no collected objects are left in slabs, the index need not be read: all that
+        the slabs hold is named. Counting tells whether that is so. A mark that is left when
+        names are taken away saves trying in vain.
+        """
+        if not notes.has_leftovers(self._env):
+            report = self._pass(pulse, trusting=True)
+            if report is not None:
+                return report
+            self.close()
+            self._begin()
         self._read_index()
+        report = self._pass(pulse, trusting=False)
+        assert report is not None
+        return report
+
+    def _pass(self, pulse: Pulse | None, *, trusting: bool) -> MarkReport | None:
+        """Mark; None if it trusted that everything is named, and that is not so."""
         roots = self._mark_roots()
-        kept = kept_bytes = unreached = unreached_bytes = 0
+        kept = kept_bytes = names = names_bytes = held = 0
         below = self.last_id + 1
         while below > 1:
             with self._env.reading() as txn:
@@ -88,44 +119,56 @@ class Marks:
                     self._require_nothing_between(stop, below)
                     below = first
                     count = stop - first
-                    named = self._named[first:stop]
+                    if trusting:
+                        named = directory.kinds[:count].translate(_IS_NO_DEAD)
+                        self._named[first:stop] = named
+                    else:
+                        named = self._named[first:stop]
                     self._spread(directory, first, count, named)
                     reached = self._reached[first:stop]
                     lengths = directory.lengths[:count]
-                    here = reached.count(1)
-                    here_bytes = sum(compress(lengths, reached))
-                    kept += here
-                    kept_bytes += here_bytes
-                    named_here = named.count(1)
-                    if named_here != here:
-                        unreached += named_here - here
-                        unreached_bytes += sum(compress(lengths, named)) - here_bytes
+                    kept += reached.count(1)
+                    kept_bytes += sum(compress(lengths, reached))
+                    names += named.count(1)
+                    held += directory.kinds[:count].translate(_IS_NO_DEAD).count(1)
+                    names_bytes += sum(compress(lengths, named))
                 if below > 1 and not self._more(txn, below):
                     self._require_nothing_between(1, below)
                     below = 1
             if pulse is not None:
                 pulse(self.last_id + 1 - below)
-        return MarkReport(roots, kept, unreached, kept_bytes, unreached_bytes)
+        if trusting and names != self._names:
+            # Some of these have no name: what was marked may be too much.
+            return None
+        self.is_clean = held == names
+        return MarkReport(roots, kept, names - kept, kept_bytes, names_bytes - kept_bytes)
 
     def _read_index(self) -> None:
         """Note which ids the index names."""
         named, last_id = self._named, self.last_id
         at = b""
         while True:
-            with self._env.reading() as txn:
+            with self._env.reading(buffers=False) as txn:
                 cursor = txn.cursor(db=self._env.index)
                 if not (cursor.set_range(at) if at else cursor.first()):
                     return
-                rows = list(islice(cursor.iternext(keys=False), _INDEX_BATCH))
-                joined = b"".join(rows)
-                if len(joined) != slabs.ID_BYTES * len(rows):
-                    raise CorruptionError(f"{self._env.path} has a damaged row in its index")
-                for object_id in unpack(f">{len(rows)}Q", joined):
-                    if object_id <= last_id:
+                values = cursor.iternext(keys=False)
+                for _ in range(_INDEX_BATCHES):
+                    rows = list(islice(values, _INDEX_BATCH))
+                    joined = b"".join(rows)
+                    if len(joined) != slabs.ID_BYTES * len(rows):
+                        raise CorruptionError(f"{self._env.path} has a damaged row in its index")
+                    ids = unpack(f">{len(rows)}Q", joined)
+                    if rows and max(ids) > last_id:
+                        ids = tuple([object_id for object_id in ids if object_id <= last_id])
+                    for object_id in ids:
                         named[object_id] = 1
-                if len(rows) < _INDEX_BATCH or not cursor.key():
+                    if len(rows) < _INDEX_BATCH:
+                        return
+                # The cursor stands on the row that it would give next, or is through.
+                at = cursor.key()
+                if not at:
                     return
-                at = bytes(cursor.key()) + b"\0"
 
     def _mark_roots(self) -> int:
         """Mark what rows and touches name; the number of digests that rows name."""
@@ -179,13 +222,16 @@ class Marks:
         distances = directory.distances
         if distances:
             sound = max(distances) < first and 0 not in distances
-            counts = directory.child_counts
-            at = len(distances) if count == directory.objects else sum(counts[:count])
-            for own in range(first + count - 1, first - 1, -1):
-                links = counts[own - first]
+            counts = directory.child_counts[:count]
+            at = sum(counts)
+            ids = range(first + count - 1, first - 1, -1)
+            for own, links in zip(ids, reversed(counts), strict=True):
                 if links:
                     at -= links
                     if reached[own]:
+                        if links == 1 and sound:
+                            reached[own - distances[at]] = 1
+                            continue
                         for far in distances[at : at + links]:
                             if not sound and not 0 < far < own:
                                 raise CorruptionError(
@@ -330,11 +376,8 @@ class Marks:
 
     # --- what is left -----------------------------------------------------------------------
 
-    def candidates(self, below: int, limit: int, only: bytes | None) -> Candidates:
-        """The next ``limit`` unreached objects under ``below``, by falling id.
-
-        ``only``: a bitmap of the ids that may be taken.
-        """
+    def candidates(self, below: int, limit: int) -> Candidates:
+        """The next ``limit`` unreached objects under ``below``, by falling id."""
         ids: list[int] = []
         digests: list[bytes] = []
         sizes: list[int] = []
@@ -345,7 +388,7 @@ class Marks:
                 if self._named[first:stop] == self._reached[first:stop]:
                     continue
                 for own in range(stop - 1, first - 1, -1):
-                    if self._named[own] and not self._reached[own] and _allowed(only, own):
+                    if self._named[own] and not self._reached[own]:
                         ids.append(own)
                         digests.append(directory.digest(own - first))
                         sizes.append(directory.lengths[own - first])
@@ -365,14 +408,33 @@ class Marks:
             self._named[object_id] = 0
 
     def unreached(self) -> bytes:
-        """A bitmap of all ids that are named and not reached."""
-        bits = bytearray((self.last_id >> 3) + 1)
-        at = self._named.find(_YES)
-        while at >= 0:
-            if not self._reached[at]:
-                bits[at >> 3] |= 1 << (at & 7)
-            at = self._named.find(_YES, at + 1)
-        return bytes(bits)
+        """All ids that are named and not reached: a byte for each, compressed."""
+        packer = compressobj(1)
+        parts: list[bytes] = []
+        for start in range(0, self.last_id + 1, _CHUNK_IDS):
+            stop = min(start + _CHUNK_IDS, self.last_id + 1)
+            named = int.from_bytes(self._named[start:stop], "big")
+            reached = int.from_bytes(self._reached[start:stop], "big")
+            parts.append(packer.compress((named & ~reached).to_bytes(stop - start, "big")))
+        return b"".join((*parts, packer.flush()))
+
+    def restrict(self, unreached: bytes) -> None:
+        """Take only what was unreached at an earlier time as well."""
+        unpacker = decompressobj()
+        data = unreached
+        for start in range(0, self.last_id + 1, _CHUNK_IDS):
+            stop = min(start + _CHUNK_IDS, self.last_id + 1)
+            before = b""
+            while len(before) < stop - start:
+                more = unpacker.decompress(data, stop - start - len(before))
+                data = unpacker.unconsumed_tail
+                if not more:
+                    break
+                before += more
+            allowed = int.from_bytes(before.ljust(stop - start, b"\0"), "big")
+            reached = int.from_bytes(self._reached[start:stop], "big")
+            named = int.from_bytes(self._named[start:stop], "big") & (allowed | reached)
+            self._named[start:stop] = named.to_bytes(stop - start, "big")
 
 
 class _Budget:
@@ -389,12 +451,6 @@ class _Budget:
             return False
         self._left -= amount
         return True
-
-
-def _allowed(only: bytes | None, object_id: int) -> bool:
-    if only is None:
-        return True
-    return object_id >> 3 < len(only) and bool(only[object_id >> 3] >> (object_id & 7) & 1)
 
 
 def _last_id(env: Environment, txn: Txn) -> int:

@@ -2,6 +2,7 @@
 
     collection   "open" → token (16) ‖ until (8)         a collector is at work
                  "c" ‖ number (8) → table (1) ‖ key       a row that was written meanwhile
+    meta         "leftovers" → nothing                    slabs may hold objects without names
     touches      number (8) → id (8) ‖ time (8)           an object that was put again
 
 A collector reads rows and objects in many short transactions, and commits go on beside it.
@@ -27,6 +28,7 @@ from casstore.errors import CorruptionError
 
 TOKEN_BYTES: Final = 16
 _OPEN: Final = b"open"
+_LEFTOVERS: Final = b"leftovers"
 _CHANGE: Final = b"c"
 _BEHIND_CHANGES: Final = b"d"
 _NUMBER_BYTES: Final = 8
@@ -189,3 +191,17 @@ def forget_touches(
             # After deleting, the cursor stands on the next.
             more = cursor.delete()
             limit -= 1
+
+
+def has_leftovers(env: Environment) -> bool:
+    """May slabs hold objects that have lost their names?"""
+    with env.reading() as txn:
+        return txn.get(_LEFTOVERS, None, env.meta) is not None
+
+
+def note_leftovers(env: Environment, txn: lmdb.Transaction[bytes], *, there: bool) -> None:
+    """Say whether slabs may hold objects that have lost their names."""
+    if there:
+        txn.put(_LEFTOVERS, b"", db=env.meta)
+    else:
+        txn.delete(_LEFTOVERS, db=env.meta)
