@@ -307,9 +307,8 @@ class _MemoryCollection:
             for held in doomed[:limit]:
                 del self._engine._objects[held.info.digest]
                 self._engine._touched_ms.pop(held.info.digest, None)
-        return SweepReport(
-            len(doomed[:limit]), _sum(doomed[:limit]), 0.0, done=len(doomed) <= limit
-        )
+        gone = _sum(doomed[:limit])
+        return SweepReport(len(doomed[:limit]), gone, gone, 0.0, done=len(doomed) <= limit)
 
     def _split(self) -> tuple[int, list[_Held], list[_Held]]:
         """How many digests rows name; what is reached and what is not, newest first."""

@@ -314,6 +314,8 @@ class SweepReport(NamedTuple):
 
     objects: int
     size_bytes: int
+    #: What it gave back at once, as stored: where nothing else was left beside.
+    freed_bytes: int
     #: How long it kept writers waiting.
     held_s: float
     #: Was this the last step?
