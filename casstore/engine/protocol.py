@@ -388,6 +388,10 @@ class Collecting(Protocol):
         """
         ...
 
+    def commits_since_collection(self) -> int:
+        """How many transactions have changed the store since a collection last came to its end."""
+        ...
+
 
 @runtime_checkable
 class Packing(Protocol):

@@ -58,6 +58,8 @@ class Collection:
         self._below = self._drop_below = 0
         # Does everything that slabs hold have a name?
         self._clean = False
+        # Is there nothing left to sweep?
+        self._done = False
         self._lock: int | None = None
         self._refreshed_s = 0.0
         # How long the last step kept writers waiting, at the most.
@@ -94,6 +96,8 @@ class Collection:
 
     def _end(self, txn: lmdb.Transaction[bytes]) -> None:
         notes.end(self._env, txn)
+        if self._done:
+            notes.note_collected(self._env, txn)
         if self._clean:
             notes.note_leftovers(self._env, txn, there=False)
 
@@ -116,6 +120,7 @@ class Collection:
 
         report = self._marks.mark(keep_announced)
         self._clean = self._marks.is_clean
+        self._done = not report.objects_unreached
         if only is not None:
             self._marks.restrict(only)
         return report
@@ -147,7 +152,8 @@ class Collection:
         # All names are gone that had to go. Slabs without any go now; others when packed.
         keys, self._drop_below = marks.dead_slabs(self._drop_below)
         freed = self._drop(marks, keys) if keys else 0
-        return SweepReport(0, 0, freed, self._held_s, done=self._drop_below <= 1)
+        self._done = self._drop_below <= 1
+        return SweepReport(0, 0, freed, self._held_s, done=self._done)
 
     def _drop(self, marks: Marks, keys: list[bytes]) -> int:
         freed = 0
