@@ -25,10 +25,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(1, str(Path(__file__).parent.parent))
 
-from benchmarks import sessions, store
+from benchmarks import collecting, sessions, store
 from benchmarks.measuring import Goal
 
-PARTS = store.ALL | sessions.ALL
+PARTS = store.ALL | sessions.ALL | collecting.ALL
 
 
 def render(number: float, unit: str) -> str:

@@ -23,6 +23,7 @@ import lmdb
 
 from casstore.engine import conditions
 from casstore.engine.clock import wall_clock_ms
+from casstore.engine.lmdb import notes
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.cache import SlabCache
 from casstore.engine.lmdb.compression import Compressor
@@ -67,7 +68,8 @@ from casstore.errors import (
 )
 
 if TYPE_CHECKING:
-    from casstore.engine.protocol import CollectReport, FindRoots, PackReport
+    from casstore.engine.lmdb.collection import Collection
+    from casstore.engine.protocol import PackReport, Roots
 
 DEFAULT_CACHE_BYTES: Final = 32 << 20
 
@@ -120,6 +122,7 @@ class LmdbEngine:
         )
         self._cache = SlabCache(cache_bytes)
         self._queue: CommitQueue[Job, WriteResult] = CommitQueue(self._run_batch)
+        self._touches = notes.RecentTouches()
         self._commits = 0
         self._stop_syncing = threading.Event()
         self._sync_failure: CasstoreError | None = None
@@ -392,7 +395,7 @@ class LmdbEngine:
             results: list[WriteResult | CasstoreError] = []
             try:
                 transaction = Transaction(
-                    env, txn, self._clock(), [ticket.work for ticket in batch]
+                    env, txn, self._clock(), [ticket.work for ticket in batch], self._touches
                 )
                 for ticket in batch:
                     results.append(self._apply(transaction, ticket.work))
@@ -466,7 +469,8 @@ class LmdbEngine:
     def used_bytes(self) -> int:
         """The pages that objects, rows and indexes take; the file is longer by its free ones."""
         env = self._env
-        databases = (env.index, env.slabs, env.dictionaries, env.meta, *env.tables.values())
+        own = (env.index, env.slabs, env.dictionaries, env.meta, env.collection, env.touches)
+        databases = (*own, *env.tables.values())
         with env.reading() as txn:
             stats = [txn.stat(database) for database in databases]
         return sum(
@@ -513,17 +517,17 @@ class LmdbEngine:
 
     # --- collecting -------------------------------------------------------------------------------
 
-    def collect(
-        self, find_roots: FindRoots, *, grace_ms: int = 0, dry_run: bool = False
-    ) -> CollectReport:
-        """Take away, in one transaction, the names of objects that no root reaches.
+    def collection(self, roots: Roots, *, grace_ms: int, dry_run: bool = False) -> Collection:
+        """A collection that keeps what roots reach and what was put within the grace."""
+        from casstore.engine.lmdb.collection import Collection
 
-        Those stored within ``grace_ms`` stay, with all they link to.
-        """
-        from casstore.engine.lmdb.collection import collect
+        self._env.gate.check()
+        return Collection(self._env, roots, self._clock, grace_ms=grace_ms, dry_run=dry_run)
 
-        keep_after_ms = self._clock() + 1 - grace_ms
-        return collect(self._env, find_roots, keep_after_ms=keep_after_ms, dry_run=dry_run)
+    def commits_since_collection(self) -> int:
+        """How many transactions there were since a collection last came to its end."""
+        with self._env.reading() as txn:
+            return txn.id() - notes.collected_at(self._env, txn)
 
     # --- verifying --------------------------------------------------------------------------------
 
