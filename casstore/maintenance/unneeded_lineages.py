@@ -3,9 +3,9 @@
 Forks and rewinds go on from each other's lineages, so a lineage is needed as long as any head
 or revision, of any session, reaches it. Finding out takes several readings; what makes the
 answer good when the rows are removed: new rows only ever reach lineages that some row
-reached before, so a lineage that none reached, with no row gone from the heads and the
-history meanwhile, is reached by none for ever. That no row went is a condition of each
-removal (``session.marks``); if one did, it is found out again.
+reached before, so a lineage that none reached, with no head and no revision gone meanwhile,
+is reached by none for ever. That none went is a condition of each removal
+(``session.marks``); if one did, it is found out again.
 """
 
 from __future__ import annotations

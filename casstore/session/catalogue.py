@@ -335,7 +335,7 @@ def clear(runtime: Runtime, session: str, key: bytes) -> None:
     for change in _leftovers(runtime, session, key):
         changes.append(change)
         if len(changes) >= _DELETE_BATCH:
-            _write_removals(runtime, changes)
+            runtime.engine.write(Write(rows=changes))
             changes = []
     about, unfinished = runtime.engine.get_rows([keys.subjects(key), keys.unfinished(key)])
     if about is not None:
@@ -343,7 +343,7 @@ def clear(runtime: Runtime, session: str, key: bytes) -> None:
     if unfinished is not None:
         changes.append(DeleteRow(*keys.unfinished(key)))
     if changes:
-        _write_removals(runtime, changes)
+        runtime.engine.write(Write(rows=changes))
 
 
 def _leftovers(runtime: Runtime, session: str, key: bytes) -> Iterator[RowChange]:
@@ -356,9 +356,3 @@ def _leftovers(runtime: Runtime, session: str, key: bytes) -> Iterator[RowChange
                 yield DeleteRow(table, row.key)
             elif kept != row.value:
                 yield PutRow(table, row.key, kept)
-
-
-def _write_removals(runtime: Runtime, changes: list[RowChange]) -> None:
-    if any(change.table == "history" for change in changes):
-        changes = [*changes, marks.put_removals()]
-    runtime.engine.write(Write(rows=changes))

@@ -70,8 +70,10 @@ def fork(
             RowIs(*head_key(target_key), None),
             RowIs(*meta_key(target_key), None),
             RowIs(*tombstone_key(target_key), None),
-            # What the fork shares must still be reachable when its row is written.
+            # What the fork shares must still be reachable when its row is written, and not by
+            # a row that a deleted session has yet to lose.
             RowIs(*_where(key, current, state), state.row),
+            RowIs(*tombstone_key(key), None),
         ]
         changes: list[RowChange] = [put_head(target_key, head, new=True)]
         if told is None:

@@ -10,9 +10,10 @@ the mark of that revision (or of the object, for a pin) in the same write, and a
 stands under the condition that the mark is as it was planned. The head needs no marks: it
 is never in a plan.
 
-A row of ``heads`` or ``history`` that goes away for good takes what it reaches along, and
-whoever counts what rows reach, in several readings, must know that none went meanwhile:
-every such removal changes the removals row.
+A head, or a revision of a session that is there, which goes away for good takes what it
+reaches along, and whoever counts what rows reach, in several readings, must know that none
+went meanwhile: every such removal changes the removals row. What a deleted session has yet
+to lose needs no more: nothing can be made of it.
 """
 
 from __future__ import annotations
@@ -51,5 +52,5 @@ def marked_at_ms(row: bytes) -> int:
 
 
 def put_removals() -> PutRow:
-    """The change that goes with every removal of a row of the heads or the history."""
+    """The change that goes with every removal of a head, or of a revision of a live session."""
     return PutRow(*keys.removals(), secrets.token_bytes(_RANDOM_BYTES))

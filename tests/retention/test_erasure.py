@@ -299,7 +299,6 @@ def test_wherever_it_dies_twice_repeating_finishes(
 
 
 def assert_nothing_left(store: Store) -> None:
-    expire_rows(store)
     assert sessions(store) == ["other"]
     tables = ("heads", "history", "leases", "queue", "receipts", "sessions", "retention")
     rows = {

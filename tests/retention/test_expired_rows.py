@@ -23,7 +23,16 @@ from casstore.store import Store
 from casstore.testing import ManualClock
 from casstore.testing.session_fixtures import interrupted, nothing_written
 from casstore.testing.session_model import _Run
-from tests.retention.lifetimes import DAY_MS, HOUR_MS, crash_everywhere, grow, revisions, step
+from tests.retention.lifetimes import (
+    DAY_MS,
+    HOUR_MS,
+    CrashError,
+    crash_everywhere,
+    crashing,
+    grow,
+    revisions,
+    step,
+)
 
 NOTHING = ExpiredRows(0, 0, 0, 0, 0, 0, 0, complete=True)
 
@@ -321,6 +330,19 @@ def test_a_head_that_moves_while_lineages_are_counted_keeps_them(store: Store, w
     assert sweep_lineages(Between(store.engine, when, come)).lineages == 1
     fresh = Store(store.engine).session("aa")
     assert [node.id for node in fresh.nodes(at=3)] == ["n0", "n1", "n2"]
+
+
+def test_no_fork_is_made_of_what_a_deleted_session_has_yet_to_lose(store: Store) -> None:
+    grow(store, "s", 4)
+
+    def die() -> None:
+        with pytest.raises(CrashError):
+            crashing(store, 1).delete_session("s")
+        assert store.engine.scan_rows("history") != []
+
+    with pytest.raises(SessionDeletedError):
+        interrupted(store, before=die).fork("s", "fork", at=2)
+    assert list(store.sessions()) == []
 
 
 def test_when_sessions_are_deleted_again_and_again_it_says_so(store: Store) -> None:
