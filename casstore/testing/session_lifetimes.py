@@ -115,6 +115,10 @@ class LifetimeConformance(SessionFixtures):
         self, store: Store, session: Session
     ) -> None:
         step(session, "a")
+        late = interrupted(store, before=lambda: session.add_subjects(["zoe"]))
+        assert late.session("alpha").add_subjects(["anna"]) == ("anna", "zoe")
+        late = interrupted(store, before=lambda: session.remove_subjects(["zoe"]))
+        assert late.session("alpha").remove_subjects(["anna"]) == ()
         at_once(store, lambda handle, n: handle.session("alpha").add_subjects([f"subject {n}"]))
         assert session.subjects() == tuple(f"subject {n}" for n in range(8))
 
