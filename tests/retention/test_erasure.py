@@ -134,6 +134,20 @@ def test_others_keep_what_they_share_and_it_is_told_who_they_are(lmdb_store: Sto
     assert store.missing([one.digest for one in plan.sharing.largest]) == []
 
 
+def test_others_may_share_through_their_queue_and_attachments(store: Store) -> None:
+    store.create_session("hers", subjects=["anna"])
+    queued, attached = "queued " + LONG, "attached " + LONG
+    store.session("hers").commit(
+        Commit([NodeDraft("a", queued), NodeDraft("b", attached)], lease=UNFENCED)
+    )
+    store.session("waiting").queue.enqueue([queued])
+    store.session("holding").attachments.put(attached.encode())
+    sharing = erasure.plan(store, "anna").sharing
+    assert {one.names: one.size_bytes for one in sharing.largest} == {
+        ("session waiting",): len(queued), ("session holding",): len(attached),
+    }  # fmt: skip
+
+
 def test_the_survey_agrees_with_what_gc_leaves(lmdb_store: Store) -> None:
     store = lmdb_store
     for n in range(12):
