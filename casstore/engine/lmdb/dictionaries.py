@@ -58,6 +58,16 @@ def try_dictionary(
     return train(samples, _SIZE_BYTES, compress)
 
 
+def open_dictionary(number: int, row: bytes | None, path: str) -> bytes:
+    """The content of a stored dictionary, checked."""
+    if row is None:
+        raise CorruptionError(f"{path} lacks dictionary {number}")
+    checksum, content = row[:_CHECKSUM_BYTES], row[_CHECKSUM_BYTES:]
+    if plain_hash(content, _CHECKSUM_BYTES) != checksum:
+        raise CorruptionError(f"dictionary {number} of {path} is damaged")
+    return content
+
+
 class DictionaryShelf:
     """The dictionaries of one store, by number, each with a checksum."""
 
@@ -82,12 +92,7 @@ class DictionaryShelf:
                 row = txn.get(number.to_bytes(4, "big"), db=self._env.dictionaries)
         except lmdb.Error as exc:
             raise translate(exc, self._env.path) from exc
-        if row is None:
-            raise CorruptionError(f"{self._env.path} lacks dictionary {number}")
-        checksum, content = row[:_CHECKSUM_BYTES], row[_CHECKSUM_BYTES:]
-        if plain_hash(content, _CHECKSUM_BYTES) != checksum:
-            raise CorruptionError(f"dictionary {number} of {self._env.path} is damaged")
-        return content
+        return open_dictionary(number, row, self._env.path)
 
     def add(self, content: bytes) -> int:
         """Keep a dictionary and make it the newest; its number."""

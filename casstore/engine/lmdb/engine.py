@@ -67,7 +67,7 @@ from casstore.errors import (
 )
 
 if TYPE_CHECKING:
-    from casstore.engine.protocol import CollectReport, FindRoots, PackReport
+    from casstore.engine.protocol import CollectReport, FindRoots, IndexReport, PackReport
 
 DEFAULT_CACHE_BYTES: Final = 32 << 20
 
@@ -524,6 +524,22 @@ class LmdbEngine:
 
         keep_after_ms = self._clock() + 1 - grace_ms
         return collect(self._env, find_roots, keep_after_ms=keep_after_ms, dry_run=dry_run)
+
+    # --- rebuilding -------------------------------------------------------------------------------
+
+    def rebuild_index(self, find_roots: FindRoots, *, grace_ms: int = 0) -> IndexReport:
+        """Make the index anew from the slabs: what roots reach, and what is younger."""
+        from casstore.engine.lmdb.reindexing import rebuild_index
+
+        keep_after_ms = self._clock() + 1 - grace_ms
+        return rebuild_index(self._env, find_roots, keep_after_ms=keep_after_ms)
+
+    def drop_damaged_rows(self, table: str) -> int:
+        """Remove rows of a table that cannot be proven, and make the sum over all rows anew."""
+        from casstore.engine.lmdb.reindexing import drop_damaged_rows
+
+        conditions.check_table(table)
+        return drop_damaged_rows(self._env, table)
 
     # --- verifying --------------------------------------------------------------------------------
 
