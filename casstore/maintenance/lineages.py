@@ -8,7 +8,7 @@ are known, the others leave an empty place in its pages that nothing leads to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from casstore.engine.protocol import Engine, Row, RowKey
@@ -82,10 +82,11 @@ class Lineages:
         #: Rows that could not be read: they are somebody else's finding.
         self.unreadable = 0
 
-    def survey(self) -> None:
-        """Find the newest revision on each lineage."""
+    def survey(self, read: Callable[[str], Iterable[Row]] | None = None) -> None:
+        """Find the newest revision on each lineage; ``read`` gives the rows of a table."""
         for table in ("history", "heads"):
-            for row in scan(self._engine, table, b"", None):
+            rows = scan(self._engine, table, b"", None) if read is None else read(table)
+            for row in rows:
                 if table == "history" and keys.is_label(row.key):
                     continue
                 self.note(row, is_head=table == "heads")

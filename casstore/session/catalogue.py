@@ -56,7 +56,7 @@ def create(runtime: Runtime, session: str, **given: Any) -> SessionMeta:
     for _ in range(_MAX_ATTEMPTS):
         head, row = runtime.rows(session, [meta_key(key)])
         if row is not None:
-            return _decode(key, row)
+            return decode_meta(key, row)
         wanted, stamps = asked, [Stamp(0)]
         if head is not None:
             # Committed or forked before it was created: that was its beginning.
@@ -86,7 +86,7 @@ def update(runtime: Runtime, session: str, changes: dict[str, Any]) -> SessionMe
     key = keys.session_key(session)
     for _ in range(_MAX_ATTEMPTS):
         row = runtime.rows(session, [meta_key(key)])[1]
-        known = _decode(key, row) if row is not None else _derived(runtime, session)
+        known = decode_meta(key, row) if row is not None else _derived(runtime, session)
         wanted = known._replace(**changes)
         conditions: list[Condition] = [
             RowIs(*meta_key(key), row),
@@ -105,7 +105,7 @@ def find_meta(runtime: Runtime, session: str) -> SessionMeta:
     """What is known of a session; SessionNotFoundError if there is none."""
     key = keys.session_key(session)
     row = runtime.rows(session, [meta_key(key)])[1]
-    return _decode(key, row) if row is not None else _derived(runtime, session)
+    return decode_meta(key, row) if row is not None else _derived(runtime, session)
 
 
 def _derived(runtime: Runtime, session: str) -> SessionMeta:
@@ -134,7 +134,8 @@ def _encode(meta: SessionMeta) -> bytes:
     return meta.created_at_ms.to_bytes(_CREATED_BYTES, "big") + data
 
 
-def _decode(key: bytes, row: bytes) -> SessionMeta:
+def decode_meta(key: bytes, row: bytes) -> SessionMeta:
+    """A session's meta as its row holds it; CorruptionError if it is none."""
     try:
         name, model, cwd, parent, cause, extra, long_id = canonical.decode(row[_CREATED_BYTES:])
     except (TypeError, ValueError) as exc:
@@ -157,7 +158,7 @@ def find_info(runtime: Runtime, session: str) -> SessionInfo:
 
 
 def _info(runtime: Runtime, key: bytes, head: bytes | None, meta: bytes | None) -> SessionInfo:
-    known = None if meta is None else _decode(key, meta)
+    known = None if meta is None else decode_meta(key, meta)
     if head is None:
         assert known is not None
         return SessionInfo(known, None, None, 0)

@@ -132,6 +132,11 @@ def lineage_page(lineage: bytes, page: int) -> bytes:
     return lineage + _LINEAGE_PAGE + page.to_bytes(6, "big")
 
 
+def is_lineage_row(nodes_key: bytes) -> bool:
+    """Is this key of the node table that of what a lineage goes on from?"""
+    return nodes_key[_LINEAGE_BYTES : _LINEAGE_BYTES + 1] == _LINEAGE_ROW
+
+
 def is_lineage_page(nodes_key: bytes) -> bool:
     """Is this key of the node table that of a page?"""
     return nodes_key[_LINEAGE_BYTES : _LINEAGE_BYTES + 1] == _LINEAGE_PAGE

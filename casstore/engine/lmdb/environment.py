@@ -262,6 +262,11 @@ class Environment:
         self.meta = databases.pop(META)
         self.tables = databases
 
+    @property
+    def data_path(self) -> str:
+        """The file that holds everything."""
+        return self._directory.data_path
+
     # --- transactions -------------------------------------------------------------------
 
     def begin_write(self) -> lmdb.Transaction[bytes]:

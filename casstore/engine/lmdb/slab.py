@@ -57,6 +57,7 @@ MAX_OBJECTS: Final = 4096
 _MAX_RAW_BYTES: Final = MAX_OBJECT_BYTES + (1 << 20)
 
 
+ID_BYTES: Final = 8
 MAX_ID: Final = (1 << 64) - 1
 
 
@@ -271,6 +272,14 @@ def digest_at(value: bytes | memoryview, position: int) -> bytes:
     if len(digest) != DIGEST_BYTES:
         raise CorruptionError("a slab is shorter than its directory")
     return digest
+
+
+def is_dead_at(value: bytes | memoryview, position: int) -> bool:
+    """Is one entry of a stored slab dead? Unchecked, and without decoding the slab."""
+    at = HEADER_BYTES + DIGEST_BYTES * count_of(value) + position
+    if at >= len(value):
+        raise CorruptionError("a slab is shorter than its directory")
+    return value[at] & ~KEEPS_LINKS == DEAD
 
 
 class Directory(NamedTuple):
