@@ -63,6 +63,8 @@ class CheckReport(NamedTuple):
     #: Sessions that need what is damaged or missing; and how many are not listed.
     affected: tuple[Affected, ...]
     affected_omitted: int
+    #: Pins and tags that do.
+    affected_pins: tuple[str, ...]
     rows_checked: int
     objects_checked: int
     #: Objects whose content was read and proven.
@@ -144,6 +146,7 @@ class _Check:
         self._objects = self._contents = 0
         self._highest = 0
         self._start = 0
+        self._pins: list[str] = []
         self._rows = RowsCheck(engine, checking, found)
 
     def _tell(self, phase: str, unit: str) -> Callable[[int], None]:
@@ -160,7 +163,7 @@ class _Check:
         if self._level != QUICK:
             structure = checking.check_structure()
             self._take(structure.faults)
-            unsafe = structure.unsafe
+            unsafe = self._rows.unsafe = structure.unsafe
         # LMDB may die of reading a table whose pages are damaged, so those are left alone.
         readable = not unsafe & _OBJECT_TABLES
         if readable:
@@ -192,6 +195,7 @@ class _Check:
             dict(sorted(found.counts.items())),
             tuple(affected[:_NAMED_SESSIONS]),
             max(0, len(affected) - _NAMED_SESSIONS),
+            tuple(self._pins),
             self._rows.rows,
             self._objects,
             self._contents,
@@ -308,7 +312,7 @@ class _Check:
             self._check_lineage(lineages, name)
             told(done)
         for table in self._shared(lineages):
-            wrong = differences(self._engine, table, lambda key: None)
+            wrong = differences(self._engine, table)
             if wrong and table.standing is None:
                 what = f"lineage {table.lineage.hex()}, which forks go on from, lacks nodes"
                 self._found.add(
@@ -325,7 +329,7 @@ class _Check:
     def _check_lineage(self, lineages: Lineages, name: bytes) -> None:
         standing = lineages.standing(name)
         try:
-            wrong = differences(self._engine, lineages.table(name), lambda key: None)
+            wrong = differences(self._engine, lineages.table(name))
         except CasstoreError:
             # A graph that cannot be read has made findings already.
             return
@@ -356,8 +360,7 @@ class _Check:
             digests = [revision.head.manifest]
             if revision.head.hidden is not None:
                 digests.append(revision.head.hidden)
-            ids = self._checking.find_ids(digests)
-            if all(each is not None and each not in self._tainted for each in ids):
+            if self._are_whole(digests):
                 continue
             name = revision.session
             counts[name] = counts.get(name, 0) + 1
@@ -365,10 +368,27 @@ class _Check:
             hit[name] = sorted(newest, reverse=True)[:_NAMED_REVISIONS]
             if revision.is_head:
                 heads.add(name)
+        others: dict[str, list[str]] = {}
+        for session, what, digest in self._rows.keepers():
+            if self._are_whole([digest]):
+                continue
+            named = self._pins if session is None else others.setdefault(session, [])
+            if len(named) < _NAMED_SESSIONS:
+                named.append(what)
         return [
-            Affected(name, tuple(revisions), counts[name], name in heads)
-            for name, revisions in sorted(hit.items())
+            Affected(
+                name,
+                tuple(hit.get(name, ())),
+                counts.get(name, 0),
+                name in heads,
+                tuple(others.get(name, ())),
+            )
+            for name in sorted(hit.keys() | others.keys())
         ]
+
+    def _are_whole(self, digests: list[bytes]) -> bool:
+        ids = self._checking.find_ids(digests)
+        return all(each is not None and each not in self._tainted for each in ids)
 
     # --- the mark ----------------------------------------------------------------------------
 

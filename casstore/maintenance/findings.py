@@ -152,9 +152,9 @@ class Finding(NamedTuple):
 
 
 class Affected(NamedTuple):
-    """A session that needs something damaged or missing, and at which revisions.
+    """A session that needs something damaged or missing, and what of it does.
 
-    The newest of them; ``revision_count`` says how many there are.
+    The newest revisions; ``revision_count`` says how many there are.
     """
 
     session: str
@@ -162,6 +162,8 @@ class Affected(NamedTuple):
     revision_count: int
     #: Is its present head among them?
     head: bool
+    #: Queued batches and attachments.
+    others: tuple[str, ...] = ()
 
 
 class Findings:

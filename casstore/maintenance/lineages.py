@@ -133,7 +133,11 @@ class Lineages:
             if standing is not None:
                 # What the revision has was listed already; these come behind.
                 own: dict[int, _Listed] = {}
-                self._walk(name, own)
+                try:
+                    self._walk(name, own)
+                except CorruptionError:
+                    # Then what forks know of it is all that is known.
+                    own = {}
                 nodes = own | nodes
             yield _table(name, standing, base, first, nodes)
 
@@ -252,36 +256,41 @@ def _table(
     return Table(name, standing, base, places, pages)
 
 
-def differences(engine: Engine, table: Table, damaged: Callable[[bytes], None]) -> list[Row]:
+def differences(engine: Engine, table: Table) -> list[Row]:
     """The rows of a table that are missing in the store, or say something else there.
 
-    A page may list more than it must: nodes that later revisions had. Rows that cannot be
-    read are told to ``damaged``, and given.
+    A page may list more than it must: nodes that later revisions had, or that are not known
+    here; what is given keeps them.
     """
     wrong: list[Row] = []
     for row in table.rows():
         try:
             stored = engine.get_rows([RowKey("nodes", row.key)])[0]
-            same = stored == row.value or (stored is not None and _covers(row, stored))
+            if stored is not None and keys.is_lineage_page(row.key):
+                row = Row(row.key, _merged(row.value, stored))
+            same = stored == row.value
         except CorruptionError:
-            damaged(row.key)
             same = False
         if not same:
             wrong.append(row)
     return wrong
 
 
-def _covers(row: Row, stored: bytes) -> bool:
-    """Does a stored page list all that it must?"""
-    if not keys.is_lineage_page(row.key):
-        return False
-    must, has = lineage.decode_page(row.value), lineage.decode_page(stored)
-    return all(
-        must.digest(seq) == NO_NODE
-        or (
-            has.first <= seq < has.stop
-            and has.digest(seq) == must.digest(seq)
-            and has.distances[seq - has.first] == must.distances[seq - must.first]
-        )
-        for seq in range(must.first, must.stop)
-    )
+def _merged(needed: bytes, stored: bytes) -> bytes:
+    """A page that lists what it must, and beside it what it lists already."""
+    must, has = lineage.decode_page(needed), lineage.decode_page(stored)
+    if has.first != must.first:
+        return needed
+    distances, digests = list(must.distances), must.digests
+    for at in range(len(distances)):
+        if must.digest(must.first + at) == NO_NODE and at < len(has.distances):
+            distances[at] = has.distances[at]
+            digests = (
+                digests[: at * DIGEST_BYTES]
+                + has.digest(has.first + at)
+                + digests[(at + 1) * DIGEST_BYTES :]
+            )
+    behind = len(distances)
+    distances += has.distances[behind:]
+    digests += has.digests[behind * DIGEST_BYTES :]
+    return lineage.encode_page(Page(must.first, distances, digests))

@@ -99,7 +99,7 @@ def _write_lineage(store: Store, lineages: Lineages, name: bytes) -> int:
 
 
 def _write_table(store: Store, table: Table, conditions: list[Condition]) -> int:
-    wrong = differences(store.engine, table, lambda key: None)
+    wrong = differences(store.engine, table)
     for start in range(0, len(wrong), _BATCH_ROWS):
         puts = [PutRow("nodes", *row) for row in wrong[start : start + _BATCH_ROWS]]
         store.engine.write(Write(conditions=conditions, rows=puts))

@@ -46,6 +46,8 @@ class RowsCheck:
         self._engine = engine
         self._checking = checking
         self._found = found
+        #: Tables that must not be read.
+        self.unsafe: frozenset[str] = frozenset()
         self.rows = 0
 
     # --- reading ------------------------------------------------------------------------
@@ -61,10 +63,12 @@ class RowsCheck:
             start = page[-1].key + b"\0"
 
     def now(self, places: Sequence[RowKey]) -> list[bytes | None]:
-        """Rows of one moment, as they are now; nothing at all if one of them is damaged.
+        """Rows of one moment, as they are now; nothing at all if one of them cannot be read.
 
         Damage is told by ``check_rows``; here it only means that nothing can be said.
         """
+        if any(place.table in self.unsafe for place in places):
+            return []
         try:
             return self._engine.get_rows(places)
         except CorruptionError:
@@ -84,6 +88,38 @@ class RowsCheck:
                 key = row.key if is_head else row.key[:-_REVISION_BYTES]
                 name = self.name_of(key, head.long_id)
                 yield Revision(name, key, RowKey(table, row.key), row.value, head, is_head)
+
+    def keepers(self) -> Iterator[tuple[str | None, str, bytes]]:
+        """What beside revisions keeps objects: the session, a name for it, and the digest."""
+        for table, keeper in (
+            ("queue", self._kept_batch),
+            ("attachments", self._kept_attachment),
+            ("pins", self._kept_pin),
+        ):
+            if table in self.unsafe:
+                continue
+            for row in self.readable(table):
+                try:
+                    name, digest = keeper(row)
+                except (CasstoreError, ValueError):
+                    continue
+                if digest is not None:
+                    owned = table in _SESSION_TABLES
+                    session = self.name_of(keys.session_part(row.key)) if owned else None
+                    yield session, name, digest
+
+    @staticmethod
+    def _kept_batch(row: Row) -> tuple[str, bytes | None]:
+        seq = int.from_bytes(row.key[-8:], "big")
+        return f"batch {seq}", queue.items_digest(row.key, row.value)
+
+    @staticmethod
+    def _kept_attachment(row: Row) -> tuple[str, bytes | None]:
+        one = attachments.decode("", row.value)
+        return f"attachment {one.id!r}", one.digest
+
+    def _kept_pin(self, row: Row) -> tuple[str, bytes | None]:
+        return pins.name_of(row.value), pins.kept_digest(row.value, self._engine.now_ms())
 
     @staticmethod
     def name_of(session_key: bytes, long_id: str | None = None) -> str:
@@ -140,6 +176,7 @@ class RowsCheck:
                         last = self._follows(key, last, row)
             if table in _REMOVED_WITH_SESSION:
                 self._end_of_history(table, session, last)
+        told(self.rows)
 
     def _malformed(self, table: str, row: Row, exc: Exception) -> None:
         if self.now([RowKey(table, row.key)]) != [row.value]:

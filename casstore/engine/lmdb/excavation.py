@@ -4,8 +4,9 @@ LMDB is not asked. What the tree of the newest meta page reaches counts first; t
 of the meta page before it, which is the state one commit earlier; then pages that nothing
 leads to. Those may be left over from any time. Objects and slabs prove themselves whatever
 their age: ids are not given twice and a digest names its bytes. A row of an old page is true
-but may be outdated, so such rows count only where the trees have lost the place for them; of
-several the greatest is taken, because rows start with what counts up in them.
+but may be outdated, so such rows count only where the newest tree has lost the place for
+them. Of several the greatest is taken, because most rows start with what counts up in them:
+a revision, a fence, a state.
 
 A long slab lies apart from its key. If the leaf that held the key is gone, the index says
 where the slab's objects belong, and the checksum, which covers the key, confirms it.
@@ -64,6 +65,11 @@ _ROWS_A_TRANSACTION: Final = 10_000
 
 #: Tables whose rows are worth saving. The nodes' can be made anew from the manifests.
 SAVED_TABLES: Final = tuple(table for table in TABLES if table != "nodes")
+
+# Tables whose rows start with what counts up: the greater of two is the newer one.
+_COUNTING: Final = frozenset(
+    ("attachments", "heads", "history", "leases", "queue", "receipts", "tombstones")
+)
 
 DigProgress = Callable[[int, int], None]
 
@@ -316,7 +322,9 @@ class Excavation:
         if len(entry.key) == _NUMBER_BYTES and self._take_dictionary(entry):
             return
         for table in wounded:
-            if self._is_lost(table, entry.key, NEWEST) and self._is_lost(table, entry.key, BEFORE):
+            # Work that was done must not come back while it is known to be done.
+            ranks = (NEWEST, BEFORE) if table == "queue" else (NEWEST,)
+            if all(self._is_lost(table, entry.key, rank) for rank in ranks):
                 value = self._prove(table, entry)
                 if value is not None:
                     self._take_row(table, entry.key, STRAY, value)
@@ -404,7 +412,9 @@ class Excavation:
                 database = self._tables[table]
                 known = txn.get(key, db=database)
                 if known is not None and (
-                    known[0] < rank or (known[0] == rank and known[1:] >= value)
+                    known[0] == NEWEST
+                    or (known[0] < rank and table not in _COUNTING)
+                    or (rank != NEWEST and known[1:] >= value)
                 ):
                     continue
                 txn.put(key, bytes((rank,)) + value, db=database)
