@@ -83,7 +83,7 @@ def test_collected_objects_do_not_come_back(tmp_path: Path) -> None:
         assert node not in before[1]
     with wounding(path) as cut:
         slabs = b"".join(value for _, value in cut.rows("slabs"))
-        assert node in slabs
+        assert slabs.count(node)
         cut.drop("index")
     with Store(LmdbEngine(str(path), durability="process", clock=clock)) as store:
         assert rebuild(store).objects_missing == 0

@@ -133,11 +133,9 @@ def test_progress_is_told_and_may_stop_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
-    "lost", [("meta",), ("meta", "meta"), ("main",), ("slabs",), ("index",), ("nodes",)]
+    "lost", ["meta 0", "meta 1", "both metas", "main", "slabs", "index", "nodes"]
 )
-def test_losing_the_way_is_not_losing_the_content(
-    tmp_path: Path, engine: int, lost: tuple[str, ...]
-) -> None:
+def test_losing_the_way_is_not_losing_the_content(tmp_path: Path, engine: int, lost: str) -> None:
     """Long slabs, and rows, are found by themselves when no tree leads to them any more."""
     path = tmp_path / "s"
     with open_store(path, lmdb_version=engine) as store:
@@ -146,14 +144,45 @@ def test_losing_the_way_is_not_losing_the_content(
             # Too long for a leaf, and not to be compressed.
             step(store, f"s{number % 3}", f"n{number}", text=rng.randbytes(2500).hex())
         before = everything(store)
-    if lost[0] == "meta":
-        # The newest one is that of the last commit.
-        pages = [0, 1] if len(lost) == 2 else [0]
-    else:
-        pages = pages_of(path, lost[0])[0]
-    overwrite(path, *pages)
+    metas = {"meta 0": [0], "meta 1": [1], "both metas": [0, 1]}
+    overwrite(path, *(metas.get(lost) or pages_of(path, lost)[0]))
     salvage(path, tmp_path / "t")
     assert saved(tmp_path / "t") == before
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_dictionary_is_found_without_its_leaf(tmp_path: Path, engine: int) -> None:
+    path = tmp_path / "s"
+    rng = random.Random(1)
+    words = [rng.randbytes(5).hex() for _ in range(400)]
+    with open_store(path, lmdb_version=engine) as store:
+        for number in range(500):
+            store.put_value({"n": number, "text": " ".join(rng.choices(words, k=90))})
+        assert store.train_dictionary().adopted == 1
+        for number in range(9):
+            step(store, "s1", f"n{number}", text=" ".join(rng.choices(words, k=200)))
+        before = everything(store)
+    overwrite(path, *pages_of(path, "dictionaries")[0])
+    report = salvage(path, tmp_path / "t")
+    assert report.dictionaries_lost == ()
+    assert saved(tmp_path / "t") == before
+
+
+def test_a_lost_dictionary_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    rng = random.Random(1)
+    words = [rng.randbytes(5).hex() for _ in range(400)]
+    with open_store(path) as store:
+        step(store, "before", "a")
+        for number in range(500):
+            store.put_value({"n": number, "text": " ".join(rng.choices(words, k=90))})
+        assert store.train_dictionary().adopted == 1
+        step(store, "after", "a", text=" ".join(rng.choices(words, k=200)))
+    overwrite(path, pages_of(path, "dictionaries")[1][0] + 3)
+    report = salvage(path, tmp_path / "t")
+    assert report.dictionaries_lost == (1,)
+    assert (report.outcomes("whole"), report.outcomes("lost")) == (("before",), ("after",))
+    assert "dictionary" in outcome(report, "after").lost[0].why
 
 
 def test_a_lost_leaf_of_rows_falls_back_to_what_lies_about(tmp_path: Path) -> None:

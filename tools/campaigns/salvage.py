@@ -58,6 +58,8 @@ class Specimen(NamedTuple):
     sessions: Mapping[str, Mapping[int, Revision]]
     deleted: frozenset[str]
     page_count: int
+    #: How many slabs need a dictionary.
+    dictionary_users: int
 
 
 # --- building, with a model beside -----------------------------------------------------------
@@ -76,6 +78,7 @@ class _Builder:
             if turn == _TURNS // 2:
                 self._delete()
                 gc.collect(self._store, grace_ms=0)
+                self._store.train_dictionary()
         self._delete()
         gc.collect(self._store, grace_ms=0)
         # Some content that was neither collected nor packed.
@@ -142,16 +145,17 @@ def build(path: Path, seed: int, engine: int) -> Specimen:
         builder.build()
         closures = _closures(store)
     data = (path / "data.mdb").read_bytes()
-    places = _places(path / "data.mdb")
-    slab_pages = _slab_pages(places)
+    found = _map(path / "data.mdb")
+    object_pages = _object_pages(found)
     sessions: dict[str, dict[int, Revision]] = {}
     for name, revisions in builder.model.items():
         sessions[name] = {}
         for revision, content in revisions.items():
             row, ids = closures[name, revision]
-            pages = frozenset(page for each in ids for page in slab_pages[each])
-            sessions[name][revision] = Revision(content, places[row], pages)
-    return Specimen(data, sessions, frozenset(builder.deleted), len(data) // PAGE_BYTES)
+            pages = frozenset(page for each in ids for page in object_pages[each])
+            sessions[name][revision] = Revision(content, found.pages[row], pages)
+    users = len([number for number in found.dictionaries.values() if number])
+    return Specimen(data, sessions, frozenset(builder.deleted), len(data) // PAGE_BYTES, users)
 
 
 _Place = tuple[str, bytes]
@@ -183,29 +187,41 @@ def _closures(store: casstore.Store) -> dict[tuple[str, int], tuple[_Place, froz
 # --- pages, by py-lmdb's own verifier ----------------------------------------------------------
 
 
-def _places(path: Path) -> dict[_Place, frozenset[int]]:
-    """The pages of each entry: those of its value if it lies apart, else its leaf."""
+class _Map(NamedTuple):
+    """Where each entry lies: the pages of its value if that lies apart, else its leaf."""
+
+    pages: dict[_Place, frozenset[int]]
+    #: The number of the dictionary that each slab names, by its key.
+    dictionaries: dict[bytes, int]
+
+
+def _map(path: Path) -> _Map:
     from lmdb import verify
 
-    places: dict[_Place, frozenset[int]] = {}
+    found = _Map({}, {})
 
     class Recorder(verify._Verifier):
-        def _leaf_value(self, ctx: Any, pgno: int, *rest: Any) -> None:
-            key = rest[-1]
-            table = ctx["name"].removeprefix("main/").rstrip("\0")
+        def _leaf_value(self, ctx: Any, pgno: int, i: int, buf: Any, o: int, *rest: Any) -> None:
+            _, ksize, _, key = rest
+            table = ctx["name"].removeprefix("main/")
             table = bytes.fromhex(table).rstrip(b"\0").decode() if _is_hex(table) else table
+            value_at = o + 8 + ksize + (ksize & 1 if self.pagebase else 0)
+            self._table = table
+            self._start = bytes(buf[value_at : value_at + 12])
             self._extent: frozenset[int] = frozenset((pgno,))
-            super()._leaf_value(ctx, pgno, *rest)  # type: ignore[no-untyped-call]
-            places[table, key] = self._extent | {pgno} if table == "dictionaries" else self._extent
+            super()._leaf_value(ctx, pgno, i, buf, o, *rest)  # type: ignore[no-untyped-call]
+            found.pages[table, key] = self._extent
+            if table == "slabs":
+                found.dictionaries[key] = int.from_bytes(self._start[8:12], "little")
 
         def _bigdata(self, ctx: Any, pgno: int, i: int, buf: Any, doff: int, dsize: int,
                      want_bytes: bool) -> Any:  # fmt: skip
             first = int.from_bytes(buf[doff : doff + 8], "little")
-            pages = (self.hdrsz - 1 + dsize) // self.psize + 1
-            if ctx["name"].endswith(("slabs", b"slabs\0".hex())):
-                self._extent = frozenset(range(first, first + pages))
-            else:
-                self._extent = frozenset((pgno, *range(first, first + pages)))
+            run = range(first, first + (self.hdrsz - 1 + dsize) // self.psize + 1)
+            # Long slabs and dictionaries must be found without the leaf that leads to them.
+            alone = self._table in ("slabs", "dictionaries")
+            self._extent = frozenset(run if alone else (pgno, *run))
+            self._start = self._read_at(first * self.psize + self.hdrsz, 12)  # type: ignore[no-untyped-call]
             return super()._bigdata(  # type: ignore[no-untyped-call]
                 ctx, pgno, i, buf, doff, dsize, want_bytes
             )
@@ -214,7 +230,7 @@ def _places(path: Path) -> dict[_Place, frozenset[int]]:
         recorder = Recorder(source, path.stat().st_size)  # type: ignore[no-untyped-call]
         problems = recorder.verify()  # type: ignore[no-untyped-call]
     assert not problems, problems
-    return places
+    return found
 
 
 def _is_hex(text: str) -> bool:
@@ -222,28 +238,18 @@ def _is_hex(text: str) -> bool:
     return len(text) % 2 == 0 and all(digit in "0123456789abcdef" for digit in text)
 
 
-def _slab_pages(places: Mapping[_Place, frozenset[int]]) -> Mapping[int, frozenset[int]]:
-    return _SlabPages(places)
-
-
-class _SlabPages(dict[int, frozenset[int]]):
-    """The pages that an object needs: those of its slab, and of the slab's dictionary."""
-
-    def __init__(self, places: Mapping[_Place, frozenset[int]]) -> None:
-        super().__init__()
-        dictionaries = frozenset(
-            page
-            for (table, _), pages in places.items()
-            if table == "dictionaries"
-            for page in pages
-        )
-        above = 0
-        for table, key in sorted(places):
-            if table == "slabs":
-                last = int.from_bytes(key, "big")
-                for each in range(above + 1, last + 1):
-                    self[each] = places[table, key] | dictionaries
-                above = last
+def _object_pages(found: _Map) -> dict[int, frozenset[int]]:
+    """The pages that each object needs, by id: those of its slab, and of the slab's dictionary."""
+    needed: dict[int, frozenset[int]] = {}
+    above = 0
+    for key, number in sorted(found.dictionaries.items()):
+        pages = found.pages["slabs", key]
+        if number:
+            pages |= found.pages["dictionaries", number.to_bytes(4, "big")]
+        last = int.from_bytes(key, "big")
+        needed.update(dict.fromkeys(range(above + 1, last + 1), pages))
+        above = last
+    return needed
 
 
 # --- damaging and comparing ----------------------------------------------------------------------
@@ -283,7 +289,8 @@ def run(
             revisions = sum(len(one) for one in specimen.sessions.values())
             tally.note(
                 f"store {built}: format {engine}, {specimen.page_count} pages, "
-                f"{len(specimen.sessions)} sessions, {revisions} revisions"
+                f"{len(specimen.sessions)} sessions, {revisions} revisions, "
+                f"{specimen.dictionary_users} slabs that need a dictionary"
             )
         rng = random.Random(f"{seed} {number}")
         image, hit = damage(specimen.data, rng, share)
@@ -313,8 +320,10 @@ def _round(
             tally.broke(trial, f"resurrected: {name}")
         for name, revisions in specimen.sessions.items():
             _compare(tally, trial, store, name, revisions, hit, told)
-    for table_gap in report.gaps:
-        tally.count(f"tables with lost rows: {table_gap.table}")
+    for table in sorted({gap.table for gap in report.gaps}):
+        tally.count(f"rounds with rows lost in table {table}")
+    if report.dictionaries_lost:
+        tally.count("rounds with a dictionary lost")
 
 
 def _compare(

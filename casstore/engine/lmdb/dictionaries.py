@@ -35,6 +35,8 @@ _MIN_SAMPLE_BYTES: Final = 4 * _SIZE_BYTES
 _NUMBER_DIGITS: Final = 9
 _NEWEST: Final = b"current_dictionary"
 _CHECKSUM_BYTES: Final = 8
+#: What a trained dictionary starts with.
+DICTIONARY_MAGIC: Final = b"\x37\xa4\x30\xec"
 
 
 class DictionaryReport(NamedTuple):

@@ -28,7 +28,7 @@ from casstore.engine.id_set import IdSet
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.compression import Compressor
 from casstore.engine.lmdb.creation import DICTIONARIES, SLABS
-from casstore.engine.lmdb.dictionaries import open_dictionary
+from casstore.engine.lmdb.dictionaries import DICTIONARY_MAGIC, open_dictionary
 from casstore.engine.lmdb.directory import DATA_FILE
 from casstore.engine.lmdb.pages import (
     LEAF,
@@ -60,6 +60,8 @@ _KEPT_DIRECTORIES: Final = 64
 _WANTED_NAMES: Final = 8
 # How many places are tried for slabs that the index does not know either.
 _MAX_TRIES: Final = 1 << 20
+# How many slabs are tried to see whether a dictionary is theirs.
+_TRIED_SLABS: Final = 3
 _SCRATCH_MAP_BYTES: Final = 1 << 40
 _ROWS_A_TRANSACTION: Final = 10_000
 
@@ -70,6 +72,11 @@ SAVED_TABLES: Final = tuple(table for table in TABLES if table != "nodes")
 _COUNTING: Final = frozenset(
     ("attachments", "heads", "history", "leases", "queue", "receipts", "tombstones")
 )
+
+# Tables whose rows tell, by a number that only grows or by being there at all, that they are
+# newer than what is known.
+_TELLING: Final = ("heads", "history", "leases", "receipts", "sessions", "tombstones")
+_NUMBER_AT_START: Final = 8
 
 DigProgress = Callable[[int, int], None]
 
@@ -163,12 +170,20 @@ class Excavation:
         metas = self._file.metas()
         for rank in (NEWEST, BEFORE):
             self._dig_tree(metas[rank] if rank < len(metas) else None, rank)
+        if len(metas) == 1:
+            # The one that is left may be the older. Then the last commit is to be found in
+            # pages that nothing leads to: by rows that say that they are newer.
+            why = "a meta page is lost, and with it perhaps the way to the last commit"
+            for table in (*_TELLING, SLABS, DICTIONARIES):
+                self._gaps[NEWEST][table].append(Lost(0, b"", None, why))
         self._keep_rows()
-        keyless = self._dig_strays()
+        runs = self._dig_strays()
         self._keep_rows()
-        if keyless and self._gaps[NEWEST].get(SLABS):
-            self._place_keyless(keyless)
+        if self._gaps[NEWEST][SLABS]:
+            self._place_slabs(runs)
         self._slabs.sort()
+        if self._gaps[NEWEST][DICTIONARIES]:
+            self._place_dictionaries(runs)
 
     def _dig_tree(self, meta: Meta | None, rank: int) -> None:
         roots: dict[str, int] = {}
@@ -292,9 +307,9 @@ class Excavation:
             for gap in self._gaps[rank][table]
         )
 
-    def _dig_strays(self) -> list[_Keyless]:
-        """Take what lies in pages that no tree leads to; give slabs that lack their key."""
-        runs: dict[int, Page] = {}
+    def _dig_strays(self) -> list[Page]:
+        """Take what lies in pages that no tree leads to; give runs of pages that nobody claims."""
+        runs: list[Page] = []
         wounded = [table for table in SAVED_TABLES if self._gaps[NEWEST][table]]
         total = self._file.page_count
         for page in self._file.pages():
@@ -303,17 +318,12 @@ class Excavation:
             if page.number in self._visited:
                 continue
             if page.kind == OVERFLOW:
-                runs[page.number] = page
+                runs.append(page)
             elif page.kind == LEAF:
                 for entry in page.entries:
                     self._take_stray(page.number, entry, wounded)
         taken = {found.page for found in self._slabs if found.entry < 0}
-        keyless: list[_Keyless] = []
-        for number, page in runs.items():
-            directory = None if number in taken else self._open_keyless(page)
-            if directory is not None:
-                keyless.append(_Keyless(page, directory))
-        return keyless
+        return [page for page in runs if page.number not in taken]
 
     def _take_stray(self, page: int, entry: Entry, wounded: list[str]) -> None:
         if len(entry.key) == _ID_BYTES and self._take_slab(page, entry, STRAY):
@@ -331,7 +341,7 @@ class Excavation:
                     self.stray_rows += 1
                     return
 
-    # --- slabs without their key --------------------------------------------------------
+    # --- what lost its key ----------------------------------------------------------------
 
     def _open_keyless(self, page: Page) -> Directory | None:
         value = self._file.run_content(page)
@@ -340,7 +350,10 @@ class Excavation:
         except CorruptionError:
             return None
 
-    def _place_keyless(self, keyless: list[_Keyless]) -> None:
+    def _place_slabs(self, runs: list[Page]) -> None:
+        """Find out which ids belong to slabs whose leaf is gone."""
+        opened = [(page, self._open_keyless(page)) for page in runs]
+        keyless = [_Keyless(page, directory) for page, directory in opened if directory is not None]
         wanted: dict[bytes, list[tuple[int, int]]] = {}
         for number, (_, directory) in enumerate(keyless):
             alive = [at for at, kind in enumerate(directory.kinds) if kind & 0x7F != slabs.DEAD]
@@ -377,6 +390,54 @@ class Excavation:
         self.stray_slabs += 1
         return True
 
+    def _place_dictionaries(self, runs: list[Page]) -> None:
+        """Find out which numbers belong to dictionaries whose leaf is gone."""
+        needy: dict[int, list[_Found]] = {}
+        for found in self._slabs:
+            number = self._directory(found).dictionary
+            if number and number not in self._dictionaries:
+                needy.setdefault(number, []).append(found)
+        for page in runs:
+            if not needy:
+                return
+            content = self._measure_dictionary(page)
+            for number, users in list(needy.items()):
+                if content is not None and self._inflates(users[:_TRIED_SLABS], number, content):
+                    self._dictionaries[number] = content
+                    del needy[number]
+                    break
+
+    def _measure_dictionary(self, page: Page) -> bytes | None:
+        """The dictionary in a run of pages: as long as makes its checksum right."""
+        value = self._file.run_content(page)
+        if value is None or value[CHECKSUM_BYTES:][: len(DICTIONARY_MAGIC)] != DICTIONARY_MAGIC:
+            return None
+        # It ends somewhere in the last page of its run.
+        for size in range(len(value), max(0, len(value) - self._file.page_bytes), -1):
+            try:
+                return open_dictionary(0, value[:size], self._file.path)
+            except CorruptionError:
+                continue
+        return None
+
+    def _inflates(self, users: list[_Found], number: int, content: bytes) -> bool:
+        """Does a dictionary give the right bytes for one of these slabs?"""
+        self._dictionaries[number] = content
+        # One of its own: a compressor keeps what it has loaded.
+        kept, self._compressor = self._compressor, Compressor(self._dictionary)
+        try:
+            for found in users:
+                first_id = found.last_id - found.objects + 1
+                for object_id in range(first_id, found.last_id + 1):
+                    if not isinstance(self.find(object_id), str):
+                        return True
+            return False
+        finally:
+            self._compressor = kept
+            self._decoded.clear()
+            self._decoded_bytes = 0
+            del self._dictionaries[number]
+
     def _free_places(self, count: int) -> Iterator[int]:
         """First ids at which a slab of ``count`` objects would overlap no known one."""
         next_id = 1
@@ -412,7 +473,11 @@ class Excavation:
                 database = self._tables[table]
                 known = txn.get(key, db=database)
                 if known is not None and (
-                    known[0] == NEWEST
+                    # Only a number that has grown says for sure that a row is newer.
+                    (
+                        known[0] == NEWEST
+                        and value[:_NUMBER_AT_START] <= known[1:][:_NUMBER_AT_START]
+                    )
                     or (known[0] < rank and table not in _COUNTING)
                     or (rank != NEWEST and known[1:] >= value)
                 ):
