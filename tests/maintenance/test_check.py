@@ -26,6 +26,7 @@ from casstore.session.heads import decode_head
 from casstore.store import Store
 from tests.maintenance.wounds import (
     LONG,
+    PAGE_BYTES,
     Wound,
     flip,
     open_store,
@@ -435,6 +436,16 @@ def test_a_table_with_a_damaged_root_is_left_alone(path: Path, table: str) -> No
     assert {one.where.table for one in report.findings if one.code == faults.PAGE_DAMAGED} == {
         table
     }
+
+
+def test_a_page_that_holds_what_belongs_elsewhere_is_damaged(path: Path) -> None:
+    data = (path / "data.mdb").read_bytes()
+    other = pages_of(path, "nodes")[0][-1] * PAGE_BYTES
+    place = pages_of(path, "heads")[0][0]
+    overwrite(path, place, fill=lambda size: data[other : other + size])
+    [finding] = checked(path).findings
+    assert (finding.code, finding.where.table) == (faults.PAGE_DAMAGED, "heads")
+    assert finding.what == f"page {place} is damaged"
 
 
 # --- since the last one -----------------------------------------------------------------
