@@ -401,3 +401,31 @@ class Packing(Protocol):
     def pack(self, progress: Callable[[PackReport], None] | None = None) -> PackReport:
         """Lay out anew what is scattered, and drop what lost its name; in short steps."""
         ...
+
+
+class IndexReport(NamedTuple):
+    """What making the index anew did: objects named now, and compared with before."""
+
+    named: int
+    found: int
+    dropped: int
+    missing: int
+
+
+@runtime_checkable
+class Rebuilding(Protocol):
+    """An engine that keeps what can be derived from the rest, and can make it anew."""
+
+    def rebuild_index(self, roots: Roots, *, grace_ms: int = 0) -> IndexReport:
+        """Name what roots reach and what is younger than the grace, from the stored objects alone.
+
+        Atomic. CorruptionError, and nothing happens, if what is needed for it is damaged.
+        """
+        ...
+
+    def drop_damaged_rows(self, table: str) -> int:
+        """Remove the rows of a table that cannot be proven, and make the sum over all rows anew.
+
+        How many there were. CorruptionError, and nothing happens, if another table has any.
+        """
+        ...
