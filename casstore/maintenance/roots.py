@@ -4,6 +4,7 @@
     pins              what tags and pins name, until their time is up
     queue             the items of queued work
     attachments       blobs that were announced or committed
+    records           what other systems' rows link to
 
 A row that cannot be read stops the search: a root set that is not known is never taken for
 an empty one (P6).
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from casstore.engine.protocol import Row
+from casstore.records.rows import row_links
 from casstore.session import attachments, keys, pins, queue
 from casstore.session.heads import decode_head
 
@@ -40,3 +42,5 @@ def find_roots(scan: Callable[[str], Iterator[Row]], now_ms: int) -> Iterator[by
         digest = attachments.decode("", row.value).digest
         if digest is not None:
             yield digest
+    for row in scan("records"):
+        yield from row_links(row.value)
