@@ -1,11 +1,14 @@
 """State of a graph into stored values and back, element by element.
 
-What a store can hold as it is, is kept as it is: None, bool, int, float, str, bytes, and lists.
-Everything else is a map of one of three forms:
+What a store can hold as it is, is kept as it is: None, bool, int, float, str, and lists.
+Everything else has one of four forms:
 
     {"d": [key, value, key, value …]}   a dict with text keys, in its own order
     {"s": value}                        a delta snapshot
     {"t": tag, "b": bytes}              whatever else, as the serialiser spells it
+    bytes                               the same, if the tag is "msgpack" and the bytes are long
+
+The last is most messages: as bytes alone they are one object, and not a map and its content.
 
 So equal messages have equal bytes wherever they stand, and are stored once. Decoding runs no
 code but the serialiser's, on the bytes of one element at a time.
@@ -20,6 +23,7 @@ from typing import Any, Final
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
 from casstore.errors import CorruptionError
+from casstore.format.limits import OUTLINE_MIN_BYTES
 
 Dump = Callable[[Any], tuple[str, bytes]]
 Load = Callable[[tuple[str, bytes]], Any]
@@ -28,6 +32,7 @@ _DICT: Final = "d"
 _SNAPSHOT: Final = "s"
 _TAG: Final = "t"
 _BYTES: Final = "b"
+_MSGPACK: Final = "msgpack"
 
 # Deeper nested lists and dicts go to the serialiser as they are. A dict takes two levels of
 # the 64 that a stored value has.
@@ -39,7 +44,7 @@ _MAX_INT: Final = (1 << 64) - 1
 def encode(value: Any, dump: Dump, room: int = _MAX_DEPTH) -> Any:
     """The stored form of a value, its parts taken apart."""
     kind = type(value)
-    if value is None or kind is bool or kind is bytes:
+    if value is None or kind is bool:
         return value
     if kind is str:
         return value if _is_plain_text(value) else opaque(value, dump)
@@ -64,6 +69,8 @@ def encode(value: Any, dump: Dump, room: int = _MAX_DEPTH) -> Any:
 def opaque(value: Any, dump: Dump) -> Any:
     """The stored form of a value that goes through the serialiser whole."""
     tag, payload = dump(value)
+    if tag == _MSGPACK and len(payload) >= OUTLINE_MIN_BYTES:
+        return bytes(payload)
     return {_TAG: tag, _BYTES: bytes(payload)}
 
 
@@ -72,6 +79,8 @@ def decode(stored: Any, load: Load) -> Any:
     kind = type(stored)
     if kind is list:
         return [decode(item, load) for item in stored]
+    if kind is bytes:
+        return load((_MSGPACK, stored))
     if kind is not dict:
         return stored
     if len(stored) == 2 and type(stored.get(_BYTES)) is bytes and type(stored.get(_TAG)) is str:

@@ -9,7 +9,7 @@ not be read back is refused while somebody can still do something about it.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 import ormsgpack
@@ -29,6 +29,7 @@ from langgraph.checkpoint.serde.jsonplus import (
 from casstore.errors import CorruptionError, InvalidInputError, UnsafePayloadError
 
 AllowedType = type | tuple[str, str]
+_Refuse = Callable[[str, str], None]
 
 # What LangGraph writes today. Its older tags call constructors ("json") or worse ("pickle").
 _TAGS: Final = ("null", "bytes", "bytearray", "msgpack")
@@ -112,29 +113,29 @@ class StrictSerializer(JsonPlusSerializer):
         if refused:
             raise refused[0]
 
-    def _check_name(self, inner: Any, refuse: Any) -> None:
-        if type(inner) is not list or len(inner) < 3:
-            refuse("an object", "without module and name")
-            return
-        name = (inner[0], inner[1])
+    def _check_name(self, inner: Any, refuse: _Refuse) -> None:
+        try:
+            name = (inner[0], inner[1])
+            if len(inner) > 2 and (name in SAFE_MSGPACK_TYPES or name in self._own_types()):
+                return
+        except (IndexError, KeyError, TypeError):
+            name = ("?", "?")
+        refuse(
+            f"{name[0]}.{name[1]}",
+            "not among the types that may be loaded; if it is yours, allow it with "
+            f"CasstoreSaver(..., allowed=[{name!r}])",
+        )
+
+    def _own_types(self) -> Collection[tuple[str, ...]]:
         allowed = self._allowed_msgpack_modules
-        if not all(type(part) is str for part in name):
-            refuse("an object", "without module and name")
-        elif name not in SAFE_MSGPACK_TYPES and not (
-            isinstance(allowed, set) and name in allowed
-        ):
-            refuse(
-                ".".join(name),
-                "not among the types that may be loaded; if it is yours, allow it with "
-                f"CasstoreSaver(..., allowed=[{name!r}])",
-            )
+        return allowed if isinstance(allowed, set) else ()
 
 
-def _check_method(inner: Any, refuse: Any) -> None:
-    if (
-        type(inner) is not list
-        or len(inner) != 4
-        or not all(type(part) is str for part in (inner[0], inner[1], inner[3]))
-        or (inner[0], inner[1], inner[3]) not in SAFE_MSGPACK_METHODS
-    ):
-        refuse("a method call", "not among those that may be made while loading")
+def _check_method(inner: Any, refuse: _Refuse) -> None:
+    try:
+        name = (inner[0], inner[1], inner[3])
+        if name in SAFE_MSGPACK_METHODS:
+            return
+    except (IndexError, KeyError, TypeError):
+        name = ("?", "?", "?")
+    refuse(f"{name[0]}.{name[1]}.{name[2]}()", "not among the calls that may be made on loading")
