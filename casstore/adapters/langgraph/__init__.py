@@ -17,5 +17,6 @@ except ModuleNotFoundError as exc:
 
 from casstore.adapters.langgraph.saver import CasstoreSaver
 from casstore.adapters.langgraph.serializer import StrictSerializer
+from casstore.adapters.langgraph.sqlite_import import ImportReport, import_sqlite
 
-__all__ = ["CasstoreSaver", "StrictSerializer"]
+__all__ = ["CasstoreSaver", "ImportReport", "StrictSerializer", "import_sqlite"]
