@@ -94,6 +94,16 @@ class NotCanonicalError(InvalidValueError):
     """Bytes decode to a value, but are not the one spelling that casstore accepts (P4)."""
 
 
+class NoVectorIndexError(InvalidInputError):
+    """Items cannot be found by meaning: there is no vector index."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what}, and there is no vector index: search by namespace and filter, or keep "
+            "vectors in a database made for them"
+        )
+
+
 class NotFoundError(CasstoreError, LookupError):
     """What was asked for is not in the store."""
 

@@ -63,6 +63,13 @@ class KeySpace:
             at = at + self._room + 1 if 0 <= cut < end or end < 0 else end + 1
         return key[:at]
 
+    def starting(self, texts: tuple[str, ...], text: str) -> bytes:
+        """What the keys start with whose next text after ``texts`` starts with ``text``.
+
+        Of a text too long for a key, more than those: the texts themselves must be looked at.
+        """
+        return self.key(texts) + _escaped(text)[: self._room - len(_CUT) - DIGEST_BYTES]
+
     def _part(self, text: str) -> bytes:
         spelled = _escaped(text)
         if len(spelled) > self._room:
@@ -72,8 +79,8 @@ class KeySpace:
 
 
 def past(prefix: bytes) -> bytes:
-    """The first key behind all that start with ``prefix``, which ends a part."""
-    return prefix[:-1] + b"\x01"
+    """The first key behind all that start with ``prefix``, which ends in a byte below 255."""
+    return prefix[:-1] + bytes((prefix[-1] + 1,))
 
 
 def _escaped(text: str) -> bytes:

@@ -99,6 +99,13 @@ class Table:
         stop = past(start) if before is None else self.keys.key((*prefix, before))
         return self._scan(start, stop, reverse, page)
 
+    def scan_starting(self, text: str, *prefix: str) -> Iterator[Record]:
+        """Records whose keys start with ``prefix`` and a text that starts with ``text``."""
+        start = self.keys.starting(prefix, text)
+        for record in self._scan(start, past(start), False, _PAGE):
+            if record.key[len(prefix)].startswith(text):
+                yield record
+
     def groups(self, depth: int, *prefix: str) -> Iterator[tuple[str, ...]]:
         """The different first ``depth`` texts of keys, without reading what lies between."""
         start = self.keys.key(prefix)

@@ -19,7 +19,6 @@ from langgraph.types import Command
 
 from casstore.adapters.langgraph import CasstoreSaver
 from casstore.store import Store
-
 from tests.adapters import langgraph_graphs as graphs
 from tests.adapters.langgraph_graphs import on, say
 
@@ -122,11 +121,11 @@ def test_going_back_to_a_checkpoint_makes_a_branch_and_keeps_the_other(store: St
     graph = graphs.chat(saver)
     for n in range(3):
         graph.invoke(say(f"{n}"), on())
-    first = [
+    first = next(
         snapshot
         for snapshot in graph.get_state_history(on())
         if len(snapshot.values["messages"]) == 2 and not snapshot.next
-    ][0]
+    )
     old = graph.get_state(on()).config
     # By id: the state as it was.
     assert graph.get_state(first.config).values == first.values
@@ -146,7 +145,7 @@ def test_replaying_from_a_checkpoint_runs_the_rest_again(store: Store) -> None:
     graph.invoke({"log": [], "answer": ""}, on())
     graph.invoke(Command(resume="Ada"), on())
     graph.invoke(Command(resume="blue"), on())
-    at = [each for each in graph.get_state_history(on()) if each.next == ("ask",)][0]
+    at = next(each for each in graph.get_state_history(on()) if each.next == ("ask",))
     again = graph.invoke(None, at.config)
     assert [each.value for each in again["__interrupt__"]] == [{"question": "name"}]
     graph.invoke(Command(resume="Bob"), on())
@@ -237,9 +236,7 @@ graphs.delta(saver).invoke({{"log": ["in"], "n": 0}}, on(), durability="sync")
 
 @pytest.mark.parametrize("kill_after", [1, 2])
 def test_a_killed_process_is_resumed_by_another(tmp_path: Path, kill_after: int) -> None:
-    script = KILLED.format(
-        root=str(ROOT), place=str(tmp_path / "s"), kill_after=kill_after
-    )
+    script = KILLED.format(root=str(ROOT), place=str(tmp_path / "s"), kill_after=kill_after)
     answer = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("langgraph.checkpoint.sqlite", reason="needs the extra: pip install 'casstore[dev]'")
+pytest.importorskip(
+    "langgraph.checkpoint.sqlite", reason="needs the extra: pip install 'casstore[dev]'"
+)
 
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
@@ -60,20 +62,27 @@ def source(tmp_path: Path) -> Path:
 
 def fingerprint(path: Path) -> Any:
     return [
-        (each.name, each.stat().st_size, each.stat().st_mtime_ns, hashlib.sha256(each.read_bytes()).hexdigest())
+        (each.name, each.stat().st_mtime_ns, hashlib.sha256(each.read_bytes()).hexdigest())
         for each in sorted(path.parent.glob(path.name + "*"))
-    ]  # fmt: skip
+    ]
 
 
 def told(saver: Any) -> list[Any]:
     return [
-        (each.config, {**each.checkpoint, "channel_values": repr(sorted(each.checkpoint["channel_values"].items()))},
-         each.metadata, each.parent_config, each.pending_writes)
+        each._replace(
+            checkpoint={
+                **each.checkpoint,
+                # As text: not-a-number is not equal to itself.
+                "channel_values": repr(sorted(each.checkpoint["channel_values"].items())),
+            }
+        )
         for each in saver.list(None)
-    ]  # fmt: skip
+    ]
 
 
-def test_everything_is_there_afterwards_and_the_source_is_as_it_was(source: Path, store: Store) -> None:
+def test_everything_is_there_afterwards_and_the_source_is_as_it_was(
+    source: Path, store: Store
+) -> None:
     before = fingerprint(source)
     steps: list[Step] = []
     report = import_sqlite(source, store, progress=steps.append)
@@ -82,12 +91,14 @@ def test_everything_is_there_afterwards_and_the_source_is_as_it_was(source: Path
     with SqliteSaver.from_conn_string(str(source)) as theirs:
         assert told(ours) == told(theirs)
         assert report.checkpoints == report.imported == len(told(ours)) > 60
-    assert report.source_bytes == before[0][1]
+    assert report.source_bytes == source.stat().st_size
     assert report.store_bytes is not None
     assert report.store_bytes_before is not None
     assert report.store_bytes_before < report.store_bytes < report.source_bytes
     assert [step.phase for step in steps] == sorted(step.phase for step in steps)
-    assert {step.phase: step.done for step in steps} == dict.fromkeys(("copy", "verify"), report.checkpoints)
+    assert {step.phase: step.done for step in steps} == dict.fromkeys(
+        ("copy", "verify"), report.checkpoints
+    )
     # Writes without a checkpoint wait for it here, too.
     assert len([row for row in records(store) if b"later" in row.key]) == 1
 
@@ -121,7 +132,9 @@ class Stopped(Exception):
     """Raised by a progress that has had enough."""
 
 
-def test_an_import_that_was_stopped_goes_on(source: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_import_that_was_stopped_goes_on(
+    source: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import casstore.adapters.langgraph.sqlite_import as module
 
     monkeypatch.setattr(module, "_BATCH_CHECKPOINTS", 10)
@@ -179,7 +192,9 @@ def damage(path: Path, statement: str, *values: Any) -> None:
         database.execute(statement, values)
 
 
-def test_what_cannot_be_moved_is_refused_by_name(source: Path, store: Store, tmp_path: Path) -> None:
+def test_what_cannot_be_moved_is_refused_by_name(
+    source: Path, store: Store, tmp_path: Path
+) -> None:
     with pytest.raises(StoreNotFoundError):
         import_sqlite(tmp_path / "nothing", store)
     assert not (tmp_path / "nothing").exists()
@@ -192,7 +207,11 @@ def test_what_cannot_be_moved_is_refused_by_name(source: Path, store: Store, tmp
     damage(source, "UPDATE checkpoints SET type = 'pickle' WHERE thread_id = 'chat'")
     with pytest.raises(UnsafePayloadError, match="serde"):
         import_sqlite(source, store)
-    damage(source, "UPDATE checkpoints SET type = 'msgpack', checkpoint = ? WHERE thread_id = 'chat'", b"\x91")
+    damage(
+        source,
+        "UPDATE checkpoints SET type = 'msgpack', checkpoint = ? WHERE thread_id = 'chat'",
+        b"\x91",
+    )
     with pytest.raises(CorruptionError):
         import_sqlite(source, store)
 
@@ -208,17 +227,21 @@ def as_json(path: Path) -> None:
     strict = JsonPlusSerializer()
     with sqlite3.connect(path) as database:
         for thread, at, tag, blob in database.execute(
-            "SELECT thread_id, checkpoint_id, type, checkpoint FROM checkpoints WHERE thread_id = 'asking'"
+            "SELECT thread_id, checkpoint_id, type, checkpoint FROM checkpoints "
+            "WHERE thread_id = 'asking'"
         ).fetchall():
             value = strict.loads_typed((tag, blob))
             database.execute(
-                "UPDATE checkpoints SET type = 'json', checkpoint = ? WHERE thread_id = ? AND checkpoint_id = ?",
+                "UPDATE checkpoints SET type = 'json', checkpoint = ? "
+                "WHERE thread_id = ? AND checkpoint_id = ?",
                 (json.dumps(value).encode(), thread, at),
             )
 
 
 @pytest.mark.parametrize("older", [without_paths, as_json])
-def test_older_databases_are_read(source: Path, store: Store, older: Callable[[Path], None]) -> None:
+def test_older_databases_are_read(
+    source: Path, store: Store, older: Callable[[Path], None]
+) -> None:
     older(source)
     import_sqlite(source, store)
     saver = CasstoreSaver(store)
@@ -238,7 +261,9 @@ class Mirror:
         return ciphertext[::-1]
 
 
-def test_an_encrypted_database_moves_with_its_serialiser_and_stays_encrypted(tmp_path: Path, store: Store) -> None:
+def test_an_encrypted_database_moves_with_its_serialiser_and_stays_encrypted(
+    tmp_path: Path, store: Store
+) -> None:
     path = tmp_path / "e.sqlite"
     serde = EncryptedSerializer(Mirror(), JsonPlusSerializer(allowed_msgpack_modules=None))
     with sqlite3.connect(path, check_same_thread=False) as database:
@@ -251,12 +276,16 @@ def test_an_encrypted_database_moves_with_its_serialiser_and_stays_encrypted(tmp
     import_sqlite(path, store, serde=serde)
     assert told(CasstoreSaver(store, serde=serde)) == want
     content = b"".join(
-        item.data for item in store.engine.get_many([info.digest for info in store.engine.scan_objects()]) if item
+        item.data
+        for item in store.engine.get_many([info.digest for info in store.engine.scan_objects()])
+        if item
     )
     assert b"a secret" not in content
 
 
-def test_the_async_saver_of_the_stock_package_writes_the_same_files(tmp_path: Path, store: Store) -> None:
+def test_the_async_saver_of_the_stock_package_writes_the_same_files(
+    tmp_path: Path, store: Store
+) -> None:
     from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
     async def write() -> None:

@@ -24,7 +24,7 @@ pytest.importorskip("langgraph.graph", reason="needs the extra: pip install 'cas
 
 import ormsgpack
 from langchain_core.documents import Document
-from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, HumanMessage, ToolCall, ToolMessage
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.types import Interrupt, Send
@@ -104,9 +104,13 @@ HOSTILE = {
         )
     ),
     "inside a snapshot": ormsgpack.packb(ormsgpack.Ext(7, ext(0, HERE, "run", "x"))),
-    "inside a set": ext(0, "builtins", "set", [ormsgpack.Ext(1, ormsgpack.packb([HERE, "run", []]))]),
+    "inside a set": ext(
+        0, "builtins", "set", [ormsgpack.Ext(1, ormsgpack.packb([HERE, "run", []]))]
+    ),
     "in a list": ormsgpack.packb([1, ormsgpack.Ext(0, ormsgpack.packb([HERE, "run", "x"]))]),
-    "as a key's value": ormsgpack.packb({"a": ormsgpack.Ext(0, ormsgpack.packb([HERE, "run", "x"]))}),
+    "as a key's value": ormsgpack.packb(
+        {"a": ormsgpack.Ext(0, ormsgpack.packb([HERE, "run", "x"]))}
+    ),
     "an unknown extension": ormsgpack.packb(ormsgpack.Ext(99, b"\xc0")),
     "no name": ext(0),
     "a name that is no text": ext(0, ["os"], {"a": 1}, "x"),
@@ -147,7 +151,11 @@ def test_a_hostile_checkpoint_is_refused_wherever_it_is_read(store: Store, what:
     attacker = CasstoreSaver(store, serde=Careless())
     at = put(attacker, {"messages": [{1}]})
     put(attacker, {"fine": 1}, thread="written")
-    config = on("written", checkpoint_ns="", checkpoint_id=put(attacker, {}, thread="written", source="fork"))
+    config = on(
+        "written",
+        checkpoint_ns="",
+        checkpoint_id=put(attacker, {}, thread="written", source="fork"),
+    )
     attacker.put_writes(config, [("x", {1})], "task")
     put(attacker, {"fine": 1}, thread="meta", extra={1})
     saver = CasstoreSaver(store)
@@ -204,14 +212,26 @@ def test_text_that_cannot_be_encoded_does_not_change_the_codec(store: Store) -> 
 
 @pytest.mark.parametrize(
     "key",
-    ["source') = 'x' OR 1=1 --", "a.b", "$.x", '"', "'; DROP TABLE checkpoints; --", "", "@x:{*}", "\0"],
+    [
+        "source') = 'x' OR 1=1 --",
+        "a.b",
+        "$.x",
+        '"',
+        "'; DROP TABLE checkpoints; --",
+        "",
+        "@x:{*}",
+        "\0",
+    ],
 )
 def test_a_filter_is_compared_and_never_part_of_a_query(store: Store, key: str) -> None:
     """CVE-2025-67644 and CVE-2026-27022: keys and values of filters ended up in queries."""
     saver = CasstoreSaver(store)
     put(saver, {"n": 1})
-    put(saver, {"n": 2}, thread="u", **{key: "yes"})
-    assert [each.checkpoint["channel_values"] for each in saver.list(None, filter={key: "yes"})] == [{"n": 2}]
+    told: Any = {key: "yes"}
+    put(saver, {"n": 2}, thread="u", **told)
+    assert [
+        each.checkpoint["channel_values"] for each in saver.list(None, filter={key: "yes"})
+    ] == [{"n": 2}]
     assert list(saver.list(None, filter={key: "' OR '1'='1"})) == []
     assert list(saver.list(None, filter={key: None})) == []
     assert len(list(saver.list(None, filter={}))) == 2
@@ -225,7 +245,9 @@ def test_a_serialiser_that_falls_back_to_pickle_is_refused(store: Store) -> None
         CasstoreSaver(store, serde=JsonPlusSerializer(), allowed=[Mine])
 
 
-@pytest.mark.parametrize("value", [Mine(name="x"), Point(1), Colour.RED, [Mine(name="x")], {"a": {"b": Point(1)}}])
+@pytest.mark.parametrize(
+    "value", [Mine(name="x"), Point(1), Colour.RED, [Mine(name="x")], {"a": {"b": Point(1)}}]
+)
 def test_what_could_not_be_read_back_is_not_saved(store: Store, value: Any) -> None:
     saver = CasstoreSaver(store)
     with pytest.raises(UnsafePayloadError, match="allowed="):
@@ -235,7 +257,10 @@ def test_what_could_not_be_read_back_is_not_saved(store: Store, value: Any) -> N
         saver.put_writes(at, [("value", value)], "task")
     assert records(store) == []
     types: list[Any] = [Mine, Point, (HERE, "Colour")]
-    for allowing in (CasstoreSaver(store, allowed=types), saver.with_allowlist([(HERE, each) for each in ("Mine", "Point", "Colour")])):
+    for allowing in (
+        CasstoreSaver(store, allowed=types),
+        saver.with_allowlist([(HERE, each) for each in ("Mine", "Point", "Colour")]),
+    ):
         put(allowing, {"value": value}, source="fork")
         found = allowing.get_tuple(on())
         assert found is not None
@@ -253,19 +278,27 @@ def test_what_no_serialiser_takes_is_an_error_of_the_input(store: Store) -> None
     assert records(store) == []
 
 
-SAFE = [
-    None, True, False, 0, -1, (1 << 63) - 1, -(1 << 63), (1 << 64) - 1, 0.0, -0.0, 1.5, float("inf"), "", "text", "ß€𝄞", "long " * 400,
-    b"", b"bytes", b"long" * 400, bytearray(b"x"), bytearray(b"x" * 600), [], {}, [[]], [{}], {"": {}}, {"d": 1}, {"s": 1}, {"t": "x", "b": b"y"}, {"t": "msgpack", "b": b"\xc0"}, {1: 2}, {(1, 2): 3},
+SAFE: list[Any] = [
+    None, True, False, 0, -1, (1 << 63) - 1, -(1 << 63), (1 << 64) - 1, 0.0, -0.0, 1.5,
+    float("inf"), "", "text", "ß€𝄞", "long " * 400, b"", b"bytes", b"long" * 400,
+    bytearray(b"x"), bytearray(b"x" * 600), [], {}, [[]], [{}], {"": {}}, {"d": 1}, {"s": 1},
+    {"t": "x", "b": b"y"}, {"t": "msgpack", "b": b"\xc0"}, {1: 2}, {(1, 2): 3},
     {"b": 1, "a": 2}, [1, [2, [3, {"k": [None]}]]],
-    datetime.datetime(2026, 1, 2, 3, 4, 5, 6, datetime.timezone.utc), datetime.date(2026, 1, 2), datetime.timedelta(1, 2, 3), datetime.time(1, 2), zoneinfo.ZoneInfo("UTC"),
-    uuid.UUID(int=5), decimal.Decimal("1.50"), {1, 2}, frozenset({3}), deque([1, 2]), pathlib.PurePosixPath("a/b").name, pathlib.Path("a/b"), re.compile("a+", re.I),
-    ipaddress.ip_address("::1"), HumanMessage("hi", id="1"), AIMessage("x" * 2000, id="2", tool_calls=[{"name": "f", "args": {"a": 1}, "id": "c", "type": "tool_call"}]),
-    ToolMessage("r", tool_call_id="c"), Document("page", metadata={"a": 1}), Send("node", {"a": [1]}), Interrupt(value={"q": 1}, id="i"),
-    _DeltaSnapshot([HumanMessage("a"), 1]), _DeltaSnapshot({"a": b"x"}), [HumanMessage(f"{n}", id=str(n)) for n in range(300)],
+    datetime.datetime(2026, 1, 2, 3, 4, 5, 6, datetime.UTC), datetime.date(2026, 1, 2),
+    datetime.timedelta(1, 2, 3), datetime.time(1, 2), zoneinfo.ZoneInfo("UTC"),
+    uuid.UUID(int=5), decimal.Decimal("1.50"), {1, 2}, frozenset({3}), deque([1, 2]),
+    pathlib.Path("a/b"), re.compile("a+", re.I), ipaddress.ip_address("::1"),
+    HumanMessage("hi", id="1"), ToolMessage("r", tool_call_id="c"),
+    AIMessage("x" * 2000, id="2", tool_calls=[ToolCall(name="f", args={"a": 1}, id="c")]),
+    Document("page", metadata={"a": 1}), Send("node", {"a": [1]}),
+    Interrupt(value={"q": 1}, id="i"), _DeltaSnapshot([HumanMessage("a"), 1]),
+    _DeltaSnapshot({"a": b"x"}), [HumanMessage(f"{n}", id=str(n)) for n in range(300)],
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("value", SAFE, ids=lambda value: f"{type(value).__name__} {str(value)[:20]}")
+@pytest.mark.parametrize(
+    "value", SAFE, ids=lambda value: f"{type(value).__name__} {str(value)[:20]}"
+)
 def test_a_value_comes_back_as_with_the_stock_serialiser(store: Store, value: Any) -> None:
     stock = JsonPlusSerializer(allowed_msgpack_modules=None)
     want = stock.loads_typed(stock.dumps_typed(value))
@@ -295,15 +328,20 @@ def test_lists_nested_deeper_than_a_value_may_be_go_through_the_serialiser(store
 
 @pytest.mark.parametrize(
     "stored",
-    [{}, {"x": 1}, {"t": "msgpack"}, {"t": 1, "b": b""}, {"t": "msgpack", "b": "text"}, {"d": 1}, {"d": ["odd"]},
-     {"d": [1, 2]}, {"d": [], "s": 1}, {"t": "msgpack", "b": b"", "d": []}, {"t": "msgpack", "b": b"\xc1"}, b"\x91" * 600],
+    [
+        {}, {"x": 1}, {"t": "msgpack"}, {"t": 1, "b": b""}, {"t": "msgpack", "b": "text"},
+        {"d": 1}, {"d": ["odd"]}, {"d": [1, 2]}, {"d": [], "s": 1}, b"\x91" * 600,
+        {"t": "msgpack", "b": b"", "d": []}, {"t": "msgpack", "b": b"\xc1"},
+    ],
 )  # fmt: skip
 def test_forms_that_are_none_are_damage(stored: Any) -> None:
     with pytest.raises(CorruptionError):
         decode(stored, StrictSerializer().loads_typed)
 
 
-def test_another_serialiser_sees_values_whole_and_its_bytes_are_not_looked_into(store: Store) -> None:
+def test_another_serialiser_sees_values_whole_and_its_bytes_are_not_looked_into(
+    store: Store,
+) -> None:
     class Sealing:
         """Stands for encryption: neither LangGraph's own nor a kind of it."""
 
@@ -328,7 +366,9 @@ def test_another_serialiser_sees_values_whole_and_its_bytes_are_not_looked_into(
     assert found is not None
     assert found.checkpoint["channel_values"] == {"messages": said}
     content = b"".join(
-        item.data for item in store.engine.get_many([info.digest for info in store.engine.scan_objects()]) if item
+        item.data
+        for item in store.engine.get_many([info.digest for info in store.engine.scan_objects()])
+        if item
     )
     assert b"secret" not in content
     assert b"plain" not in content
@@ -340,7 +380,12 @@ def test_encoding_and_decoding_are_inverse_for_every_plain_value() -> None:
     from hypothesis import strategies as st
 
     plain = st.recursive(
-        st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats(allow_nan=False) | st.text() | st.binary(max_size=600),
+        st.none()
+        | st.booleans()
+        | st.integers(-(1 << 63), (1 << 64) - 1)
+        | st.floats(allow_nan=False)
+        | st.text()
+        | st.binary(max_size=600),
         lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
         max_leaves=20,
     )

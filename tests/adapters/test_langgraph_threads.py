@@ -81,12 +81,12 @@ def everything(saver: BaseCheckpointSaver[Any], *threads: str) -> list[Any]:
 
 def messages(count: int) -> list[AIMessage]:
     source = random.Random(7)
-    return [
-        AIMessage(source.randbytes(400).hex(), id=f"m{n}") for n in range(count)
-    ]
+    return [AIMessage(source.randbytes(400).hex(), id=f"m{n}") for n in range(count)]
 
 
-def grow(saver: BaseCheckpointSaver[Any], said: list[AIMessage], marks: tuple[int, ...], size: Any) -> list[int]:
+def grow(
+    saver: BaseCheckpointSaver[Any], said: list[AIMessage], marks: tuple[int, ...], size: Any
+) -> list[int]:
     """Put a checkpoint after each message; the bytes taken at the marks."""
     sizes: list[int] = []
     parent = None
@@ -108,7 +108,7 @@ def test_four_hundred_turns_cost_what_was_said_and_not_its_square(
     with SqliteSaver.from_conn_string(str(tmp_path / "c.sqlite")) as stock:
 
         def size() -> int:
-            pages, = stock.conn.execute("PRAGMA page_count").fetchone()
+            (pages,) = stock.conn.execute("PRAGMA page_count").fetchone()
             return int(pages) * 4096
 
         theirs = grow(stock, said, (200, 400), size)
@@ -131,7 +131,9 @@ def test_a_message_is_stored_once_wherever_it_stands(store: Store, saver: Cassto
     assert objects(store) == before + 1
 
 
-def test_one_changed_entry_of_a_dictionary_is_what_is_stored(store: Store, saver: CasstoreSaver) -> None:
+def test_one_changed_entry_of_a_dictionary_is_what_is_stored(
+    store: Store, saver: CasstoreSaver
+) -> None:
     source = random.Random(1)
     files = {f"src/file{n}.py": source.randbytes(300).hex() for n in range(300)}
     parent = put(saver, {"files": files})
@@ -153,7 +155,12 @@ def test_a_channel_that_did_not_change_is_not_serialised_again(
     parent = put(saver, {"messages": said, "n": 1})
     spelled: list[Any] = []
     dump = saver.serde.dumps_typed
-    monkeypatch.setattr(saver.serde, "dumps_typed", lambda value: spelled.append(value) or dump(value))
+
+    def noted(value: Any) -> tuple[str, bytes]:
+        spelled.append(value)
+        return dump(value)
+
+    monkeypatch.setattr(saver.serde, "dumps_typed", noted)
     versions = {"messages": 1, "n": 2}
     put(saver, {"messages": said, "n": 2}, parent, versions=versions, new={"n": 2})
     assert spelled == []
@@ -162,7 +169,9 @@ def test_a_channel_that_did_not_change_is_not_serialised_again(
     assert found.checkpoint["channel_values"] == {"messages": said, "n": 2}
 
 
-def test_what_a_parent_had_is_stored_anew_if_it_was_collected(store: Store, saver: CasstoreSaver) -> None:
+def test_what_a_parent_had_is_stored_anew_if_it_was_collected(
+    store: Store, saver: CasstoreSaver
+) -> None:
     said = messages(20)
     parent = put(saver, {"messages": said})
     saver.delete_thread("t")
@@ -178,7 +187,9 @@ def test_what_a_parent_had_is_stored_anew_if_it_was_collected(store: Store, save
 # --- gc -------------------------------------------------------------------------------------
 
 
-def test_gc_keeps_every_checkpoint_and_gives_a_deleted_thread_back(store: Store, saver: CasstoreSaver) -> None:
+def test_gc_keeps_every_checkpoint_and_gives_a_deleted_thread_back(
+    store: Store, saver: CasstoreSaver
+) -> None:
     graph = graphs.asking(saver)
     graph.invoke({"log": ["x" * 3000], "answer": ""}, on("kept"))
     graphs.chat(saver).invoke(say("y" * 5000), on("gone"))
@@ -199,7 +210,9 @@ def test_gc_keeps_every_checkpoint_and_gives_a_deleted_thread_back(store: Store,
 # --- copying --------------------------------------------------------------------------------
 
 
-def test_a_copy_takes_one_row_a_checkpoint_and_no_payload(store: Store, saver: CasstoreSaver) -> None:
+def test_a_copy_takes_one_row_a_checkpoint_and_no_payload(
+    store: Store, saver: CasstoreSaver
+) -> None:
     graph = graphs.asking(saver)
     graph.invoke({"log": ["x" * 3000], "answer": ""}, on("source"))
     checkpoints = len(everything(saver, "source"))
@@ -330,7 +343,7 @@ def test_checkpoints_whose_ancestors_were_of_deleted_runs_read_as_before(
 ) -> None:
     graph = journal(saver, 4, "sync")
     before = {
-        found.config["configurable"]["checkpoint_id"]: graph.get_state(found.config).values  # type: ignore[arg-type]
+        found.config["configurable"]["checkpoint_id"]: graph.get_state(found.config).values
         for found in everything(saver, "t")
         if found.metadata["run_id"] not in victims
     }
@@ -339,8 +352,8 @@ def test_checkpoints_whose_ancestors_were_of_deleted_runs_read_as_before(
     left = everything(saver, "t")
     assert {each.metadata["run_id"] for each in left} == {f"run{n}" for n in range(4)} - {*victims}
     for found in left:
-        at = found.config["configurable"]["checkpoint_id"]  # type: ignore[index]
-        assert graph.get_state(found.config).values == before.pop(at)  # type: ignore[arg-type]
+        at = found.config["configurable"]["checkpoint_id"]
+        assert graph.get_state(found.config).values == before.pop(at)
     assert before == {}
     saver.prune(["t"])
     want = graph.get_state(on()).values
@@ -360,18 +373,27 @@ def test_runs_are_found_in_rows_of_any_length(store: Store, saver: CasstoreSaver
         )
     saver.copy_thread(long_thread, "copy")
     saver.delete_for_runs(["a", long_run])
-    left = [(each.config["configurable"]["thread_id"], each.metadata["run_id"]) for each in saver.list(None)]  # type: ignore[index]
+    left = [
+        (each.config["configurable"]["thread_id"], each.metadata["run_id"])
+        for each in saver.list(None)
+    ]
     assert sorted(left) == [("copy", "b"), (long_thread, "b")]
 
 
 def test_a_step_on_a_pruned_checkpoint_is_refused_if_it_needs_it(saver: CasstoreSaver) -> None:
     graph = journal(saver, 1, "sync")
-    old = [each for each in everything(saver, "t") if each.metadata["step"] == 0][0]
+    old = next(each for each in everything(saver, "t") if each.metadata["step"] == 0)
     saver.prune(["t"])
     at: Any = old.config
-    counters = {"counters_since_delta_snapshot": {"log": (1, 1)}}
+    counters: Any = {"counters_since_delta_snapshot": {"log": (1, 1)}}
     with pytest.raises(CheckpointGoneError, match="start again"):
-        put(saver, {"n": 1}, at["configurable"]["checkpoint_id"], versions={"n": 2, "log": 2}, **counters)
+        put(
+            saver,
+            {"n": 1},
+            at["configurable"]["checkpoint_id"],
+            versions={"n": 2, "log": 2},
+            **counters,
+        )
     # With a snapshot of its own it needs nobody.
     assert len(everything(saver, "t")) == 1
     assert graph.get_state(on()).values["log"]
@@ -403,7 +425,9 @@ def test_of_two_writers_on_one_thread_none_loses_a_checkpoint_and_it_is_told(
         put(one, {"n": 3}, mine)
     assert [record.getMessage().split(":")[0] for record in caplog.records] == ["thread 't'"] * 2
     assert mine in caplog.records[0].getMessage()
-    found = {each.checkpoint["id"]: each.checkpoint["channel_values"]["n"] for each in one.list(on())}
+    found = {
+        each.checkpoint["id"]: each.checkpoint["channel_values"]["n"] for each in one.list(on())
+    }
     assert found[mine] == 1
     assert found[theirs] == 2
     assert len(found) == 4
@@ -491,7 +515,13 @@ def test_writes_may_come_before_their_checkpoint(saver: CasstoreSaver) -> None:
 
 def test_listing_everything_is_newest_first_over_all_threads(saver: CasstoreSaver) -> None:
     put_in_order = [
-        put(saver, {"n": n}, thread=f"t{n % 3}", namespace=("" if n % 2 else "inside"), source="fork")
+        put(
+            saver,
+            {"n": n},
+            thread=f"t{n % 3}",
+            namespace=("" if n % 2 else "inside"),
+            source="fork",
+        )
         for n in range(12)
     ]
     newest = put_in_order[::-1]
@@ -508,7 +538,9 @@ def test_listing_everything_is_newest_first_over_all_threads(saver: CasstoreSave
 
 @pytest.mark.parametrize("thread", ["", "a\0b", "a\x01b", "ß" * 400, "x" * 5000, 7, "a/../b|:*"])
 @pytest.mark.parametrize("namespace", ["", "n\0s", "node:1|" * 60])
-def test_names_of_any_kind_stand_for_themselves(saver: CasstoreSaver, thread: Any, namespace: str) -> None:
+def test_names_of_any_kind_stand_for_themselves(
+    saver: CasstoreSaver, thread: Any, namespace: str
+) -> None:
     at = put(saver, {"n": 1}, thread=thread, namespace=namespace)
     put(saver, {"n": 2}, thread=f"{thread} ", namespace=namespace)
     put(saver, {"n": 3}, thread=thread, namespace=f"{namespace} ")
@@ -517,13 +549,13 @@ def test_names_of_any_kind_stand_for_themselves(saver: CasstoreSaver, thread: An
     assert found is not None
     assert found.checkpoint["channel_values"] == {"n": 1}
     assert found.pending_writes == [("t" * 300, "x", 1)]
-    listed = [each.config["configurable"] for each in saver.list(None)]  # type: ignore[index]
+    listed = [each.config["configurable"] for each in saver.list(None)]
     assert {(each["thread_id"], each["checkpoint_ns"]) for each in listed} == {
         (str(thread), namespace), (f"{thread} ", namespace), (str(thread), f"{namespace} "),
     }  # fmt: skip
     saver.copy_thread(str(thread), "copy")
     saver.delete_thread(str(thread))
-    assert {each.config["configurable"]["thread_id"] for each in saver.list(None)} == {  # type: ignore[index]
+    assert {each.config["configurable"]["thread_id"] for each in saver.list(None)} == {
         f"{thread} ", "copy",
     }  # fmt: skip
 

@@ -15,8 +15,9 @@ except ModuleNotFoundError as exc:
         "LangGraph is not installed: pip install 'casstore[langgraph]'", name=exc.name
     ) from exc
 
+from casstore.adapters.langgraph.items import CasstoreStore
 from casstore.adapters.langgraph.saver import CasstoreSaver
 from casstore.adapters.langgraph.serializer import StrictSerializer
 from casstore.adapters.langgraph.sqlite_import import ImportReport, import_sqlite
 
-__all__ = ["CasstoreSaver", "ImportReport", "StrictSerializer", "import_sqlite"]
+__all__ = ["CasstoreSaver", "CasstoreStore", "ImportReport", "StrictSerializer", "import_sqlite"]

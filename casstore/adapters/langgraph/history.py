@@ -34,9 +34,7 @@ class _Walk(NamedTuple):
         """Nothing more is looked for: ``older`` comes before what was found, then the seed."""
         writes = self.writes.pop(channel)
         writes.reverse()
-        self.found[channel] = ChannelHistory(
-            older + writes, bool(seed), seed[0] if seed else None
-        )
+        self.found[channel] = ChannelHistory(older + writes, bool(seed), seed[0] if seed else None)
 
 
 def channel_histories(
@@ -90,5 +88,3 @@ def _end_at_fold(walk: _Walk, row: CheckpointRow) -> None:
         except (IndexError, TypeError, ValueError) as exc:
             raise CorruptionError(f"the folded history of {row.place} is damaged") from exc
         walk.end(channel, older, *folded[1:])
-
-

@@ -47,7 +47,7 @@ class PendingRow(NamedTuple):
 
     task: str
     path: str
-    index: int
+    slot: int
     channel: str
     value: Any
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import threading
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 from types import TracebackType
@@ -23,15 +21,16 @@ from langgraph.checkpoint.base import (
     CheckpointMetadata,
     CheckpointTuple,
     DeltaChannelHistory,
-    SerializerProtocol,
     get_checkpoint_id,
     get_checkpoint_metadata,
 )
+from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from casstore import store as stores
 from casstore.adapters.langgraph import care, encoding, layout
 from casstore.adapters.langgraph.history import ChannelHistory, channel_histories
+from casstore.adapters.langgraph.holding import StoreHolder
 from casstore.adapters.langgraph.layout import Channel, PendingRow, Place
 from casstore.adapters.langgraph.serializer import AllowedType, StrictSerializer
 from casstore.adapters.langgraph.threads import (
@@ -45,7 +44,6 @@ from casstore.errors import (
     BranchedThreadError,
     BusyError,
     CheckpointGoneError,
-    ClosedError,
     ConditionFailedError,
     InvalidInputError,
     ObjectNotFoundError,
@@ -62,49 +60,16 @@ _MAX_ATTEMPTS: Final = 64
 _KEPT_PARENTS: Final = 256
 # Tuples that a listing reads at once.
 _PAGE: Final = 16
-# As many as wait at once when a step ends; concurrent writes share a flush.
-_WORKERS: Final = 16
 # Steps that say themselves that they leave the path.
 _DELIBERATE: Final = ("fork", "update")
 
 
-class _Place:
-    """What copies of a saver share: the store, its rows, and threads for async callers."""
+class _Parents:
+    """The channels of the checkpoints put or read last: the next step need not read them."""
 
-    def __init__(self, opener: Callable[[], Store], *, owned: bool) -> None:
-        self._opener = opener
-        self._owned = owned
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._threads: Threads | None = None
-        self._pool: ThreadPoolExecutor | None = None
-        self._closed = False
         self._known: OrderedDict[Place, dict[str, Channel]] = OrderedDict()
-
-    @property
-    def threads(self) -> Threads:
-        with self._lock:
-            if self._closed:
-                raise ClosedError("this saver is closed")
-            if self._threads is None:
-                self._threads = Threads(self._opener())
-            return self._threads
-
-    def pool(self) -> ThreadPoolExecutor:
-        with self._lock:
-            if self._closed:
-                raise ClosedError("this saver is closed")
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="casstore-langgraph")
-            return self._pool
-
-    def close(self) -> None:
-        with self._lock:
-            pool, threads = self._pool, self._threads
-            self._pool, self._threads, self._closed = None, None, True
-        if pool is not None:
-            pool.shutdown()
-        if threads is not None and self._owned:
-            threads.store.close()
 
     def remember(self, place: Place, channels: dict[str, Channel]) -> None:
         with self._lock:
@@ -139,7 +104,7 @@ class CasstoreSaver(BaseCheckpointSaver[str]):
         serde: SerializerProtocol | None = None,
         on_branch: OnBranch = "keep",
     ) -> None:
-        self._begin(_Place(lambda: store, owned=False), allowed, serde, on_branch)
+        self._begin(StoreHolder(lambda: store, owned=False), allowed, serde, on_branch)
 
     @classmethod
     def from_path(
@@ -157,13 +122,13 @@ class CasstoreSaver(BaseCheckpointSaver[str]):
         Use it in ``with`` or ``async with``, or call ``close``. Options as for ``casstore.open``.
         """
         saver = cls.__new__(cls)
-        place = _Place(partial(stores.open, path, durability, **options), owned=True)
-        saver._begin(place, allowed, serde, on_branch)
+        holder = StoreHolder(partial(stores.open, path, durability, **options), owned=True)
+        saver._begin(holder, allowed, serde, on_branch)
         return saver
 
     def _begin(
         self,
-        place: _Place,
+        holder: StoreHolder,
         allowed: Collection[AllowedType],
         serde: SerializerProtocol | None,
         on_branch: OnBranch,
@@ -175,17 +140,22 @@ class CasstoreSaver(BaseCheckpointSaver[str]):
         if getattr(serde, "pickle_fallback", False):
             raise InvalidInputError("a serialiser that falls back to pickle runs what it loads")
         super().__init__(serde=serde or StrictSerializer(allowed))
-        self._place = place
+        self._holder = holder
+        self._parents = _Parents()
         self._on_branch = on_branch
+
+    @property
+    def _threads(self) -> Threads:
+        return Threads(self._holder.store)
 
     # --- opening and closing ------------------------------------------------------------
 
     def close(self) -> None:
         """Let go of the store, and close it if this saver has opened it."""
-        self._place.close()
+        self._holder.close()
 
     def __enter__(self) -> CasstoreSaver:
-        _ = self._place.threads
+        _ = self._holder.store
         return self
 
     def __exit__(
@@ -197,7 +167,7 @@ class CasstoreSaver(BaseCheckpointSaver[str]):
         self.close()
 
     async def __aenter__(self) -> CasstoreSaver:
-        await self._run(lambda: self._place.threads)
+        await self._run(lambda: self._holder.store)
         return self
 
     async def __aexit__(
@@ -206,13 +176,13 @@ class CasstoreSaver(BaseCheckpointSaver[str]):
         exc: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, self.close))
+        await self._holder.aclose()
 
     # --- reading ------------------------------------------------------------------------
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """The checkpoint that ``config`` names, or the latest; None if there is none."""
-        threads = self._place.threads
+        threads = self._threads
         thread, namespace, checkpoint = _parts(config)
         if checkpoint is None:
             row = threads.find_latest(thread, namespace)
@@ -239,7 +209,7 @@ class CasstoreSaver(BaseCheckpointSaver[str]):
     def _listed(
         self, config: RunnableConfig | None, wanted: dict[str, Any], before: RunnableConfig | None
     ) -> Iterator[CheckpointTuple]:
-        threads = self._place.threads
+        threads = self._threads
         rows = _rows(threads, config, None if before is None else get_checkpoint_id(before))
         # One first, for many ask for no more; then in pages.
         page = 1
@@ -301,13 +271,10 @@ class CasstoreSaver(BaseCheckpointSaver[str]):
             checkpoint=checkpoint,  # type: ignore[arg-type]
             metadata=self._decode(value.get("meta")),
             parent_config=(
-                None
-                if row.parent is None
-                else _config(row.place._replace(checkpoint=row.parent))
+                None if row.parent is None else _config(row.place._replace(checkpoint=row.parent))
             ),
             pending_writes=[
-                (each.task, each.channel, self._decode(each.value))
-                for each in threads.pending(row)
+                (each.task, each.channel, self._decode(each.value)) for each in threads.pending(row)
             ],
         )
 
@@ -315,7 +282,7 @@ class CasstoreSaver(BaseCheckpointSaver[str]):
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         """What a checkpoint's delta channels start from, and the writes since, oldest first."""
-        threads = self._place.threads
+        threads = self._threads
         thread, namespace, checkpoint = _parts(config)
         if checkpoint is None:
             row = threads.find_latest(thread, namespace)
@@ -324,9 +291,7 @@ class CasstoreSaver(BaseCheckpointSaver[str]):
         if row is None:
             return {channel: {"writes": []} for channel in channels}
         found = channel_histories(threads, row, channels)
-        return {
-            channel: self._history(threads, channel, found[channel]) for channel in channels
-        }
+        return {channel: self._history(threads, channel, found[channel]) for channel in channels}
 
     def _history(
         self, threads: Threads, channel: str, found: ChannelHistory
@@ -348,7 +313,7 @@ class CasstoreSaver(BaseCheckpointSaver[str]):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """Store a checkpoint on top of the one that ``config`` names."""
-        threads = self._place.threads
+        threads = self._threads
         thread, namespace, parent = _parts(config)
         place = Place(thread, namespace, checkpoint["id"])
         meta: dict[str, Any] = dict(get_checkpoint_metadata(config, metadata))
@@ -387,10 +352,10 @@ class CasstoreSaver(BaseCheckpointSaver[str]):
                 if not take_over:
                     raise
                 # What the parent had was collected: everything is stored anew.
-                self._place.forget()
+                self._parents.forget()
                 take_over = False
                 continue
-            self._place.remember(place, channels)
+            self._parents.remember(place, channels)
             if row is not None and row.link != link:
                 logger.warning(
                     "thread %r: checkpoint %s was put again with other content",
@@ -426,13 +391,13 @@ class CasstoreSaver(BaseCheckpointSaver[str]):
         return channels
 
     def _channels_of(self, threads: Threads, place: Place) -> Mapping[str, Channel]:
-        known = self._place.recall(place)
+        known = self._parents.recall(place)
         if known is None:
             row = threads.find(place)
             if row is None:
                 return {}
             known = threads.read([row])[0].channels
-            self._place.remember(place, known)
+            self._parents.remember(place, known)
         return known
 
     def _expect_parent(
@@ -488,15 +453,13 @@ class CasstoreSaver(BaseCheckpointSaver[str]):
         task_path: str = "",
     ) -> None:
         """Store what a task has written; told twice, the first counts, but for special ones."""
-        threads = self._place.threads
+        threads = self._threads
         thread, namespace, checkpoint = _parts(config)
         if checkpoint is None:
             raise InvalidInputError("writes belong to a checkpoint, and the config names none")
         place = Place(thread, namespace, checkpoint)
         new = [
-            PendingRow(
-                task_id, task_path, WRITES_IDX_MAP.get(name, at), name, self._encode(value)
-            )
+            PendingRow(task_id, task_path, WRITES_IDX_MAP.get(name, at), name, self._encode(value))
             for at, (name, value) in enumerate(writes)
         ]
         replace = all(name in WRITES_IDX_MAP for name, _ in writes)
@@ -510,10 +473,10 @@ class CasstoreSaver(BaseCheckpointSaver[str]):
                 row = threads.find(place)
                 folded = [] if row is None else row.folded_writes
                 known = [each for each in folded if each.task == task_id]
-            merged = {each.index: each for each in known}
+            merged = {each.slot: each for each in known}
             for each in new:
-                if replace or each.index not in merged:
-                    merged[each.index] = each
+                if replace or each.slot not in merged:
+                    merged[each.slot] = each
             if merged:
                 draft.expect(threads.writes, key, record)
                 draft.put(threads.writes, key, layout.pack_task(merged.values()))
@@ -522,19 +485,19 @@ class CasstoreSaver(BaseCheckpointSaver[str]):
 
     def delete_thread(self, thread_id: str) -> None:
         """Take everything of a thread away."""
-        care.delete_thread(self._place.threads, str(thread_id))
+        care.delete_thread(self._threads, str(thread_id))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Take away the checkpoints of these runs; those that stay read as before."""
-        care.delete_for_runs(self._place.threads, run_ids)
+        care.delete_for_runs(self._threads, run_ids)
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Give another thread all checkpoints of this one, sharing everything."""
-        care.copy_thread(self._place.threads, str(source_thread_id), str(target_thread_id))
+        care.copy_thread(self._threads, str(source_thread_id), str(target_thread_id))
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = care.KEEP_LATEST) -> None:
         """Keep only the latest checkpoint of each namespace, or (``delete``) none."""
-        care.prune(self._place.threads, thread_ids, strategy)
+        care.prune(self._threads, thread_ids, strategy)
 
     def get_next_version(self, current: str | int | float | None, channel: None) -> str:
         """The version after ``current``; equal work gives equal versions."""
@@ -561,8 +524,7 @@ class CasstoreSaver(BaseCheckpointSaver[str]):
         *args: Parameters.args,
         **options: Parameters.kwargs,
     ) -> Result:
-        work = self._place.pool().submit(partial(call, *args, **options))
-        return await asyncio.wrap_future(work)
+        return await self._holder.run(call, *args, **options)
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """As ``get_tuple``."""
@@ -613,9 +575,7 @@ class CasstoreSaver(BaseCheckpointSaver[str]):
         """As ``copy_thread``."""
         await self._run(self.copy_thread, source_thread_id, target_thread_id)
 
-    async def aprune(
-        self, thread_ids: Sequence[str], *, strategy: str = care.KEEP_LATEST
-    ) -> None:
+    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = care.KEEP_LATEST) -> None:
         """As ``prune``."""
         await self._run(self.prune, thread_ids, strategy=strategy)
 

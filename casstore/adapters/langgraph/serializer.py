@@ -2,14 +2,14 @@
 
 LangGraph rebuilds objects by importing what the bytes name and calling it. Its list of safe
 types is honoured by default only if an environment variable was set in time, and then a
-forbidden object quietly becomes plain data. Here every name is compared with that list, and
-with what the application allows, first; a stranger is an error. The same is asked when saving: what could
-not be read back is refused while somebody can still do something about it.
+forbidden object quietly becomes plain data. Here every name is first compared with that list,
+and with what the application allows; a stranger is an error. The same is asked when saving:
+what could not be read back is refused while somebody can still do something about it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final
 
 import ormsgpack
@@ -42,6 +42,8 @@ _CONSTRUCTORS: Final = (
 )
 # Objects inside objects; each level is a call inside a call.
 _MAX_NESTING: Final = 64
+# How much is remembered of what was looked at: at each step most messages are the same ones.
+_MAX_PASSED_BYTES: Final = 8 << 20
 
 
 class StrictSerializer(JsonPlusSerializer):
@@ -56,6 +58,17 @@ class StrictSerializer(JsonPlusSerializer):
             allowed_json_modules=None,
             allowed_msgpack_modules=tuple(allowed) or None,
         )
+        self._passed = _Passed()
+
+    def with_msgpack_allowlist(
+        self, extra_allowlist: Iterable[tuple[str, ...] | type]
+    ) -> JsonPlusSerializer:
+        """The same, allowing more."""
+        wider = super().with_msgpack_allowlist(extra_allowlist)
+        if isinstance(wider, StrictSerializer) and wider is not self:
+            # What passes there may be forbidden here.
+            wider._passed = _Passed()
+        return wider
 
     def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
         """Tag and bytes of a value; UnsafePayloadError if loading would refuse them."""
@@ -69,7 +82,7 @@ class StrictSerializer(JsonPlusSerializer):
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
         """The value of tag and bytes; UnsafePayloadError if they name anything forbidden."""
-        tag, payload = data
+        tag, payload = data[0], bytes(data[1])
         if tag not in _TAGS:
             raise UnsafePayloadError(repr(tag), "no codec that may be loaded")
         if tag == "msgpack":
@@ -81,6 +94,12 @@ class StrictSerializer(JsonPlusSerializer):
 
     def _check(self, payload: bytes) -> None:
         """Refuse bytes that name what may not be loaded. Imports nothing, calls nothing."""
+        if payload in self._passed.payloads:
+            return
+        self._look(payload)
+        self._passed.add(payload)
+
+    def _look(self, payload: bytes) -> None:
         refused: list[UnsafePayloadError] = []
         depth = 0
 
@@ -129,6 +148,25 @@ class StrictSerializer(JsonPlusSerializer):
     def _own_types(self) -> Collection[tuple[str, ...]]:
         allowed = self._allowed_msgpack_modules
         return allowed if isinstance(allowed, set) else ()
+
+
+class _Passed:
+    """Bytes that were looked at and may be loaded, compared whole; a bounded number of them."""
+
+    __slots__ = ("payloads", "size_bytes")
+
+    def __init__(self) -> None:
+        self.payloads: set[bytes] = set()
+        self.size_bytes = 0
+
+    def add(self, payload: bytes) -> None:
+        """Remember these, and forget all others if they are too many."""
+        # Threads may race here; then a little more or less is remembered.
+        if self.size_bytes + len(payload) > _MAX_PASSED_BYTES:
+            self.payloads, self.size_bytes = set(), 0
+        if len(payload) <= _MAX_PASSED_BYTES:
+            self.payloads.add(payload)
+            self.size_bytes += len(payload)
 
 
 def _check_method(inner: Any, refuse: _Refuse) -> None:

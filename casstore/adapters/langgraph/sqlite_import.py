@@ -86,9 +86,9 @@ def import_sqlite(
 ) -> ImportReport:
     """Move the checkpoints and writes of a SqliteSaver's database over, and compare all of them.
 
-    The file is opened read-only and is as it was afterwards. ``serde`` is needed only if
-    the database was written with another serialiser than LangGraph's own (encryption): then state is
-    loaded with it. Raising from ``progress`` stops; the next call goes on from there.
+    The file is opened read-only and is as it was afterwards. ``serde`` is needed only if the
+    database was written with another serialiser than LangGraph's own, as for encryption: then
+    state is loaded with it. Raising from ``progress`` stops; the next call goes on from there.
     ConflictError if the store has a checkpoint of the same name with other content.
     """
     path = Path(file)
@@ -147,7 +147,9 @@ class _Source:
         """One checkpoint with its writes."""
         found = next(self._ask(_CHECKPOINT, place), None)
         if found is None:
-            raise ConflictError(f"{self._path} lost checkpoint {place.checkpoint} while it was read")
+            raise ConflictError(
+                f"{self._path} lost checkpoint {place.checkpoint} while it was read"
+            )
         parent, tag, payload, metadata = found
         fields = self._load(place, tag, payload)
         meta = json.loads(metadata) if metadata else {}
@@ -319,7 +321,9 @@ def _verify_one(source: _Source, threads: Threads, checkpoint: _Checkpoint) -> N
     same = (
         row.parent == checkpoint.parent
         and set(values) == set(fields["channel_values"])
-        and all(source.same(value, values[name]) for name, value in fields["channel_values"].items())
+        and all(
+            source.same(value, values[name]) for name, value in fields["channel_values"].items()
+        )
         and {
             name: layout.unpack_version(each.version)
             for name, each in channels.items()
@@ -345,7 +349,7 @@ def _plain(stored: Any) -> bytes:
 
 
 def _place_of_write(write: PendingRow) -> tuple[str, int]:
-    return write.task, write.index
+    return write.task, write.slot
 
 
 def _open(path: Path) -> sqlite3.Connection:
@@ -367,9 +371,7 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def _file_bytes(path: Path) -> int:
-    return sum(
-        each.stat().st_size for each in (path, Path(f"{path}-wal")) if each.exists()
-    )
+    return sum(each.stat().st_size for each in (path, Path(f"{path}-wal")) if each.exists())
 
 
 def _used_bytes(store: Store) -> int | None:

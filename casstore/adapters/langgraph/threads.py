@@ -100,14 +100,14 @@ class Threads:
             return _checkpoint_row(record)
         return None
 
-    def rows(self, thread: str, namespace: str, before: str | None = None) -> Iterator[CheckpointRow]:
+    def rows(
+        self, thread: str, namespace: str, before: str | None = None
+    ) -> Iterator[CheckpointRow]:
         """The checkpoints of one namespace, newest first."""
         found = self.checkpoints.scan(thread, namespace, before=before, reverse=True, page=32)
         return map(_checkpoint_row, found)
 
-    def merged_rows(
-        self, thread: str | None, before: str | None = None
-    ) -> Iterator[CheckpointRow]:
+    def merged_rows(self, thread: str | None, before: str | None = None) -> Iterator[CheckpointRow]:
         """The checkpoints of all namespaces of a thread, or of all threads, newest first.
 
         Keeps one id for each namespace in memory, not its rows.
@@ -119,7 +119,7 @@ class Threads:
         heapq.heapify(newest)
         while newest:
             (latest, group) = newest[0]
-            row = self.find(Place(*group, latest.text))
+            row = self.find(Place(group[0], group[1], latest.text))
             if row is not None:
                 yield row
             if (following := self._newest_id(group, latest.text)) is None:
@@ -188,7 +188,7 @@ def sorted_writes(
     writes = [each for each in folded if each.task not in by_task]
     for own in by_task.values():
         writes += own
-    return sorted(writes, key=lambda each: writes_sort_key(each.path, each.task, each.index))
+    return sorted(writes, key=lambda each: writes_sort_key(each.path, each.task, each.slot))
 
 
 class _Descending:
