@@ -451,6 +451,19 @@ def test_a_second_writer_is_refused_if_that_is_wanted_and_nothing_is_written(sto
     put(other, {"n": 2}, start, thread="mine")
 
 
+def test_replaying_an_earlier_checkpoint_is_no_second_writer_but_new_input_to_it_is(
+    store: Store,
+) -> None:
+    graph = graphs.chat(CasstoreSaver(store, on_branch="refuse"))
+    for n in range(3):
+        graph.invoke(say(f"{n}"), on())
+    old = [each for each in graph.get_state_history(on()) if each.next == ("answer",)][-1]
+    assert len(graph.invoke(None, old.config)["messages"]) == 2
+    # LangGraph asks for this as it would for a second worker's step.
+    with pytest.raises(BranchedThreadError):
+        graph.invoke(say("again"), old.config, durability="sync")
+
+
 def test_writers_at_the_same_moment_are_told_apart(store: Store) -> None:
     start = put(CasstoreSaver(store), {"n": 0})
     gate = threading.Barrier(6)
