@@ -39,7 +39,7 @@ from casstore.store import Store
 from casstore.testing import ManualClock
 from tests.adapters.langgraph_graphs import Plan, on
 from tests.adapters.test_langgraph_strict import Mine
-from tests.adapters.test_langgraph_threads import objects, records
+from tests.adapters.test_langgraph_threads import in_between, objects, records
 
 
 @pytest.fixture
@@ -250,6 +250,23 @@ def test_writers_at_the_same_moment_lose_nothing(memory: CasstoreStore) -> None:
         worker.join()
     assert len(memory.search(("own",), limit=100)) == 60
     assert len(memory.search(("shared",))) == 1
+
+
+def test_an_item_that_comes_between_looking_and_writing_keeps_its_birthday(
+    timed: tuple[CasstoreStore, ManualClock, Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, clock, _ = timed
+
+    def meanwhile() -> None:
+        memory.put(("a",), "k", {"n": 1}, ttl=None)
+        clock.now_ms += 5
+
+    in_between(monkeypatch, meanwhile)
+    memory.put(("a",), "k", {"n": 2}, ttl=None)
+    found = memory.get(("a",), "k")
+    assert found is not None
+    assert found.value == {"n": 2}
+    assert found.created_at < found.updated_at
 
 
 def test_a_graph_remembers_across_threads_in_the_same_store(tmp_path: Path) -> None:

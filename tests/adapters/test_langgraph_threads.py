@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from casstore.errors import (
     ObjectNotFoundError,
 )
 from casstore.maintenance import gc
+from casstore.records.rows import Draft
 from casstore.store import Store
 from tests.adapters import langgraph_graphs as graphs
 from tests.adapters.langgraph_graphs import on, say
@@ -462,6 +464,95 @@ def test_replaying_an_earlier_checkpoint_is_no_second_writer_but_new_input_to_it
     # LangGraph asks for this as it would for a second worker's step.
     with pytest.raises(BranchedThreadError):
         graph.invoke(say("again"), old.config, durability="sync")
+
+
+def in_between(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> None:
+    """Let something happen after the next write was made ready and before it is written."""
+    commit = Draft.commit
+
+    def late(draft: Draft) -> None:
+        monkeypatch.setattr(Draft, "commit", commit)
+        act()
+        commit(draft)
+
+    monkeypatch.setattr(Draft, "commit", late)
+
+
+def test_a_step_that_comes_between_looking_and_writing_is_noticed(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = CasstoreSaver(store, on_branch="refuse")
+    start = put(one, {"n": 0})
+    other: list[str] = []
+    in_between(monkeypatch, lambda: other.append(put(CasstoreSaver(store), {"n": 1}, start)))
+    with pytest.raises(BranchedThreadError) as caught:
+        put(one, {"n": 2}, start)
+    assert [caught.value.head] == other
+
+
+def test_writes_of_a_task_that_come_between_looking_and_writing_are_kept(
+    saver: CasstoreSaver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = on(checkpoint_ns="", checkpoint_id=put(saver, {"n": 0}))
+    in_between(monkeypatch, lambda: saver.put_writes(config, [("__error__", "e")], "task"))
+    saver.put_writes(config, [("x", 1), ("y", 2)], "task")
+    found = saver.get_tuple(config)
+    assert found is not None
+    assert found.pending_writes == [("task", "__error__", "e"), ("task", "x", 1), ("task", "y", 2)]
+
+
+def test_a_parent_that_is_pruned_between_looking_and_writing_is_noticed(
+    saver: CasstoreSaver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal(saver, 1, "sync")
+    old = next(each for each in everything(saver, "t") if each.metadata["step"] == 0)
+    at: Any = old.config
+    in_between(monkeypatch, lambda: saver.prune(["t"]))
+    needs: Any = {"counters_since_delta_snapshot": {"log": (1, 1)}, "source": "fork"}
+    with pytest.raises(CheckpointGoneError):
+        put(saver, {}, at["configurable"]["checkpoint_id"], versions={"log": 2}, **needs)
+
+
+def test_a_checkpoint_that_comes_while_pruning_keeps_its_history(
+    saver: CasstoreSaver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = journal(saver, 2, "sync")
+    want = graph.get_state(on()).values["log"]
+    in_between(
+        monkeypatch, lambda: graph.invoke({"log": ["late"], "n": 5}, on(), durability="sync")
+    )
+    saver.prune(["t"])
+    assert graph.get_state(on()).values["log"][: len(want) + 1] == [*want, "late"]
+
+
+def test_a_copy_of_a_thread_that_is_deleted_meanwhile_is_whole_or_none(
+    store: Store, saver: CasstoreSaver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs.chat(saver).invoke(say("x" * 2000), on())
+
+    def delete() -> None:
+        saver.delete_thread("t")
+        gc.collect(store, grace_ms=0)
+
+    in_between(monkeypatch, delete)
+    saver.copy_thread("t", "copy")
+    assert everything(saver, "copy") == []
+    assert records(store) == []
+
+
+def test_a_checkpoint_put_again_keeps_its_writes_and_says_so(
+    saver: CasstoreSaver, caplog: pytest.LogCaptureFixture
+) -> None:
+    at = put(saver, {"n": 1})
+    saver.put_writes(on(checkpoint_ns="", checkpoint_id=at), [("x", 1)], "task")
+    saver.copy_thread("t", "copy")
+    checkpoint = empty_checkpoint()
+    checkpoint["id"] = at
+    saver.put(on("copy", checkpoint_ns=""), checkpoint, {}, {})
+    found = saver.get_tuple(on("copy"))
+    assert found is not None
+    assert found.pending_writes == [("task", "x", 1)]
+    assert "put again with other content" in caplog.text
 
 
 def test_writers_at_the_same_moment_are_told_apart(store: Store) -> None:
