@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import threading
@@ -220,6 +221,48 @@ def test_a_graph_that_fails_goes_on_where_it_failed(store: Store) -> None:
     assert sorted(done["log"]) == ["left", "right"]
     # What the other branch had written was kept: it did not run again.
     assert tries == {"left": 1, "right": 2}
+
+
+STRICT = """
+import sys
+sys.path.insert(0, {root!r})
+from typing import Any
+from pydantic import BaseModel
+from langgraph.graph import START, StateGraph
+from casstore.adapters.langgraph import CasstoreSaver
+
+class Inner(BaseModel):
+    name: str
+
+class State(BaseModel):
+    inner: Inner
+
+builder = StateGraph(State)
+builder.add_node("node", lambda state: {{"inner": Inner(name=state.inner.name + "!")}})
+builder.add_edge(START, "node")
+config: Any = {{"configurable": {{"thread_id": "t"}}}}
+with CasstoreSaver.from_path({place!r}, "process") as saver:
+    graph = builder.compile(checkpointer=saver)
+    assert graph.checkpointer is not saver
+    graph.invoke({{"inner": Inner(name="x")}}, config)
+    print(repr(graph.get_state(config).values["inner"]))
+"""
+
+
+def test_in_strict_mode_a_graph_says_itself_what_its_state_is_made_of(tmp_path: Path) -> None:
+    script = STRICT.format(root=str(ROOT), place=str(tmp_path / "s"))
+    answer = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+        env={**os.environ, "LANGGRAPH_STRICT_MSGPACK": "true"},
+    )  # fmt: skip
+    assert answer.stdout == "Inner(name='x!')\n", answer.stderr
+    # Without it, the types must be allowed by hand.
+    answer = subprocess.run(
+        [sys.executable, "-c", script.replace("assert graph.checkpointer is not saver", "")],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "UnsafePayloadError: __main__.Inner" in answer.stderr
 
 
 KILLED = """

@@ -85,7 +85,13 @@ def test_everything_is_there_afterwards_and_the_source_is_as_it_was(
 ) -> None:
     before = fingerprint(source)
     steps: list[Step] = []
-    report = import_sqlite(source, store, progress=steps.append)
+
+    def look(step: Step) -> None:
+        steps.append(step)
+        # Nothing stands beside it in between, either.
+        assert fingerprint(source) == before
+
+    report = import_sqlite(source, store, progress=look)
     assert fingerprint(source) == before
     ours = CasstoreSaver(store, allowed=[Mine])
     with SqliteSaver.from_conn_string(str(source)) as theirs:
@@ -177,6 +183,18 @@ def test_a_database_in_use_is_read_as_of_one_moment(tmp_path: Path, store: Store
     assert len(list(CasstoreSaver(store).list(None))) == count
 
 
+def test_a_database_that_changes_while_it_is_read_is_told(source: Path, store: Store) -> None:
+    def write(step: Step) -> None:
+        if step.phase == "verify":
+            with SqliteSaver.from_conn_string(str(source)) as saver:
+                graphs.chat(saver).invoke(say("late"), on("late"))
+
+    with pytest.raises(ConflictError, match="once more"):
+        import_sqlite(source, store, progress=write)
+    report = import_sqlite(source, store)
+    assert report.imported == 3
+
+
 def test_other_content_under_the_same_name_is_told(source: Path, store: Store) -> None:
     import_sqlite(source, store)
     saver = CasstoreSaver(store)
@@ -204,6 +222,10 @@ def test_what_cannot_be_moved_is_refused_by_name(
     sqlite3.connect(tmp_path / "empty").close()
     with pytest.raises(ForeignStoreError, match="SqliteSaver"):
         import_sqlite(tmp_path / "empty", store)
+    damage(source, "UPDATE checkpoints SET metadata = '{' WHERE thread_id = 'asking'")
+    with pytest.raises(CorruptionError, match="metadata"):
+        import_sqlite(source, store)
+    damage(source, "UPDATE checkpoints SET metadata = '{}' WHERE thread_id = 'asking'")
     damage(source, "UPDATE checkpoints SET type = 'pickle' WHERE thread_id = 'chat'")
     with pytest.raises(UnsafePayloadError, match="serde"):
         import_sqlite(source, store)

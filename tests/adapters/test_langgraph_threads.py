@@ -21,11 +21,13 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 
 import casstore
 from casstore.adapters.langgraph import CasstoreSaver
+from casstore.adapters.langgraph.layout import Place
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.errors import (
     BranchedThreadError,
     CheckpointGoneError,
     ClosedError,
+    CorruptionError,
     InvalidInputError,
     ObjectNotFoundError,
 )
@@ -692,6 +694,55 @@ def test_a_closed_saver_says_so_and_leaves_a_store_that_is_not_its_own_open(
     own.close()
     with casstore.open(tmp_path / "own", "process") as again:
         assert CasstoreSaver(again).get_tuple(on()) is not None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None, [], {}, {"c": 1}, {"c": "link", "p": 1}, {"c": "link", "r": 1}, {"c": "link", "w": 1},
+        {"c": "link", "w": [[1, 2]]}, {"c": "link", "w": [["t", "p", "0", "c", 1]]},
+        {"c": "link", "h": 1}, {"c": "other"},
+    ],
+)  # fmt: skip
+def test_rows_that_are_no_checkpoints_are_told(
+    store: Store, saver: CasstoreSaver, content: Any
+) -> None:
+    threads = saver._threads
+    at = put(saver, {"n": 1})
+    row = threads.find(Place("t", "", at))
+    assert row is not None
+    draft = Draft(store)
+    if isinstance(content, dict) and content.get("c") == "link":
+        content = {**content, "c": row.link}
+    elif content == {"c": "other"}:
+        content = {"c": draft.keep(["no checkpoint"])}
+    draft.put(threads.checkpoints, ("t", "", at), content)
+    draft.commit()
+    with pytest.raises(CorruptionError):
+        saver.get_tuple(on())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"channels": 1}, {"channels": [[1]]}, {"channels": [["a", 1, 2, 3], "x"]}, {"seen": 1},
+        {"seen": [["a"]]}, {"more": 1}, {"meta": [1]}, {"channels": [["a", "1", 2]]},
+        {"seen": [["a", [["b", None]]]]}, {"channels": [[["a"], 1]]},
+    ],
+)  # fmt: skip
+def test_checkpoints_that_are_damaged_are_told(
+    store: Store, saver: CasstoreSaver, change: dict[str, Any]
+) -> None:
+    threads = saver._threads
+    at = put(saver, {"n": 1})
+    row = threads.find(Place("t", "", at))
+    assert row is not None
+    draft = Draft(store)
+    link = draft.keep({**store.get_value(row.link.digest), **change})
+    draft.put(threads.checkpoints, ("t", "", at), {"c": link})
+    draft.commit()
+    with pytest.raises(CorruptionError):
+        saver.get_tuple(on())
 
 
 def test_a_damaged_link_is_told_and_not_left_out(store: Store, saver: CasstoreSaver) -> None:

@@ -23,6 +23,7 @@ from casstore.errors import CorruptionError
 # blobs of equal versions apart, is zero here: blobs are found by content.
 _VERSION: Final = re.compile(r"(\d{32})\.0{16}")
 _ENDING: Final = "." + "0" * 16
+_WRITE_TYPES: Final = (str, str, int, str)
 _FIELDS: Final = ("v", "id", "ts", "channel_values", "channel_versions", "versions_seen")
 
 
@@ -106,13 +107,13 @@ def other_fields(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
 
 def unpack_channels(stored: Any) -> dict[str, Channel]:
     """The channels of a stored checkpoint."""
+    channels: dict[str, Channel] = {}
     try:
-        return {
-            each[0]: Channel(each[1], len(each) == 3, each[2] if len(each) == 3 else None)
-            for each in stored["channels"]
-        }
-    except (IndexError, KeyError, TypeError) as exc:
+        for name, version, *value in stored["channels"]:
+            channels[name] = Channel(version, bool(value), value[0] if value else None)
+    except (KeyError, TypeError, ValueError) as exc:
         raise CorruptionError("a stored checkpoint is damaged") from exc
+    return channels
 
 
 def unpack_seen(stored: Any) -> dict[str, dict[str, Any]]:
@@ -134,9 +135,15 @@ def pack_writes(writes: Iterable[PendingRow]) -> list[Any]:
 def unpack_writes(stored: Any) -> list[PendingRow]:
     """Pending writes that were folded into a checkpoint's row."""
     try:
-        return [PendingRow(*each) for each in stored]
+        return [_checked(PendingRow(*each)) for each in stored]
     except TypeError as exc:
         raise CorruptionError("a stored pending write is damaged") from exc
+
+
+def _checked(write: PendingRow) -> PendingRow:
+    if (type(write.task), type(write.path), type(write.slot), type(write.channel)) != _WRITE_TYPES:
+        raise TypeError(write)
+    return write
 
 
 def pack_task(writes: Iterable[PendingRow]) -> list[Any]:
@@ -147,6 +154,6 @@ def pack_task(writes: Iterable[PendingRow]) -> list[Any]:
 def unpack_task(task: str, stored: Any) -> list[PendingRow]:
     """The pending writes of one task's row."""
     try:
-        return [PendingRow(task, *each) for each in stored]
+        return [_checked(PendingRow(task, *each)) for each in stored]
     except TypeError as exc:
         raise CorruptionError("a stored pending write is damaged") from exc

@@ -45,6 +45,7 @@ from casstore.errors import (
     BusyError,
     CheckpointGoneError,
     ConditionFailedError,
+    CorruptionError,
     InvalidInputError,
     ObjectNotFoundError,
 )
@@ -223,9 +224,16 @@ class CasstoreSaver(BaseCheckpointSaver[str]):
             page = _PAGE
 
     def _matches(self, stored: StoredCheckpoint, wanted: dict[str, Any]) -> bool:
-        metadata = self._decode(stored.value.get("meta"))
+        metadata = self._fields(stored, "meta")
         # Compared here, in Python: a key is only ever looked up, never part of a query.
-        return all(key in metadata and metadata[key] == value for key, value in wanted.items())
+        return all(metadata.get(key) == value for key, value in wanted.items())
+
+    def _fields(self, stored: StoredCheckpoint, part: str) -> dict[str, Any]:
+        """A part of a checkpoint that is a dict."""
+        fields = self._decode(stored.value.get(part))
+        if type(fields) is not dict:
+            raise CorruptionError(f"checkpoint {stored.row.place} is damaged")
+        return fields
 
     def _tuples(
         self, threads: Threads, found: Sequence[StoredCheckpoint]
@@ -264,12 +272,12 @@ class CasstoreSaver(BaseCheckpointSaver[str]):
                 if each.version is not None
             },
             "versions_seen": layout.unpack_seen(value),
-            **self._decode(value.get("more")),
+            **self._fields(stored, "more"),
         }
         return CheckpointTuple(
             config=_config(row.place),
             checkpoint=checkpoint,  # type: ignore[arg-type]
-            metadata=self._decode(value.get("meta")),
+            metadata=self._fields(stored, "meta"),  # type: ignore[arg-type]
             parent_config=(
                 None if row.parent is None else _config(row.place._replace(checkpoint=row.parent))
             ),

@@ -93,12 +93,15 @@ def import_sqlite(
     """
     path = Path(file)
     before = _used_bytes(store)
+    opened = _state(path)
     with closing(_open(path)) as source:
         reader = _Source(source, path, serde)
         total = reader.count("checkpoints")
         imported = _Copy(reader, store, total, progress).run()
         _verify(reader, Threads(store), total, progress)
         writes = reader.count("writes")
+    if opened is not None and opened != _state(path):
+        raise ConflictError(f"{path} was written to while it was read; import it once more")
     return ImportReport(total, writes, imported, _file_bytes(path), before, _used_bytes(store))
 
 
@@ -152,7 +155,10 @@ class _Source:
             )
         parent, tag, payload, metadata = found
         fields = self._load(place, tag, payload)
-        meta = json.loads(metadata) if metadata else {}
+        try:
+            meta = json.loads(metadata) if metadata else {}
+        except ValueError as exc:
+            raise CorruptionError(f"the metadata of {place} in {self._path} is damaged") from exc
         if type(fields) is not dict or "channel_values" not in fields or type(meta) is not dict:
             raise CorruptionError(f"checkpoint {place.checkpoint} in {self._path} is none")
         return _Checkpoint(place, parent, fields, meta, self.writes(place))
@@ -356,9 +362,8 @@ def _open(path: Path) -> sqlite3.Connection:
     """The database, for reading alone."""
     if not path.is_file():
         raise StoreNotFoundError(f"there is no file {path}")
-    log = Path(f"{path}-wal")
     # Without a log nobody is writing, and SQLite need not leave anything beside the file.
-    mode = "mode=ro" if log.exists() and log.stat().st_size else "mode=ro&immutable=1"
+    mode = "mode=ro" if _state(path) is None else "mode=ro&immutable=1"
     try:
         database = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True)
         database.execute("PRAGMA query_only = 1")
@@ -368,6 +373,14 @@ def _open(path: Path) -> sqlite3.Connection:
     except sqlite3.DatabaseError as exc:
         raise ForeignStoreError(f"{path} cannot be opened as a SQLite database: {exc}") from exc
     return database
+
+
+def _state(path: Path) -> tuple[int, int] | None:
+    """Whether anybody wrote to a file shows in this; None if it has a log, which SQLite minds."""
+    if not path.is_file() or Path(f"{path}-wal").exists():
+        return None
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
 
 
 def _file_bytes(path: Path) -> int:

@@ -211,15 +211,15 @@ class _Descending:
 def _checkpoint_row(record: Record) -> CheckpointRow:
     content = record.value
     try:
-        link = content["c"]
-        if type(link) is not Link:
-            raise TypeError(link)
+        link, parent, run = content["c"], content.get("p"), content.get("r")
+        if (type(link), type(parent or ""), type(run or "")) != (Link, str, str):
+            raise TypeError(content)
         return CheckpointRow(
             Place(*record.key),
             record,
             link,
-            content.get("p"),
-            content.get("r"),
+            parent,
+            run,
             unpack_writes(content.get("w", ())),
             dict(content.get("h", {})),
         )
