@@ -170,6 +170,18 @@ def test_what_has_lived_its_time_is_not_seen_and_then_removed(
     assert found.created_at == found.updated_at
 
 
+def test_an_item_that_is_put_again_while_others_are_swept_stays(
+    timed: tuple[CasstoreStore, ManualClock, Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, clock, _ = timed
+    for n in range(5):
+        memory.put(("a",), f"{n}", {"n": n}, ttl=1)
+    clock.now_ms += 60_000
+    in_between(monkeypatch, lambda: memory.put(("a",), "3", {"n": "new"}, ttl=1))
+    assert memory.sweep_ttl() == 4
+    assert [item.value for item in memory.search(("a",))] == [{"n": "new"}]
+
+
 def test_a_batch_is_read_before_it_is_written_and_is_one_write(
     store: Store, memory: CasstoreStore
 ) -> None:

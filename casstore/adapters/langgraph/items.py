@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import heapq
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from langgraph.store.base import (
     BaseStore,
@@ -52,6 +52,8 @@ _DOT: Final = "."
 _MINUTE_MS: Final = 60_000
 _MAX_ATTEMPTS: Final = 64
 _SWEEP_BATCH: Final = 1000
+
+Changed = TypeVar("Changed")
 
 
 class _Stored(NamedTuple):
@@ -189,18 +191,31 @@ class CasstoreStore(BaseStore):
 
     def _remove(self, records: list[Record]) -> int:
         """Remove records that are still as they were; how many."""
-        removed = 0
-        for record in records:
-            draft = Draft(self._holder.store)
-            draft.expect(self._table, record.key, record)
-            draft.delete(self._table, record.key)
-            try:
-                draft.commit()
-            except ConditionFailedError:
-                # Put or read again meanwhile, so it is wanted again.
-                continue
-            removed += 1
-        return removed
+        table = self._table
+
+        def change(draft: Draft, record: Record) -> None:
+            draft.expect(table, record.key, record)
+            draft.delete(table, record.key)
+
+        return self._change_unchanged(records, change)
+
+    def _change_unchanged(
+        self, items: Sequence[Changed], change: Callable[[Draft, Changed], None]
+    ) -> int:
+        """Change those that nobody else has changed, in one write if possible; how many.
+
+        Who is left out was put or read again meanwhile, and its time began anew then.
+        """
+        draft = Draft(self._holder.store)
+        for item in items:
+            change(draft, item)
+        try:
+            draft.commit()
+        except ConditionFailedError:
+            if len(items) == 1:
+                return 0
+            return sum([self._change_unchanged([item], change) for item in items])
+        return len(items)
 
     # --- reading ------------------------------------------------------------------------
 
@@ -317,28 +332,14 @@ class CasstoreStore(BaseStore):
 
     def _refresh(self, items: Collection[_Stored]) -> None:
         """Let the time of items that were read begin anew."""
-        store = self._holder.store
-        for item in items:
-            if item.ttl_minutes is None:
-                continue
-            draft = Draft(store)
-            draft.expect(self._table, item.record.key, item.record)
-            draft.put(
-                self._table,
-                item.record.key,
-                _content(
-                    item.value,
-                    item.created_ms,
-                    item.updated_ms,
-                    item.ttl_minutes,
-                    store.engine.now_ms(),
-                ),
-            )
-            try:
-                draft.commit()
-            except ConditionFailedError:
-                # Written or refreshed by somebody else just now: its time began anew then.
-                continue
+        table, now_ms = self._table, self._holder.store.engine.now_ms()
+
+        def change(draft: Draft, item: _Stored) -> None:
+            draft.expect(table, item.record.key, item.record)
+            times = (item.created_ms, item.updated_ms, item.ttl_minutes, now_ms)
+            draft.put(table, item.record.key, _content(item.value, *times))
+
+        self._change_unchanged([item for item in items if item.ttl_minutes is not None], change)
 
 
 def _joined(namespace: tuple[str, ...]) -> str:
