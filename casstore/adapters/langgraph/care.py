@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 from casstore.adapters.langgraph.history import fold
-from casstore.adapters.langgraph.layout import PendingRow, Place, unpack_task
+from casstore.adapters.langgraph.layout import PendingRow, Place, pack_task, unpack_task
 from casstore.adapters.langgraph.threads import CheckpointRow, Threads, sorted_writes
 from casstore.errors import BusyError, ConditionFailedError, InvalidInputError
 from casstore.records.rows import Draft
@@ -74,7 +74,7 @@ def _copy(threads: Threads, source: str, target: str, draft: Draft) -> None:
     for place, writes in tasks.items():
         # Writes may come before their checkpoint does.
         for task, own in writes.items():
-            draft.put(threads.writes, (target, *place[1:], task), [list(each[1:]) for each in own])
+            draft.put(threads.writes, (target, *place[1:], task), pack_task(own))
     if copied:
         # The copy has no writer yet that could be branched off from.
         draft.delete(threads.heads, (target, ""))

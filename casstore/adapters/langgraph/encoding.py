@@ -20,6 +20,8 @@ from collections.abc import Callable
 from math import isfinite
 from typing import Any, Final
 
+from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
 from casstore.errors import CorruptionError
@@ -96,6 +98,32 @@ def decode(stored: Any, load: Load) -> Any:
             raise CorruptionError("a stored dict has a key that is no text")
         built[flat[at]] = decode(flat[at + 1], load)
     return built
+
+
+class Codec:
+    """State into stored values and back, through one serialiser."""
+
+    __slots__ = ("_serde",)
+
+    def __init__(self, serde: SerializerProtocol) -> None:
+        self._serde = serde
+
+    def encode(self, value: Any) -> Any:
+        """The stored form of state; taken apart if the serialiser is LangGraph's own.
+
+        Of others nobody knows whether parts may go through them alone.
+        """
+        if isinstance(self._serde, JsonPlusSerializer):
+            return encode(value, self._serde.dumps_typed)
+        return opaque(value, self._serde.dumps_typed)
+
+    def encode_metadata(self, metadata: dict[str, Any]) -> Any:
+        """The stored form of metadata, which is taken apart in any case."""
+        return encode(metadata, self._serde.dumps_typed)
+
+    def decode(self, stored: Any) -> Any:
+        """The value of a stored form."""
+        return decode(stored, self._serde.loads_typed)
 
 
 def _is_plain_text(text: str) -> bool:

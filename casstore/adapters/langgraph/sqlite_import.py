@@ -173,9 +173,7 @@ class _Source:
     def encode(self, value: Any) -> Any:
         """The stored form of a value that was read."""
         if self._serde is not None:
-            if isinstance(self._serde, JsonPlusSerializer):
-                return encoding.encode(value, self._serde.dumps_typed)
-            return encoding.opaque(value, self._serde.dumps_typed)
+            return encoding.Codec(self._serde).encode(value)
         return encoding.encode(open_snapshot(value), dump_raw)
 
     def same(self, value: Any, stored: Any) -> bool:

@@ -16,6 +16,7 @@ from casstore.adapters.langgraph.layout import (
     Channel,
     PendingRow,
     Place,
+    pack_writes,
     unpack_channels,
     unpack_task,
     unpack_writes,
@@ -72,7 +73,7 @@ def row_content(
     if run is not None:
         content["r"] = run
     if writes:
-        content["w"] = [list(each) for each in writes]
+        content["w"] = pack_writes(writes)
     if history:
         content["h"] = history
     return content
