@@ -38,6 +38,9 @@ DOORS = {
     "pyfastcdc": ("casstore.format.chunking",),
     "zstandard": ("casstore.engine.lmdb.compression",),
     "lmdb": ("casstore.engine.lmdb",),
+    "langgraph": ("casstore.adapters.langgraph",),
+    "langchain_core": ("casstore.adapters.langgraph",),
+    "ormsgpack": ("casstore.adapters.langgraph",),
     "pytest": ("casstore.testing",),
     "hypothesis": ("casstore.testing",),
 }
