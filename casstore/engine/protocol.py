@@ -302,6 +302,18 @@ class CollectReport(NamedTuple):
     bytes_swept: int
 
 
+# What was stored within the last quarter of an hour is left as it is by default: agents at
+# work read it back, and more of the same is about to come.
+COLD_AGE_MS: Final = 900_000
+
+
+class DamagedSlab(NamedTuple):
+    """Objects that lie together and cannot all be proven: they end in this id; why not."""
+
+    last_id: int
+    reason: str
+
+
 class PackReport(NamedTuple):
     """What packing did: slabs and their stored bytes before and after; objects that lost theirs."""
 
@@ -310,10 +322,25 @@ class PackReport(NamedTuple):
     bytes_before: int
     bytes_after: int
     objects_dropped: int
+    #: Pages that indexes and rows take less, because they were written anew in order.
+    pages_saved: int = 0
+    #: The longest that writers were kept waiting.
+    longest_lock_s: float = 0.0
+    #: What was left exactly as it is, because it is damaged.
+    damaged: tuple[DamagedSlab, ...] = ()
 
     def plus(self, other: PackReport) -> PackReport:
         """Both together."""
-        return PackReport(*[mine + theirs for mine, theirs in zip(self, other, strict=True)])
+        return PackReport(
+            self.slabs_before + other.slabs_before,
+            self.slabs_after + other.slabs_after,
+            self.bytes_before + other.bytes_before,
+            self.bytes_after + other.bytes_after,
+            self.objects_dropped + other.objects_dropped,
+            self.pages_saved + other.pages_saved,
+            max(self.longest_lock_s, other.longest_lock_s),
+            self.damaged + other.damaged,
+        )
 
 
 @runtime_checkable
@@ -331,4 +358,19 @@ class Collecting(Protocol):
 
     def pack(self, progress: Callable[[PackReport], None] | None = None) -> PackReport:
         """Lay out anew what is scattered, and drop what lost its name; in short steps."""
+        ...
+
+
+@runtime_checkable
+class Packing(Protocol):
+    """An engine that can lay out anew, and smaller, what was written in small steps."""
+
+    def pack(
+        self, progress: Callable[[PackReport], None] | None = None, *, min_age_ms: int = 0
+    ) -> PackReport:
+        """Join what is scattered and older than ``min_age_ms``; drop what lost its name.
+
+        In short steps, beside readers and writers; raising from ``progress`` stops it
+        between two steps.
+        """
         ...

@@ -177,6 +177,7 @@ class Environment:
             )
         # LMDB 1.0 as py-lmdb builds it refuses pages that are newer than the transaction.
         self.refuses_newer = extent.lmdb_version == 1
+        self.page_header_bytes = extent.header_bytes
         if extent.is_short:
             if not alone:
                 raise BusyError(
