@@ -110,14 +110,18 @@ class Environment:
         map_bytes: int = DEFAULT_MAP_BYTES,
         lmdb_version: int | None = None,
         prove: Callable[[Environment], object],
+        directory: StoreDirectory | None = None,
     ) -> None:
-        """Open; ``prove`` verifies all content, and is called if that was asked for or is due."""
+        """Open; ``prove`` verifies all content, and is called if that was asked for or is due.
+
+        ``directory``: the store's own, by somebody who holds its mutex already.
+        """
         self.path = path
         self.durability = durability
         self.readonly = readonly
         self._map_bytes = map_bytes
         self._lmdb_version = 0 if lmdb_version is None else lmdb_version
-        self._directory = StoreDirectory(path, readonly=readonly)
+        self._directory = directory or StoreDirectory(path, readonly=readonly)
         self.gate = Gate()
         self.write_lock = threading.Lock()
         # To be woken when this closes; they belong to those who wait. Add inside the gate.
@@ -125,6 +129,8 @@ class Environment:
 
         self._directory.prepare(create=create and not readonly)
         with self._directory.exclusive():
+            if not readonly:
+                self._directory.remove_leftovers()
             self._create_if_absent()
             self._check_file(verify=verify)
             suspect = self._is_suspect()
@@ -262,6 +268,11 @@ class Environment:
         self.dictionaries = databases.pop(DICTIONARIES)
         self.meta = databases.pop(META)
         self.tables = databases
+
+    @property
+    def data_path(self) -> str:
+        """The file that holds everything."""
+        return self._directory.data_path
 
     # --- transactions -------------------------------------------------------------------
 

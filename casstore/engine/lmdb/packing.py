@@ -142,12 +142,9 @@ def pack(
             report = report.plus(NOTHING._replace(damaged=tuple(look.damaged)))
         if look.run is None:
             continue
-        if look.run.is_dead and next_id <= scope.newest:
-            report = report.plus(_replace(env, look.run, None))
-        else:
-            joined = encode(look.run, compressor, newest=scope.newest)
-            if len(look.run.pieces) > 1 or look.run.dead_bytes or _is_smaller(look.run, joined):
-                report = report.plus(_replace(env, look.run, joined))
+        new = rewritten(look.run, compressor, scope)
+        if new != [(piece.key, piece.value) for piece in look.run.pieces]:
+            report = report.plus(_replace(env, look.run, new))
         if progress is not None:
             progress(report)
     _note_packed(env, scope, scope.newest if packed_to is None else packed_to)
@@ -264,7 +261,19 @@ def _prove(
     return slab
 
 
-def encode(run: Run, compressor: Compressor, *, newest: int) -> tuple[bytes, bytes]:
+def rewritten(run: Run, compressor: Compressor, scope: Scope) -> list[tuple[bytes, bytes]]:
+    """What is to stand in the place of a run: one slab, none, or what stands there already."""
+    if run.is_dead and run.pieces[-1].last_id < scope.newest:
+        return []
+    joined = _encode(run, compressor, newest=scope.newest)
+    before = len(run.pieces[0].value)
+    alone = len(run.pieces) == 1 and not run.dead_bytes
+    if alone and before - len(joined[1]) < before // _MIN_SAVING:
+        return [(run.pieces[0].key, run.pieces[0].value)]
+    return [joined]
+
+
+def _encode(run: Run, compressor: Compressor, *, newest: int) -> tuple[bytes, bytes]:
     """The one slab that stands for a run of them, from its first live object to its last.
 
     The last of the store ends in the newest id, alive or not: ids go on after it.
@@ -294,17 +303,8 @@ def dropped_objects(run: Run) -> int:
     )
 
 
-def _is_smaller(run: Run, joined: tuple[bytes, bytes]) -> bool:
-    before = len(run.pieces[0].value)
-    return before - len(joined[1]) >= before // _MIN_SAVING
-
-
-def _replace(env: Environment, run: Run, new: tuple[bytes, bytes] | None) -> PackReport:
-    """Exchange the slabs in one transaction, unless somebody else has changed them.
-
-    None for ``new``: nothing of them is alive, and they go. Never the newest: ids go on
-    after it.
-    """
+def _replace(env: Environment, run: Run, new: list[tuple[bytes, bytes]]) -> PackReport:
+    """Exchange the slabs in one transaction, unless somebody else has changed them."""
     with env.write_lock:
         env.gate.check()
         started = time.perf_counter()
@@ -317,8 +317,8 @@ def _replace(env: Environment, run: Run, new: tuple[bytes, bytes] | None) -> Pac
                 if unchanged:
                     for piece in run.pieces:
                         txn.delete(piece.key, db=env.slabs)
-                    if new is not None:
-                        txn.put(*new, db=env.slabs)
+                    for key, value in new:
+                        txn.put(key, value, db=env.slabs)
                     txn.commit()
             finally:
                 # After a commit there is nothing left to abort.
@@ -331,10 +331,10 @@ def _replace(env: Environment, run: Run, new: tuple[bytes, bytes] | None) -> Pac
         env.announce()
         env.cover()
     before = sum([len(piece.value) for piece in run.pieces])
-    dropped = dropped_objects(run)
-    if new is None:
-        return PackReport(len(run.pieces), 0, before, 0, dropped, longest_lock_s=locked_s)
-    return PackReport(len(run.pieces), 1, before, len(new[1]), dropped, longest_lock_s=locked_s)
+    after = sum([len(value) for _, value in new])
+    return PackReport(
+        len(run.pieces), len(new), before, after, dropped_objects(run), longest_lock_s=locked_s
+    )
 
 
 def _note_packed(env: Environment, scope: Scope, packed_to: int) -> None:
