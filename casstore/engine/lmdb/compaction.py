@@ -35,7 +35,7 @@ from casstore.engine.lmdb.dictionaries import DictionaryShelf, dictionary_key
 from casstore.engine.lmdb.directory import StoreDirectory, storage_error
 from casstore.engine.lmdb.environment import Environment, translate
 from casstore.engine.lmdb.verification import verify_content
-from casstore.errors import BusyError, CorruptionError
+from casstore.errors import BusyError, CorruptionError, InvalidInputError
 
 # Written in one transaction: bounds what LMDB keeps in memory until it commits.
 _BATCH_BYTES: Final = 8 << 20
@@ -67,15 +67,26 @@ def compact(path: str, *, wait_s: float, tell: Tell) -> Compacted:
     """
     directory = StoreDirectory(path)
     directory.prepare(create=False)
+    if os.path.islink(directory.data_path):
+        raise InvalidInputError(
+            f"{directory.data_path} is a link; renaming would move the store away from where it "
+            "leads. Compact the directory that holds the file itself"
+        )
     with directory.alone(wait_s):
         # Removes what is left of an earlier attempt, and flushes what a killed writer left.
         old = Environment(path, create=False, prove=verify_content, directory=directory)
         try:
             before = guard.read_extent(directory.data_path)
             with directory.beside() as place:
-                report = _copy(old, place, before, tell)
+                try:
+                    report = _copy(old, place, before, tell)
+                except CorruptionError:
+                    # What does not fit together may be of two moments.
+                    _require_unchanged(directory, before)
+                    raise
                 old.close()
-                _swap(directory, place, before)
+                _require_unchanged(directory, before)
+                _swap(directory, place)
                 file_bytes = os.stat(directory.data_path).st_size
         finally:
             old.close()
@@ -101,13 +112,17 @@ def _copy(old: Environment, place: str, before: guard.Extent, tell: Tell) -> Com
     return report
 
 
-def _swap(directory: StoreDirectory, place: str, before: guard.Extent) -> None:
-    """Put the new file in the place of the old one, if that is still what was copied."""
+def _require_unchanged(directory: StoreDirectory, before: guard.Extent) -> None:
+    """Raise unless the old file is still what was copied."""
     if guard.read_extent(directory.data_path).transactions != before.transactions:
         raise BusyError(
             f"{directory.path} was written to while it was compacted, by something that "
             "does not keep casstore's locks; nothing was changed"
         )
+
+
+def _swap(directory: StoreDirectory, place: str) -> None:
+    """Put the new file in the place of the old one."""
     try:
         directory.take_over(place)
     except OSError as exc:
@@ -149,10 +164,22 @@ class _Batch:
                         # py-lmdb leaves out a key that is not above the last.
                         raise CorruptionError("the keys of a table are out of order")
         except lmdb.Error as exc:
+            _require_room(env)
             raise translate(exc, env.path) from exc
         self.content_bytes += self._bytes
         self._rows = [(self._rows[-1][0], [])]
         self._bytes = self._count = 0
+
+
+def _require_room(env: Environment) -> None:
+    """Raise StorageFullError if the file cannot grow: LMDB calls a short write an I/O error."""
+    if not hasattr(os, "posix_fallocate"):
+        return
+    end = os.fstat(env.data_handle).st_size
+    try:
+        os.posix_fallocate(env.data_handle, end, _BATCH_BYTES)
+    except OSError as exc:
+        raise storage_error(f"no room for a new file of {env.path}", exc) from exc
 
 
 class _Copier:
