@@ -374,3 +374,70 @@ class Packing(Protocol):
         between two steps.
         """
         ...
+
+
+class TableSpace(NamedTuple):
+    """What one table takes."""
+
+    name: str
+    rows: int
+    #: Keys and values.
+    content_bytes: int
+    branch_pages: int
+    leaf_pages: int
+    overflow_pages: int
+    #: How many pages it would take if it were written anew, in order.
+    tidy_pages: int
+
+    @property
+    def pages(self) -> int:
+        """All pages of the table."""
+        return self.branch_pages + self.leaf_pages + self.overflow_pages
+
+
+class SlabSpace(NamedTuple):
+    """What lies in slabs."""
+
+    slabs: int
+    #: Slabs that packing joins with a neighbour if that is small too.
+    small_slabs: int
+    #: Directories and compressed objects.
+    stored_bytes: int
+    small_stored_bytes: int
+    objects: int
+    #: Objects that lost their names and still have bytes.
+    dead_objects: int
+    #: Before compression, links cut out.
+    raw_bytes: int
+    dead_raw_bytes: int
+    #: The part of the stored bytes that dead objects take: their share of each slab.
+    dead_stored_bytes: int
+    #: The objects in full, links included, before compression.
+    logical_bytes: int
+    damaged: tuple[DamagedSlab, ...]
+
+
+class EngineSpace(NamedTuple):
+    """How much space an engine takes, and for what."""
+
+    file_bytes: int
+    #: What the file takes on the disk; less if it has holes.
+    allocated_bytes: int
+    page_bytes: int
+    #: Pages of tables, and those that hold the file together.
+    used_bytes: int
+    tables: tuple[TableSpace, ...]
+    slabs: SlabSpace
+    dictionaries: int
+    dictionary_bytes: int
+    #: How long the file would be if everything were written anew as it is, in order.
+    tidy_file_bytes: int
+
+
+@runtime_checkable
+class Measuring(Protocol):
+    """An engine that can say what its space goes to."""
+
+    def measure_space(self, progress: Callable[[int, int], None] | None = None) -> EngineSpace:
+        """Read everything but the contents of objects; ``progress`` is told rows done, of all."""
+        ...

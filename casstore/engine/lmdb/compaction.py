@@ -233,7 +233,7 @@ class _Copier:
             self._slabs_before += len(look.left)
             if look.run is not None:
                 self._slabs_before += len(look.run.pieces)
-                self._dropped += packing.dropped_objects(look.run)
+                self._dropped += look.run.dead_objects
                 kept = packing.rewritten(look.run, compressor, scope)
             for key, value in kept:
                 self._named.add(slabs.read_directory(key, value).dictionary)

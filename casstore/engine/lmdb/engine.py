@@ -71,7 +71,7 @@ from casstore.errors import (
 if TYPE_CHECKING:
     from casstore.engine.lmdb.background import BackgroundPacker
     from casstore.engine.lmdb.packing import Scope
-    from casstore.engine.protocol import CollectReport, FindRoots, PackReport
+    from casstore.engine.protocol import CollectReport, EngineSpace, FindRoots, PackReport
 
 DEFAULT_CACHE_BYTES: Final = 32 << 20
 
@@ -549,6 +549,14 @@ class LmdbEngine:
     def _count_slabs(self) -> int:
         with self._env.reading() as txn:
             return txn.stat(self._env.slabs)["entries"]
+
+    # --- measuring --------------------------------------------------------------------------------
+
+    def measure_space(self, progress: Callable[[int, int], None] | None = None) -> EngineSpace:
+        """What the file's pages are used for; ``progress`` is told rows done, of how many."""
+        from casstore.engine.lmdb.measuring import measure
+
+        return measure(self._env, progress)
 
     # --- collecting -------------------------------------------------------------------------------
 

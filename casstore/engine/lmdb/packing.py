@@ -89,6 +89,11 @@ class Run(NamedTuple):
         """How much lies in it that nobody can find."""
         return sum([piece.dead_bytes for piece in self.pieces])
 
+    @property
+    def dead_objects(self) -> int:
+        """How many objects lose their bytes when it is rewritten."""
+        return sum([dead_objects(piece) for piece in self.pieces])
+
 
 class Scope(NamedTuple):
     """Which slabs to look at, and when one alone is worth the work."""
@@ -183,7 +188,7 @@ def read_run(env: Environment, compressor: Compressor, first_id: int, scope: Sco
                 next_id = scope.newest + 1
                 break
             try:
-                piece = _look_at(env, txn, bytes(cursor.key()), bytes(cursor.value()))
+                piece = look_at(env, txn, bytes(cursor.key()), bytes(cursor.value()))
             except CorruptionError as exc:
                 if not pieces:
                     damaged.append(DamagedSlab(last_id, str(exc)))
@@ -234,9 +239,8 @@ def _is_worth_it(pieces: list[Piece], scope: Scope, next_id: int) -> bool:
     return dead > 0 and dead * scope.many_dead >= live + dead if scope.many_dead else dead > 0
 
 
-def _look_at(
-    env: Environment, txn: lmdb.Transaction[memoryview], key: bytes, value: bytes
-) -> Piece:
+def look_at(env: Environment, txn: lmdb.Transaction[memoryview], key: bytes, value: bytes) -> Piece:
+    """A slab as it lies in the file, its directory checked, and what of it is alive."""
     directory = slabs.read_directory(key, value)
     live: list[int] = []
     live_bytes = 0
@@ -294,12 +298,12 @@ def _encode(run: Run, compressor: Compressor, *, newest: int) -> tuple[bytes, by
     return columns.encode(first, stored_at_ms, compressor.compress_hard)
 
 
-def dropped_objects(run: Run) -> int:
-    """How many objects of a run lose bytes when it is rewritten."""
+def dead_objects(piece: Piece) -> int:
+    """How many objects of a slab have bytes that nobody can find."""
+    first = piece.directory.first_id
     return sum(
-        length > 0 and at not in piece.live
-        for piece in run.pieces
-        for at, length in enumerate(piece.directory.lengths, piece.directory.first_id)
+        length > 0 and object_id not in piece.live
+        for object_id, length in enumerate(piece.directory.lengths, first)
     )
 
 
@@ -333,7 +337,7 @@ def _replace(env: Environment, run: Run, new: list[tuple[bytes, bytes]]) -> Pack
     before = sum([len(piece.value) for piece in run.pieces])
     after = sum([len(value) for _, value in new])
     return PackReport(
-        len(run.pieces), len(new), before, after, dropped_objects(run), longest_lock_s=locked_s
+        len(run.pieces), len(new), before, after, run.dead_objects, longest_lock_s=locked_s
     )
 
 
