@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 import casstore
-from casstore.engine.lmdb import packing
+from casstore.engine.lmdb import cold_dictionary, packing, tidying
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.compression import Compressor
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.lmdb.environment import Environment
 from casstore.engine.memory import MemoryEngine
-from casstore.engine.protocol import PackReport, Write
-from casstore.errors import InvalidInputError, ReadOnlyError
+from casstore.engine.protocol import NewObject, PackReport, Write
+from casstore.errors import CorruptionError, InvalidInputError, ReadOnlyError
 from casstore.format.digest import Digest
 from casstore.session.data import UNFENCED, Commit, NodeDraft
 from casstore.store import Store
@@ -187,6 +187,168 @@ def test_slabs_of_which_nothing_is_alive_go_but_never_the_newest(tmp_path: Path)
         store.put_blob(b"next")
         assert min(info.id for info in engine_of(store).scan_objects()) > max(ids)
         assert engine_of(store).verify() == 1
+
+
+def test_slabs_with_a_gap_between_them_are_never_joined(tmp_path: Path) -> None:
+    """Packing twice after much was collected moved objects to other ids, out of reach."""
+    with casstore.open(tmp_path / "s", "process") as store:
+        kept = [store.put_blob(b"first")]
+        gone = [store.put_blob(b"%d" % n) for n in range(2_500)]
+        kept += [store.put_blob(b"last %d" % n) for n in range(3)]
+        store.engine.write(Write(deletes=gone))
+        for _ in range(3):
+            store.pack(min_age_ms=0)
+            engine_of(store)._cache.clear()
+            assert len(store.get_many(kept)) == 4
+            assert engine_of(store).verify() == 4
+        # The dead keep no place at either end.
+        directories = [slabs.read_directory(*stored) for stored in stored_slabs(store)]
+        assert sum(directory.objects for directory in directories) < 100
+
+
+def test_a_slab_that_came_out_wrong_is_not_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with casstore.open(tmp_path / "s", "process") as store:
+        grow(store, 20)
+        before = stored_slabs(store)
+        encode = slabs.Columns.encode
+        monkeypatch.setattr(
+            slabs.Columns,
+            "encode",
+            lambda self, first_id, *more: encode(self, first_id + 1, *more),
+        )
+        with pytest.raises(CorruptionError, match="survived"):
+            store.pack(min_age_ms=0)
+        assert stored_slabs(store) == before
+
+
+def test_what_is_young_is_left_as_it_is(tmp_path: Path) -> None:
+    now = [1_000_000]
+    engine = LmdbEngine(str(tmp_path / "s"), durability="process", clock=lambda: now[0])
+    with Store(engine) as store:
+        for _ in range(30):
+            now[0] += 1_000
+            store.put_blob(b"%d" % now[0])
+        before = stored_slabs(store)
+        assert store.pack() == packing.NOTHING
+        assert stored_slabs(store) == before
+        # Of thirty seconds the last ten are too young.
+        report = store.pack(min_age_ms=10_000)
+        assert (report.slabs_before, report.slabs_after) == (19, 1)
+        assert stored_slabs(store)[1:] == before[19:]
+        assert store.pack(min_age_ms=10_000) == packing.NOTHING
+        # Later they are not.
+        now[0] += 3_600_000
+        assert store.pack().slabs_before == 12
+        assert len(stored_slabs(store)) == 1
+        assert engine.verify() == 30
+        for wrong in (-1, 1.5, "1", True):
+            with pytest.raises(InvalidInputError):
+                store.pack(min_age_ms=wrong)  # type: ignore[arg-type]
+
+
+def test_a_large_slab_is_compressed_harder_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = random.Random(4)
+    words = [source.randbytes(3).hex() for _ in range(3_000)]
+    with casstore.open(tmp_path / "s", "process", auto_train=False) as store:
+        blobs = [
+            " ".join(source.choice(words) for _ in range(30_000)).encode()[:200_000]
+            for _ in range(3)
+        ]
+        engine = engine_of(store)
+        engine.write(Write(objects=[NewObject(Digest.of_blob(b), 0, b, ()) for b in blobs]))
+        before = stored_slabs(store)
+        assert len(before) == 3
+        report = store.pack(min_age_ms=0)
+        assert (report.slabs_before, report.slabs_after) == (3, 3)
+        assert report.bytes_after < 0.95 * report.bytes_before
+        # It is not even tried again.
+        monkeypatch.setattr(packing, "rewritten", lambda *arguments: pytest.fail("tried again"))
+        assert store.pack(min_age_ms=0) == packing.NOTHING
+        assert store.get_many([Digest.of_blob(blob) for blob in blobs]) == blobs
+
+
+def test_tables_that_are_half_empty_are_written_anew(tmp_path: Path) -> None:
+    with casstore.open(tmp_path / "s", "process") as store:
+        for n in range(40):
+            grow(store, 25, f"s{n % 8}-{n}")
+        env = engine_of(store)._env
+        tables = {**env.tables, "index": env.index}
+
+        def rows() -> dict[str, list[tuple[bytes, bytes]]]:
+            with env.reading() as txn:
+                return {
+                    name: [(bytes(key), bytes(value)) for key, value in txn.cursor(db=database)]
+                    for name, database in tables.items()
+                }
+
+        def leaves() -> int:
+            with env.reading() as txn:
+                return sum(txn.stat(database)["leaf_pages"] for database in tables.values())
+
+        before, pages = rows(), leaves()
+        report = store.pack(min_age_ms=0)
+        assert rows() == before
+        assert report.pages_saved > 0.2 * pages
+        assert 0 <= report.pages_saved - (pages - leaves()) < 10
+        assert store.pack(min_age_ms=0) == packing.NOTHING
+        grow(store, 20, "later")
+        assert engine_of(store).verify() > 0
+
+
+def test_a_table_that_would_take_long_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tidying, "MAX_TABLE_BYTES", 4096)
+    with casstore.open(tmp_path / "s", "process") as store:
+        for n in range(20):
+            grow(store, 25, f"s{n}")
+        assert store.pack(min_age_ms=0).pages_saved == 0
+
+
+def test_a_fresh_dictionary_is_trained_if_it_pays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = random.Random(5)
+    words = [source.randbytes(12).hex() for _ in range(4_000)]
+
+    def text() -> bytes:
+        return " ".join(source.choice(words) for _ in range(80)).encode()
+
+    with casstore.open(tmp_path / "s", "process", auto_train=False) as store:
+        store.put_many([text() for _ in range(3_000)])
+        copy = [bytes(digest) for digest in store.put_many([text() for _ in range(500)])]
+        shelf = engine_of(store)._shelf
+        assert shelf.newest() == 0
+        # By default there is too little to pack.
+        monkeypatch.setattr(packing, "_note_packed", lambda *arguments: None)
+        store.pack(min_age_ms=0)
+        assert shelf.newest() == 0
+        plain = sum(len(value) for _, value in stored_slabs(store))
+        monkeypatch.setattr(cold_dictionary, "MIN_RAW_BYTES", 1 << 20)
+        monkeypatch.setattr(cold_dictionary, "PLACES", 8)
+        store.pack(min_age_ms=0)
+        assert shelf.newest() == 1
+        saved = plain - sum(len(value) for _, value in stored_slabs(store))
+        assert saved > 2 * len(shelf.load(1))
+        engine_of(store)._cache.clear()
+        assert len(store.get_many(copy)) == 500
+        assert engine_of(store).verify() == 3_500
+
+
+def test_no_dictionary_is_kept_that_does_not_pay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cold_dictionary, "MIN_RAW_BYTES", 1 << 20)
+    monkeypatch.setattr(cold_dictionary, "PLACES", 8)
+    source = random.Random(6)
+    with casstore.open(tmp_path / "s", "process", auto_train=False) as store:
+        store.put_many([source.randbytes(1_000) for _ in range(2_000)])
+        store.pack(min_age_ms=0)
+        assert engine_of(store)._shelf.newest() == 0
 
 
 def test_nothing_looks_older_than_it_is(tmp_path: Path) -> None:

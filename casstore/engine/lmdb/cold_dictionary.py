@@ -22,7 +22,7 @@ MIN_GAIN: Final = 0.03
 _MIN_RETURN: Final = 2
 _SIZE_BYTES: Final = 112 << 10
 # So many places, evenly spread, each as long as a packed slab. Every fourth is held out.
-_PLACES: Final = 64
+PLACES: Final = 32
 _HELD_OUT: Final = 4
 _MAX_SAMPLE_BYTES: Final = 32 << 10
 # Slabs read in one transaction, so that none is open long.
@@ -38,9 +38,9 @@ def try_cold_dictionary(
         return None
     samples: list[bytes] = []
     held_out: list[bytes] = []
-    for place in range(_PLACES):
+    for place in range(PLACES):
         objects = _objects_at(
-            env, compressor, packed_to + 1 + (newest - packed_to) * place // _PLACES
+            env, compressor, packed_to + 1 + (newest - packed_to) * place // PLACES
         )
         if place % _HELD_OUT:
             samples += [data for data in objects if 0 < len(data) <= _MAX_SAMPLE_BYTES]

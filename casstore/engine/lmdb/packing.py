@@ -203,7 +203,9 @@ def read_run(env: Environment, compressor: Compressor, first_id: int, scope: Sco
                 raw_bytes + piece.live_bytes <= slabs.PACKED_RAW_BYTES
                 and objects + piece.directory.objects <= slabs.MAX_OBJECTS
             )
-            if pieces and (full or not room):
+            # Where slabs were dropped there is a gap, and a slab is a run of ids without one.
+            apart = bool(pieces) and piece.directory.first_id != next_id
+            if pieces and (full or apart or not room):
                 young = False
                 break
             next_id = last_id + 1
@@ -270,6 +272,7 @@ def rewritten(run: Run, compressor: Compressor, scope: Scope) -> list[tuple[byte
     if run.is_dead and run.pieces[-1].last_id < scope.newest:
         return []
     joined = _encode(run, compressor, newest=scope.newest)
+    _require_same(run, joined, compressor)
     before = len(run.pieces[0].value)
     alone = len(run.pieces) == 1 and not run.dead_bytes
     if alone and before - len(joined[1]) < before // _MIN_SAVING:
@@ -296,6 +299,29 @@ def _encode(run: Run, compressor: Compressor, *, newest: int) -> tuple[bytes, by
             if first <= object_id <= last:
                 columns.add(slab, position, alive=object_id in piece.live)
     return columns.encode(first, stored_at_ms, compressor.compress_hard)
+
+
+def _require_same(run: Run, joined: tuple[bytes, bytes], compressor: Compressor) -> None:
+    """Raise unless each live object stands in the new slab under its id, as it was."""
+    directory = slabs.read_directory(*joined)
+    new = Slab(
+        directory,
+        lambda raw_bytes: compressor.inflate(
+            directory.codec, directory.dictionary, joined[1][directory.payload_at :], raw_bytes
+        ),
+    )
+    for piece, old in zip(run.pieces, run.decoded, strict=True):
+        for object_id in piece.live:
+            before, after = object_id - old.first_id, object_id - new.first_id
+            if not 0 <= after < directory.objects or _entry(old, before) != _entry(new, after):
+                # A mistake of ours, or of the memory; what is stored stays as it is.
+                raise CorruptionError(f"object {object_id} would not have survived packing")
+
+
+def _entry(slab: Slab, position: int) -> tuple[object, ...]:
+    digest, kind = slab.directory.digest(position), slab.directory.kinds[position]
+    distances, gaps = slab.links(position)
+    return digest, kind, list(distances), list(gaps), slab.stripped(position)
 
 
 def dead_objects(piece: Piece) -> int:
