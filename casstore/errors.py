@@ -279,6 +279,13 @@ class BusyError(CasstoreError):
     exit_code = 7
 
 
+class CollectionOvertakenError(BusyError):
+    """A collection could not keep up with what was written beside it: collect again.
+
+    What it has removed so far is gone rightly, and nothing else.
+    """
+
+
 class CorruptionError(CasstoreError):
     """Stored bytes are not what was written: stop, and check the store."""
 

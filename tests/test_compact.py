@@ -65,7 +65,8 @@ def everything(store: Store) -> tuple[Any, ...]:
     with env.reading() as txn:
         rows = {
             name: [(bytes(key), bytes(value)) for key, value in txn.cursor(db=database)]
-            for name, database in (*env.tables.items(), ("index", env.index))
+            for name, database in env.databases.items()
+            if name not in ("slabs", "dictionaries", "meta")
         }
         meta = {bytes(key): bytes(value) for key, value in txn.cursor(db=env.meta)}
     meta.pop(b"packed_to", None)

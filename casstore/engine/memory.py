@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from struct import pack, unpack
+from types import TracebackType
+from typing import NamedTuple, Self
 from weakref import WeakSet
 
 from casstore.engine.clock import wall_clock_ms
@@ -24,18 +26,29 @@ from casstore.engine.conditions import (
 )
 from casstore.engine.protocol import (
     TABLES,
+    Collection,
+    MarkReport,
     NewObject,
     ObjectInfo,
     PutRow,
+    Roots,
     Row,
     RowKey,
     StoredObject,
+    SweepReport,
     Watch,
     Write,
     WriteResult,
 )
 from casstore.engine.watches import PipeWatch
-from casstore.errors import ClosedError, ForkedError, InvalidInputError, ObjectNotFoundError
+from casstore.errors import (
+    BusyError,
+    ClosedError,
+    CorruptionError,
+    ForkedError,
+    InvalidInputError,
+    ObjectNotFoundError,
+)
 
 
 class _Held(NamedTuple):
@@ -57,6 +70,9 @@ class MemoryEngine:
         # A dict keeps the order of arrival, which is the order of ids.
         self._objects: dict[bytes, _Held] = {}
         self._rows: dict[str, dict[bytes, bytes]] = {table: {} for table in TABLES}
+        # When objects were put again.
+        self._touched_ms: dict[bytes, int] = {}
+        self._collecting = False
         # They belong to those who wait, and leave with them.
         self._watches: WeakSet[PipeWatch] = WeakSet()
 
@@ -87,6 +103,11 @@ class MemoryEngine:
             now_ms = self._clock()
             require(write.conditions, self._find_row, self._objects.__contains__, now_ms)
             arriving = self._number(write.objects, now_ms)
+            if not write.rows:
+                # No row says yet that these count: what is put again is as young as the new.
+                for item in write.objects:
+                    if item.digest in self._objects:
+                        self._touched_ms[item.digest] = now_ms
             values = [
                 bytes(stamped(change, now_ms)) if isinstance(change, PutRow) else None
                 for change in write.rows
@@ -146,6 +167,12 @@ class MemoryEngine:
             newest_first = reversed(self._objects.values())
             infos = [held.info for held in newest_first if before is None or held.info.id < before]
         return infos[:limit]
+
+    def collection(self, roots: Roots, *, grace_ms: int, dry_run: bool = False) -> Collection:
+        """A collection that keeps what roots reach and what was put within the grace."""
+        with self._lock:
+            self._require_open()
+        return _MemoryCollection(self, roots, grace_ms=grace_ms, dry_run=dry_run)
 
     def now_ms(self) -> int:
         """The engine's clock, in milliseconds since 1970."""
@@ -220,6 +247,97 @@ class MemoryEngine:
     def _require_open(self) -> None:
         if self._closed:
             raise ClosedError("the engine was closed")
+
+
+class _MemoryCollection:
+    """Marks anew in every step, under the lock: slow, and plainly right."""
+
+    def __init__(self, engine: MemoryEngine, roots: Roots, *, grace_ms: int, dry_run: bool) -> None:
+        self._engine = engine
+        self._roots = roots
+        self._keep_after_ms = engine.now_ms() + 1 - grace_ms
+        self._dry_run = dry_run
+        self._only: set[int] | None = None
+
+    def __enter__(self) -> Self:
+        if not self._dry_run:
+            with self._engine._lock:
+                if self._engine._collecting:
+                    raise BusyError("this store is being collected already")
+                self._engine._collecting = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self._dry_run:
+            self._engine._collecting = False
+
+    def mark(
+        self, *, only: bytes | None = None, pulse: Callable[[int], None] | None = None
+    ) -> MarkReport:
+        """Find out what nobody reaches."""
+        if only is not None:
+            numbers = unpack(f">{len(only) // 8}Q", only)
+            self._only = set(numbers)
+        with self._engine._lock:
+            roots, kept, unreached = self._split()
+        if pulse is not None:
+            pulse(len(kept) + len(unreached))
+        return MarkReport(roots, len(kept), len(unreached), _sum(kept), _sum(unreached))
+
+    def unreached(self) -> bytes:
+        """What nobody reaches, by number."""
+        with self._engine._lock:
+            _, _, unreached = self._split()
+        return pack(f">{len(unreached)}Q", *[held.info.id for held in unreached])
+
+    def sweep(self, limit: int) -> SweepReport:
+        """Remove the newest ``limit`` of what nobody reaches."""
+        if self._dry_run:
+            raise InvalidInputError("a dry run sweeps nothing")
+        with self._engine._lock:
+            _, _, unreached = self._split()
+            doomed = [
+                held for held in unreached if self._only is None or held.info.id in self._only
+            ]
+            for held in doomed[:limit]:
+                del self._engine._objects[held.info.digest]
+                self._engine._touched_ms.pop(held.info.digest, None)
+        return SweepReport(
+            len(doomed[:limit]), _sum(doomed[:limit]), 0.0, done=len(doomed) <= limit
+        )
+
+    def _split(self) -> tuple[int, list[_Held], list[_Held]]:
+        """How many digests rows name; what is reached and what is not, newest first."""
+        engine = self._engine
+        engine._require_open()
+        named: set[bytes] = set()
+        for table in self._roots.tables:
+            for key, value in engine._rows[table].items():
+                named.update(self._roots.named(table, Row(key, value), engine._clock()))
+        reached: set[int] = set()
+        for digest in named:
+            if digest not in engine._objects:
+                raise CorruptionError(f"a row names object {digest.hex()}, which is not stored")
+            reached.add(engine._objects[digest].info.id)
+        kept: list[_Held] = []
+        unreached: list[_Held] = []
+        for digest, held in reversed(engine._objects.items()):
+            at_ms = max(held.info.stored_at_ms, engine._touched_ms.get(digest, 0))
+            if held.info.id in reached or at_ms >= self._keep_after_ms:
+                kept.append(held)
+                reached.update(held.info.children)
+            else:
+                unreached.append(held)
+        return len(named), kept, unreached
+
+
+def _sum(objects: Sequence[_Held]) -> int:
+    return sum([held.info.size_bytes for held in objects])
 
 
 def _check_limit(limit: int) -> None:

@@ -9,8 +9,9 @@ live, so that the clocks of two machines never have to agree.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Final, NamedTuple, Protocol, Self, runtime_checkable
 
 # --- rows ----------------------------------------------------------------------
 
@@ -286,20 +287,78 @@ class Engine(Protocol):
 
 # --- care: what an engine may offer beside --------------------------------------------------
 
-# Gives the rows of a table as they are inside the transaction.
-ScanTable = Callable[[str], Iterator[Row]]
-# Gives the digests that rows name.
-FindRoots = Callable[[ScanTable], Iterable[bytes]]
+
+class Roots(NamedTuple):
+    """What keeps objects alive: rows of these tables.
+
+    ``named`` finds the digests in a row, given its table and the engine's time.
+    """
+
+    tables: tuple[str, ...]
+    named: Callable[[str, Row, int], Iterable[bytes]]
 
 
-class CollectReport(NamedTuple):
-    """What collecting did, or would do: objects and their bytes as they lie in slabs."""
+class MarkReport(NamedTuple):
+    """What marking found: objects, and their bytes before compression, without their links."""
 
+    #: Distinct digests that rows name.
     roots: int
     objects_kept: int
-    objects_swept: int
+    objects_unreached: int
     bytes_kept: int
-    bytes_swept: int
+    bytes_unreached: int
+
+
+class SweepReport(NamedTuple):
+    """What one step of sweeping did."""
+
+    objects: int
+    size_bytes: int
+    #: How long it kept writers waiting.
+    held_s: float
+    #: Was this the last step?
+    done: bool
+
+
+class Collection(Protocol):
+    """One collection of a store: a context manager. Mark once, then sweep until it is done.
+
+    Safe beside writers anywhere; stopping it between or within steps is harmless.
+    """
+
+    def __enter__(self) -> Self:
+        """Begin. BusyError if another collection of the store is going on."""
+        ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End, wherever it has come to."""
+        ...
+
+    def mark(
+        self, *, only: bytes | None = None, pulse: Callable[[int], None] | None = None
+    ) -> MarkReport:
+        """Find out what nobody reaches; blocks nobody. ``pulse`` is told how far it has come.
+
+        ``only`` bounds what will be swept, as ``unreached`` of an earlier collection gave it.
+        CorruptionError if anything that is reached is missing or cannot be read.
+        """
+        ...
+
+    def unreached(self) -> bytes:
+        """What marking found, in a form that ``mark`` takes."""
+        ...
+
+    def sweep(self, limit: int) -> SweepReport:
+        """Remove at most ``limit`` objects in one short transaction.
+
+        CollectionOvertakenError if it cannot tell any more what is reached.
+        """
+        ...
 
 
 # What was stored within the last quarter of an hour is left as it is by default: agents at
@@ -345,19 +404,13 @@ class PackReport(NamedTuple):
 
 @runtime_checkable
 class Collecting(Protocol):
-    """An engine that gives space back."""
+    """An engine that removes what nobody reaches."""
 
-    def collect(
-        self, find_roots: FindRoots, *, grace_ms: int = 0, dry_run: bool = False
-    ) -> CollectReport:
-        """Take the names of objects away that no root reaches and that are older than the grace.
+    def collection(self, roots: Roots, *, grace_ms: int, dry_run: bool = False) -> Collection:
+        """A collection that keeps what roots reach and what was put within the grace.
 
-        Atomic, and safe beside writers anywhere.
+        A dry run marks, and sweeps nothing; any number of them may go on at once.
         """
-        ...
-
-    def pack(self, progress: Callable[[PackReport], None] | None = None) -> PackReport:
-        """Lay out anew what is scattered, and drop what lost its name; in short steps."""
         ...
 
 

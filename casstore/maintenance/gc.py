@@ -1,55 +1,228 @@
 """gc: decide what is unreachable, take its name away, and give its bytes back.
 
-Marking and sweeping are one transaction (``engine.lmdb.collection``): safe beside readers
-and writers in any process; writers wait while it runs. Bytes that lost their names go when
-their slabs are packed, which happens in short steps afterwards.
+``plan`` looks and changes nothing. ``execute`` removes what a plan listed and what is still
+unreachable by then. ``collect`` does both at once. All may run beside agents at work, in
+any process: marking blocks nobody, and sweeping is done in small transactions, between
+which writers have their turn. Stopping at any point is harmless; the next collection goes
+on with what is left.
+
+What became of it is told by the report, not by an exception: see ``Outcome``.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from enum import Enum
 from typing import Final, NamedTuple
 
-from casstore.engine.protocol import MAX_STAMP_MS, Collecting
-from casstore.errors import InvalidInputError
-from casstore.maintenance.roots import find_roots
+from casstore.engine.protocol import MAX_STAMP_MS, Collecting, Collection, MarkReport, Packing
+from casstore.errors import (
+    BusyError,
+    CasstoreError,
+    CollectionOvertakenError,
+    CorruptionError,
+    InvalidInputError,
+)
+from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.roots import ROOTS
 from casstore.store import Store
 
 # Long enough for a blob to be put and then committed, whatever happens in between.
 DEFAULT_GRACE_MS: Final = 3_600_000
+# How many objects lose their names in one transaction. Writers wait for it: each takes a
+# page of the index with it, so this is about a megabyte to write.
+DEFAULT_BATCH: Final = 256
+MAX_BATCH: Final = 100_000
+
+
+class Outcome(Enum):
+    """How a collection ended."""
+
+    #: A plan, or a dry run: nothing was removed, by intention.
+    PLANNED = "planned"
+    #: Everything unreachable is gone.
+    SWEPT = "swept"
+    #: Nothing was unreachable.
+    NOTHING = "nothing to do"
+    #: Stopped, or overtaken by writers; what was removed is gone rightly. Run it again.
+    INCOMPLETE = "incomplete"
+    #: Nothing was removed, because something that is reached is missing or cannot be
+    #: read, or because another collection is going on. ``problem`` says what.
+    REFUSED = "refused"
+    #: An error came in the middle; what was removed before is gone rightly.
+    FAILED = "failed"
 
 
 class GcReport(NamedTuple):
-    """What a collection did, or would do if it was a dry run."""
+    """What a collection did, or would do."""
 
-    dry_run: bool
+    outcome: Outcome
     #: Distinct digests that rows name.
-    roots: int
-    objects_kept: int
-    objects_swept: int
-    #: As they lie in slabs before compression, without their links.
-    bytes_kept: int
-    bytes_swept: int
+    roots: int = 0
+    objects_kept: int = 0
+    #: Found unreachable, whether or not they were removed.
+    objects_unreached: int = 0
+    objects_swept: int = 0
+    #: Before compression, without their links.
+    bytes_kept: int = 0
+    bytes_unreached: int = 0
+    bytes_swept: int = 0
     #: What the slabs take less in the file, after packing.
-    slab_bytes_freed: int
+    slab_bytes_freed: int = 0
+    #: The longest that a step of sweeping kept writers waiting.
+    longest_pause_ms: float = 0.0
+    problem: CasstoreError | None = None
 
 
-def collect(store: Store, *, grace_ms: int = DEFAULT_GRACE_MS, dry_run: bool = False) -> GcReport:
+class GcPlan(NamedTuple):
+    """What would go. Holds two figures and a bitmap, however large the store is."""
+
+    report: GcReport
+    grace_ms: int
+    made_at_ms: int
+    #: Which objects, by their numbers within this store.
+    unreached: bytes
+
+
+def plan(
+    store: Store, *, grace_ms: int = DEFAULT_GRACE_MS, progress: Progress | None = None
+) -> GcPlan:
+    """Find out what nobody reaches; changes nothing, and may be done on a read-only store.
+
+    What was put within ``grace_ms`` stays, with all it links to.
+    """
+    made_at_ms = store.engine.now_ms()
+    unreached = b""
+    try:
+        with _collection(store, grace_ms, dry_run=True) as collection:
+            found = collection.mark(pulse=_pulse(progress))
+            unreached = collection.unreached()
+    except CorruptionError as exc:
+        return GcPlan(GcReport(Outcome.REFUSED, problem=exc), grace_ms, made_at_ms, b"")
+    outcome = Outcome.PLANNED if found.objects_unreached else Outcome.NOTHING
+    return GcPlan(_report(outcome, found), grace_ms, made_at_ms, unreached)
+
+
+def execute(
+    store: Store,
+    plan: GcPlan,
+    *,
+    batch: int = DEFAULT_BATCH,
+    progress: Progress | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> GcReport:
+    """Remove what the plan lists, except what is reached or was put again since."""
+    if plan.report.outcome in (Outcome.REFUSED, Outcome.NOTHING):
+        return plan.report
+    return _run(store, plan.grace_ms, plan.unreached, batch, progress, stop)
+
+
+def collect(
+    store: Store,
+    *,
+    grace_ms: int = DEFAULT_GRACE_MS,
+    dry_run: bool = False,
+    batch: int = DEFAULT_BATCH,
+    progress: Progress | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> GcReport:
     """Give back what no session, revision, pin, queued work or attachment reaches.
 
-    What was stored within ``grace_ms`` stays, with all it links to. With ``dry_run``
-    nothing is changed. CorruptionError, and nothing is collected, if a row or a link is
-    damaged or leads nowhere.
+    What was put within ``grace_ms`` stays, with all it links to. ``batch`` bounds how many
+    objects are removed in one transaction, and so how long a writer waits. ``stop`` is asked
+    between transactions; the report of a collection that it ended is ``INCOMPLETE``. A
+    dry run is the report of the plan.
     """
+    if dry_run:
+        return plan(store, grace_ms=grace_ms, progress=progress).report
+    return _run(store, grace_ms, None, batch, progress, stop)
+
+
+def _run(
+    store: Store,
+    grace_ms: int,
+    only: bytes | None,
+    batch: int,
+    progress: Progress | None,
+    stop: Callable[[], bool] | None,
+) -> GcReport:
+    if type(batch) is not int or not 1 <= batch <= MAX_BATCH:
+        raise InvalidInputError(f"a batch of 1 to {MAX_BATCH} objects, not {batch!r}")
+    report = GcReport(Outcome.REFUSED)
+    try:
+        with _collection(store, grace_ms, dry_run=False) as collection:
+            found = collection.mark(only=only, pulse=_pulse(progress))
+            if not found.objects_unreached:
+                return _report(Outcome.NOTHING, found)
+            report = _report(Outcome.INCOMPLETE, found)
+            done = False
+            while not done:
+                if stop is not None and stop():
+                    return report
+                swept = collection.sweep(batch)
+                done = swept.done
+                report = report._replace(
+                    objects_swept=report.objects_swept + swept.objects,
+                    bytes_swept=report.bytes_swept + swept.size_bytes,
+                    longest_pause_ms=max(report.longest_pause_ms, swept.held_s * 1000),
+                )
+                if progress is not None:
+                    progress(
+                        Step("sweep", report.objects_swept, found.objects_unreached, "objects")
+                    )
+                if not done:
+                    # Locks are not fair: who asks again at once gets it again.
+                    time.sleep(swept.held_s)
+    except CollectionOvertakenError as exc:
+        return report._replace(outcome=Outcome.INCOMPLETE, problem=exc)
+    except (CorruptionError, BusyError) as exc:
+        refused = not report.objects_swept
+        return report._replace(outcome=Outcome.REFUSED if refused else Outcome.FAILED, problem=exc)
+    except CasstoreError as exc:
+        if not report.objects_unreached:
+            raise
+        return report._replace(outcome=Outcome.FAILED, problem=exc)
+    return _give_bytes_back(store, report._replace(outcome=Outcome.SWEPT))
+
+
+def _give_bytes_back(store: Store, report: GcReport) -> GcReport:
+    engine = store.engine
+    if not report.objects_swept or not isinstance(engine, Packing):
+        return report
+    try:
+        packed = engine.pack()
+    except CasstoreError as exc:
+        return report._replace(outcome=Outcome.FAILED, problem=exc)
+    return report._replace(slab_bytes_freed=packed.bytes_before - packed.bytes_after)
+
+
+def _collection(store: Store, grace_ms: int, *, dry_run: bool) -> Collection:
     engine = store.engine
     if not isinstance(engine, Collecting):
         raise InvalidInputError("the engine of this store does not collect")
     if type(grace_ms) is not int or not 0 <= grace_ms <= MAX_STAMP_MS:
         raise InvalidInputError(f"a grace of 0 ms or more, not {grace_ms!r}")
-    found = engine.collect(
-        lambda scan: find_roots(scan, store.engine.now_ms()), grace_ms=grace_ms, dry_run=dry_run
+    return engine.collection(ROOTS, grace_ms=grace_ms, dry_run=dry_run)
+
+
+def _pulse(progress: Progress | None) -> Callable[[int], None] | None:
+    if progress is None:
+        return None
+    tell = progress
+
+    def pulse(done: int) -> None:
+        tell(Step("mark", done, None, "objects"))
+
+    return pulse
+
+
+def _report(outcome: Outcome, found: MarkReport) -> GcReport:
+    return GcReport(
+        outcome,
+        roots=found.roots,
+        objects_kept=found.objects_kept,
+        objects_unreached=found.objects_unreached,
+        bytes_kept=found.bytes_kept,
+        bytes_unreached=found.bytes_unreached,
     )
-    freed = 0
-    if found.objects_swept and not dry_run:
-        packed = engine.pack()
-        freed = packed.bytes_before - packed.bytes_after
-    return GcReport(dry_run, *found, freed)

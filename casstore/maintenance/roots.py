@@ -11,32 +11,56 @@ an empty one (P6).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Final
 
-from casstore.engine.protocol import Row
+from casstore.engine.protocol import Roots, Row
 from casstore.session import attachments, keys, pins, queue
 from casstore.session.heads import decode_head
 
 
-def find_roots(scan: Callable[[str], Iterator[Row]], now_ms: int) -> Iterator[bytes]:
-    """Every digest that a row names; ``scan`` gives the rows of a table."""
-    for table in ("heads", "history"):
-        for row in scan(table):
-            if table == "history" and keys.is_label(row.key):
-                continue
-            head = decode_head(row.value)
-            yield head.manifest
-            if head.hidden is not None:
-                yield head.hidden
-    for row in scan("pins"):
-        digest = pins.kept_digest(row.value, now_ms)
-        if digest is not None:
-            yield digest
-    for row in scan("queue"):
-        digest = queue.items_digest(row.key, row.value)
-        if digest is not None:
-            yield digest
-    for row in scan("attachments"):
-        digest = attachments.decode("", row.value).digest
-        if digest is not None:
-            yield digest
+def _of_head(row: Row, now_ms: int) -> Iterator[bytes]:
+    head = decode_head(row.value)
+    yield head.manifest
+    if head.hidden is not None:
+        yield head.hidden
+
+
+def _of_revision(row: Row, now_ms: int) -> Iterator[bytes]:
+    if not keys.is_label(row.key):
+        yield from _of_head(row, now_ms)
+
+
+def _of_pin(row: Row, now_ms: int) -> Iterator[bytes]:
+    digest = pins.kept_digest(row.value, now_ms)
+    if digest is not None:
+        yield digest
+
+
+def _of_batch(row: Row, now_ms: int) -> Iterator[bytes]:
+    digest = queue.items_digest(row.key, row.value)
+    if digest is not None:
+        yield digest
+
+
+def _of_attachment(row: Row, now_ms: int) -> Iterator[bytes]:
+    digest = attachments.decode("", row.value).digest
+    if digest is not None:
+        yield digest
+
+
+_NAMED: Final = {
+    "heads": _of_head,
+    "history": _of_revision,
+    "pins": _of_pin,
+    "queue": _of_batch,
+    "attachments": _of_attachment,
+}
+
+
+def _named(table: str, row: Row, now_ms: int) -> Iterator[bytes]:
+    return _NAMED[table](row, now_ms)
+
+
+#: The roots of every store.
+ROOTS: Final = Roots(tuple(_NAMED), _named)

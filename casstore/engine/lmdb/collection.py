@@ -1,105 +1,220 @@
-"""Collection: what no row reaches loses its name, in one transaction.
+"""Collection: what no row reaches loses its name, in small steps beside running writers.
 
-LMDB has one writer at a time. A transaction that marks from the rows and takes the names
-of everything unmarked away sees every commit before it, and every commit after it looks
-up again what it relies on; nothing can come in between (P6). The price is that writers
-wait while it runs; readers do not.
+Three rules make it safe, whatever writers in any process do meanwhile (P6):
 
-Marking is one descending pass: a child's id is always lower than its parent's. An object
-without a name is gone for everybody; its bytes go when its slab is packed.
+1. A commit checks inside its own transaction that everything it relies on is still there:
+   each child of a new object, each object it found stored (``transaction``).
+2. Every transaction that removes anything first catches up: with objects stored, rows
+   written and objects put again since the marking (``marking``, ``notes``). If rows were
+   not noted all the time, it removes nothing more.
+3. Parents go before children, by falling id. So whatever is left at any moment is whole:
+   no object that is named links to one that is not.
+
+An object without a name is gone for everybody; its bytes go when its slab is packed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+import os
+from collections.abc import Callable
+from time import monotonic, perf_counter
+from types import TracebackType
+from typing import Final, Self
 
 import lmdb
 
-from casstore.engine.lmdb import slab as slabs
+from casstore.engine.lmdb import notes
 from casstore.engine.lmdb.environment import Environment, translate
-from casstore.engine.lmdb.rows import open_row
-from casstore.engine.protocol import CollectReport, FindRoots, Row
-from casstore.errors import CorruptionError
+from casstore.engine.lmdb.marking import Candidates, Marks, Pulse
+from casstore.engine.protocol import MarkReport, Roots, SweepReport
+from casstore.errors import CollectionOvertakenError, InvalidInputError
+
+# How often a collector says that it is still there, while it marks.
+_REFRESH_S: Final = notes.OPEN_MS / 1000 / 20
+# How often a step may find that too much has happened to catch up while others wait.
+_MAX_CATCH_UPS: Final = 64
 
 
-class _Marks(NamedTuple):
-    report: CollectReport
-    swept: list[bytes]
+class Collection:
+    """One collection of a store. Use as a context manager: mark, then sweep until it is done."""
 
+    def __init__(
+        self,
+        env: Environment,
+        roots: Roots,
+        clock: Callable[[], int],
+        *,
+        grace_ms: int,
+        dry_run: bool,
+    ) -> None:
+        self._env = env
+        self._roots = roots
+        self._clock = clock
+        self._keep_after_ms = clock() + 1 - grace_ms
+        self._dry_run = dry_run
+        self._token = os.urandom(notes.TOKEN_BYTES)
+        self._marks: Marks | None = None
+        self._below = 0
+        # Does everything that slabs hold have a name?
+        self._clean = False
+        self._lock: int | None = None
+        self._refreshed_s = 0.0
+        # How long the last step kept writers waiting, at the most.
+        self._held_s = 0.0
 
-def collect(
-    env: Environment, find_roots: FindRoots, *, keep_after_ms: int, dry_run: bool
-) -> CollectReport:
-    """Take the names of all unreachable objects stored before ``keep_after_ms`` away.
-
-    CorruptionError, and nothing happens, if a row or a directory is damaged, or names an
-    object that is not there.
-    """
-    env.require_writable()
-    with env.write_lock:
-        env.gate.check()
-        try:
-            txn = env.begin_write()
+    def __enter__(self) -> Self:
+        if not self._dry_run:
+            self._env.require_writable()
+            self._lock = self._env.lock_collector()
             try:
-                marks = _mark(env, txn, find_roots, keep_after_ms)
-                if marks.swept and not dry_run:
-                    # Parents first: their ids are higher, and they were met first.
-                    for digest in marks.swept:
-                        txn.delete(digest, db=env.index)
-                    txn.commit()
+                # Before anything is read: from here on nothing is written unnoticed.
+                self._announce(first=True)
+            except BaseException:
+                os.close(self._lock)
+                raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._marks is not None:
+            self._marks.close()
+            self._marks = None
+        if self._lock is not None:
+            try:
+                if not self._env.gate.is_shut:
+                    self._change(self._end)
             finally:
-                # After a commit there is nothing left to abort.
-                txn.abort()
-        except lmdb.Error as exc:
-            raise translate(exc, env.path) from exc
-        env.announce()
-        env.cover()
-    return marks.report
+                os.close(self._lock)
+                self._lock = None
 
+    def _end(self, txn: lmdb.Transaction[bytes]) -> None:
+        notes.end(self._env, txn)
+        if self._clean:
+            notes.note_leftovers(self._env, txn, there=False)
 
-def _mark(
-    env: Environment, txn: lmdb.Transaction[bytes], find_roots: FindRoots, keep_after_ms: int
-) -> _Marks:
-    def scan(table: str) -> Iterator[Row]:
-        for key, stored in txn.cursor(db=env.tables[table]):
-            yield Row(key, open_row(table, key, stored))
+    # --- marking --------------------------------------------------------------------------
 
-    roots = set(find_roots(scan))
-    unseen = set(roots)
-    cursor = txn.cursor(db=env.slabs)
-    more = cursor.last()
-    marked = bytearray(int.from_bytes(cursor.key(), "big") // 8 + 1) if more else bytearray()
-    swept: list[bytes] = []
-    kept = kept_bytes = swept_bytes = 0
-    while more:
-        directory = slabs.read_directory(*cursor.item())
-        young = directory.stored_at_ms >= keep_after_ms
-        child_at = len(directory.distances)
-        for position in range(directory.objects - 1, -1, -1):
-            child_at -= directory.child_counts[position]
-            object_id = directory.first_id + position
-            digest = directory.digest(position)
-            row = txn.get(digest, db=env.index)
-            if row is None or slabs.read_id(row) != object_id:
-                continue
-            unseen.discard(digest)
-            size_bytes = directory.lengths[position]
-            if not (young or digest in roots or marked[object_id >> 3] >> (object_id & 7) & 1):
-                swept.append(digest)
-                swept_bytes += size_bytes
-                continue
-            kept += 1
-            kept_bytes += size_bytes
-            for child in directory.children(position, child_at):
-                if not 0 < child < object_id:
-                    raise CorruptionError(f"object {digest.hex()} is older than one it links to")
-                marked[child >> 3] |= 1 << (child & 7)
-        more = cursor.prev()
-    if unseen:
-        raise CorruptionError(
-            f"a row of {env.path} names object {min(unseen).hex()}, which is not stored; "
-            "nothing was collected"
+    def mark(self, *, only: bytes | None = None, pulse: Pulse | None = None) -> MarkReport:
+        """Find out what nobody reaches. ``only`` bounds what a sweep may take, by ``unreached``.
+
+        CorruptionError if a row or a directory is damaged, or names an object that is not
+        there: then nothing may be removed.
+        """
+        self._marks = Marks(self._env, self._roots, self._clock(), self._keep_after_ms)
+        self._below = self._marks.last_id + 1
+
+        def keep_announced(done: int) -> None:
+            if not self._dry_run and monotonic() - self._refreshed_s > _REFRESH_S:
+                self._announce(first=False)
+            if pulse is not None:
+                pulse(done)
+
+        report = self._marks.mark(keep_announced)
+        self._clean = self._marks.is_clean
+        if only is not None:
+            self._marks.restrict(only)
+        return report
+
+    def unreached(self) -> bytes:
+        """What nobody reaches, by id."""
+        return self._marked().unreached()
+
+    def _marked(self) -> Marks:
+        if self._marks is None:
+            raise InvalidInputError("a collection marks before it goes on")
+        return self._marks
+
+    # --- sweeping -------------------------------------------------------------------------
+
+    def sweep(self, limit: int) -> SweepReport:
+        """Take the names of at most ``limit`` objects away, in one short transaction."""
+        if self._dry_run:
+            raise InvalidInputError("a dry run sweeps nothing")
+        marks = self._marked()
+        candidates = marks.candidates(self._below, limit)
+        swept = sizes = 0
+        self._held_s = 0.0
+        if candidates.ids:
+            swept, sizes = self._remove(marks, candidates, limit)
+        self._below = candidates.down_to
+        return SweepReport(swept, sizes, self._held_s, self._below <= 1)
+
+    def _remove(self, marks: Marks, candidates: Candidates, limit: int) -> tuple[int, int]:
+        for _ in range(_MAX_CATCH_UPS):
+            # Most of it without the lock, so that writers wait only for the rest.
+            with self._env.reading() as reading:
+                marks.catch_up(reading)
+            removed: list[int] = []
+
+            def remove(txn: lmdb.Transaction[bytes], removed: list[int] = removed) -> bool:
+                if not notes.is_announced(self._env, txn, self._token):
+                    raise CollectionOvertakenError(
+                        f"rows of {self._env.path} were written unnoticed; collect again"
+                    )
+                if not marks.catch_up(txn, limit):
+                    return False
+                doomed = [
+                    (digest, object_id)
+                    for object_id, digest in zip(candidates.ids, candidates.digests, strict=True)
+                    if not marks.is_reached(object_id)
+                ]
+                # All at once, so the order is free here: neighbours share the way down the tree.
+                for digest, object_id in sorted(doomed):
+                    txn.delete(digest, db=self._env.index)
+                    removed.append(object_id)
+                notes.note_leftovers(self._env, txn, there=True)
+                notes.forget_touches(self._env, txn, self._keep_after_ms, limit)
+                notes.announce(self._env, txn, self._token, self._clock(), first=False)
+                return True
+
+            if self._change(remove):
+                self._clean = False
+                gone = set(removed)
+                marks.forget(gone)
+                sizes = sum(
+                    size
+                    for object_id, size in zip(candidates.ids, candidates.sizes_bytes, strict=True)
+                    if object_id in gone
+                )
+                return len(gone), sizes
+        raise CollectionOvertakenError(
+            f"writers of {self._env.path} left the collector behind; collect again"
         )
-    report = CollectReport(len(roots), kept, len(swept), kept_bytes, swept_bytes)
-    return _Marks(report, swept)
+
+    # --- transactions ------------------------------------------------------------------------
+
+    def _announce(self, *, first: bool) -> None:
+        def announce(txn: lmdb.Transaction[bytes]) -> None:
+            if not first and not notes.is_announced(self._env, txn, self._token):
+                raise CollectionOvertakenError(
+                    f"rows of {self._env.path} were written unnoticed; collect again"
+                )
+            notes.announce(self._env, txn, self._token, self._clock(), first=first)
+
+        self._change(announce)
+        self._refreshed_s = monotonic()
+
+    def _change(self, work: Callable[[lmdb.Transaction[bytes]], bool | None]) -> bool:
+        """Run one short write transaction; ``work`` gives False to leave it undone."""
+        env = self._env
+        with env.write_lock:
+            env.gate.check()
+            try:
+                txn = env.begin_write()
+                started = perf_counter()
+                try:
+                    done = work(txn) is not False
+                    if done:
+                        txn.commit()
+                finally:
+                    # After a commit there is nothing left to abort.
+                    txn.abort()
+            except lmdb.Error as exc:
+                raise translate(exc, env.path) from exc
+            env.cover()
+        self._held_s = max(self._held_s, perf_counter() - started)
+        return done

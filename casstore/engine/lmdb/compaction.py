@@ -31,6 +31,7 @@ import lmdb
 from casstore.engine.lmdb import guard, packing
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.compression import NO_DICTIONARY, Compressor
+from casstore.engine.lmdb.creation import DICTIONARIES, INDEX, META, SLABS
 from casstore.engine.lmdb.dictionaries import DictionaryShelf, dictionary_key
 from casstore.engine.lmdb.directory import StoreDirectory, storage_error
 from casstore.engine.lmdb.environment import Environment, translate
@@ -182,6 +183,11 @@ def _require_room(env: Environment) -> None:
         raise storage_error(f"no room for a new file of {env.path}", exc) from exc
 
 
+def _copied(env: Environment) -> list[str]:
+    """The databases that are copied row by row."""
+    return [name for name in env.databases if name not in (SLABS, DICTIONARIES, META)]
+
+
 class _Copier:
     """Copies a store table by table; counts what it does."""
 
@@ -201,9 +207,10 @@ class _Copier:
         shelf = DictionaryShelf(old)
         self._named.add(shelf.newest())
         self._copy_dictionaries(shelf)
-        self.objects = self._copy_table("index", old.index, new.index)
-        for name, database in old.tables.items():
-            self._copy_table(name, database, new.tables[name])
+        for name in _copied(old):
+            count = self._copy_table(name, old.databases[name], new.databases[name])
+            if name == INDEX:
+                self.objects = count
         self._batch.flush()
         self._copy_meta()
 
@@ -292,13 +299,14 @@ def _compare(old: Environment, new: Environment, tell: Tell) -> None:
 
     That the copy's names lead to the right bytes is for its own verification to say.
     """
-    pairs: list[tuple[str, Any, Any]] = [("index", old.index, new.index)]
-    pairs += [(name, database, new.tables[name]) for name, database in old.tables.items()]
-    for at, (name, source, target) in enumerate(pairs):
+    names = _copied(old)
+    for at, name in enumerate(names):
         with old.reading() as before, new.reading() as after:
-            if not _equal(before.cursor(db=source), after.cursor(db=target)):
+            if not _equal(
+                before.cursor(db=old.databases[name]), after.cursor(db=new.databases[name])
+            ):
                 raise CorruptionError(f"the copy of {old.path} differs in table {name}")
-        tell("compare", at + 1, len(pairs))
+        tell("compare", at + 1, len(names))
 
 
 def _equal(

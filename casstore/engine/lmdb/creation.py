@@ -27,9 +27,11 @@ INDEX: Final = "index"
 SLABS: Final = "slabs"
 DICTIONARIES: Final = "dictionaries"
 META: Final = "meta"
+COLLECTION: Final = "collection"
+TOUCHES: Final = "touches"
 _NEW_READERS: Final = 16
 #: The databases of a store, by LMDB's name for them.
-DATABASES: Final = (INDEX, SLABS, DICTIONARIES, META, *TABLES)
+DATABASES: Final = (INDEX, SLABS, DICTIONARIES, META, COLLECTION, TOUCHES, *TABLES)
 
 
 def create_store(directory: StoreDirectory, map_bytes: int, lmdb_version: int) -> None:

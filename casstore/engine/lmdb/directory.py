@@ -217,6 +217,18 @@ class StoreDirectory:
         """Does any other process hold the store? Call inside ``exclusive``, before ``hold``."""
         return any(self._others_hold(name) for name in ("synced", "unsynced", "readers"))
 
+    def lock_collector(self) -> int | None:
+        """A descriptor that holds the right to collect, or None if another holds it."""
+        handle = self._lock_handle("collector")
+        if handle is None:
+            raise StorageError(f"no right to lock {self.path}")
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            return None
+        return handle
+
     def release(self) -> None:
         """Let go of everything held."""
         for handle in self._held:

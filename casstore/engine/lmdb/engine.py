@@ -44,6 +44,7 @@ from casstore.engine.lmdb.environment import (
     translate,
 )
 from casstore.engine.lmdb.group import CommitQueue, Ticket
+from casstore.engine.lmdb.notes import RecentTouches
 from casstore.engine.lmdb.reader import SlabReader
 from casstore.engine.lmdb.rows import find_row, open_row, seek_first, seek_last
 from casstore.engine.lmdb.transaction import Job, Plan, StaleError, Transaction
@@ -70,8 +71,9 @@ from casstore.errors import (
 
 if TYPE_CHECKING:
     from casstore.engine.lmdb.background import BackgroundPacker
+    from casstore.engine.lmdb.collection import Collection
     from casstore.engine.lmdb.packing import Scope
-    from casstore.engine.protocol import CollectReport, EngineSpace, FindRoots, PackReport
+    from casstore.engine.protocol import EngineSpace, PackReport, Roots
 
 DEFAULT_CACHE_BYTES: Final = 32 << 20
 
@@ -125,6 +127,7 @@ class LmdbEngine:
         )
         self._cache = SlabCache(cache_bytes)
         self._queue: CommitQueue[Job, WriteResult] = CommitQueue(self._run_batch)
+        self._touches = RecentTouches()
         self._commits = 0
         self._stop_syncing = threading.Event()
         self._sync_failure: CasstoreError | None = None
@@ -405,7 +408,7 @@ class LmdbEngine:
             results: list[WriteResult | CasstoreError] = []
             try:
                 transaction = Transaction(
-                    env, txn, self._clock(), [ticket.work for ticket in batch]
+                    env, txn, self._clock(), [ticket.work for ticket in batch], self._touches
                 )
                 for ticket in batch:
                     results.append(self._apply(transaction, ticket.work))
@@ -479,9 +482,8 @@ class LmdbEngine:
     def used_bytes(self) -> int:
         """The pages that objects, rows and indexes take; the file is longer by its free ones."""
         env = self._env
-        databases = (env.index, env.slabs, env.dictionaries, env.meta, *env.tables.values())
         with env.reading() as txn:
-            stats = [txn.stat(database) for database in databases]
+            stats = [txn.stat(database) for database in env.databases.values()]
         return sum(
             stat["psize"] * (stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"])
             for stat in stats
@@ -560,17 +562,12 @@ class LmdbEngine:
 
     # --- collecting -------------------------------------------------------------------------------
 
-    def collect(
-        self, find_roots: FindRoots, *, grace_ms: int = 0, dry_run: bool = False
-    ) -> CollectReport:
-        """Take away, in one transaction, the names of objects that no root reaches.
+    def collection(self, roots: Roots, *, grace_ms: int, dry_run: bool = False) -> Collection:
+        """A collection that keeps what roots reach and what was put within the grace."""
+        from casstore.engine.lmdb.collection import Collection
 
-        Those stored within ``grace_ms`` stay, with all they link to.
-        """
-        from casstore.engine.lmdb.collection import collect
-
-        keep_after_ms = self._clock() + 1 - grace_ms
-        return collect(self._env, find_roots, keep_after_ms=keep_after_ms, dry_run=dry_run)
+        self._env.gate.check()
+        return Collection(self._env, roots, self._clock, grace_ms=grace_ms, dry_run=dry_run)
 
     # --- verifying --------------------------------------------------------------------------------
 

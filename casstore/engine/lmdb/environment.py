@@ -14,18 +14,20 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar, overload
 from weakref import WeakSet
 
 import lmdb
 
 from casstore.engine.lmdb import guard
 from casstore.engine.lmdb.creation import (
+    COLLECTION,
     DATABASES,
     DICTIONARIES,
     INDEX,
     META,
     SLABS,
+    TOUCHES,
     create_store,
 )
 from casstore.engine.lmdb.directory import (
@@ -263,10 +265,14 @@ class Environment:
             raise CorruptionError(f"{self.path} lacks a table: {exc}") from exc
         except lmdb.Error as exc:
             raise translate(exc, self.path) from exc
+        #: All of them by name, whatever they are for.
+        self.databases = dict(databases)
         self.index = databases.pop(INDEX)
         self.slabs = databases.pop(SLABS)
         self.dictionaries = databases.pop(DICTIONARIES)
         self.meta = databases.pop(META)
+        self.collection = databases.pop(COLLECTION)
+        self.touches = databases.pop(TOUCHES)
         self.tables = databases
 
     @property
@@ -286,14 +292,30 @@ class Environment:
             self.reopen()
             return self.handle.begin(write=True)
 
-    def reading(self) -> Reading:
-        """A short read transaction; nothing may leave it as a view."""
-        return Reading(self)
+    @overload
+    def reading(self) -> Reading[memoryview]: ...
+
+    @overload
+    def reading(self, *, buffers: Literal[False]) -> Reading[bytes]: ...
+
+    def reading(self, *, buffers: bool = True) -> Reading[memoryview] | Reading[bytes]:
+        """A short read transaction; nothing may leave it as a view.
+
+        Without ``buffers`` it gives bytes: quicker, if there are many and they are small.
+        """
+        return Reading(self, buffers)
 
     def require_writable(self) -> None:
         """Raise unless this environment takes writes."""
         if self.readonly:
             raise ReadOnlyError(f"{self.path} is open read-only")
+
+    def lock_collector(self) -> int:
+        """A descriptor that holds the right to collect; closing it gives that back."""
+        handle = self._directory.lock_collector()
+        if handle is None:
+            raise BusyError(f"{self.path} is being collected already")
+        return handle
 
     def cover(self) -> None:
         """After a commit: see that the file is as long as its meta page says."""
@@ -385,6 +407,9 @@ class Environment:
         self._directory.release_in_child()
 
 
+Stored = TypeVar("Stored", bytes, memoryview)
+
+
 def is_over(txn: lmdb.Transaction[bytes]) -> bool:
     """Has this transaction been committed or aborted?"""
     try:
@@ -394,19 +419,21 @@ def is_over(txn: lmdb.Transaction[bytes]) -> bool:
     return False
 
 
-class Reading:
+class Reading(Generic[Stored]):
     """``with env.reading() as txn``: enters the gate, begins, ends, and translates errors."""
 
-    __slots__ = ("_env", "_txn")
+    __slots__ = ("_buffers", "_env", "_txn")
 
-    def __init__(self, env: Environment) -> None:
+    def __init__(self, env: Environment, buffers: bool) -> None:
         self._env = env
+        self._buffers = buffers
+        self._txn: lmdb.Transaction[Stored]
 
-    def __enter__(self) -> lmdb.Transaction[memoryview]:
+    def __enter__(self) -> lmdb.Transaction[Stored]:
         env = self._env
         env.gate.enter()
         try:
-            self._txn = env.handle.begin(buffers=True)
+            self._txn = self._begin()
             if env.refuses_newer:
                 self._require_newest()
         except lmdb.Error as exc:
@@ -416,6 +443,11 @@ class Reading:
             env.gate.leave()
             raise
         return self._txn
+
+    def _begin(self) -> lmdb.Transaction[Stored]:
+        # What ``buffers`` says at run time, ``Stored`` says to the type checker.
+        begin: Callable[..., lmdb.Transaction[Stored]] = self._env.handle.begin
+        return begin(buffers=self._buffers)
 
     def _require_newest(self) -> None:
         """Begin again if commits came while the transaction began.
@@ -429,7 +461,7 @@ class Reading:
             if handle.info()["last_txnid"] == self._txn.id():
                 return
             self._txn.abort()
-            self._txn = handle.begin(buffers=True)
+            self._txn = self._begin()
 
     def __exit__(
         self,

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from casstore.engine.lmdb import packing
 from casstore.engine.lmdb import slab as slabs
-from casstore.engine.lmdb.creation import DICTIONARIES, INDEX, META, SLABS
+from casstore.engine.lmdb.creation import DICTIONARIES, META
 from casstore.engine.lmdb.environment import Environment
 from casstore.engine.lmdb.pages import PageCount, when_full
 from casstore.engine.lmdb.tidying import count_pages
@@ -32,13 +32,7 @@ _Lengths = tuple[int, int]
 
 def measure(env: Environment, progress: Callable[[int, int], None] | None) -> EngineSpace:
     """Count everything."""
-    databases: dict[str, Any] = {
-        INDEX: env.index,
-        SLABS: env.slabs,
-        DICTIONARIES: env.dictionaries,
-        META: env.meta,
-        **env.tables,
-    }
+    databases: dict[str, Any] = env.databases
     with env.reading() as txn:
         stats = {name: txn.stat(database) for name, database in databases.items()}
         file = os.fstat(env.data_handle)

@@ -52,6 +52,10 @@ class RowChanges:
         """Let the row hold ``value`` when the batch is done, or not be there."""
         self._changes[table, key] = value
 
+    def puts(self) -> list[tuple[str, bytes]]:
+        """The places of the rows that come or change."""
+        return [place for place, value in self._changes.items() if value is not None]
+
     def write(self, total: RowSum) -> None:
         """Write what has changed, and keep the sum over all rows in step."""
         txn = self._txn

@@ -60,17 +60,18 @@ PACKED_RAW_BYTES: Final = 262_144
 _MAX_RAW_BYTES: Final = MAX_OBJECT_BYTES + (1 << 20)
 
 
+ID_BYTES: Final = 8
 MAX_ID: Final = (1 << 64) - 1
 
 
 def slab_key(object_id: int) -> bytes:
     """The key under which a slab ending in ``object_id`` is stored; keys sort like ids."""
-    return object_id.to_bytes(8, "big")
+    return object_id.to_bytes(ID_BYTES, "big")
 
 
 def read_id(row: bytes | memoryview) -> int:
     """The id that a row of the index holds."""
-    if len(row) != 8:
+    if len(row) != ID_BYTES:
         raise CorruptionError(f"an index row of {len(row)} bytes")
     return int.from_bytes(row, "big")
 
@@ -262,6 +263,14 @@ def count_of(value: bytes | memoryview) -> int:
         raise CorruptionError(f"a slab of {len(value)} bytes is shorter than its header")
     count: int = _COUNT.unpack_from(value, _COUNT_AT)[0]
     return count
+
+
+def stored_at_ms(value: bytes | memoryview) -> int:
+    """When a stored slab was written, read without checking the rest."""
+    if len(value) < HEADER_BYTES:
+        raise CorruptionError(f"a slab of {len(value)} bytes is shorter than its header")
+    at_ms: int = _HEADER.unpack_from(value)[-1]
+    return at_ms
 
 
 def digest_at(value: bytes | memoryview, position: int) -> bytes:

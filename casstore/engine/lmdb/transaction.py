@@ -14,6 +14,7 @@ from typing import NamedTuple, cast
 import lmdb
 
 from casstore.engine import conditions
+from casstore.engine.lmdb import notes
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.environment import Environment
 from casstore.engine.lmdb.row_changes import RowChanges
@@ -82,6 +83,7 @@ class Transaction:
         txn: lmdb.Transaction[bytes],
         now_ms: int,
         jobs: Sequence[Job],
+        recent: notes.RecentTouches,
     ) -> None:
         self._env = env
         self._txn = txn
@@ -95,6 +97,9 @@ class Transaction:
         # Where the new objects of each plan lie.
         self._places: dict[int, _Places] = {}
         self._rows = RowChanges(txn, env.tables)
+        self._recent = recent
+        # Objects that were put again, with nothing that names them.
+        self._touched: dict[int, None] = {}
         self.changed = False
         self._begin(jobs)
 
@@ -142,7 +147,11 @@ class Transaction:
             self._rows.change(change.table, change.key, value)
         for digest in write.deletes:
             self._unname(digest)
-        self.changed = self.changed or bool(new_objects or write.rows or write.deletes)
+        if job.hits and not write.rows:
+            self._touch(job)
+        self.changed = self.changed or bool(
+            new_objects or write.rows or write.deletes or self._touched
+        )
         return WriteResult(self._now_ms, new_objects)
 
     def _has_object(self, digest: bytes) -> bool:
@@ -188,6 +197,20 @@ class Transaction:
                 named += 1
         return named
 
+    def _touch(self, job: Job) -> None:
+        """Make what was put again as young as what is new: no row says yet that it counts."""
+        # What another object of this write links to lives as long as that does.
+        linked = {child for item in job.write.objects for child in item.children}
+        for digest in job.hits:
+            object_id = self._ids[digest]
+            if (
+                digest not in linked
+                and object_id is not None
+                and object_id < self._first_new_id
+                and not self._recent.is_young(self._env, self._txn, object_id, self._now_ms)
+            ):
+                self._touched[object_id] = None
+
     def _unname(self, digest: bytes) -> None:
         self._ids[digest] = None
         if self._named.pop(digest, None) is None:
@@ -203,6 +226,11 @@ class Transaction:
         self._write_slabs()
         self._write_names()
         self._write_rows()
+        if self._touched:
+            notes.touch(self._env, self._txn, self._touched, self._now_ms)
+            for object_id in self._touched:
+                # Should this transaction fail, it is touched a minute late.
+                self._recent.remember(object_id, self._now_ms)
 
     def _write_slabs(self) -> None:
         for slot in self._slots:
@@ -238,4 +266,5 @@ class Transaction:
             return
         total = RowSum(self._txn.get(SUM_KEY, db=self._env.meta))
         self._rows.write(total)
+        notes.note_rows(self._env, self._txn, self._rows.puts(), self._now_ms)
         self._txn.put(SUM_KEY, total.encode(), db=self._env.meta)

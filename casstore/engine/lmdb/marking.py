@@ -1,0 +1,458 @@
+"""Marking: which objects are reached, by their ids alone.
+
+A child's id is always lower than its parent's, so one pass over the slabs from the newest
+to the oldest marks everything, without a stack: when the pass comes to an object, all that
+could reach it have been seen. Each id has two bytes, one for "the index names it" and one
+for "it is reached". The pass reads directories, never the objects themselves.
+
+Nothing here has to be of one moment. Objects are never changed, ids never given twice, and
+what appears while the pass runs has a higher id than any it looks at; ``catch_up`` sees to
+that, and to rows that were written meanwhile (``notes``).
+"""
+
+from __future__ import annotations
+
+import heapq
+import mmap
+from collections.abc import Callable, Iterable, Iterator
+from itertools import compress, islice
+from struct import unpack
+from typing import Final, NamedTuple
+from zlib import compressobj, decompressobj
+
+import lmdb
+
+from casstore.engine.lmdb import notes
+from casstore.engine.lmdb import slab as slabs
+from casstore.engine.lmdb.environment import Environment
+from casstore.engine.lmdb.notes import Txn
+from casstore.engine.lmdb.rows import open_row
+from casstore.engine.lmdb.slab import Directory
+from casstore.engine.protocol import MarkReport, Roots, Row
+from casstore.errors import CorruptionError
+
+# One read transaction looks at so many rows of the index, or slabs: some tens of milliseconds.
+_INDEX_BATCH: Final = 4096
+_INDEX_BATCHES: Final = 32
+_SLAB_BATCH: Final = 512
+_YES: Final = b"\1"
+# How many ids are compared at once, as one long number.
+_CHUNK_IDS: Final = 1 << 20
+
+# Turns kinds into whether they stand for an object that may have a name.
+_IS_NO_DEAD: Final = bytes([kind & ~slabs.KEEPS_LINKS != slabs.DEAD for kind in range(256)])
+
+# Told how many objects were looked at.
+Pulse = Callable[[int], None]
+
+
+class Candidates(NamedTuple):
+    """Unreached objects, by falling id."""
+
+    ids: list[int]
+    digests: list[bytes]
+    sizes_bytes: list[int]
+    #: Nothing below this id was looked at.
+    down_to: int
+
+
+class Marks:
+    """What is named and what is reached, for all ids up to ``last_id``."""
+
+    def __init__(self, env: Environment, roots: Roots, now_ms: int, keep_after_ms: int) -> None:
+        self._env = env
+        self._roots = roots
+        self._now_ms = now_ms
+        #: Once marked: does everything that slabs hold have a name?
+        self.is_clean = False
+        self._keep_after_ms = keep_after_ms
+        with env.reading() as txn:
+            self.last_id = _last_id(env, txn)
+            # Nothing but a collection takes a name away, and this is the only one.
+            self._names = txn.stat(env.index)["entries"]
+        self._begin()
+
+    def _begin(self) -> None:
+        # Pages that are never touched take no memory: long dead ids cost nothing.
+        self._named = mmap.mmap(-1, self.last_id + 1)
+        self._reached = mmap.mmap(-1, self.last_id + 1)
+        self._scanned_id = self.last_id
+        self._changes_seen = 0
+        self._touches_seen = 0
+        # Reached since the pass, and their children not looked at yet; by falling id.
+        self._open: list[int] = []
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._named.close()
+        self._reached.close()
+
+    # --- the pass -------------------------------------------------------------------------
+
+    def mark(self, pulse: Pulse | None) -> MarkReport:
+        """Mark from all rows, young objects and touches. CorruptionError names what is missing.
+
+        Where no collected objects are left in slabs, the index need not be read: all that
+        the slabs hold is named. Counting tells whether that is so. A mark that is left when
+        names are taken away saves trying in vain.
+        """
+        if not notes.has_leftovers(self._env):
+            report = self._pass(pulse, trusting=True)
+            if report is not None:
+                return report
+            self.close()
+            self._begin()
+        self._read_index()
+        report = self._pass(pulse, trusting=False)
+        assert report is not None
+        return report
+
+    def _pass(self, pulse: Pulse | None, *, trusting: bool) -> MarkReport | None:
+        """Mark; None if it trusted that everything is named, and that is not so."""
+        roots = self._mark_roots()
+        kept = kept_bytes = names = names_bytes = held = 0
+        below = self.last_id + 1
+        while below > 1:
+            with self._env.reading() as txn:
+                for directory, stop in self._directories(txn, below):
+                    first = directory.first_id
+                    self._require_nothing_between(stop, below)
+                    below = first
+                    count = stop - first
+                    if trusting:
+                        named = directory.kinds[:count].translate(_IS_NO_DEAD)
+                        self._named[first:stop] = named
+                    else:
+                        named = self._named[first:stop]
+                    self._spread(directory, first, count, named)
+                    reached = self._reached[first:stop]
+                    lengths = directory.lengths[:count]
+                    kept += reached.count(1)
+                    kept_bytes += sum(compress(lengths, reached))
+                    names += named.count(1)
+                    held += directory.kinds[:count].translate(_IS_NO_DEAD).count(1)
+                    names_bytes += sum(compress(lengths, named))
+                if below > 1 and not self._more(txn, below):
+                    self._require_nothing_between(1, below)
+                    below = 1
+            if pulse is not None:
+                pulse(self.last_id + 1 - below)
+        if trusting and names != self._names:
+            # Some of these have no name: what was marked may be too much.
+            return None
+        self.is_clean = held == names
+        return MarkReport(roots, kept, names - kept, kept_bytes, names_bytes - kept_bytes)
+
+    def _read_index(self) -> None:
+        """Note which ids the index names."""
+        named, last_id = self._named, self.last_id
+        at = b""
+        while True:
+            with self._env.reading(buffers=False) as txn:
+                cursor = txn.cursor(db=self._env.index)
+                if not (cursor.set_range(at) if at else cursor.first()):
+                    return
+                values = cursor.iternext(keys=False)
+                for _ in range(_INDEX_BATCHES):
+                    rows = list(islice(values, _INDEX_BATCH))
+                    joined = b"".join(rows)
+                    if len(joined) != slabs.ID_BYTES * len(rows):
+                        raise CorruptionError(f"{self._env.path} has a damaged row in its index")
+                    ids = unpack(f">{len(rows)}Q", joined)
+                    if rows and max(ids) > last_id:
+                        ids = tuple([object_id for object_id in ids if object_id <= last_id])
+                    for object_id in ids:
+                        named[object_id] = 1
+                    if len(rows) < _INDEX_BATCH:
+                        return
+                # The cursor stands on the row that it would give next, or is through.
+                at = cursor.key()
+                if not at:
+                    return
+
+    def _mark_roots(self) -> int:
+        """Mark what rows and touches name; the number of digests that rows name."""
+        digests: set[bytes] = set()
+        # One transaction: a head that moves while tables are read is in one of them.
+        with self._env.reading() as txn:
+            for table in self._roots.tables:
+                for key, stored in txn.cursor(db=self._env.tables[table]):
+                    row = Row(bytes(key), open_row(table, bytes(key), stored))
+                    for digest in self._roots.named(table, row, self._now_ms):
+                        if digest not in digests:
+                            digests.add(digest)
+                            self._reach_root(txn, table, row.key, digest)
+            for number, touch in notes.touches_after(self._env, txn, 0):
+                self._touches_seen = number
+                self._reach_touched(touch)
+        # What was written since the collection was announced may be older than these rows;
+        # catching up looks at it once more.
+        self._open.clear()
+        return len(digests)
+
+    def _reach_root(self, txn: Txn, table: str, key: bytes, digest: bytes) -> None:
+        row = txn.get(digest, None, self._env.index)
+        if row is None:
+            raise CorruptionError(
+                f"row {key.hex()} of table {table} in {self._env.path} names object "
+                f"{digest.hex()}, which is not stored"
+            )
+        self._reach(slabs.read_id(row))
+
+    def _reach_touched(self, touch: notes.Touch) -> None:
+        # What was touched may be gone since, for its time is up.
+        object_id = touch.object_id
+        young = touch.at_ms >= self._keep_after_ms
+        if young and object_id <= self.last_id and self._named[object_id]:
+            self._reach(object_id)
+
+    def _reach(self, object_id: int) -> None:
+        if object_id <= self.last_id and not self._reached[object_id]:
+            self._reached[object_id] = 1
+            heapq.heappush(self._open, -object_id)
+
+    def _spread(self, directory: Directory, first: int, count: int, named: bytes) -> None:
+        """Mark the children of every reached object of a slab. Most of the time goes here."""
+        reached = self._reached
+        if directory.stored_at_ms >= self._keep_after_ms:
+            # Young: all that have a name count as reached.
+            before = reached[first : first + count]
+            self._require_named(directory, before, named)
+            reached[first : first + count] = named
+        distances = directory.distances
+        if distances:
+            sound = max(distances) < first and 0 not in distances
+            counts = directory.child_counts[:count]
+            at = sum(counts)
+            ids = range(first + count - 1, first - 1, -1)
+            for own, links in zip(ids, reversed(counts), strict=True):
+                if links:
+                    at -= links
+                    if reached[own]:
+                        if links == 1 and sound:
+                            reached[own - distances[at]] = 1
+                            continue
+                        for far in distances[at : at + links]:
+                            if not sound and not 0 < far < own:
+                                raise CorruptionError(
+                                    f"object {directory.digest(own - first).hex()} is older "
+                                    "than one it links to"
+                                )
+                            reached[own - far] = 1
+        self._require_named(directory, reached[first : first + count], named)
+
+    def _require_named(self, directory: Directory, reached: bytes, named: bytes) -> None:
+        """Raise if something is reached that the index does not name."""
+        if int.from_bytes(reached, "big") & ~int.from_bytes(named, "big"):
+            for position, (is_reached, is_named) in enumerate(zip(reached, named, strict=True)):
+                if is_reached and not is_named:
+                    raise CorruptionError(
+                        f"object {directory.digest(position).hex()} of {self._env.path} is linked "
+                        "to, but the index does not name it"
+                    )
+
+    def _require_nothing_between(self, start: int, stop: int) -> None:
+        """Raise if something is reached in a range of ids without slabs."""
+        found = self._reached.find(_YES, start, stop)
+        if found >= 0:
+            raise CorruptionError(
+                f"object {found} of {self._env.path} is linked to, but no slab holds it"
+            )
+
+    def _directories(self, txn: Txn, below: int) -> Iterator[tuple[Directory, int]]:
+        """Some slabs that hold ids below this one, newest first; and where each ends."""
+        cursor = txn.cursor(db=self._env.slabs)
+        more = cursor.set_range(slabs.slab_key(below - 1)) or cursor.last()
+        for _ in range(_SLAB_BATCH):
+            if not more:
+                return
+            directory = slabs.read_directory(cursor.key(), cursor.value())
+            if directory.first_id < below:
+                # Slabs may have been joined since the last one was looked at.
+                yield directory, min(directory.first_id + directory.objects, below)
+            more = cursor.prev()
+
+    def _more(self, txn: Txn, below: int) -> bool:
+        """Is there a slab with ids below this one?"""
+        cursor = txn.cursor(db=self._env.slabs)
+        if not cursor.first():
+            return False
+        first = int.from_bytes(cursor.key(), "big") - slabs.count_of(cursor.value()) + 1
+        return first < below
+
+    # --- catching up ----------------------------------------------------------------------
+
+    def catch_up(self, txn: Txn, limit: int | None = None) -> bool:
+        """Mark from all that was stored and written since; False if ``limit`` was too little.
+
+        The second rule of collection: nothing is removed in a transaction that has not
+        caught up. New objects count as reached, so what they link to is; rows noted since
+        may name what was unreached before.
+        """
+        budget = _Budget(limit)
+        done = (
+            self._scan_new(txn, budget)
+            and self._read_changes(txn, budget)
+            and self._read_touches(txn, budget)
+        )
+        return self._descend(txn, budget) and done
+
+    def _scan_new(self, txn: Txn, budget: _Budget) -> bool:
+        cursor = txn.cursor(db=self._env.slabs)
+        more = cursor.set_range(slabs.slab_key(self._scanned_id + 1))
+        while more:
+            directory = slabs.read_directory(cursor.key(), cursor.value())
+            start = 0
+            for position, links in enumerate(directory.child_counts):
+                if directory.first_id + position > self._scanned_id and self._is_named(
+                    txn, directory, position
+                ):
+                    for child in directory.children(position, start):
+                        self._reach_child(directory, position, child)
+                start += links
+            self._scanned_id = directory.first_id + directory.objects - 1
+            more = cursor.next()
+            if not budget.spend(directory.objects) and more:
+                return False
+        return True
+
+    def _is_named(self, txn: Txn, directory: Directory, position: int) -> bool:
+        row = txn.get(directory.digest(position), None, self._env.index)
+        return row is not None and slabs.read_id(row) == directory.first_id + position
+
+    def _read_changes(self, txn: Txn, budget: _Budget) -> bool:
+        for number, (table, key) in notes.changes_after(self._env, txn, self._changes_seen):
+            if not budget.spend(1):
+                return False
+            self._changes_seen = number
+            stored = txn.get(key, None, self._env.tables[table])
+            if stored is not None and table in self._roots.tables:
+                row = Row(key, open_row(table, key, stored))
+                for digest in self._roots.named(table, row, self._now_ms):
+                    self._reach_root(txn, table, key, digest)
+        return True
+
+    def _read_touches(self, txn: Txn, budget: _Budget) -> bool:
+        for number, touch in notes.touches_after(self._env, txn, self._touches_seen):
+            if not budget.spend(1):
+                return False
+            self._touches_seen = number
+            self._reach_touched(touch)
+        return True
+
+    def _descend(self, txn: Txn, budget: _Budget) -> bool:
+        """Mark all that newly reached objects link to, from the highest id down."""
+        cursor = txn.cursor(db=self._env.slabs)
+        directory: Directory | None = None
+        starts: list[int] = []
+        while self._open:
+            if not budget.spend(1):
+                return False
+            own = -heapq.heappop(self._open)
+            if not self._named[own]:
+                raise CorruptionError(
+                    f"object {own} of {self._env.path} is linked to, but the index does not name it"
+                )
+            if directory is None or own < directory.first_id:
+                if not cursor.set_range(slabs.slab_key(own)):
+                    raise CorruptionError(f"no slab of {self._env.path} holds object {own}")
+                directory = slabs.read_directory(cursor.key(), cursor.value())
+                starts = [0]
+                for links in directory.child_counts:
+                    starts.append(starts[-1] + links)
+            position = own - directory.first_id
+            if position < 0:
+                raise CorruptionError(f"no slab of {self._env.path} holds object {own}")
+            for child in directory.children(position, starts[position]):
+                self._reach_child(directory, position, child)
+        return True
+
+    def _reach_child(self, directory: Directory, position: int, child: int) -> None:
+        if not 0 < child < directory.first_id + position:
+            raise CorruptionError(
+                f"object {directory.digest(position).hex()} is older than one it links to"
+            )
+        self._reach(child)
+
+    # --- what is left -----------------------------------------------------------------------
+
+    def candidates(self, below: int, limit: int) -> Candidates:
+        """The next ``limit`` unreached objects under ``below``, by falling id."""
+        ids: list[int] = []
+        digests: list[bytes] = []
+        sizes: list[int] = []
+        with self._env.reading() as txn:
+            for directory, stop in self._directories(txn, below):
+                first = directory.first_id
+                below = first
+                if self._named[first:stop] == self._reached[first:stop]:
+                    continue
+                for own in range(stop - 1, first - 1, -1):
+                    if self._named[own] and not self._reached[own]:
+                        ids.append(own)
+                        digests.append(directory.digest(own - first))
+                        sizes.append(directory.lengths[own - first])
+                        if len(ids) == limit:
+                            return Candidates(ids, digests, sizes, own)
+            if below > 1 and not self._more(txn, below):
+                below = 1
+        return Candidates(ids, digests, sizes, below)
+
+    def is_reached(self, object_id: int) -> bool:
+        """Was this object reached after all?"""
+        return bool(self._reached[object_id])
+
+    def forget(self, object_ids: Iterable[int]) -> None:
+        """These have lost their names."""
+        for object_id in object_ids:
+            self._named[object_id] = 0
+
+    def unreached(self) -> bytes:
+        """All ids that are named and not reached: a byte for each, compressed."""
+        packer = compressobj(1)
+        parts: list[bytes] = []
+        for start in range(0, self.last_id + 1, _CHUNK_IDS):
+            stop = min(start + _CHUNK_IDS, self.last_id + 1)
+            named = int.from_bytes(self._named[start:stop], "big")
+            reached = int.from_bytes(self._reached[start:stop], "big")
+            parts.append(packer.compress((named & ~reached).to_bytes(stop - start, "big")))
+        return b"".join((*parts, packer.flush()))
+
+    def restrict(self, unreached: bytes) -> None:
+        """Take only what was unreached at an earlier time as well."""
+        unpacker = decompressobj()
+        data = unreached
+        for start in range(0, self.last_id + 1, _CHUNK_IDS):
+            stop = min(start + _CHUNK_IDS, self.last_id + 1)
+            before = b""
+            while len(before) < stop - start:
+                more = unpacker.decompress(data, stop - start - len(before))
+                data = unpacker.unconsumed_tail
+                if not more:
+                    break
+                before += more
+            allowed = int.from_bytes(before.ljust(stop - start, b"\0"), "big")
+            reached = int.from_bytes(self._reached[start:stop], "big")
+            named = int.from_bytes(self._named[start:stop], "big") & (allowed | reached)
+            self._named[start:stop] = named.to_bytes(stop - start, "big")
+
+
+class _Budget:
+    """How much may still be looked at while others wait; None: as much as it takes."""
+
+    def __init__(self, limit: int | None) -> None:
+        self._left = limit
+
+    def spend(self, amount: int) -> bool:
+        """Take so much; False if nothing was left."""
+        if self._left is None:
+            return True
+        if self._left <= 0:
+            return False
+        self._left -= amount
+        return True
+
+
+def _last_id(env: Environment, txn: Txn) -> int:
+    cursor: lmdb.Cursor[bytes] | lmdb.Cursor[memoryview] = txn.cursor(db=env.slabs)
+    return int.from_bytes(cursor.key(), "big") if cursor.last() else 0

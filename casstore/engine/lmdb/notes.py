@@ -1,0 +1,207 @@
+"""What writers leave for a collector: rows changed while it works, and objects put again.
+
+    collection   "open" → token (16) ‖ until (8)         a collector is at work
+                 "c" ‖ number (8) → table (1) ‖ key       a row that was written meanwhile
+    meta         "leftovers" → nothing                    slabs may hold objects without names
+    touches      number (8) → id (8) ‖ time (8)           an object that was put again
+
+A collector reads rows and objects in many short transactions, and commits go on beside it.
+It announces itself first; from then on every transaction that writes a row notes where, and
+the collector looks at those rows again before it removes anything. One look-up tells a
+writer that nobody is collecting, which is what it usually finds.
+
+A put that finds its object stored leaves nothing in a slab that would tell its time, so it
+leaves a touch: what was put again is as young as what was put for the first time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple, TypeAlias
+
+import lmdb
+
+from casstore.engine.lmdb import slab as slabs
+from casstore.engine.lmdb.environment import Environment
+from casstore.engine.protocol import TABLES, RowKey
+from casstore.errors import CorruptionError
+
+TOKEN_BYTES: Final = 16
+_OPEN: Final = b"open"
+_LEFTOVERS: Final = b"leftovers"
+_CHANGE: Final = b"c"
+_BEHIND_CHANGES: Final = b"d"
+_NUMBER_BYTES: Final = 8
+_TIME_BYTES: Final = 8
+_TABLE_NUMBERS: Final = {table: bytes((number,)) for number, table in enumerate(TABLES)}
+# A collector that was killed must not make writers take notes for ever. One that is alive
+# says so again long before this is over.
+OPEN_MS: Final = 3_600_000
+# An object is touched at most this often.
+TOUCH_INTERVAL_MS: Final = 60_000
+_REMEMBERED_TOUCHES: Final = 4096
+
+#: A transaction of either kind.
+Txn: TypeAlias = "lmdb.Transaction[bytes] | lmdb.Transaction[memoryview]"
+
+
+class Touch(NamedTuple):
+    """An object that was put again, and when."""
+
+    object_id: int
+    at_ms: int
+
+
+# --- for writers ----------------------------------------------------------------------------
+
+
+def note_rows(
+    env: Environment, txn: lmdb.Transaction[bytes], places: Iterable[tuple[str, bytes]], now_ms: int
+) -> None:
+    """Tell a collector, if one is at work, that these rows were written."""
+    is_open = txn.get(_OPEN, None, env.collection)
+    if is_open is None:
+        return
+    if int.from_bytes(is_open[TOKEN_BYTES:], "big") <= now_ms:
+        # Not seen for long: it is dead, or will find out that its notes have gaps.
+        txn.delete(_OPEN, db=env.collection)
+        return
+    number = _next_change(env, txn)
+    for table, key in places:
+        txn.put(
+            _CHANGE + number.to_bytes(_NUMBER_BYTES, "big"),
+            _TABLE_NUMBERS[table] + key,
+            db=env.collection,
+        )
+        number += 1
+
+
+def _next_change(env: Environment, txn: lmdb.Transaction[bytes]) -> int:
+    with txn.cursor(env.collection) as cursor:
+        found = cursor.prev() if cursor.set_range(_BEHIND_CHANGES) else cursor.last()
+        if found and cursor.key()[:1] == _CHANGE:
+            return int.from_bytes(cursor.key()[1:], "big") + 1
+        return 1
+
+
+class RecentTouches:
+    """What this process knows to be young, so that it is not touched again and again."""
+
+    def __init__(self) -> None:
+        self._at_ms: dict[int, int] = {}
+
+    def is_young(
+        self, env: Environment, txn: lmdb.Transaction[bytes], object_id: int, now_ms: int
+    ) -> bool:
+        """Was this object stored or touched a moment ago?"""
+        at_ms = self._at_ms.get(object_id)
+        if at_ms is None:
+            with txn.cursor(env.slabs) as cursor:
+                if not cursor.set_range(slabs.slab_key(object_id)):
+                    raise CorruptionError(f"no slab of {env.path} holds object {object_id}")
+                at_ms = slabs.stored_at_ms(cursor.value())
+            self.remember(object_id, at_ms)
+        return at_ms <= now_ms < at_ms + TOUCH_INTERVAL_MS
+
+    def remember(self, object_id: int, at_ms: int) -> None:
+        """Note when an object was stored or touched."""
+        if len(self._at_ms) >= _REMEMBERED_TOUCHES:
+            # Forgetting costs a look into the slab, or a touch too many.
+            self._at_ms.clear()
+        self._at_ms[object_id] = at_ms
+
+
+def touch(
+    env: Environment, txn: lmdb.Transaction[bytes], object_ids: Iterable[int], now_ms: int
+) -> None:
+    """Note that these objects were put again just now."""
+    with txn.cursor(env.touches) as cursor:
+        number = int.from_bytes(cursor.key(), "big") + 1 if cursor.last() else 1
+    for object_id in object_ids:
+        txn.put(
+            number.to_bytes(_NUMBER_BYTES, "big"),
+            slabs.slab_key(object_id) + now_ms.to_bytes(_TIME_BYTES, "big"),
+            db=env.touches,
+        )
+        number += 1
+
+
+# --- for the collector ------------------------------------------------------------------------
+
+
+def announce(
+    env: Environment, txn: lmdb.Transaction[bytes], token: bytes, now_ms: int, *, first: bool
+) -> None:
+    """Have rows noted from this transaction on; ``first`` drops what was noted before."""
+    if first:
+        txn.drop(env.collection, delete=False)
+    txn.put(_OPEN, token + (now_ms + OPEN_MS).to_bytes(_TIME_BYTES, "big"), db=env.collection)
+
+
+def is_announced(env: Environment, txn: Txn, token: bytes) -> bool:
+    """Are rows still being noted for the collector with this token?"""
+    is_open = txn.get(_OPEN, None, env.collection)
+    return is_open is not None and bytes(is_open[:TOKEN_BYTES]) == token
+
+
+def end(env: Environment, txn: lmdb.Transaction[bytes]) -> None:
+    """Have no more rows noted."""
+    txn.drop(env.collection, delete=False)
+
+
+def changes_after(env: Environment, txn: Txn, number: int) -> Iterator[tuple[int, RowKey]]:
+    """The rows noted after the one with this number, and their numbers."""
+    with txn.cursor(env.collection) as cursor:
+        more = cursor.set_range(_CHANGE + (number + 1).to_bytes(_NUMBER_BYTES, "big"))
+        while more:
+            name, place = bytes(cursor.key()), bytes(cursor.value())
+            if name[:1] != _CHANGE:
+                return
+            if not place or place[0] >= len(TABLES):
+                raise CorruptionError(f"a note for the collector of {env.path} is damaged")
+            yield int.from_bytes(name[1:], "big"), RowKey(TABLES[place[0]], place[1:])
+            more = cursor.next()
+
+
+def touches_after(env: Environment, txn: Txn, number: int) -> Iterator[tuple[int, Touch]]:
+    """The touches after the one with this number, and their numbers."""
+    with txn.cursor(env.touches) as cursor:
+        more = cursor.set_range((number + 1).to_bytes(_NUMBER_BYTES, "big"))
+        while more:
+            value = bytes(cursor.value())
+            if len(value) != slabs.ID_BYTES + _TIME_BYTES:
+                raise CorruptionError(f"a touch of {env.path} is damaged")
+            touched = Touch(
+                int.from_bytes(value[: slabs.ID_BYTES], "big"),
+                int.from_bytes(value[slabs.ID_BYTES :], "big"),
+            )
+            yield int.from_bytes(cursor.key(), "big"), touched
+            more = cursor.next()
+
+
+def forget_touches(
+    env: Environment, txn: lmdb.Transaction[bytes], before_ms: int, limit: int
+) -> None:
+    """Remove the oldest touches, as far as they are from before this time."""
+    with txn.cursor(env.touches) as cursor:
+        more = cursor.first()
+        while more and limit:
+            if int.from_bytes(cursor.value()[slabs.ID_BYTES :], "big") >= before_ms:
+                return
+            # After deleting, the cursor stands on the next.
+            more = cursor.delete()
+            limit -= 1
+
+
+def has_leftovers(env: Environment) -> bool:
+    """May slabs hold objects that have lost their names?"""
+    with env.reading() as txn:
+        return txn.get(_LEFTOVERS, None, env.meta) is not None
+
+
+def note_leftovers(env: Environment, txn: lmdb.Transaction[bytes], *, there: bool) -> None:
+    """Say whether slabs may hold objects that have lost their names."""
+    if there:
+        txn.put(_LEFTOVERS, b"", db=env.meta)
+    else:
+        txn.delete(_LEFTOVERS, db=env.meta)
