@@ -190,7 +190,7 @@ def compacting(quick: bool) -> list[Goal]:
 
 
 def _drop_sessions(place: str, quick: bool) -> None:
-    count, length = (20, 60) if quick else (100, 100)
+    count, length = (50, 80) if quick else (100, 100)
     made = messages(count * length)
     given = {f"s{at}": made[at * length : (at + 1) * length] for at in range(count)}
     fill(place, given)
@@ -201,7 +201,7 @@ def _drop_sessions(place: str, quick: bool) -> None:
 
 
 def _drop_blobs(place: str, quick: bool) -> None:
-    count = 2_000 if quick else 20_000
+    count = 5_000 if quick else 20_000
     contents = [json.dumps(message).encode() for message in messages(count)]
     chosen = random.Random(2).sample(range(count), count // 2)
     with casstore.open(place, "process") as store:

@@ -36,11 +36,11 @@ class BackgroundPacker:
         pack: Callable[[Callable[[PackReport], None]], PackReport],
         count_slabs: Callable[[], int],
         *,
-        interval_s: float = INTERVAL_S,
+        interval_s: float | None = None,
     ) -> None:
         self._pack = pack
         self._count_slabs = count_slabs
-        self._interval_s = interval_s
+        self._interval_s = INTERVAL_S if interval_s is None else interval_s
         self._stop = threading.Event()
         self._pid = os.getpid()
         #: All rounds together.
