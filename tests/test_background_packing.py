@@ -145,6 +145,9 @@ def test_stopping_ends_a_round_between_two_steps() -> None:
     stopper = threading.Thread(target=packer.stop)
     stopper.start()
     packer._stop.wait(60)
+    # It waits for the step.
+    stopper.join(0.05)
+    assert stopper.is_alive()
     go_on.set()
     stopper.join()
     assert steps == [0]

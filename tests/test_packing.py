@@ -189,6 +189,17 @@ def test_slabs_of_which_nothing_is_alive_go_but_never_the_newest(tmp_path: Path)
         assert engine_of(store).verify() == 1
 
 
+def test_the_newest_id_is_kept_though_its_object_is_dead(tmp_path: Path) -> None:
+    with casstore.open(tmp_path / "s", "process") as store:
+        blobs = store.put_many([b"%d" % n * 100 for n in range(10)])
+        store.engine.write(Write(deletes=[blobs[0], *blobs[7:]]))
+        assert store.pack(min_age_ms=0).objects_dropped == 4
+        assert [info.id for info in engine_of(store).scan_objects()] == [7, 6, 5, 4, 3, 2]
+        store.put_blob(b"next")
+        assert max(info.id for info in engine_of(store).scan_objects()) == 11
+        assert engine_of(store).verify() == 7
+
+
 def test_slabs_with_a_gap_between_them_are_never_joined(tmp_path: Path) -> None:
     """Packing twice after much was collected moved objects to other ids, out of reach."""
     with casstore.open(tmp_path / "s", "process") as store:
@@ -339,14 +350,19 @@ def test_a_fresh_dictionary_is_trained_if_it_pays(
         assert engine_of(store).verify() == 3_500
 
 
+@pytest.mark.parametrize(("texts", "min_gain"), [(900, 0.03), (1_800, 0.9)])
 def test_no_dictionary_is_kept_that_does_not_pay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: int, min_gain: float
 ) -> None:
     monkeypatch.setattr(cold_dictionary, "MIN_RAW_BYTES", 1 << 20)
+    monkeypatch.setattr(cold_dictionary, "MIN_GAIN", min_gain)
     monkeypatch.setattr(cold_dictionary, "PLACES", 8)
     source = random.Random(6)
+    words = [source.randbytes(12).hex() for _ in range(4_000)]
     with casstore.open(tmp_path / "s", "process", auto_train=False) as store:
-        store.put_many([source.randbytes(1_000) for _ in range(2_000)])
+        store.put_many(
+            [" ".join(source.choice(words) for _ in range(80)).encode() for _ in range(texts)]
+        )
         store.pack(min_age_ms=0)
         assert engine_of(store)._shelf.newest() == 0
 

@@ -29,5 +29,6 @@ def test_the_store_opens_with_everything_and_nothing_is_left_behind(report: Repo
 def test_it_is_the_old_store_or_the_new_one_and_both_happen(report: Report, how: str) -> None:
     assert report.total(f"{how}: sound, old") > 0
     assert report.total(f"{how}: sound, new") > 0
+    assert report.total("acknowledged: sound, new") == 1
     if how == "power loss":
         assert report.total(f"{how}: sound, ") == IMAGES

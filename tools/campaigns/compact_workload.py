@@ -25,6 +25,8 @@ if __name__ == "__main__":
 
 import casstore
 from campaigns import crash_workload, replay
+from campaigns.crash_images import Image
+from campaigns.disk_model import Disk
 from campaigns.replay import Violation, serve
 from campaigns.tally import Progress, Report, Tally, silent
 from casstore.engine.lmdb import guard
@@ -138,7 +140,18 @@ def power(tally: Tally, scratch: Path, *, count: int, seed: int, engines: Sequen
         report = replay.replay(
             trace, [*_PROGRAM, "verify"], place, seed=seed, count=count, strict_entries=True
         )
-        tally.tried(report.images)
+        # Drawn at random, hardly any image is of the moment that matters most: it has said
+        # that it is done, and the system goes down before writing another byte.
+        disk = Disk(trace.initial, strict_entries=True)
+        for change, event in enumerate(trace.events):
+            disk.apply(change, event)
+        last = Image(disk.contents(lambda change, place: False), tuple(disk.acknowledged), "")
+        last.materialise(place / "last")
+        try:
+            tally.count(f"acknowledged: {check(place / 'last', last.acknowledged)}")
+        except Violation as exc:
+            tally.broke(f"engine {engine}, acknowledged", str(exc))
+        tally.tried(report.images + 1)
         for note, number in report.notes.items():
             tally.count(f"power loss: {note}", number)
         for failure in report.first_failures:
