@@ -13,10 +13,14 @@ from typing import Any
 import pytest
 
 import casstore
+from casstore.engine.lmdb import notes
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import Engine, PutRow, Write
 from casstore.errors import (
+    BusyError,
+    ClosedError,
+    CollectionOvertakenError,
     ComponentNotFoundError,
     CorruptionError,
     InvalidInputError,
@@ -25,6 +29,7 @@ from casstore.errors import (
 )
 from casstore.format.digest import Digest
 from casstore.maintenance import gc
+from casstore.maintenance.progress import Step
 from casstore.session.data import UNFENCED, Checkpoint, Commit, NodeDraft
 from casstore.store import Store
 from casstore.testing import ManualClock
@@ -139,7 +144,8 @@ def test_space_comes_back(store: Store) -> None:
     before = engine.used_bytes()
     store.delete_session("dropped")
     report = sweep(store)
-    assert report.slab_bytes_freed > 0
+    assert report.bytes_freed > 0
+    store.pack()
     assert engine.used_bytes() < before / 4
     with engine._env.reading() as txn:
         # The newest slab is never removed, but what is dead in it is.
@@ -237,7 +243,7 @@ def test_a_dry_run_says_the_same_and_changes_nothing(any_store: Store) -> None:
     assert done.outcome is gc.Outcome.SWEPT
     assert planned.objects_unreached == done.objects_swept == 5
     assert planned == done._replace(
-        outcome=planned.outcome, objects_swept=0, bytes_swept=0, slab_bytes_freed=0,
+        outcome=planned.outcome, objects_swept=0, bytes_swept=0, bytes_freed=0,
         longest_pause_ms=0,
     )  # fmt: skip
 
@@ -372,6 +378,7 @@ def test_writers_in_other_processes_never_lose_anything(tmp_path: Path) -> None:
 _COLLECTOR = """
 import sys, casstore
 from casstore.maintenance import gc
+from casstore.maintenance.progress import Step
 with casstore.open(sys.argv[1], "process") as store:
     print("open", flush=True)
     while True:
@@ -411,3 +418,249 @@ def test_what_cannot_be_collected_says_so(tmp_path: Path) -> None:
                 gc.collect(store, grace_ms=grace_ms)  # type: ignore[arg-type]
     with casstore.open(tmp_path / "s", readonly=True) as store, pytest.raises(ReadOnlyError):
         sweep(store)
+
+
+# --- plans, outcomes, and what comes in between -------------------------------------------------
+
+
+def test_a_plan_is_carried_out_and_nothing_that_it_does_not_list(any_store: Store) -> None:
+    store = any_store
+    step(store, "s", "a")
+    before = [store.put_blob(b"before %d" % n) for n in range(5)]
+    plan = gc.plan(store, grace_ms=0)
+    assert plan.report.outcome is gc.Outcome.PLANNED
+    after = store.put_blob(b"after")
+    store.tag("kept", before[2])
+    report = gc.execute(store, plan)
+    assert report.outcome is gc.Outcome.SWEPT
+    assert report.objects_swept == 4
+    assert store.missing([*before, after]) == [*before[:2], *before[3:]]
+
+
+def test_a_plan_with_nothing_to_do_and_one_that_was_refused_do_nothing(any_store: Store) -> None:
+    store = any_store
+    step(store, "s", "a")
+    plan = gc.plan(store, grace_ms=0)
+    loose = store.put_blob(b"loose")
+    assert gc.execute(store, plan).outcome is gc.Outcome.NOTHING
+    head = store.session("s").head()
+    assert head is not None
+    store.engine.write(Write(deletes=[head.manifest]))
+    plan = gc.plan(store, grace_ms=0)
+    assert gc.execute(store, plan).outcome is gc.Outcome.REFUSED
+    assert store.missing([loose]) == []
+
+
+def test_a_plan_can_be_made_of_a_store_that_is_open_for_reading(tmp_path: Path) -> None:
+    with casstore.open(tmp_path / "s", "process") as store:
+        store.put_blob(b"loose")
+    with casstore.open(tmp_path / "s", readonly=True) as store:
+        assert gc.plan(store, grace_ms=0).report.objects_unreached == 1
+
+
+def test_stopping_leaves_the_rest_for_the_next_time(any_store: Store) -> None:
+    store = any_store
+    for n in range(50):
+        store.put_blob(b"loose %d" % n)
+    asked = 0
+
+    def stop() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked > 3
+
+    report = sweep(store, batch=5, stop=stop)
+    assert report.outcome is gc.Outcome.INCOMPLETE
+    assert (report.objects_swept, report.objects_unreached) == (15, 50)
+    assert len(names(store)) == 35
+    report = sweep(store)
+    assert (report.outcome, report.objects_swept) == (gc.Outcome.SWEPT, 35)
+    assert sweep(store).outcome is gc.Outcome.NOTHING
+
+
+@pytest.mark.parametrize("phase", ["mark", "sweep"])
+def test_raising_from_progress_stops_it_and_it_can_run_again(any_store: Store, phase: str) -> None:
+    store = any_store
+    for n in range(50):
+        store.put_blob(b"loose %d" % n)
+    step(store, "s", "a")
+
+    def progress(step: Step) -> None:
+        if step.phase == phase:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep(store, batch=5, progress=progress)
+    report = sweep(store)
+    assert report.outcome is gc.Outcome.SWEPT
+    assert report.objects_swept == 50 - (5 if phase == "sweep" else 0)
+
+
+def test_two_collections_at_once_are_refused(any_store: Store) -> None:
+    store = any_store
+    for n in range(10):
+        store.put_blob(b"loose %d" % n)
+    second: list[gc.GcReport] = []
+
+    def progress(step: Step) -> None:
+        if step.phase == "sweep" and not second:
+            assert gc.plan(store, grace_ms=0).report.problem is None
+            second.append(sweep(store))
+
+    assert sweep(store, batch=3, progress=progress).outcome is gc.Outcome.SWEPT
+    assert second[0].outcome is gc.Outcome.REFUSED
+    assert isinstance(second[0].problem, BusyError)
+
+
+def test_an_error_in_the_middle_is_told_with_what_was_done(store: Store) -> None:
+    for n in range(50):
+        store.put_blob(b"loose %d" % n)
+
+    def progress(step: Step) -> None:
+        if step.phase == "sweep":
+            store.close()
+
+    report = sweep(store, batch=5, progress=progress)
+    assert report.outcome is gc.Outcome.FAILED
+    assert report.objects_swept == 5
+    assert isinstance(report.problem, ClosedError)
+
+
+def test_a_collector_that_was_taken_for_dead_removes_nothing_more(
+    store: Store, clock: ManualClock
+) -> None:
+    """Writers stop taking notes for a collector that was not seen for an hour."""
+    for n in range(50):
+        store.put_blob(b"loose %d" % n)
+    kept = Digest.of_blob(b"loose 7")
+
+    def progress(at: Step) -> None:
+        if at.phase == "sweep" and at.done == 5:
+            clock.now_ms += notes.OPEN_MS
+            step(store, "s", "a")
+            store.tag("kept", kept)
+
+    report = sweep(store, batch=5, progress=progress)
+    assert report.outcome is gc.Outcome.INCOMPLETE
+    assert isinstance(report.problem, CollectionOvertakenError)
+    assert store.missing([kept]) == []
+    assert sweep(store).outcome is gc.Outcome.SWEPT
+    assert store.missing([kept]) == []
+
+
+def test_no_step_takes_more_than_the_batch(store: Store) -> None:
+    for n in range(100):
+        store.put_blob(b"loose %d" % n)
+    done: list[int] = []
+
+    def progress(step: Step) -> None:
+        if step.phase == "sweep":
+            done.append(step.done)
+
+    sweep(store, batch=7, progress=progress)
+    steps = [after - before for before, after in zip([0, *done], done, strict=False)]
+    assert max(steps) == 7
+    assert sum(steps) == 100
+
+
+def test_what_happens_meanwhile_is_caught_up_with_in_bounded_steps(store: Store) -> None:
+    """A tag on a long path reaches more than one step may look at while writers wait."""
+    for n in range(200):
+        step(store, "dropped", f"n{n}")
+    head = store.session("dropped").head()
+    assert head is not None
+    store.delete_session("dropped")
+    whole = names(store)
+
+    def progress(step: Step) -> None:
+        if step.phase == "mark":
+            store.tag("kept", head.manifest)
+
+    report = sweep(store, batch=3, progress=progress)
+    assert report.outcome is gc.Outcome.SWEPT
+    assert report.objects_swept < len(whole)
+    assert store.missing([head.manifest]) == []
+    verify(store)
+    assert sweep(store).outcome is gc.Outcome.NOTHING
+
+
+def test_what_is_put_again_is_young_again(any_store: Store, clock: ManualClock) -> None:
+    store = any_store
+    value = {"again": [LONG, {"n": 1}]}
+    digest = store.put_value(value)
+    clock.now_ms += 3_600_000
+    assert store.put_value(value) == digest
+    assert gc.collect(store, grace_ms=60_000).outcome is gc.Outcome.NOTHING
+    assert store.get_value(digest) == value
+    clock.now_ms += 60_000
+    assert gc.collect(store, grace_ms=60_000).objects_swept == 2
+    assert store.missing([digest]) == [digest]
+
+
+def test_what_is_put_again_while_it_is_collected_stays(store: Store, clock: ManualClock) -> None:
+    blobs = [b"loose %d" % n for n in range(20)]
+    for blob in blobs:
+        store.put_blob(blob)
+    clock.now_ms += 3_600_000
+
+    def progress(step: Step) -> None:
+        if step.phase == "mark":
+            store.put_blob(blobs[3])
+
+    report = gc.collect(store, grace_ms=1000, progress=progress, batch=4)
+    assert report.objects_swept == 19
+    assert store.missing([Digest.of_blob(blob) for blob in blobs if blob != blobs[3]])
+    assert store.get_blob(Digest.of_blob(blobs[3])) == blobs[3]
+
+
+def test_touches_are_few_and_do_not_stay(store: Store, clock: ManualClock) -> None:
+    engine = store.engine
+    assert isinstance(engine, LmdbEngine)
+
+    def touches() -> int:
+        with engine._env.reading() as txn:
+            return int(txn.stat(engine._env.touches)["entries"])
+
+    for _ in range(3):
+        for n in range(10):
+            store.put_blob(b"again %d" % n)
+    assert touches() == 0
+    clock.now_ms += notes.TOUCH_INTERVAL_MS
+    for _ in range(3):
+        for n in range(10):
+            store.put_blob(b"again %d" % n)
+    assert touches() == 10
+    clock.now_ms += 1
+    store.put_blob(b"never again")
+    assert sweep(store).objects_swept == 11
+    assert touches() == 0
+
+
+def test_slabs_in_which_nothing_is_left_go_at_once(store: Store) -> None:
+    engine = store.engine
+    assert isinstance(engine, LmdbEngine)
+    source = random.Random(3)
+    for _ in range(20):
+        store.put_many([source.randbytes(1000) for _ in range(60)])
+    step(store, "s", "a")
+    report = sweep(store)
+    assert report.objects_swept == 1200
+    assert report.bytes_freed > 1_200_000
+    verify(store)
+    assert sweep(store).outcome is gc.Outcome.NOTHING
+
+
+def test_collected_objects_that_still_lie_in_slabs_stay_dead(store: Store) -> None:
+    """Marking may believe the slabs only while all that they hold has a name."""
+    loose = [store.put_blob(b"loose %d" % n) for n in range(10)]
+    store.put_many([{"kept": LONG}, {"loose": LONG}])
+    store.tag("kept", store.put_value({"kept": LONG}))
+    first = sweep(store)
+    assert first.objects_swept == 11
+    again = gc.plan(store, grace_ms=0).report
+    assert again.outcome is gc.Outcome.NOTHING
+    assert again.objects_kept == first.objects_kept == len(names(store))
+    assert gc.plan(store).report.objects_kept == first.objects_kept
+    assert store.missing(loose) == loose
+    store.pack()
+    assert gc.plan(store, grace_ms=0).report.objects_kept == first.objects_kept

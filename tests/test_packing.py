@@ -217,6 +217,32 @@ def test_slabs_with_a_gap_between_them_are_never_joined(tmp_path: Path) -> None:
         assert sum(directory.objects for directory in directories) < 100
 
 
+def test_slabs_are_joined_over_a_few_ids_that_are_gone(tmp_path: Path) -> None:
+    with casstore.open(tmp_path / "s", "process") as store:
+        kept, gone = [], []
+        for n in range(100):
+            kept.append(store.put_blob(b"kept %d " % n * 20))
+            gone.append(store.put_blob(b"gone %d " % n * 20))
+        ids = {info.digest: info.id for info in engine_of(store).scan_objects()}
+        store.engine.write(Write(deletes=gone))
+        env = engine_of(store)._env
+        # As a collector does with slabs of which nothing is alive, but the newest.
+        with env.write_lock, env.begin_write() as txn:
+            for digest in gone[:-1]:
+                txn.delete(slabs.slab_key(ids[digest]), db=env.slabs)
+        store.pack(min_age_ms=0)
+        assert len(stored_slabs(store)) == 1
+        assert store.pack(min_age_ms=0) == packing.NOTHING
+        engine_of(store)._cache.clear()
+        assert {info.digest: info.id for info in engine_of(store).scan_objects()} == {
+            digest: ids[digest] for digest in kept
+        }
+        assert len(store.get_many(kept)) == 100
+        assert engine_of(store).verify() == 100
+        store.put_blob(b"next")
+        assert max(info.id for info in engine_of(store).scan_objects()) == 201
+
+
 def test_a_slab_that_came_out_wrong_is_not_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

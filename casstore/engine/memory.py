@@ -73,6 +73,7 @@ class MemoryEngine:
         # When objects were put again.
         self._touched_ms: dict[bytes, int] = {}
         self._collecting = False
+        self._commits_since_collection = 0
         # They belong to those who wait, and leave with them.
         self._watches: WeakSet[PipeWatch] = WeakSet()
 
@@ -124,6 +125,7 @@ class MemoryEngine:
             for digest in write.deletes:
                 self._objects.pop(digest, None)
             if arriving or write.rows or write.deletes:
+                self._commits_since_collection += 1
                 self._wake_watches()
             return WriteResult(now_ms, len(arriving))
 
@@ -173,6 +175,12 @@ class MemoryEngine:
         with self._lock:
             self._require_open()
         return _MemoryCollection(self, roots, grace_ms=grace_ms, dry_run=dry_run)
+
+    def commits_since_collection(self) -> int:
+        """How many writes have changed something since a collection last came to its end."""
+        with self._lock:
+            self._require_open()
+            return self._commits_since_collection
 
     def now_ms(self) -> int:
         """The engine's clock, in milliseconds since 1970."""
@@ -285,6 +293,8 @@ class _MemoryCollection:
             self._only = set(numbers)
         with self._engine._lock:
             roots, kept, unreached = self._split()
+            if not unreached and not self._dry_run:
+                self._engine._commits_since_collection = 0
         if pulse is not None:
             pulse(len(kept) + len(unreached))
         return MarkReport(roots, len(kept), len(unreached), _sum(kept), _sum(unreached))
@@ -301,15 +311,16 @@ class _MemoryCollection:
             raise InvalidInputError("a dry run sweeps nothing")
         with self._engine._lock:
             _, _, unreached = self._split()
+            if len(unreached) <= limit:
+                self._engine._commits_since_collection = 0
             doomed = [
                 held for held in unreached if self._only is None or held.info.id in self._only
             ]
             for held in doomed[:limit]:
                 del self._engine._objects[held.info.digest]
                 self._engine._touched_ms.pop(held.info.digest, None)
-        return SweepReport(
-            len(doomed[:limit]), _sum(doomed[:limit]), 0.0, done=len(doomed) <= limit
-        )
+        gone = _sum(doomed[:limit])
+        return SweepReport(len(doomed[:limit]), gone, gone, 0.0, done=len(doomed) <= limit)
 
     def _split(self) -> tuple[int, list[_Held], list[_Held]]:
         """How many digests rows name; what is reached and what is not, newest first."""

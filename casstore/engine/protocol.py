@@ -314,6 +314,8 @@ class SweepReport(NamedTuple):
 
     objects: int
     size_bytes: int
+    #: What it gave back at once, as stored: where nothing else was left beside.
+    freed_bytes: int
     #: How long it kept writers waiting.
     held_s: float
     #: Was this the last step?
@@ -411,6 +413,10 @@ class Collecting(Protocol):
 
         A dry run marks, and sweeps nothing; any number of them may go on at once.
         """
+        ...
+
+    def commits_since_collection(self) -> int:
+        """How many transactions have changed the store since a collection last came to its end."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""gc: decide what is unreachable, take its name away, and give its bytes back.
+"""gc: decide what is unreachable, and take its name away.
 
 ``plan`` looks and changes nothing. ``execute`` removes what a plan listed and what is still
 unreachable by then. ``collect`` does both at once. All may run beside agents at work, in
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Final, NamedTuple
 
-from casstore.engine.protocol import MAX_STAMP_MS, Collecting, Collection, MarkReport, Packing
+from casstore.engine.protocol import MAX_STAMP_MS, Collecting, Collection, MarkReport
 from casstore.errors import (
     BusyError,
     CasstoreError,
@@ -33,6 +33,8 @@ DEFAULT_GRACE_MS: Final = 3_600_000
 # How many objects lose their names in one transaction. Writers wait for it: each takes a
 # page of the index with it, so this is about a megabyte to write.
 DEFAULT_BATCH: Final = 256
+# How long writers have the lock for themselves between two steps, at the most.
+_MAX_REST_S: Final = 0.005
 MAX_BATCH: Final = 100_000
 
 
@@ -68,8 +70,9 @@ class GcReport(NamedTuple):
     bytes_kept: int = 0
     bytes_unreached: int = 0
     bytes_swept: int = 0
-    #: What the slabs take less in the file, after packing.
-    slab_bytes_freed: int = 0
+    #: What went from the file at once, as stored: where nothing else lay beside. The rest
+    #: goes when slabs are rewritten: ``vacuum``, or ``store.pack()``.
+    bytes_freed: int = 0
     #: The longest that a step of sweeping kept writers waiting.
     longest_pause_ms: float = 0.0
     problem: CasstoreError | None = None
@@ -165,6 +168,7 @@ def _run(
                 report = report._replace(
                     objects_swept=report.objects_swept + swept.objects,
                     bytes_swept=report.bytes_swept + swept.size_bytes,
+                    bytes_freed=report.bytes_freed + swept.freed_bytes,
                     longest_pause_ms=max(report.longest_pause_ms, swept.held_s * 1000),
                 )
                 if progress is not None:
@@ -173,7 +177,7 @@ def _run(
                     )
                 if not done:
                     # Locks are not fair: who asks again at once gets it again.
-                    time.sleep(swept.held_s)
+                    time.sleep(min(swept.held_s, _MAX_REST_S))
     except CollectionOvertakenError as exc:
         return report._replace(outcome=Outcome.INCOMPLETE, problem=exc)
     except (CorruptionError, BusyError) as exc:
@@ -183,18 +187,7 @@ def _run(
         if not report.objects_unreached:
             raise
         return report._replace(outcome=Outcome.FAILED, problem=exc)
-    return _give_bytes_back(store, report._replace(outcome=Outcome.SWEPT))
-
-
-def _give_bytes_back(store: Store, report: GcReport) -> GcReport:
-    engine = store.engine
-    if not report.objects_swept or not isinstance(engine, Packing):
-        return report
-    try:
-        packed = engine.pack()
-    except CasstoreError as exc:
-        return report._replace(outcome=Outcome.FAILED, problem=exc)
-    return report._replace(slab_bytes_freed=packed.bytes_before - packed.bytes_after)
+    return report._replace(outcome=Outcome.SWEPT)
 
 
 def _collection(store: Store, grace_ms: int, *, dry_run: bool) -> Collection:

@@ -24,6 +24,7 @@ from typing import Final, Self
 import lmdb
 
 from casstore.engine.lmdb import notes
+from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.environment import Environment, translate
 from casstore.engine.lmdb.marking import Candidates, Marks, Pulse
 from casstore.engine.protocol import MarkReport, Roots, SweepReport
@@ -54,9 +55,11 @@ class Collection:
         self._dry_run = dry_run
         self._token = os.urandom(notes.TOKEN_BYTES)
         self._marks: Marks | None = None
-        self._below = 0
+        self._below = self._drop_below = 0
         # Does everything that slabs hold have a name?
         self._clean = False
+        # Is there nothing left to sweep?
+        self._done = False
         self._lock: int | None = None
         self._refreshed_s = 0.0
         # How long the last step kept writers waiting, at the most.
@@ -93,6 +96,8 @@ class Collection:
 
     def _end(self, txn: lmdb.Transaction[bytes]) -> None:
         notes.end(self._env, txn)
+        if self._done:
+            notes.note_collected(self._env, txn)
         if self._clean:
             notes.note_leftovers(self._env, txn, there=False)
 
@@ -105,7 +110,7 @@ class Collection:
         there: then nothing may be removed.
         """
         self._marks = Marks(self._env, self._roots, self._clock(), self._keep_after_ms)
-        self._below = self._marks.last_id + 1
+        self._below = self._drop_below = self._marks.last_id + 1
 
         def keep_announced(done: int) -> None:
             if not self._dry_run and monotonic() - self._refreshed_s > _REFRESH_S:
@@ -115,6 +120,7 @@ class Collection:
 
         report = self._marks.mark(keep_announced)
         self._clean = self._marks.is_clean
+        self._done = not report.objects_unreached
         if only is not None:
             self._marks.restrict(only)
         return report
@@ -135,13 +141,34 @@ class Collection:
         if self._dry_run:
             raise InvalidInputError("a dry run sweeps nothing")
         marks = self._marked()
-        candidates = marks.candidates(self._below, limit)
-        swept = sizes = 0
         self._held_s = 0.0
-        if candidates.ids:
-            swept, sizes = self._remove(marks, candidates, limit)
-        self._below = candidates.down_to
-        return SweepReport(swept, sizes, self._held_s, self._below <= 1)
+        if self._below > 1:
+            candidates = marks.candidates(self._below, limit)
+            swept = size_bytes = 0
+            if candidates.ids:
+                swept, size_bytes = self._remove(marks, candidates, limit)
+            self._below = candidates.down_to
+            return SweepReport(swept, size_bytes, 0, self._held_s, done=False)
+        # All names are gone that had to go. Slabs without any go now; others when packed.
+        keys, self._drop_below = marks.dead_slabs(self._drop_below)
+        freed = self._drop(marks, keys) if keys else 0
+        self._done = self._drop_below <= 1
+        return SweepReport(0, 0, freed, self._held_s, done=self._done)
+
+    def _drop(self, marks: Marks, keys: list[bytes]) -> int:
+        freed = 0
+
+        def drop(txn: lmdb.Transaction[bytes]) -> None:
+            nonlocal freed
+            for key in keys:
+                value = txn.get(key, db=self._env.slabs)
+                # It may have been packed since, and then be joined with others.
+                if value is not None and marks.is_dead(slabs.read_directory(key, value)):
+                    freed += len(value)
+                    txn.delete(key, db=self._env.slabs)
+
+        self._change(drop)
+        return freed
 
     def _remove(self, marks: Marks, candidates: Candidates, limit: int) -> tuple[int, int]:
         for _ in range(_MAX_CATCH_UPS):
@@ -164,8 +191,10 @@ class Collection:
                 ]
                 # All at once, so the order is free here: neighbours share the way down the tree.
                 for digest, object_id in sorted(doomed):
-                    txn.delete(digest, db=self._env.index)
-                    removed.append(object_id)
+                    row = txn.get(digest, None, self._env.index)
+                    if row is not None and slabs.read_id(row) == object_id:
+                        txn.delete(digest, db=self._env.index)
+                        removed.append(object_id)
                 notes.note_leftovers(self._env, txn, there=True)
                 notes.forget_touches(self._env, txn, self._keep_after_ms, limit)
                 notes.announce(self._env, txn, self._token, self._clock(), first=False)

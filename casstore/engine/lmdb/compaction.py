@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple
 
 import lmdb
 
-from casstore.engine.lmdb import guard, packing
+from casstore.engine.lmdb import guard, notes, packing
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.compression import NO_DICTIONARY, Compressor
 from casstore.engine.lmdb.creation import DICTIONARIES, INDEX, META, SLABS
@@ -287,6 +287,9 @@ class _Copier:
                 txn.drop(new.meta, delete=False)
                 for key, value in rows:
                     txn.put(key, value, db=new.meta)
+                if any(key == notes.COLLECTED_KEY for key, _ in rows):
+                    # It is the number of a transaction, and the new file counts them anew.
+                    notes.note_collected(new, txn)
                 if newest:
                     txn.put(packing.PACKED_TO_KEY, str(newest).encode(), db=new.meta)
         except lmdb.Error as exc:

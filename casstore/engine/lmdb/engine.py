@@ -23,6 +23,7 @@ import lmdb
 
 from casstore.engine import conditions
 from casstore.engine.clock import wall_clock_ms
+from casstore.engine.lmdb import notes
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.cache import SlabCache
 from casstore.engine.lmdb.compression import Compressor
@@ -44,7 +45,6 @@ from casstore.engine.lmdb.environment import (
     translate,
 )
 from casstore.engine.lmdb.group import CommitQueue, Ticket
-from casstore.engine.lmdb.notes import RecentTouches
 from casstore.engine.lmdb.reader import SlabReader
 from casstore.engine.lmdb.rows import find_row, open_row, seek_first, seek_last
 from casstore.engine.lmdb.transaction import Job, Plan, StaleError, Transaction
@@ -127,7 +127,7 @@ class LmdbEngine:
         )
         self._cache = SlabCache(cache_bytes)
         self._queue: CommitQueue[Job, WriteResult] = CommitQueue(self._run_batch)
-        self._touches = RecentTouches()
+        self._touches = notes.RecentTouches()
         self._commits = 0
         self._stop_syncing = threading.Event()
         self._sync_failure: CasstoreError | None = None
@@ -568,6 +568,11 @@ class LmdbEngine:
 
         self._env.gate.check()
         return Collection(self._env, roots, self._clock, grace_ms=grace_ms, dry_run=dry_run)
+
+    def commits_since_collection(self) -> int:
+        """How many transactions there were since a collection last came to its end."""
+        with self._env.reading() as txn:
+            return txn.id() - notes.collected_at(self._env, txn)
 
     # --- verifying --------------------------------------------------------------------------------
 

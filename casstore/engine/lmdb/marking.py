@@ -184,7 +184,7 @@ class Marks:
                             self._reach_root(txn, table, row.key, digest)
             for number, touch in notes.touches_after(self._env, txn, 0):
                 self._touches_seen = number
-                self._reach_touched(touch)
+                self._reach_touched(txn, touch)
         # What was written since the collection was announced may be older than these rows;
         # catching up looks at it once more.
         self._open.clear()
@@ -199,12 +199,17 @@ class Marks:
             )
         self._reach(slabs.read_id(row))
 
-    def _reach_touched(self, touch: notes.Touch) -> None:
-        # What was touched may be gone since, for its time is up.
-        object_id = touch.object_id
-        young = touch.at_ms >= self._keep_after_ms
-        if young and object_id <= self.last_id and self._named[object_id]:
-            self._reach(object_id)
+    def _reach_touched(self, txn: Txn, touch: notes.Touch) -> None:
+        own = touch.object_id
+        if touch.at_ms < self._keep_after_ms or own > self.last_id:
+            return
+        cursor = txn.cursor(db=self._env.slabs)
+        # What was touched may be gone since, if its time was up for an earlier collection.
+        if cursor.set_range(slabs.slab_key(own)):
+            directory = slabs.read_directory(cursor.key(), cursor.value())
+            position = own - directory.first_id
+            if position >= 0 and self._is_named(txn, directory, position):
+                self._reach(own)
 
     def _reach(self, object_id: int) -> None:
         if object_id <= self.last_id and not self._reached[object_id]:
@@ -337,7 +342,7 @@ class Marks:
             if not budget.spend(1):
                 return False
             self._touches_seen = number
-            self._reach_touched(touch)
+            self._reach_touched(txn, touch)
         return True
 
     def _descend(self, txn: Txn, budget: _Budget) -> bool:
@@ -385,18 +390,40 @@ class Marks:
             for directory, stop in self._directories(txn, below):
                 first = directory.first_id
                 below = first
-                if self._named[first:stop] == self._reached[first:stop]:
-                    continue
-                for own in range(stop - 1, first - 1, -1):
-                    if self._named[own] and not self._reached[own]:
-                        ids.append(own)
-                        digests.append(directory.digest(own - first))
-                        sizes.append(directory.lengths[own - first])
-                        if len(ids) == limit:
-                            return Candidates(ids, digests, sizes, own)
+                for position in reversed(self._unreached_in(first, stop)):
+                    ids.append(first + position)
+                    digests.append(directory.digest(position))
+                    sizes.append(directory.lengths[position])
+                    if len(ids) == limit:
+                        return Candidates(ids, digests, sizes, first + position)
             if below > 1 and not self._more(txn, below):
                 below = 1
         return Candidates(ids, digests, sizes, below)
+
+    def _unreached_in(self, first: int, stop: int) -> list[int]:
+        """Which of these ids, counted from the first, are named and not reached."""
+        named, reached = self._named[first:stop], self._reached[first:stop]
+        if named == reached:
+            return []
+        left = int.from_bytes(named, "big") & ~int.from_bytes(reached, "big")
+        return list(compress(range(stop - first), left.to_bytes(stop - first, "big")))
+
+    def dead_slabs(self, below: int) -> tuple[list[bytes], int]:
+        """The keys of some slabs under ``below`` in which nothing is named; where to go on."""
+        found: list[bytes] = []
+        with self._env.reading() as txn:
+            for directory, stop in self._directories(txn, below):
+                below = directory.first_id
+                if self.is_dead(directory):
+                    found.append(slabs.slab_key(stop - 1))
+            if below > 1 and not self._more(txn, below):
+                below = 1
+        return found, below
+
+    def is_dead(self, directory: Directory) -> bool:
+        """Is nothing named in this slab? Never the newest: ids go on after it."""
+        stop = directory.first_id + directory.objects
+        return stop <= self.last_id and self._named.find(_YES, directory.first_id, stop) < 0
 
     def is_reached(self, object_id: int) -> bool:
         """Was this object reached after all?"""

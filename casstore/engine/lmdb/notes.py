@@ -3,6 +3,7 @@
     collection   "open" → token (16) ‖ until (8)         a collector is at work
                  "c" ‖ number (8) → table (1) ‖ key       a row that was written meanwhile
     meta         "leftovers" → nothing                    slabs may hold objects without names
+                 "collected" → transaction (8)            when a collection last came to its end
     touches      number (8) → id (8) ‖ time (8)           an object that was put again
 
 A collector reads rows and objects in many short transactions, and commits go on beside it.
@@ -29,6 +30,7 @@ from casstore.errors import CorruptionError
 TOKEN_BYTES: Final = 16
 _OPEN: Final = b"open"
 _LEFTOVERS: Final = b"leftovers"
+COLLECTED_KEY: Final = b"collected"
 _CHANGE: Final = b"c"
 _BEHIND_CHANGES: Final = b"d"
 _NUMBER_BYTES: Final = 8
@@ -205,3 +207,14 @@ def note_leftovers(env: Environment, txn: lmdb.Transaction[bytes], *, there: boo
         txn.put(_LEFTOVERS, b"", db=env.meta)
     else:
         txn.delete(_LEFTOVERS, db=env.meta)
+
+
+def note_collected(env: Environment, txn: lmdb.Transaction[bytes]) -> None:
+    """Say that a collection came to its end with this transaction."""
+    txn.put(COLLECTED_KEY, txn.id().to_bytes(_NUMBER_BYTES, "big"), db=env.meta)
+
+
+def collected_at(env: Environment, txn: Txn) -> int:
+    """The transaction with which a collection last came to its end; 0: none ever did."""
+    found = txn.get(COLLECTED_KEY, None, env.meta)
+    return 0 if found is None else int.from_bytes(found, "big")

@@ -47,6 +47,7 @@ _MIN_SAVING: Final = 20
 # How many slabs one read transaction may look at.
 _MAX_SLABS: Final = 1024
 # So many ids in a row that name nothing end a slab: each would cost it the length of a digest.
+# Fewer are carried along, or slabs between which others were collected could never be joined.
 _LONG_GAP: Final = 64
 
 # Up to which id slabs were packed, in decimal. What lies below is compressed hard already
@@ -199,15 +200,16 @@ def read_run(env: Environment, compressor: Compressor, first_id: int, scope: Sco
                 and piece.directory.stored_at_ms >= scope.cold_before_ms
             )
             full = young or piece.live_bytes > SMALL_RAW_BYTES
+            # Where slabs were dropped ids are missing, and a slab is a run of ids without a gap.
+            missing = piece.directory.first_id - next_id if pieces else 0
             room = (
                 raw_bytes + piece.live_bytes <= slabs.PACKED_RAW_BYTES
-                and objects + piece.directory.objects <= slabs.MAX_OBJECTS
+                and objects + missing + piece.directory.objects <= slabs.MAX_OBJECTS
             )
-            # Where slabs were dropped there is a gap, and a slab is a run of ids without one.
-            apart = bool(pieces) and piece.directory.first_id != next_id
-            if pieces and (full or apart or not room):
+            if pieces and (full or not room or missing >= _LONG_GAP):
                 young = False
                 break
+            objects += missing
             next_id = last_id + 1
             pieces.append(piece)
             raw_bytes += piece.live_bytes
@@ -291,9 +293,12 @@ def _encode(run: Run, compressor: Compressor, *, newest: int) -> tuple[bytes, by
     first = min(live, default=last_id)
     last = last_id if last_id >= newest else max(live)
     stored_at_ms = 0
+    next_id = run.decoded[0].first_id
     for piece, slab in zip(run.pieces, run.decoded, strict=True):
         # The youngest counts: nothing may look older than it is to a collector.
         stored_at_ms = max(stored_at_ms, slab.directory.stored_at_ms)
+        columns.add_gap(len(range(max(first, next_id), min(last + 1, slab.first_id))))
+        next_id = slab.last_id + 1
         for position in range(slab.directory.objects):
             object_id = slab.first_id + position
             if first <= object_id <= last:

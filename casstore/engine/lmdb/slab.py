@@ -206,6 +206,13 @@ class Columns:
         self._gaps += gaps
         self._parts.append(data)
 
+    def add_gap(self, count: int) -> None:
+        """Leave so many ids out: they belonged to objects that are gone with their slabs."""
+        self._digests += [bytes(DIGEST_BYTES)] * count
+        self._kinds += [DEAD] * count
+        self._lengths += [0] * count
+        self._counts += [0] * count
+
     def encode(
         self,
         first_id: int,
