@@ -24,6 +24,7 @@ from casstore.errors import (
     BusyError,
     CorruptionError,
     InvalidInputError,
+    StorageError,
     StoreNotFoundError,
 )
 from casstore.maintenance import gc
@@ -331,6 +332,51 @@ def test_a_write_past_all_locks_is_noticed_and_nothing_is_swapped(
         compaction.compact(str(path), wait_s=0, tell=write_past)
     assert (path / "data.mdb").stat().st_ino == before
     assert not (path / "compact").exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_child_forked_meanwhile_keeps_nobody_out(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    fill(path)
+    go_on, release = os.pipe()
+    children: list[int] = []
+
+    def fork(phase: str, done: int, total: int) -> None:
+        if phase == "compare" and not children:
+            child = os.fork()
+            if not child:
+                os.close(release)
+                os.read(go_on, 1)
+                os._exit(0)
+            children.append(child)
+
+    compaction.compact(str(path), wait_s=0, tell=fork)
+    program = "import casstore, sys; casstore.open(sys.argv[1]).close()"
+    try:
+        subprocess.run([sys.executable, "-c", program, str(path)], cwd=ROOT, check=True, timeout=20)
+    finally:
+        os.close(release)
+        os.waitpid(children[0], 0)
+        os.close(go_on)
+
+
+def test_leftovers_that_cannot_be_removed_keep_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s"
+    fill(path)
+    (path / "compact").mkdir()
+
+    def refuse(place: str) -> None:
+        raise PermissionError(13, "not yours")
+
+    monkeypatch.setattr("shutil.rmtree", refuse)
+    casstore.open(path).close()
+    with pytest.raises(StorageError):
+        compact(path)
+    assert (path / "compact").exists()
+    monkeypatch.undo()
+    compact(path)
 
 
 # --- failing ----------------------------------------------------------------------------

@@ -155,6 +155,9 @@ class StoreDirectory:
             yield
         finally:
             self._alone = False
+            # A child forked meanwhile has a copy of the descriptor; closing ours would leave
+            # the mutex with it.
+            fcntl.flock(handle, fcntl.LOCK_UN)
             os.close(handle)
 
     def _lock_alone(self) -> int | None:

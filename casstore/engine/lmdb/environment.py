@@ -132,7 +132,7 @@ class Environment:
         self._directory.prepare(create=create and not readonly)
         with self._directory.exclusive():
             if not readonly:
-                self._directory.remove_leftovers()
+                self._tidy_up()
             self._create_if_absent()
             self._check_file(verify=verify)
             suspect = self._is_suspect()
@@ -152,6 +152,14 @@ class Environment:
             except BaseException:
                 self._let_go()
                 raise
+
+    def _tidy_up(self) -> None:
+        try:
+            self._directory.remove_leftovers()
+        except StorageError:
+            # It may be somebody else's, who was killed while compacting. It takes room, and is
+            # no reason to keep the store shut.
+            return
 
     # --- opening ---------------------------------------------------------------------
 
