@@ -249,7 +249,7 @@ def drop(store: Store) -> None:
     before = used(store)
     store.delete_session("other")
     collected = gc.collect(store, grace_ms=0)
-    store.pack()
+    store.pack(min_age_ms=0)
     line("objects that only it could reach", f"{collected.objects_swept:,}")
     line("objects that stay", f"{collected.objects_kept:,}")
     line("this store, before", f"{before:,} bytes")
