@@ -15,6 +15,7 @@ pytest.importorskip(
     "langgraph.checkpoint.sqlite", reason="needs the extra: pip install 'casstore[dev]'"
 )
 
+from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.sqlite import SqliteSaver
@@ -34,7 +35,7 @@ from tests.adapters import langgraph_graphs as graphs
 from tests.adapters.langgraph_graphs import on, say
 from tests.adapters.test_langgraph_strict import HERE as TYPES
 from tests.adapters.test_langgraph_strict import Mine
-from tests.adapters.test_langgraph_threads import put, records
+from tests.adapters.test_langgraph_threads import in_between, put, records
 
 
 def fill(saver: Any) -> None:
@@ -203,6 +204,25 @@ def test_other_content_under_the_same_name_is_told(source: Path, store: Store) -
     saver.put_writes(latest.config, [("x", 1)], "somebody")
     with pytest.raises(ConflictError, match="another store"):
         import_sqlite(source, store)
+
+
+def test_a_checkpoint_that_comes_while_it_is_imported_is_not_overwritten(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "one.sqlite"
+    with SqliteSaver.from_conn_string(str(path)) as stock:
+        at = put(stock, {"n": 1})
+    saver = CasstoreSaver(store)
+    checkpoint = empty_checkpoint()
+    checkpoint["id"] = at
+    in_between(monkeypatch, lambda: saver.put(on(checkpoint_ns=""), checkpoint, {}, {}))
+    with pytest.raises(ConflictError):
+        import_sqlite(path, store)
+    with pytest.raises(ConflictError, match="another store"):
+        import_sqlite(path, store)
+    found = saver.get_tuple(on())
+    assert found is not None
+    assert found.checkpoint["channel_values"] == {}
 
 
 def damage(path: Path, statement: str, *values: Any) -> None:

@@ -527,6 +527,89 @@ def test_a_checkpoint_that_comes_while_pruning_keeps_its_history(
     assert graph.get_state(on()).values["log"][: len(want) + 1] == [*want, "late"]
 
 
+@pytest.mark.parametrize("namespace", ["", "inside:1"])
+@pytest.mark.parametrize("remove", ["prune", "delete_for_runs"])
+def test_a_branch_that_comes_while_its_ancestors_go_keeps_its_history(
+    saver: CasstoreSaver, monkeypatch: pytest.MonkeyPatch, namespace: str, remove: str
+) -> None:
+    def config(at: str) -> Any:
+        return on(checkpoint_ns=namespace, checkpoint_id=at)
+
+    counters: Any = {"counters_since_delta_snapshot": {"log": (1, 1)}, "namespace": namespace}
+    first = put(saver, {"log": ["seed"]}, namespace=namespace, run_id="old")
+    saver.put_writes(config(first), [("log", ["one"])], "task")
+    middle = put(saver, {}, first, versions={"log": 2}, run_id="old", **counters)
+    saver.put_writes(config(middle), [("log", ["two"])], "task")
+    put(saver, {}, middle, versions={"log": 3}, run_id="new", **counters)
+    branch: list[str] = []
+
+    def meanwhile() -> None:
+        more: Any = {"source": "fork", "run_id": "new", **counters}
+        branch.append(put(saver, {}, middle, versions={"log": 4}, **more))
+
+    in_between(monkeypatch, meanwhile)
+    if remove == "prune":
+        saver.prune(["t"])
+    else:
+        saver.delete_for_runs(["old"])
+    found = saver.get_delta_channel_history(config=config(branch[0]), channels=["log"])
+    assert found == {
+        "log": {"writes": [("task", "log", ["one"]), ("task", "log", ["two"])], "seed": ["seed"]}
+    }
+
+
+def test_a_checkpoint_put_again_while_others_are_pruned_is_the_new_one(
+    saver: CasstoreSaver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = put(saver, {"n": 1})
+    at = put(saver, {"n": 2}, first)
+    checkpoint = empty_checkpoint()
+    checkpoint["id"] = at
+    checkpoint["channel_values"] = {"n": "new"}
+    checkpoint["channel_versions"] = {"n": 3}
+    config = on(checkpoint_ns="", checkpoint_id=first)
+    in_between(monkeypatch, lambda: saver.put(config, checkpoint, {}, {"n": 3}))
+    saver.prune(["t"])
+    [found] = everything(saver, "t")
+    assert found.checkpoint["channel_values"] == {"n": "new"}
+
+
+def test_a_checkpoint_put_while_it_is_copied_keeps_the_writes_of_the_copy(
+    saver: CasstoreSaver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = put(saver, {"n": 1})
+    saver.put_writes(on(checkpoint_ns="", checkpoint_id=at), [("x", 1)], "task")
+    checkpoint = empty_checkpoint()
+    checkpoint["id"] = at
+    in_between(monkeypatch, lambda: saver.copy_thread("t", "copy"))
+    saver.put(on("copy", checkpoint_ns=""), checkpoint, {}, {})
+    found = saver.get_tuple(on("copy"))
+    assert found is not None
+    assert found.pending_writes == [("task", "x", 1)]
+
+
+def test_going_on_after_the_latest_run_was_deleted_is_no_second_writer(store: Store) -> None:
+    saver = CasstoreSaver(store, on_branch="refuse")
+    first = put(saver, {"n": 1}, run_id="a")
+    put(saver, {"n": 2}, first, run_id="b")
+    saver.delete_for_runs(["b"])
+    put(saver, {"n": 3}, first, run_id="c")
+    # Nor is going on in a thread that another was copied over.
+    put(saver, {"n": 9}, thread="other")
+    saver.copy_thread("t", "other")
+    put(saver, {"n": 4}, first, thread="other")
+
+
+def test_a_value_that_the_parent_did_not_have_is_stored_whatever_the_versions_say(
+    saver: CasstoreSaver,
+) -> None:
+    parent = put(saver, {}, versions={"n": 1})
+    put(saver, {"n": "late"}, parent, versions={"n": 1}, new={})
+    found = saver.get_tuple(on())
+    assert found is not None
+    assert found.checkpoint["channel_values"] == {"n": "late"}
+
+
 def test_a_copy_of_a_thread_that_is_deleted_meanwhile_is_whole_or_none(
     store: Store, saver: CasstoreSaver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,13 @@ def test_keys_are_short_unambiguous_and_in_order_of_the_texts(keys: list[tuple[s
     assert sorted(whole) == sorted(whole, key=spelled.__getitem__)
 
 
+def test_long_texts_that_begin_alike_are_told_apart() -> None:
+    space = KeySpace("t", 2)
+    keys = {space.key(("x" * 900 + end, "k")) for end in ("", "a", "b", "a" * 50)}
+    assert len(keys) == 4
+    assert len({space.key(("x" * 900, "y" * 400 + end)) for end in ("", "a")}) == 2
+
+
 def test_names_and_keys_that_do_not_fit_are_refused() -> None:
     for name, parts in (("", 1), ("x" * 40, 1), ("a\0b", 1), ("t", 0), ("t", 9)):
         with pytest.raises((InvalidInputError, ZeroDivisionError)):
