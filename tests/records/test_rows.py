@@ -144,11 +144,19 @@ def test_a_draft_happens_wholly_or_not_at_all(store: Store) -> None:
 
 def test_a_link_to_something_that_is_not_there_is_refused(store: Store) -> None:
     table = Table(store, "t", 1)
+    for inside in (True, False):
+        draft, link = Draft(store), Link(Digest(bytes(32)))
+        draft.put(table, ("a",), {"to": draft.keep([link]) if inside else link})
+        with pytest.raises(ObjectNotFoundError):
+            draft.commit()
+        assert table.find("a") is None
+    stored = Link(store.put_value(LONG))
     draft = Draft(store)
-    draft.put(table, ("a",), {"to": draft.keep([Link(Digest(bytes(32)))])})
-    with pytest.raises(ObjectNotFoundError):
-        draft.commit()
-    assert table.find("a") is None
+    draft.put(table, ("a",), {"to": stored})
+    draft.commit()
+    found = table.find("a")
+    assert found is not None
+    assert found.value == {"to": stored}
 
 
 def test_a_copy_holds_the_same_and_needs_its_source_unchanged(store: Store) -> None:
