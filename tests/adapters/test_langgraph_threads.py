@@ -828,6 +828,38 @@ def test_checkpoints_that_are_damaged_are_told(
         saver.get_tuple(on())
 
 
+def test_what_is_deleted_and_collected_while_it_is_read_is_just_not_there(
+    store: Store, saver: CasstoreSaver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = put(saver, {"messages": messages(3)}, thread="kept")
+    gone = put(saver, {"messages": messages(3)})
+    later = put(saver, {"messages": messages(4)}, gone)
+    get_many = Store.get_many
+
+    def during(act: Callable[[], Any]) -> None:
+        def late(self: Store, *args: Any, **options: Any) -> Any:
+            monkeypatch.setattr(Store, "get_many", get_many)
+            act()
+            gc.collect(store, grace_ms=0)
+            return get_many(self, *args, **options)
+
+        monkeypatch.setattr(Store, "get_many", late)
+
+    during(lambda: saver.delete_for_runs(["x"]))
+    assert len(list(saver.list(None))) == 3
+    # The latest went: the one before is the latest now.
+    draft = Draft(store)
+    saver._threads.delete_checkpoint(draft, Place("t", "", later))
+    during(draft.commit)
+    found = saver.get_tuple(on())
+    assert found is not None
+    assert found.checkpoint["id"] == gone
+    during(lambda: saver.delete_thread("t"))
+    assert [each.checkpoint["id"] for each in saver.list(None)] == [kept]
+    during(lambda: saver.delete_thread("kept"))
+    assert saver.get_tuple(on("kept")) is None
+
+
 def test_a_damaged_link_is_told_and_not_left_out(store: Store, saver: CasstoreSaver) -> None:
     put(saver, {"messages": messages(3)})
     engine = store.engine
