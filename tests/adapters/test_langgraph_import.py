@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import shutil
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -53,12 +54,17 @@ def fill(saver: Any) -> None:
     saver.put_writes(on("early", checkpoint_ns="", checkpoint_id="later"), [("x", [1])], "task")
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    path = tmp_path / "checkpoints.sqlite"
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("filled") / "checkpoints.sqlite"
     with SqliteSaver.from_conn_string(str(path)) as saver:
         fill(saver)
     return path
+
+
+@pytest.fixture
+def source(filled: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(filled, tmp_path / "checkpoints.sqlite"))
 
 
 def fingerprint(path: Path) -> Any:

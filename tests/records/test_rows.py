@@ -47,7 +47,7 @@ def put(table: Table, *key: str, value: Any = 1) -> None:
 texts = st.text(max_size=12) | st.text("a\0\x01\x02ÿ", max_size=400)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(st.tuples(texts, texts, texts), max_size=20))
 def test_keys_are_short_unambiguous_and_in_order_of_the_texts(keys: list[tuple[str, ...]]) -> None:
     space = KeySpace("table", 3)
