@@ -18,7 +18,6 @@ from casstore.errors import (
     BusyError,
     ConditionFailedError,
     ConflictError,
-    CorruptionError,
     FormatError,
     GraphError,
     HeadConflictError,
@@ -28,8 +27,7 @@ from casstore.errors import (
     SessionBindingError,
     TurnConflictError,
 )
-from casstore.format.canonical import pack_checked, unpack_checked
-from casstore.format.digest import DIGEST_BYTES, Digest
+from casstore.format.digest import Digest
 from casstore.format.manifest import Manifest
 from casstore.objects import graph as objects
 from casstore.objects.pieces import PieceWriter
@@ -46,7 +44,8 @@ from casstore.session import (
 )
 from casstore.session.data import LAST, Commit, CommitResult, Entry, Given, Lease
 from casstore.session.graph import Grown, SpelledNode
-from casstore.session.heads import Base, HeadRow, head_key
+from casstore.session.heads import HeadRow, head_key
+from casstore.session.receipts import Receipt, decode_receipt, encode_receipt
 from casstore.session.state import Runtime, State, tombstone_key
 
 _MAX_ATTEMPTS: Final = 256
@@ -393,14 +392,6 @@ def rewind(
 
 
 # --- receipts -----------------------------------------------------------------------------
-#
-#   receipt = version (1) ‖ intent (32) ‖ revision (8) ‖ manifest (32)
-#             ‖ [lineage, base, first seq, number of nodes]
-
-_INTENT_AT: Final = 1
-_REVISION_AT: Final = _INTENT_AT + DIGEST_BYTES
-_MANIFEST_AT: Final = _REVISION_AT + 8
-_NODES_AT: Final = _MANIFEST_AT + DIGEST_BYTES
 
 
 def receipt_key(key: bytes, turn: str) -> RowKey:
@@ -409,18 +400,18 @@ def receipt_key(key: bytes, turn: str) -> RowKey:
 
 
 def _put_receipt(key: bytes, turn: str, meaning: bytes, head: HeadRow, grown: Grown) -> PutRow:
-    first = grown.next_seq - len(grown.nodes)
-    base = None if head.base is None else list(head.base)
-    value = b"".join(
-        (
-            bytes((intent.VERSION,)),
-            meaning,
-            head.revision.to_bytes(8, "big"),
-            head.manifest,
-            pack_checked([head.lineage, base, first, len(grown.nodes)]),
-        )
+    count = len(grown.nodes)
+    receipt = Receipt(
+        intent.VERSION,
+        meaning,
+        head.revision,
+        head.manifest,
+        head.lineage,
+        head.base,
+        grown.next_seq - count,
+        count,
     )
-    return PutRow(*receipt_key(key, turn), value)
+    return PutRow(*receipt_key(key, turn), encode_receipt(receipt))
 
 
 def _replay(
@@ -434,27 +425,20 @@ def _replay(
             f"the receipt of turn {change.turn!r} has version {row[0]}, this release reads "
             f"{intent.VERSION}: upgrade casstore"
         )
-    if len(row) <= _NODES_AT:
-        raise CorruptionError(f"the receipt of turn {change.turn!r} is damaged")
-    if row[_INTENT_AT:_REVISION_AT] != spelled.intent:
+    receipt = decode_receipt(row)
+    if receipt.intent != spelled.intent:
         raise TurnConflictError(session, str(change.turn))
-    digest = row[_MANIFEST_AT:_NODES_AT]
-    try:
-        own, base, first, count = unpack_checked(row[_NODES_AT:])
-        base = None if base is None else Base(*base)
-    except (TypeError, ValueError) as exc:
-        raise CorruptionError(f"the receipt of turn {change.turn!r} is damaged") from exc
     reader = runtime.reader()
-    manifest = objects.read_manifest(reader, digest)
-    chain = lineage.Chain(runtime.engine, own, base, manifest.next_seq)
-    places = list(chain.places(range(first, first + count)))
+    manifest = objects.read_manifest(reader, receipt.manifest)
+    chain = lineage.Chain(runtime.engine, receipt.lineage, receipt.base, manifest.next_seq)
+    places = list(chain.places(range(receipt.first, receipt.first + receipt.node_count)))
     created = objects.read_headers(reader, [place.digest for place in places])
     if change.release and isinstance(change.lease, Lease):
         leases.release(runtime, session, change.lease)
     return CommitResult(
-        int.from_bytes(row[_REVISION_AT:_MANIFEST_AT], "big"),
-        Digest(digest),
-        manifest.leaf_id,
-        tuple([header.id for header in created]),
+        receipt.revision,
+        Digest(receipt.manifest),
+        manifest.leaf_id if receipt.leaf is None else receipt.leaf,
+        receipt.all_nodes([header.id for header in created]),
         True,
     )

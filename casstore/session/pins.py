@@ -16,6 +16,7 @@ from casstore.engine.protocol import (
     PutRow,
     RowIs,
     RowKey,
+    RowLapsed,
     Stamp,
     Write,
 )
@@ -123,6 +124,31 @@ def kept_digest(row: bytes, now_ms: int) -> bytes | None:
     """What a pin's row keeps; None if its time is up."""
     pin = _decode(row)[0]
     return None if _expired(pin, now_ms) else pin.digest
+
+
+def drop_expired(runtime: Runtime) -> int:
+    """Remove the rows of pins whose time is up; how many."""
+    dropped = 0
+    for row in scan(runtime.engine, "pins", b"", None):
+        if not _expired(decode_pin(row.value), runtime.engine.now_ms()):
+            continue
+        try:
+            runtime.engine.write(
+                Write(
+                    # Pinned again meanwhile, it is another row.
+                    conditions=[RowLapsed("pins", row.key, row.value, _EXPIRES_AT)],
+                    rows=[DeleteRow("pins", row.key)],
+                )
+            )
+        except ConditionFailedError:
+            continue
+        dropped += 1
+    return dropped
+
+
+def decode_pin(row: bytes) -> Pin:
+    """Read the row of a pin or tag."""
+    return _decode(row)[0]
 
 
 def _expired(pin: Pin, now_ms: int) -> bool:
