@@ -20,6 +20,7 @@ from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import PackReport, Write
 from casstore.errors import InvalidInputError, ReadOnlyError
 from casstore.format.digest import Digest
+from casstore.maintenance import gc
 from casstore.session.data import UNFENCED, Commit, NodeDraft
 from casstore.store import Store
 
@@ -187,6 +188,25 @@ def test_slabs_of_which_nothing_is_alive_go_but_never_the_newest(tmp_path: Path)
         store.put_blob(b"next")
         assert min(info.id for info in engine_of(store).scan_objects()) > max(ids)
         assert engine_of(store).verify() == 1
+
+
+def test_slabs_with_a_gap_between_them_are_not_joined(tmp_path: Path) -> None:
+    # A collector drops a slab that is wholly dead. Its neighbours on both sides are small, and
+    # were joined as if their ids were consecutive: every object before the gap got another id.
+    with casstore.open(tmp_path / "s", durability="process") as store:
+        kept = [store.put_value({"n": n}) for n in range(3)]
+        loose = store.put_value({"loose": True})
+        kept += [store.put_value({"n": n}) for n in range(3, 6)]
+        for digest in kept:
+            store.tag(digest.hex(), digest)
+        assert gc.collect(store, grace_ms=0).objects_swept == 1
+        assert store.missing([loose]) == [loose]
+        before = contents(store)
+        assert store.pack().slabs_after == 2
+        engine_of(store).verify()
+        assert contents(store) == before
+        assert [store.get_value(digest) for digest in kept] == [{"n": n} for n in range(6)]
+        assert store.pack().slabs_before == 0
 
 
 def test_nothing_looks_older_than_it_is(tmp_path: Path) -> None:

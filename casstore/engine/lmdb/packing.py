@@ -91,7 +91,10 @@ def _read_run(
                 raw_bytes + kept <= slabs.TARGET_RAW_BYTES
                 and objects + directory.objects <= slabs.MAX_OBJECTS
             )
-            if stored and (full or not room):
+            # Ids follow from the place in a slab. Where a dead slab was dropped there is a gap,
+            # and what lies behind it cannot be joined with what lies before.
+            adjacent = directory.first_id == next_id
+            if stored and (full or not room or not adjacent):
                 break
             next_id = int.from_bytes(key, "big") + 1
             stored.append((key, value))
