@@ -176,12 +176,10 @@ class Program:
         assert set(CANARY.findall(all_bytes(self.store))) == shown
 
 
-STEPS = st.lists(
-    st.tuples(st.integers(0, 13), st.integers(0, 3), st.integers(0, 41)), max_size=24
-)
+STEPS = st.lists(st.tuples(st.integers(0, 13), st.integers(0, 3), st.integers(0, 41)), max_size=24)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(STEPS)
 def test_vacuum_changes_nothing_that_a_reader_sees(steps: list[tuple[int, int, int]]) -> None:
     clock = ManualClock()
@@ -192,7 +190,7 @@ def test_vacuum_changes_nothing_that_a_reader_sees(steps: list[tuple[int, int, i
 
 
 @settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(STEPS)
 def test_vacuum_changes_nothing_in_a_file_either(

@@ -373,7 +373,7 @@ class Line:
         self._hidden = mirrors.hidden_in(name)
         self._hidden_set = frozenset(self._hidden)
         self._hidden_older = 0
-        self._chain = Chain(mirrors.runtime.engine, name, base, self.first)
+        self._made_chain: Chain | None = None
         self._copy: _Copy | None = None
         # From which old seq on nodes are written anew.
         self._start = self.first
@@ -394,12 +394,19 @@ class Line:
         if stop <= self._stop:
             return
         self._stop = stop
-        self._chain = Chain(self._mirrors.runtime.engine, self.lineage, self.old_base, stop)
+        self._made_chain = None
         copy = self._copy
         if copy is None:
             return
         for start in range(self._start + len(copy), stop, _READ_BATCH):
             copy.add(list(self._items(start, min(start + _READ_BATCH, stop))), self.node)
+
+    @property
+    def _chain(self) -> Chain:
+        if self._made_chain is None:
+            engine = self._mirrors.runtime.engine
+            self._made_chain = Chain(engine, self.lineage, self.old_base, self._stop)
+        return self._made_chain
 
     def _items(self, start: int, stop: int) -> Iterator[_Item]:
         for place in self._chain.places(range(start, stop)):
