@@ -321,6 +321,36 @@ def test_a_fork_made_after_is_rid_of_it_on_its_own(
     assert session.node("n5").digest == store.session("path").node("n5").digest  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("hide", ["a", "b", "c", "d", "ab", "cd", "bd", "acd", "abcd"])
+def test_a_fork_that_has_only_a_path_of_its_source(
+    store: Store, session: Session, clock: ManualClock, hide: str
+) -> None:
+    # a → b → c → d → e and a → x → y, in an order that leaves gaps on both paths.
+    step(session, "a", "b", message("x", parent="a"), message("c", parent="b"))
+    step(session, message("y", parent="x"), message("d", parent="c"), "e")
+    fork = store.session("fork")
+    store.fork("alpha", "fork", node="d")
+    step(fork, "f", turn="t")
+    fork.rewind(2, lease=UNFENCED)
+    step(fork, message("g", parent="b"), message("h", parent="d"), "i")
+    store.fork("fork", "again", node="h")
+    again = store.session("again")
+    step(again, "j", message("k", parent="a"))
+    source = exact(session)
+    for each in (fork, again):
+        each.tombstone(list(hide))
+        before = {one.id: seen(one) for one in (fork, again)}
+        report = clean(store, clock, sessions=[each.id])
+        assert report.sessions[0].outcome is Outcome.DONE
+        # Only a path of the source is theirs: its other branches are nowhere written anew.
+        assert report.sessions[0].nodes_rewritten <= 8
+        assert {one.id: seen(one) for one in (fork, again)} == before
+        check_graphs(store, each)
+        step(each, "more", message("even more", parent="h"))
+        check_graphs(store, each)
+    assert exact(session) == source
+
+
 def test_pins_and_tags_keep_it_and_are_named(
     store: Store, session: Session, clock: ManualClock
 ) -> None:
@@ -633,6 +663,27 @@ def test_two_vacuums_of_one_session(store: Store, session: Session, clock: Manua
 
     # The other was faster: nothing is left to do.
     assert vacuum.rewrite_hidden(beside(store, interrupt), "alpha").outcome is Outcome.NOTHING
+    assert seen(session, turns) == before
+
+
+def test_another_vacuum_may_take_away_what_is_being_read(
+    store: Store, session: Session, clock: ManualClock
+) -> None:
+    turns = branches(session)
+    session.tombstone(["n3"])
+    before = seen(session, turns)
+
+    class Overtaken(Beside):
+        def scan_rows(self, table: str, **limits: Any) -> Any:
+            rows = store.engine.scan_rows(table, **limits)
+            if table == "history":
+                # Its rows are read, and everything that they name goes away.
+                clean(store, clock)
+            return rows
+
+    engine = Overtaken(store.engine, lambda number, write: None)
+    overtaken = Store(cast(Engine, engine), close=lambda: None)
+    assert vacuum.rewrite_hidden(overtaken, "alpha").outcome is Outcome.NOTHING
     assert seen(session, turns) == before
 
 

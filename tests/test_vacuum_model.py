@@ -40,7 +40,7 @@ class Program:
             session = self.store.session(self.names[a % len(self.names)])
             (
                 self._append, self._append, self._branch, self._move, self._replace, self._rewind,
-                self._fork, self._fork_node, self._hide, self._hide, self._vacuum, self._append,
+                self._fork, self._fork_node, self._hide, self._hide, self._vacuum, self._fork_node,
                 self._hide_end, self._collect,
             )[kind](session, a, b)  # fmt: skip
 
