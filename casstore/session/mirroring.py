@@ -452,6 +452,20 @@ class Line:
         """How many hidden nodes there are below ``stop``, which is not below its first."""
         return self._hidden_older + bisect_left(self._hidden, stop)
 
+    def hidden_ids(self, start: int, stop: int) -> dict[int, str]:
+        """The hidden nodes with ``start <= seq < stop`` that no path holds: seqs and ids."""
+        found: dict[int, str] = {}
+        holder: Line | Path = self
+        while isinstance(holder, Line):
+            own = holder._hidden
+            for seq in own[bisect_left(own, start) : bisect_left(own, stop)]:
+                found[seq] = self._mirrors.hidden[holder._chain.place(seq).digest]
+            if holder.below is None or start >= holder.first:
+                break
+            holder, limit = holder.below
+            stop = min(stop, limit)
+        return found
+
     def _holder(self, seq: int) -> Line | Path:
         """What holds this node: the lineage itself or one that it goes on from."""
         holder: Line | Path = self

@@ -41,7 +41,6 @@ from casstore.objects.pieces import PieceReader, PieceWriter
 from casstore.session import keys
 from casstore.session.commit import receipt_key
 from casstore.session.heads import HeadRow, decode_head, encode_head, head_key
-from casstore.session.lineage import Chain
 from casstore.session.mirroring import NONE, Line, Mirrors
 from casstore.session.receipts import Receipt, decode_receipt, encode_receipt
 from casstore.session.scanning import scan
@@ -290,15 +289,11 @@ class _Work:
         """The receipt that gives the same result from what is left."""
         line = change.line
         stop = receipt.first + receipt.node_count
-        chain = Chain(self._runtime.engine, receipt.lineage, receipt.base, change.old.next_seq)
-        gone = [
-            self._hidden.get(place.digest) for place in chain.places(range(receipt.first, stop))
-        ]
+        gone = line.hidden_ids(receipt.first, stop)
         removed = dict(receipt.removed)
-        places = iter([at for at in range(len(removed) + receipt.node_count) if at not in removed])
-        for at, node_id in zip(places, gone, strict=True):
-            if node_id is not None:
-                removed[at] = node_id
+        places = [at for at in range(len(removed) + receipt.node_count) if at not in removed]
+        for seq, node_id in gone.items():
+            removed[places[seq - receipt.first]] = node_id
         leaf = receipt.leaf
         if leaf is None and change.old.leaf_id != change.new.leaf_id:
             leaf = change.old.leaf_id
@@ -307,7 +302,7 @@ class _Work:
             lineage=change.after.lineage,
             base=change.after.base,
             first=line.new_seq(receipt.first),
-            node_count=line.new_seq(stop) - line.new_seq(receipt.first),
+            node_count=receipt.node_count - len(gone),
             removed=tuple(sorted(removed.items())),
             leaf=leaf,
         )
