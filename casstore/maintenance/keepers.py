@@ -62,7 +62,7 @@ def find_keepers(engine: Engine, digests: Collection[bytes]) -> tuple[Keeper, ..
         for row in scan(engine, table, b"", None):
             named = ROOTS.named(table, row, engine.now_ms())
             if any(digest in reaching for digest in named):
-                found[_KINDS[table], _name(engine, table, row)] += 1
+                found[_KINDS.get(table, table), _name(engine, table, row)] += 1
     return tuple([Keeper(*who, rows) for who, rows in sorted(found.items())])
 
 
@@ -97,6 +97,8 @@ def _name(engine: Engine, table: str, row: Row) -> str:
         long_id = decode_head(row.value).long_id
         if long_id is not None:
             return long_id
+    if b"\0" not in row.key:
+        return row.key.hex()
     key = row.key[: len(row.key) - len(keys.after_session(row.key))]
     session = keys.session_of(key)
     if session is not None:

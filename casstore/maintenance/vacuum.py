@@ -68,7 +68,8 @@ class VacuumReport(NamedTuple):
     packed: PackReport | None = None
     #: How many of the removed nodes, and of the long parts of their payloads, are stored still.
     objects_kept: int = 0
-    #: Who keeps them. Nobody: they are younger than the grace, or collecting was not finished.
+    #: Who keeps them. Nobody: they, or what was appended to them, are younger than the grace,
+    #: or collecting was not finished.
     keepers: tuple[Keeper, ...] = ()
     problem: CasstoreError | None = None
 
@@ -110,20 +111,20 @@ def vacuum(
         keys.session_key(session)
     runtime = Runtime(store)
     report = VacuumReport(expired_rows=_expire(runtime))
+    done: list[SessionReport] = []
     removed: set[bytes] = set()
     todo = list(sessions_with_hidden(store)) if named is None else named
-    for done, session in enumerate(todo):
+    for session in todo:
         if stop is not None and stop():
-            return report
+            return report._replace(sessions=tuple(done))
         if progress is not None:
-            progress(Step("rewrite", done, len(todo), "sessions"))
+            progress(Step("rewrite", len(done), len(todo), "sessions"))
         became, digests = _rewrite(runtime, session, progress)
-        report = report._replace(sessions=(*report.sessions, became))
+        done.append(became)
         removed |= digests
-    report = report._replace(
-        collected=gc.collect(store, grace_ms=grace_ms, progress=progress, stop=stop)
-    )
-    if report.collected is not None and report.collected.outcome in _COLLECTED:
+    collected = gc.collect(store, grace_ms=grace_ms, progress=progress, stop=stop)
+    report = report._replace(sessions=tuple(done), collected=collected)
+    if collected.outcome in _COLLECTED:
         report = _pack(store, report, progress)
     kept = keepers.still_stored(store.engine, removed)
     return report._replace(objects_kept=len(kept), keepers=keepers.find_keepers(store.engine, kept))
@@ -148,7 +149,7 @@ def rewrite_hidden(
 
 
 def _expire(runtime: Runtime) -> int:
-    """Remove rows whose time is up; how many."""
+    """Remove rows whose time is up; how many. What else expires is to be called from here."""
     return pins.drop_expired(runtime)
 
 

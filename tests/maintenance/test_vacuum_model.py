@@ -8,7 +8,6 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from vacuum_views import all_bytes, check_graphs, exact, seen
 
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
@@ -17,6 +16,7 @@ from casstore.session.data import LAST, LEAF, UNFENCED, Checkpoint, Commit, Node
 from casstore.session.session import Session
 from casstore.store import Store
 from casstore.testing import ManualClock
+from tests.maintenance.views import all_bytes, check_graphs, exact, seen
 
 CANARY = re.compile(rb"canary-\d+\.")
 ROLES = ("user", "assistant", None, "user")

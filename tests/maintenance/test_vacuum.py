@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from vacuum_views import all_bytes, check_graphs, exact, seen
 
 import casstore
 from casstore.engine.lmdb.engine import LmdbEngine
@@ -46,8 +45,9 @@ from casstore.testing.session_fixtures import (
     path,
     step,
 )
+from tests.maintenance.views import all_bytes, check_graphs, exact, seen
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 SECRET = "the secret word is CANARY"
 LONG_SECRET = "CANARY in a long text " * 200
 
