@@ -7,7 +7,8 @@ counted without what is hidden. What comes before stays as it is, and is shared.
 Each lineage is mirrored once, however many revisions stand on it: they were prefixes of
 it and are prefixes of its mirror. A mirror goes on from
 
-    the old lineage, below the first hidden node      if that is in the lineage itself
+    the old lineage, below the first hidden node      if that is in the lineage itself, and
+                                                      the chain is not long already
     the mirror of what the old one goes on from       if that has hidden nodes
 
 A base with a path counts as a lineage of its own, made of the nodes on the path. Mirrors
@@ -39,6 +40,9 @@ _READ_BATCH: Final = 256
 _WRITE_NODES: Final = 1024
 _WRITE_BYTES: Final = 4 << 20
 _FIND_BATCH: Final = 1024
+# With more lineages than this to look into, a mirror takes the place of its lineage and lists
+# the nodes before the first hidden one again, instead of going on from it.
+_MANY_LINEAGES: Final = 4
 _NO_DIGEST: Final = bytes(DIGEST_BYTES)
 #: The seq of the ancestor of a node that has none, and the parent of a root.
 NONE: Final = -1
@@ -226,7 +230,6 @@ class _Copy:
         if digests:
             added = Page(first, distances, b"".join(digests))
             pages, self._page = lineage.put_pages(self.lineage, self._page, added)
-            mirrors.nodes_written += len(digests)
             mirrors.put_rows(rows + pages)
 
     def _take(
@@ -261,6 +264,7 @@ class _Copy:
             None if parent_id is None else parent.digest,
         )
         digest = self._mirrors.put(Kind.NODE, *encode_node(header, *cut_node(found.data)))
+        self._mirrors.nodes_written += digest != item.place.digest
         first_user = parent.first_user or (digest if is_user else None)
         self._note(
             Mirrored(header.seq, header.depth, header.users, digest, first_user, 0), old.users
@@ -279,6 +283,8 @@ class _Copy:
 
 class Path:
     """The nodes on a path through other lineages, and their mirror."""
+
+    depth: Final = 1
 
     def __init__(self, mirrors: Mirrors, base: Base, end: int) -> None:
         self._mirrors = mirrors
@@ -368,6 +374,8 @@ class Line:
         self.first = lineage.first_own(base)
         #: The lowest seq of a hidden node; None: there is none.
         self.first_hidden: int | None = None
+        #: How many lineages it takes, itself included; a path counts as one.
+        self.depth: int = 1 if below is None else below.source.depth + 1
         self._mirrors = mirrors
         self._stop = self.first
         self._hidden = mirrors.hidden_in(name)
@@ -385,8 +393,11 @@ class Line:
             self.first_hidden = below.source.first_hidden
             self._copy = _Copy(mirrors, below.source.base(below.limit))
         elif self._hidden:
-            self.first_hidden = self._start = self._hidden[0]
-            shared = Base(name, self._start, None) if self._start > self.first else base
+            self.first_hidden = self._hidden[0]
+            shared = base
+            if self.first_hidden > self.first and self.depth < _MANY_LINEAGES:
+                self._start = self.first_hidden
+                shared = Base(name, self._start, None)
             self._copy = _Copy(mirrors, shared)
 
     def extend(self, stop: int) -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -43,6 +44,7 @@ from casstore.testing.session_fixtures import (
     load,
     message,
     path,
+    start,
     step,
 )
 from tests.maintenance.views import all_bytes, check_graphs, exact, seen
@@ -224,6 +226,25 @@ def test_a_long_chain_of_rewinds(store: Store, session: Session) -> None:
     assert path(session) == ["root", *(f"n{n}" for n in range(150))]
     step(session, "more")
     assert path(session)[-1] == "more"
+
+
+def test_chains_of_lineages_do_not_grow_with_every_vacuum(
+    store: Store, session: Session, clock: ManualClock
+) -> None:
+    chains = []
+    for n in range(12):
+        step(session, *(f"n{n}.{at}" for at in range(4)), turn=f"t{n}")
+        session.tombstone([f"n{n}.2"])
+        before = seen(session)
+        [report] = clean(store, clock).sessions
+        # Where the lineage is listed again, its nodes are the same.
+        assert report.nodes_rewritten == 1
+        assert seen(session) == before
+        runtime = store._runtime
+        chains.append(len(runtime.chain(runtime.get("alpha")).segments))
+    assert chains[:3] == [2, 3, 4]
+    assert max(chains) == 4
+    check_graphs(store, session)
 
 
 def test_a_graph_of_which_nothing_is_left(
@@ -685,6 +706,34 @@ def test_another_vacuum_may_take_away_what_is_being_read(
     overtaken = Store(cast(Engine, engine), close=lambda: None)
     assert vacuum.rewrite_hidden(overtaken, "alpha").outcome is Outcome.NOTHING
     assert seen(session, turns) == before
+
+
+def test_agents_at_work_beside_one_vacuum_after_the_other(store: Store) -> None:
+    names = ("alpha", "beta")
+
+    def work(name: str) -> list[str]:
+        session = Store(store.engine, close=lambda: None).session(name)
+        lease = hold(session)
+        left: list[str] = []
+        for n in range(30):
+            change = Commit(append=[message(f"n{n}"), message(f"m{n}")], lease=lease, turn=f"t{n}")
+            assert session.commit(change).revision == n + 1
+            left += [f"n{n}", f"m{n}"]
+            if n % 5 == 4:
+                gone = [left.pop(n), left.pop(1)]
+                assert session.tombstone(gone).hidden == tuple(gone)
+            assert session.commit(change).replayed
+            assert ids(session.nodes(payloads=False)) == left
+        return left
+
+    agents = {name: start(partial(work, name)) for name in names}
+    while not all(agent.done() for agent in agents.values()):
+        report = vacuum.vacuum(store, grace_ms=60_000)
+        assert report.outcome in (Outcome.DONE, Outcome.NOTHING, Outcome.BUSY, Outcome.INCOMPLETE)
+    vacuum.vacuum(store, grace_ms=60_000)
+    for name, agent in agents.items():
+        assert path(store.session(name)) == agent.result()
+        check_graphs(store, store.session(name))
 
 
 # --- stopping, and damage -------------------------------------------------------------------
