@@ -232,7 +232,7 @@ def test_chains_of_lineages_do_not_grow_with_every_vacuum(
     store: Store, session: Session, clock: ManualClock
 ) -> None:
     chains = []
-    for n in range(12):
+    for n in range(7):
         step(session, *(f"n{n}.{at}" for at in range(4)), turn=f"t{n}")
         session.tombstone([f"n{n}.2"])
         before = seen(session)
@@ -342,7 +342,7 @@ def test_a_fork_made_after_is_rid_of_it_on_its_own(
     assert session.node("n5").digest == store.session("path").node("n5").digest  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("hide", ["a", "b", "c", "d", "ab", "cd", "bd", "acd", "abcd"])
+@pytest.mark.parametrize("hide", ["a", "c", "d", "ab", "bd", "abcd"])
 def test_a_fork_that_has_only_a_path_of_its_source(
     store: Store, session: Session, clock: ManualClock, hide: str
 ) -> None:

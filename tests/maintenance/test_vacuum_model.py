@@ -176,10 +176,10 @@ class Program:
         assert set(CANARY.findall(all_bytes(self.store))) == shown
 
 
-STEPS = st.lists(st.tuples(st.integers(0, 13), st.integers(0, 3), st.integers(0, 41)), max_size=24)
+STEPS = st.lists(st.tuples(st.integers(0, 13), st.integers(0, 3), st.integers(0, 41)), max_size=20)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(STEPS)
 def test_vacuum_changes_nothing_that_a_reader_sees(steps: list[tuple[int, int, int]]) -> None:
     clock = ManualClock()
