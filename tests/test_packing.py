@@ -13,7 +13,7 @@ import pytest
 import casstore
 from casstore.engine.lmdb import packing
 from casstore.engine.lmdb import slab as slabs
-from casstore.engine.lmdb.compression import Compressor
+from casstore.engine.compression import Compressor
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.lmdb.environment import Environment
 from casstore.engine.memory import MemoryEngine

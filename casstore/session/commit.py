@@ -423,6 +423,52 @@ def _put_receipt(key: bytes, turn: str, meaning: bytes, head: HeadRow, grown: Gr
     return PutRow(*receipt_key(key, turn), value)
 
 
+class Receipt(NamedTuple):
+    """That a turn was committed, what it meant, and which nodes it made."""
+
+    version: int
+    intent: bytes
+    revision: int
+    manifest: bytes
+    lineage: bytes
+    base: Base | None
+    first_seq: int
+    nodes: int
+
+
+def decode_receipt(row: bytes) -> Receipt:
+    """Take a receipt apart; CorruptionError if it is none."""
+    try:
+        own, base, first, count = unpack_checked(row[_NODES_AT:])
+        return Receipt(
+            row[0],
+            row[_INTENT_AT:_REVISION_AT],
+            int.from_bytes(row[_REVISION_AT:_MANIFEST_AT], "big"),
+            row[_MANIFEST_AT:_NODES_AT],
+            own,
+            None if base is None else Base(*base),
+            first,
+            count,
+        )
+    except (TypeError, ValueError, IndexError) as exc:
+        raise CorruptionError("the receipt of a turn is damaged") from exc
+
+
+def put_receipt(key: bytes, turn: str, receipt: Receipt) -> PutRow:
+    """The change that writes a receipt down."""
+    base = None if receipt.base is None else list(receipt.base)
+    value = b"".join(
+        (
+            bytes((receipt.version,)),
+            receipt.intent,
+            receipt.revision.to_bytes(8, "big"),
+            receipt.manifest,
+            pack_checked([receipt.lineage, base, receipt.first_seq, receipt.nodes]),
+        )
+    )
+    return PutRow(*receipt_key(key, turn), value)
+
+
 def _replay(
     runtime: Runtime, session: str, key: bytes, change: Commit, spelled: _Spelled, rows: _Rows
 ) -> CommitResult:

@@ -19,12 +19,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from casstore.engine.files import FULL_DISK as FULL_DISK
+from casstore.engine.files import storage_error as storage_error
+from casstore.engine.files import sync_directory
 from casstore.errors import (
     BusyError,
     ForeignStoreError,
     InvalidInputError,
     StorageError,
-    StorageFullError,
     StoreNotFoundError,
 )
 
@@ -45,17 +47,9 @@ PROCESS: Final = "process"
 DURABILITIES: Final = (FULL, RELAXED, PROCESS)
 
 
-FULL_DISK: Final = frozenset((errno.ENOSPC, errno.EFBIG, errno.EDQUOT))
-
 # LMDB's lock file: two cache lines of its own, and one for each reader.
 _LOCK_HEADER_BYTES: Final = 4096
 _READER_BYTES: Final = 64
-
-
-def storage_error(what: str, exc: OSError) -> StorageError:
-    """The error for something that the operating system refused to do."""
-    kind = StorageFullError if exc.errno in FULL_DISK else StorageError
-    return kind(f"{what}: {exc.strerror}")
 
 
 def boot_id() -> str:
@@ -106,7 +100,7 @@ class StoreDirectory:
             raise StoreNotFoundError(f"no store at {self.path}")
         try:
             os.makedirs(self.path, mode=DIRECTORY_MODE, exist_ok=True)
-            _sync_directory(os.path.dirname(os.path.abspath(self.path)))
+            sync_directory(os.path.dirname(os.path.abspath(self.path)))
         except OSError as exc:
             raise storage_error(f"cannot create {self.path}", exc) from exc
 
@@ -267,14 +261,4 @@ class StoreDirectory:
 
     def sync_names(self) -> None:
         """Make created, renamed and removed files survive a power loss."""
-        _sync_directory(self.path)
-
-
-def _sync_directory(path: str) -> None:
-    # LMDB never does this: without it a new store may be gone after a power loss,
-    # with every acknowledged commit in it.
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        sync_directory(self.path)

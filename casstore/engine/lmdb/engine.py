@@ -23,9 +23,9 @@ import lmdb
 
 from casstore.engine import conditions
 from casstore.engine.clock import wall_clock_ms
+from casstore.engine.compression import Compressor
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.cache import SlabCache
-from casstore.engine.lmdb.compression import Compressor
 from casstore.engine.lmdb.dictionaries import (
     FIRST_TRIAL_BYTES,
     MIN_GAIN,
