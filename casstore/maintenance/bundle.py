@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Final, NamedTuple, Self
 
 from casstore.engine.compression import CODEC_RAW, CODEC_ZSTD, NO_DICTIONARY, Compressor
-from casstore.engine.files import storage_error, sync_directory
+from casstore.engine.files import PART_SUFFIX, storage_error, sync_directory
 from casstore.errors import (
     BundleError,
     BundleLimitError,
@@ -63,15 +63,15 @@ class Block(NamedTuple):
 class BundleWriter:
     """``with BundleWriter(path, header) as writer``: the file is there after the block, or never.
 
-    What a killed writer leaves behind is called like the target with ``.new`` at the end; the
-    next one to the same target takes it over.
+    What a killed writer leaves behind is called like the target with ``.casstore-part`` at
+    the end; the next one to the same target takes it over.
     """
 
     def __init__(
         self, path: str, header: BundleHeader, *, replace: bool = False, compress: bool = True
     ) -> None:
         self._path = path
-        self._new = path + ".new"
+        self._new = path + PART_SUFFIX
         self._replace = replace
         self._header = header
         self._compressor = Compressor(_no_dictionary) if compress else None

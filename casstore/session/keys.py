@@ -22,6 +22,8 @@ _PART_BYTES: Final = 240
 MAX_ID_BYTES: Final = 16_384
 
 _LABEL: Final = b"\xff"
+# Behind the eight bytes of the lineage itself.
+_LINEAGE_KIND_AT: Final = 8
 _LINEAGE_ROW: Final = b"\x00"
 _LINEAGE_PAGE: Final = b"\x01"
 _LINEAGE_ID: Final = b"\x02"
@@ -129,6 +131,16 @@ def lineage_page(lineage: bytes, page: int) -> bytes:
 def lineage_node(lineage: bytes, node_part: bytes) -> bytes:
     """Where a node of a lineage is found by its id."""
     return lineage + _LINEAGE_ID + node_part
+
+
+def is_lineage_page(nodes_key: bytes) -> bool:
+    """Is this key of the node table that of a page?"""
+    return nodes_key[_LINEAGE_KIND_AT : _LINEAGE_KIND_AT + 1] == _LINEAGE_PAGE
+
+
+def is_lineage_node(nodes_key: bytes) -> bool:
+    """Is this key of the node table that of a node?"""
+    return nodes_key[_LINEAGE_KIND_AT : _LINEAGE_KIND_AT + 1] == _LINEAGE_ID
 
 
 def queue_counter(key: bytes) -> RowKey:

@@ -99,7 +99,8 @@ def encode_page(page: Page) -> bytes:
     return pack_checked(list(page))
 
 
-def _decode_page(data: bytes) -> Page:
+def decode_page(data: bytes) -> Page:
+    """Read a page; CorruptionError if it is none."""
     try:
         page = Page(*unpack_checked(data))
         if len(page.digests) != DIGEST_BYTES * len(page.distances) or not page.distances:
@@ -178,7 +179,7 @@ class Chain:
                 raise CorruptionError(f"lineage {lineage.hex()} goes on from itself")
             seen.add(lineage)
             found = self._engine.get_rows([RowKey("nodes", keys.lineage_row(lineage))])[0]
-            base = None if found is None else _decode_base(found)
+            base = None if found is None else decode_base(found)
 
     # --- by id --------------------------------------------------------------------------
 
@@ -226,7 +227,7 @@ class Chain:
             start = keys.lineage_page(segment.lineage, low)
             stop = keys.lineage_page(segment.lineage, (segment.stop - 1) // PAGE_NODES + 1)
             for row in self._engine.scan_rows("nodes", start=start, stop=stop, limit=_PAGES_AHEAD):
-                self._pages[row.key] = _decode_page(row.value).below(segment.stop)
+                self._pages[row.key] = decode_page(row.value).below(segment.stop)
             page = self._pages.get(keys.lineage_page(segment.lineage, number))
         if page is None or not page.first <= seq < page.stop:
             raise CorruptionError(f"the node table has no node number {seq}")
@@ -279,7 +280,8 @@ class Chain:
             yield Place(seq, page.digest(seq))
 
 
-def _decode_base(data: bytes) -> Base:
+def decode_base(data: bytes) -> Base:
+    """Read what a lineage goes on from; CorruptionError if it is nothing of the kind."""
     try:
         lineage, limit, path = unpack_checked(data)
     except (TypeError, ValueError, InvalidInputError) as exc:

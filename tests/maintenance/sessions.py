@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
-from casstore import UNFENCED, Checkpoint, Commit, Link, NodeDraft, Store, Usage
-from casstore.session.data import Node
+from casstore import UNFENCED, Checkpoint, Commit, Digest, Link, NodeDraft, Store, Usage
+
+MakeStore = Callable[[], Store]
 
 LONG_TEXT = "a long text, " * 200
 
@@ -26,7 +28,8 @@ def fill(store: Store, name: str = "s") -> None:
     """Make a session with everything in it: branches, rewinds, labels, hidden nodes, blobs."""
     session = store.session(name)
     store.create_session(name, name="a name", model="m", extra={"x": [1, 2.5, None]})
-    image = session.attachments.put(noise("image", 150_000))
+    content = noise("image", 150_000)
+    image = session.attachments.put(content)
     session.attachments.intend("away", uri="s3://bucket/away")
     first = [message("a"), message("b", LONG_TEXT), message("c", parent="a")]
     state = Checkpoint(
@@ -37,14 +40,13 @@ def fill(store: Store, name: str = "s") -> None:
         config={"deep": [[[["value"]]]]},
     )
     step(store, name, *first, checkpoint=state, usage=[Usage("main", "m", 10, 5)], turn="t1")
-    shown = NodeDraft("d", {"image": Link(image.digest), "text": "€" * 90_000})
+    shown = NodeDraft("d", {"image": Link(Digest.of_blob(content)), "text": "€" * 90_000})
     step(store, name, shown, attachments=[image.id, "away"], label="shown", turn="t2")
     session.rewind(1, lease=UNFENCED, label="back")
     step(store, name, message("e"), message("f", parent=None), usage=[Usage("main", "m", 1, 1)])
     session.tombstone(["b"])
     step(store, name, message("g"), leaf="a")
     session.queue.enqueue(["work"])
-    session.claim_lease("worker", 60_000)
 
 
 def step(store: Store, name: str, *nodes: NodeDraft, **fields: Any) -> None:
@@ -52,7 +54,7 @@ def step(store: Store, name: str, *nodes: NodeDraft, **fields: Any) -> None:
     store.session(name).commit(Commit(append=nodes, lease=UNFENCED, **fields))
 
 
-def grow(store: Store, rng: random.Random, names: list[str], steps: int) -> None:
+def grow(store: Store, rng: random.Random, names: list[str], steps: int, prefix: str = "") -> None:
     """Do random things to sessions: commits on any branch, rewinds, forks, replacing, hiding."""
     made = 0
     for _ in range(steps):
@@ -66,12 +68,12 @@ def grow(store: Store, rng: random.Random, names: list[str], steps: int) -> None
             drafts = []
             for _ in range(rng.choice((0, 1, 1, 2, 5))):
                 made += 1
-                draft = message(f"n{made}", rng.choice((None, LONG_TEXT, "short")))
+                draft = message(f"{prefix}n{made}", rng.choice((None, LONG_TEXT, "short")))
                 if nodes and rng.random() < 0.3:
                     draft = draft._replace(parent=rng.choice(nodes))
                 drafts.append(draft)
                 nodes.append(draft.id)
-            label = rng.choice((None, None, f"label {made}"))
+            label = rng.choice((None, None, f"{prefix}label {made}"))
             change = Commit(append=drafts, lease=UNFENCED, label=label)
             if nodes and rng.random() < 0.2:
                 change = change._replace(leaf=rng.choice(nodes))
@@ -79,7 +81,7 @@ def grow(store: Store, rng: random.Random, names: list[str], steps: int) -> None
         elif way < 0.75:
             session.rewind(rng.choice(revisions), lease=UNFENCED)
         elif way < 0.85:
-            new = f"{name}/{made}-{len(names)}"
+            new = f"{name}/{prefix}{made}-{len(names)}"
             at = rng.choice(revisions)
             nodes = [node.id for node in session.nodes("full", at=at)]
             node = rng.choice([None, *nodes])
@@ -87,7 +89,7 @@ def grow(store: Store, rng: random.Random, names: list[str], steps: int) -> None
             names.append(new)
         elif way < 0.92:
             made += 1
-            drafts = [message(f"r{made}"), message(f"r{made}x", parent=None)]
+            drafts = [message(f"{prefix}r{made}"), message(f"{prefix}r{made}x", parent=None)]
             session.commit(Commit(replace=drafts, lease=UNFENCED))
         else:
             nodes = [node.id for node in session.nodes("full")]
@@ -107,11 +109,9 @@ def seen(store: Store, name: str) -> dict[str, Any]:
         revisions.append(
             {
                 "entry": entry._replace(session=""),
-                "state": state._replace(
-                    nodes=[], **({"session": ""} if "session" in state._fields else {})
-                ),
-                "full": [_node(node) for node in state.nodes],
-                "path": [_node(node) for node in session.nodes(at=entry.revision)],
+                "state": (state.head._replace(session=""), state.leaf, state.healed),
+                "full": list(state.nodes),
+                "path": list(session.nodes(at=entry.revision)),
                 "checkpoint": session.checkpoint(entry.revision, hydrate=True),
                 "usage": session.usage(entry.revision),
                 "by id": [session.node(node.id, at=entry.revision) for node in state.nodes],
@@ -127,7 +127,3 @@ def seen(store: Store, name: str) -> dict[str, Any]:
             one._replace(session="") for one in session.attachments.list(state="committed")
         ],
     }
-
-
-def _node(node: Node) -> Node:
-    return node

@@ -21,7 +21,7 @@ from typing import Final
 
 from casstore.engine.files import FULL_DISK as FULL_DISK
 from casstore.engine.files import storage_error as storage_error
-from casstore.engine.files import sync_directory
+from casstore.engine.files import sync_directory as sync_directory
 from casstore.errors import (
     BusyError,
     ForeignStoreError,
@@ -34,9 +34,9 @@ DATA_FILE: Final = "data.mdb"
 NEW_FILE: Final = "data.mdb.new"
 NEW_LOCK_FILE: Final = NEW_FILE + "-lock"
 LOCK_FILE: Final = "lock.mdb"
-_LOCKS: Final = "locks"
+LOCKS: Final = "locks"
 _MARKER: Final = "unsynced"
-_OWN_NAMES: Final = frozenset((DATA_FILE, NEW_FILE, NEW_LOCK_FILE, LOCK_FILE, _LOCKS, _MARKER))
+_OWN_NAMES: Final = frozenset((DATA_FILE, NEW_FILE, NEW_LOCK_FILE, LOCK_FILE, LOCKS, _MARKER))
 
 FILE_MODE: Final = 0o600
 DIRECTORY_MODE: Final = 0o700
@@ -185,7 +185,7 @@ class StoreDirectory:
 
         A store on read-only media has no writers, so its readers need no locks.
         """
-        folder = os.path.join(self.path, _LOCKS)
+        folder = os.path.join(self.path, LOCKS)
         try:
             os.makedirs(folder, mode=DIRECTORY_MODE, exist_ok=True)
             return os.open(os.path.join(folder, name), os.O_RDWR | os.O_CREAT, FILE_MODE)

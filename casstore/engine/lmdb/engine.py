@@ -69,7 +69,7 @@ from casstore.errors import (
 
 if TYPE_CHECKING:
     from casstore.engine.lmdb.collection import Collection
-    from casstore.engine.protocol import PackReport, Roots
+    from casstore.engine.protocol import HotCopyReport, PackReport, Roots
 
 DEFAULT_CACHE_BYTES: Final = 32 << 20
 
@@ -523,6 +523,22 @@ class LmdbEngine:
 
         self._env.gate.check()
         return Collection(self._env, roots, self._clock, grace_ms=grace_ms, dry_run=dry_run)
+
+    # --- copying ----------------------------------------------------------------------------------
+
+    def copy_to(
+        self,
+        target: str,
+        *,
+        compact: bool = False,
+        replace: bool = False,
+        pulse: Callable[[int, int | None], None] | None = None,
+    ) -> HotCopyReport:
+        """Make ``target`` a store of its own, as of one moment, beside running writers."""
+        from casstore.engine.lmdb.hot_copy import copy_store
+
+        self._env.gate.check()
+        return copy_store(self._env, target, compact=compact, replace=replace, pulse=pulse)
 
     # --- verifying --------------------------------------------------------------------------------
 
