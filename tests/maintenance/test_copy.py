@@ -19,7 +19,8 @@ from tests.maintenance.sessions import MakeStore
 
 
 def rows_of(store: Store) -> dict[str, object]:
-    return {table: all_rows(store.engine, table) for table in TABLES}
+    """All rows but the node table's: of that, what no session uses is not copied."""
+    return {table: all_rows(store.engine, table) for table in TABLES if table != "nodes"}
 
 
 def digests(store: Store) -> set[bytes]:
@@ -49,10 +50,11 @@ def test_a_copy_has_every_row_and_what_it_names(
 ) -> None:
     source, target = [make_memory() if way == "memory" else make_lmdb() for way in ways.split()]
     names = fill(source)
-    garbage = source.put_blob(b"nobody refers to this")
+    source.put_blob(b"nobody refers to this")
     report = copy(source, target)
     assert rows_of(target) == rows_of(source)
-    assert digests(target) == digests(source) - {garbage}
+    assert gc.collect(source, grace_ms=0).outcome is gc.Outcome.SWEPT
+    assert digests(target) == digests(source)
     assert report.new_objects == len(digests(target))
     for name in [*names, "s"]:
         if source.session(name).head() is not None:
@@ -83,8 +85,7 @@ def test_updates_keep_up_with_whatever_happens(make_memory: MakeStore, seed: int
         for name in names:
             if source.session(name).head() is not None:
                 assert sessions.seen(target, name) == sessions.seen(source, name)
-        for table in set(TABLES) - {"nodes"}:
-            assert all_rows(target.engine, table) == all_rows(source.engine, table), table
+        assert rows_of(target) == rows_of(source)
         gc.collect(target, grace_ms=0)
         gc.collect(source, grace_ms=0)
         assert digests(target) == digests(source)
@@ -111,8 +112,7 @@ def test_a_session_deleted_in_the_source_is_deleted_in_the_target(make_store: Ma
     copy(source, target)
     with pytest.raises(SessionDeletedError):
         target.session("s").head()
-    for table in set(TABLES) - {"nodes"}:
-        assert all_rows(target.engine, table) == all_rows(source.engine, table), table
+    assert rows_of(target) == rows_of(source)
 
 
 def test_a_session_that_went_another_way_stops_the_copy_and_stays(make_store: MakeStore) -> None:
@@ -138,8 +138,9 @@ def test_a_session_that_went_another_way_stops_the_copy_and_stays(make_store: Ma
 
 def test_a_copy_that_was_stopped_is_sound_and_goes_on(make_memory: MakeStore) -> None:
     source = make_memory()
-    names = fill(source, seed=3)
-    for limit in range(0, 60, 7):
+    fill(source, seed=3)
+    survived = False
+    for limit in range(0, 10_000, 9):
         left = limit
 
         class Weak(MemoryEngine):
@@ -151,8 +152,11 @@ def test_a_copy_that_was_stopped_is_sound_and_goes_on(make_memory: MakeStore) ->
                 return super().write(write)
 
         target = Store(Weak())
-        with pytest.raises(KeyboardInterrupt):
+        try:
             copy(source, target)
+            survived = True
+        except KeyboardInterrupt:
+            pass
         assert gc.plan(target, grace_ms=0).report.outcome is not gc.Outcome.REFUSED
         for info in target.sessions():
             name = info.meta.session
@@ -166,7 +170,9 @@ def test_a_copy_that_was_stopped_is_sound_and_goes_on(make_memory: MakeStore) ->
         left = -1
         copy(source, target)
         assert rows_of(target) == rows_of(source)
-    assert names
+        if survived:
+            break
+    assert limit > 18
 
 
 def test_nodes_that_are_newer_than_the_head_that_was_copied_do_not_come_along(

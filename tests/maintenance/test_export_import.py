@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from casstore import UNFENCED, Commit, Digest, Store
+from casstore import UNFENCED, Commit, Digest, Link, NodeDraft, Store
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import TABLES, Write, WriteResult
 from casstore.errors import (
@@ -22,7 +22,7 @@ from casstore.errors import (
     TargetExistsError,
 )
 from casstore.maintenance import gc
-from casstore.maintenance.exporting import export_session, have_of, read_have, write_have
+from casstore.maintenance.exporting import Have, export_session, have_of, read_have, write_have
 from casstore.maintenance.importing import ImportOutcome, import_session
 from casstore.maintenance.progress import Step
 from casstore.maintenance.verification import verify_bundle
@@ -105,7 +105,7 @@ def test_a_turn_is_not_done_again_after_the_move(make_store: MakeStore, file: Pa
     export_session(source, "s", file)
     import_session(target, file)
     image = Digest.of_blob(sessions.noise("image", 150_000))
-    shown = sessions.NodeDraft("another id", {"image": sessions.Link(image), "text": "€" * 90_000})
+    shown = NodeDraft("another id", {"image": Link(image), "text": "€" * 90_000})
     change = Commit(
         append=[shown], lease=UNFENCED, turn="t2", label="shown", attachments=[image.hex(), "away"]
     )
@@ -262,7 +262,7 @@ def test_a_thin_file_holds_only_what_the_other_lacks(
     sessions.step(source, "s", sessions.message("new", sessions.LONG_TEXT + "and more"))
     write_have(target, tmp_path / "have", "s")
     assert read_have(tmp_path / "have") == have_of(target, "s")
-    ways = [have_of(target), tmp_path / "have", target.engine.missing]
+    ways: list[Have] = [have_of(target), tmp_path / "have", target.engine.missing]
     for have in ways:
         thin = export_session(source, "s", file, replace=True, have=have)
         assert thin.thin
