@@ -99,6 +99,21 @@ def test_an_imported_session_goes_on_like_the_one_that_it_was_made_of(
         assert target.session(name).node("later") == source.session(name).node("later")
 
 
+def test_a_session_imported_after_a_rewind_keeps_what_it_went_back_from(
+    make_store: MakeStore, file: Path
+) -> None:
+    """The head shares its lineage with a revision that went further: a commit must not."""
+    source, target = make_store(), make_store()
+    sessions.step(source, "s", sessions.message("a"))
+    sessions.step(source, "s", sessions.message("b"), sessions.message("c"))
+    source.session("s").rewind(1, lease=UNFENCED)
+    export_session(source, "s", file)
+    import_session(target, file)
+    sessions.step(target, "s", sessions.message("d"), sessions.message("b"))
+    assert [node.id for node in target.session("s").nodes()] == ["a", "d", "b"]
+    assert list(target.session("s").nodes(at=2)) == list(source.session("s").nodes(at=2))
+
+
 def test_a_turn_is_not_done_again_after_the_move(make_store: MakeStore, file: Path) -> None:
     source, target = make_store(), make_store()
     sessions.fill(source)
