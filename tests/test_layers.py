@@ -38,6 +38,8 @@ DOORS = {
     "pyfastcdc": ("casstore.format.chunking",),
     "zstandard": ("casstore.engine.lmdb.compression",),
     "lmdb": ("casstore.engine.lmdb",),
+    "click": ("casstore.cli",),
+    "rich": ("casstore.cli",),
     "pytest": ("casstore.testing",),
     "hypothesis": ("casstore.testing",),
 }

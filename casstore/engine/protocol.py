@@ -400,3 +400,12 @@ class Packing(Protocol):
     def pack(self, progress: Callable[[PackReport], None] | None = None) -> PackReport:
         """Lay out anew what is scattered, and drop what lost its name; in short steps."""
         ...
+
+
+@runtime_checkable
+class Listing(Protocol):
+    """An engine that can say which digests there are."""
+
+    def digests(self, first: bytes, last: bytes, *, limit: int) -> list[bytes]:
+        """At most ``limit`` digests of stored objects from ``first`` to ``last``, in order."""
+        ...
