@@ -282,10 +282,13 @@ class Store:
         parent: str | None = None,
         cause: Any = None,
         extra: Any = None,
+        subjects: Sequence[str] = (),
+        ttl_ms: int | None = None,
     ) -> SessionMeta:
         """Write down what is known of a session, unless something is: then that is returned.
 
-        A session needs no creating before the first commit.
+        A session needs no creating before the first commit. ``subjects`` say whom it is
+        about; they are added also to a session that is there. With ``ttl_ms`` it expires.
         """
         from casstore.session import catalogue
 
@@ -298,6 +301,8 @@ class Store:
             parent=parent,
             cause=cause,
             extra=extra,
+            about=subjects,
+            ttl_ms=ttl_ms,
         )
 
     def sessions(
@@ -324,15 +329,23 @@ class Store:
         *,
         at: int | str | Entry | None = None,
         node: str | None = None,
+        subjects: Sequence[str] | None = None,
     ) -> Head:
         """Make a new session that stands where another does, or did ``at`` a revision.
 
-        With ``node`` the fork ends in that node and has only the path to it. One row is
-        written, whatever the session's length; afterwards the two go their own ways.
+        With ``node`` the fork ends in that node and has only the path to it. It is about
+        whom the source is about, or about the ``subjects`` given. Whatever the session's
+        length, one row is written; afterwards the two go their own ways.
         """
         from casstore.session import forks
 
-        return forks.fork(self._runtime, source, target, at, node)
+        return forks.fork(self._runtime, source, target, at, node, subjects)
+
+    def sessions_about(self, subject: str) -> Iterator[str]:
+        """The ids of the sessions about somebody, found without looking at others."""
+        from casstore.session import subjects
+
+        return subjects.sessions_of(self._runtime, subject)
 
     def compare(
         self,

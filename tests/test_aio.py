@@ -161,6 +161,7 @@ def calls(digest: Digest) -> dict[str, Callable[[AsyncStore], Any]]:
         "session": lambda store: store.session("s"),
         "create_session": lambda store: store.create_session("s"),
         "sessions": lambda store: store.sessions(),
+        "sessions_about": lambda store: store.sessions_about("anna"),
         "delete_session": lambda store: store.delete_session("s"),
         "fork": lambda store: store.fork("s", "t"),
         "compare": lambda store: store.compare(digest, digest),

@@ -123,6 +123,7 @@ def test_a_session_lives_through_everything_there_is(tmp_path: Path) -> None:
             await move_and_label(session)
             await fork_and_compare(store, session)
             await keep(store, (await session.entry()).manifest)
+            await let_it_stay(store, session)
 
             infos = await collected(store.sessions())
             assert [info.meta.session for info in infos] == ["alpha", "beta"]
@@ -132,6 +133,23 @@ def test_a_session_lives_through_everything_there_is(tmp_path: Path) -> None:
                 await session.head()
 
     run(main())
+
+
+async def let_it_stay(store: AsyncStore, session: AsyncSession) -> None:
+    assert await session.add_subjects(["anna", "berta"]) == ("anna", "berta")
+    assert await session.remove_subjects(["berta"]) == ("anna",) == await session.subjects()
+    await store.create_session("about", subjects=["anna"], ttl_ms=MINUTE_MS)
+    assert await collected(store.sessions_about("anna")) == ["about", session.id]
+    assert await store.session("about").expires_at_ms() is not None
+    assert await session.expires_at_ms() is None
+    assert await session.expire_in(MINUTE_MS) == await session.expires_at_ms()
+    await store.fork(session.id, "fork about nobody", subjects=[])
+    assert await store.session("fork about nobody").subjects() == ()
+    protection = await session.protect(by="run", ttl_ms=MINUTE_MS)
+    assert await session.protections() == [protection]
+    assert await session.unprotect("run") == 1
+    assert await store.delete_session("about")
+    assert await store.delete_session("fork about nobody")
 
 
 async def step_with_queue_and_attachment(session: AsyncSession, lease: casstore.Lease) -> None:
@@ -799,9 +817,10 @@ def test_a_session_of_a_closed_store_refuses_every_call(tmp_path: Path) -> None:
             nodes = await session.nodes()
         known: dict[str, Any] = {
             "after": 0, "attachment_id": "a", "attachment_ids": ["a"], "batch_id": "b",
-            "batch_ids": ["b"], "change": step("b"), "claim": claim, "content": b"", "items": [1],
-            "lease": lease, "name": "n", "node_id": "a", "node_ids": ["a"], "older_than_ms": 0,
-            "owner": "worker", "to": 1, "ttl_ms": MINUTE_MS,
+            "batch_ids": ["b"], "by": "run", "change": step("b"), "claim": claim, "content": b"",
+            "items": [1], "lease": lease, "name": "n", "names": ["anna"], "node_id": "a",
+            "node_ids": ["a"], "older_than_ms": 0, "owner": "worker", "to": 1,
+            "ttl_ms": MINUTE_MS,
         }  # fmt: skip
         for face in (session, session.queue, session.attachments):
             for name in methods(type(face)):

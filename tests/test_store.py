@@ -114,6 +114,7 @@ CALLS: dict[str, Callable[[Store, Digest], object]] = {
     "pins": lambda store, digest: list(store.pins()),
     "session": lambda store, digest: store.session("s").head(),
     "sessions": lambda store, digest: list(store.sessions()),
+    "sessions_about": lambda store, digest: list(store.sessions_about("anna")),
     "tag": lambda store, digest: store.tag("t", digest),
     "unpin": lambda store, digest: store.unpin("p"),
     "engine": lambda store, digest: store.engine,

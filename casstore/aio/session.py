@@ -20,6 +20,7 @@ from casstore.session.data import (
     Hidden,
     Lease,
     Node,
+    Protection,
     SessionInfo,
     SessionMeta,
     Usage,
@@ -213,6 +214,42 @@ class AsyncSession:
             return head if head is not None and head.revision > after else None
 
         return await self._changes.until(moved, timeout_s)
+
+    # --- how long it stays ----------------------------------------------------------------
+
+    async def subjects(self) -> tuple[str, ...]:
+        """As ``Session.subjects``."""
+        return await self._run(self._session.subjects)
+
+    async def add_subjects(self, names: Sequence[str]) -> tuple[str, ...]:
+        """As ``Session.add_subjects``."""
+        return await self._run(self._session.add_subjects, names)
+
+    async def remove_subjects(self, names: Sequence[str]) -> tuple[str, ...]:
+        """As ``Session.remove_subjects``."""
+        return await self._run(self._session.remove_subjects, names)
+
+    async def expires_at_ms(self) -> int | None:
+        """As ``Session.expires_at_ms``."""
+        return await self._run(self._session.expires_at_ms)
+
+    async def expire_in(self, ttl_ms: int | None) -> int | None:
+        """As ``Session.expire_in``."""
+        return await self._run(self._session.expire_in, ttl_ms)
+
+    async def protect(
+        self, at: At = None, *, by: str, ttl_ms: int | None = None, note: str | None = None
+    ) -> Protection:
+        """As ``Session.protect``."""
+        return await self._run(self._session.protect, at, by=by, ttl_ms=ttl_ms, note=note)
+
+    async def unprotect(self, by: str, revision: int | None = None) -> int:
+        """As ``Session.unprotect``."""
+        return await self._run(self._session.unprotect, by, revision)
+
+    async def protections(self, *, lapsed: bool = False) -> list[Protection]:
+        """As ``Session.protections``."""
+        return await self._run(self._session.protections, lapsed=lapsed)
 
     # --- leases -------------------------------------------------------------------------
 

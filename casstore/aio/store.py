@@ -199,6 +199,8 @@ class AsyncStore:
         parent: str | None = None,
         cause: Any = None,
         extra: Any = None,
+        subjects: Sequence[str] = (),
+        ttl_ms: int | None = None,
     ) -> SessionMeta:
         """As ``Store.create_session``."""
         return await self._run(
@@ -210,6 +212,8 @@ class AsyncStore:
             parent=parent,
             cause=cause,
             extra=extra,
+            subjects=subjects,
+            ttl_ms=ttl_ms,
         )
 
     def sessions(
@@ -231,9 +235,14 @@ class AsyncStore:
         *,
         at: int | str | Entry | None = None,
         node: str | None = None,
+        subjects: Sequence[str] | None = None,
     ) -> Head:
         """As ``Store.fork``."""
-        return await self._run(self.sync.fork, source, target, at=at, node=node)
+        return await self._run(self.sync.fork, source, target, at=at, node=node, subjects=subjects)
+
+    def sessions_about(self, subject: str) -> AsyncIterator[str]:
+        """As ``Store.sessions_about``: ``async for name in store.sessions_about("anna")``."""
+        return iterate(self._run, partial(self.sync.sessions_about, subject))
 
     async def compare(
         self,

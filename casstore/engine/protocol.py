@@ -26,6 +26,7 @@ TABLES: Final = (
     "queue",
     "receipts",
     "records",
+    "retention",
     "sessions",
     "tombstones",
     "usage",

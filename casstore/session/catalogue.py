@@ -9,8 +9,8 @@ led to a new session by it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 from casstore.engine.protocol import (
     Condition,
@@ -29,7 +29,7 @@ from casstore.errors import (
     SessionNotFoundError,
 )
 from casstore.format import canonical
-from casstore.session import attachments, keys
+from casstore.session import attachments, expiry, keys, marks, subjects
 from casstore.session.arguments import check_count, check_text
 from casstore.session.data import SessionInfo, SessionMeta
 from casstore.session.heads import HeadRow, decode_head, head_key
@@ -47,15 +47,30 @@ _OWN_TABLES: Final = ("attachments", "history", "leases", "queue", "receipts")
 _FIELDS: Final = ("name", "model", "cwd", "parent", "cause", "extra")
 
 
-def create(runtime: Runtime, session: str, **given: Any) -> SessionMeta:
-    """Write a session's meta down unless it has some; what it has is returned as it is."""
+def create(
+    runtime: Runtime,
+    session: str,
+    *,
+    about: Sequence[str] = (),
+    ttl_ms: int | None = None,
+    **given: Any,
+) -> SessionMeta:
+    """Write a session's meta down unless it has some; what it has is returned as it is.
+
+    It becomes about the subjects in ``about`` in either case: nobody who names them wants
+    the session not to be found by them.
+    """
     key = keys.session_key(session)
     name = given.pop("name")
+    wanted_subjects = subjects.checked(about)
+    expires = [] if ttl_ms is None else [expiry.put(key, ttl_ms)]
     asked = SessionMeta(session, session if name is None else name, 0, **given)
     _encode(asked)
     for _ in range(_MAX_ATTEMPTS):
-        head, row = runtime.rows(session, [meta_key(key)])
+        head, row, known_about = runtime.rows(session, [meta_key(key), keys.subjects(key)])
         if row is not None:
+            if wanted_subjects:
+                subjects.change(runtime, session, add=wanted_subjects)
             return _decode(key, row)
         wanted, stamps = asked, [Stamp(0)]
         if head is not None:
@@ -69,9 +84,14 @@ def create(runtime: Runtime, session: str, **given: Any) -> SessionMeta:
             RowIs(*meta_key(key), None),
             RowIs(*head_key(key), head),
         ]
-        put = PutRow(*meta_key(key), _encode(wanted), stamps)
+        changes: list[RowChange] = [PutRow(*meta_key(key), _encode(wanted), stamps), *expires]
+        if wanted_subjects:
+            before = subjects.decode(known_about)
+            conditions.append(RowIs(*keys.subjects(key), known_about))
+            after = subjects.checked((*before, *wanted_subjects))
+            changes += subjects.changes(session, key, before, after)
         try:
-            done = runtime.engine.write(Write(conditions=conditions, rows=[put]))
+            done = runtime.engine.write(Write(conditions=conditions, rows=changes))
         except ConditionFailedError:
             continue
         return wanted if head is not None else wanted._replace(created_at_ms=done.now_ms)
@@ -187,17 +207,46 @@ def _listed(
     if after is not None:
         start = max(start, keys.session_key(after) + b"\0")
     left = -1 if limit is None else limit
+    found = scan_sessions(runtime, start, stop)
+    while left:
+        known = next(found, None)
+        if known is None:
+            return
+        info = _info(runtime, *known)
+        if info.meta.session.startswith(prefix):
+            yield info
+            left -= 1
+
+
+class KnownSession(NamedTuple):
+    """The rows that say that there is a session: at least one of the two."""
+
+    key: bytes
+    head: bytes | None
+    meta: bytes | None
+
+
+def scan_sessions(runtime: Runtime, start: bytes, stop: bytes | None) -> Iterator[KnownSession]:
+    """All sessions whose keys lie between, in order, as their rows are; a page at a time."""
     heads = _Rows(runtime, "heads", start, stop)
     metas = _Rows(runtime, "sessions", start, stop)
-    while left:
+    while True:
         candidates = [rows.key for rows in (heads, metas) if rows.key is not None]
         if not candidates:
             return
         key = min(candidates)
-        info = _info(runtime, key, heads.take(key), metas.take(key))
-        if info.meta.session.startswith(prefix):
-            yield info
-            left -= 1
+        yield KnownSession(key, heads.take(key), metas.take(key))
+
+
+def name_of(known: KnownSession) -> str:
+    """The id of a session, also of one whose key does not hold it."""
+    whole = keys.session_of(known.key)
+    if whole is not None:
+        return whole
+    if known.head is not None:
+        return decode_head(known.head).long_id or ""
+    assert known.meta is not None
+    return _decode(known.key, known.meta).session
 
 
 class _Rows:
@@ -239,47 +288,71 @@ def delete(runtime: Runtime, session: str) -> bool:
         if not there:
             break
         try:
-            runtime.engine.write(
-                Write(
-                    conditions=[
-                        RowIs(*tombstone_key(key), None),
-                        RowIs(*head_key(key), head),
-                        RowIs(*meta_key(key), meta),
-                    ],
-                    rows=[
-                        PutRow(*tombstone_key(key), bytes(_CREATED_BYTES), (Stamp(0),)),
-                        DeleteRow(*head_key(key)),
-                        DeleteRow(*meta_key(key)),
-                        DeleteRow("leases", key),
-                    ],
-                )
-            )
+            bury(runtime, KnownSession(key, head, meta))
         except ConditionFailedError:
             continue
         break
     else:
         raise BusyError(f"session {session!r} kept moving while it was being deleted")
     if there or deleted is not None:
-        _remove_rows(runtime, session, key)
+        clear(runtime, session, key)
     return there
 
 
-def _remove_rows(runtime: Runtime, session: str, key: bytes) -> None:
-    for table in _OWN_TABLES:
-        start = key
-        while True:
-            page = runtime.engine.scan_rows(
-                table, start=start, stop=keys.past(key), limit=_DELETE_BATCH
-            )
-            changes: list[RowChange] = []
-            for row in page:
-                kept = table == "attachments" and attachments.condemned(session, row.value)
-                if not kept:
-                    changes.append(DeleteRow(table, row.key))
-                elif kept != row.value:
-                    changes.append(PutRow(table, row.key, kept))
-            if changes:
-                runtime.engine.write(Write(rows=changes))
-            if len(page) < _DELETE_BATCH:
-                break
-            start = page[-1].key + b"\0"
+def bury(runtime: Runtime, known: KnownSession, conditions: Sequence[Condition] = ()) -> None:
+    """Take a session away if it is still as known; ConditionFailedError if not.
+
+    ``clear`` must follow. Until it is done a row says so, and ``delete``, or whoever
+    finds that row, goes on.
+    """
+    key = known.key
+    runtime.engine.write(
+        Write(
+            conditions=[
+                RowIs(*tombstone_key(key), None),
+                RowIs(*head_key(key), known.head),
+                RowIs(*meta_key(key), known.meta),
+                *conditions,
+            ],
+            rows=[
+                PutRow(*tombstone_key(key), bytes(_CREATED_BYTES), (Stamp(0),)),
+                PutRow(*keys.unfinished(key), name_of(known).encode()),
+                DeleteRow(*head_key(key)),
+                DeleteRow(*meta_key(key)),
+                # The counter in it goes, and so does its id: no lease is given on it again.
+                DeleteRow("leases", key),
+                DeleteRow(*keys.expiry(key)),
+                DeleteRow(*keys.policy(key)),
+                marks.put_removals(),
+            ],
+        )
+    )
+
+
+def clear(runtime: Runtime, session: str, key: bytes) -> None:
+    """Remove what is left of a session that is gone; the subjects last, so that they find it."""
+    changes: list[RowChange] = []
+    for change in _leftovers(runtime, session, key):
+        changes.append(change)
+        if len(changes) >= _DELETE_BATCH:
+            runtime.engine.write(Write(rows=changes))
+            changes = []
+    about, unfinished = runtime.engine.get_rows([keys.subjects(key), keys.unfinished(key)])
+    if about is not None:
+        changes += subjects.changes(session, key, subjects.decode(about), ())
+    if unfinished is not None:
+        changes.append(DeleteRow(*keys.unfinished(key)))
+    if changes:
+        runtime.engine.write(Write(rows=changes))
+
+
+def _leftovers(runtime: Runtime, session: str, key: bytes) -> Iterator[RowChange]:
+    ranges = [(table, key) for table in _OWN_TABLES]
+    ranges += [("retention", keys.protections(key)), ("retention", keys.marks(key))]
+    for table, prefix in ranges:
+        for row in scan(runtime.engine, table, prefix, keys.past(prefix)):
+            kept = table == "attachments" and attachments.condemned(session, row.value)
+            if not kept:
+                yield DeleteRow(table, row.key)
+            elif kept != row.value:
+                yield PutRow(table, row.key, kept)

@@ -368,6 +368,11 @@ def rewind(
         if expected is not None and expected != state.head.revision:
             raise HeadConflictError(session, expected, state.head.revision)
         target = runtime.at(session, to)
+        conditions = [condition, RowIs(*head_key(key), state.row)]
+        if target.row != state.row:
+            # What the head will name must still be reachable when its row is written.
+            place = RowKey("history", keys.history(key, target.head.revision))
+            conditions.append(RowIs(*place, target.row))
         head = state.head._replace(
             revision=state.head.revision + 1,
             manifest=target.head.manifest,
@@ -380,7 +385,7 @@ def rewind(
         try:
             runtime.engine.write(
                 Write(
-                    conditions=[condition, RowIs(*head_key(key), state.row)],
+                    conditions=conditions,
                     rows=move_head(key, state, heads.put_head(key, head, new=False), label),
                 )
             )
@@ -438,23 +443,65 @@ def _replay(
         raise CorruptionError(f"the receipt of turn {change.turn!r} is damaged")
     if row[_INTENT_AT:_REVISION_AT] != spelled.intent:
         raise TurnConflictError(session, str(change.turn))
-    digest = row[_MANIFEST_AT:_NODES_AT]
     try:
-        own, base, first, count = unpack_checked(row[_NODES_AT:])
-        base = None if base is None else Base(*base)
-    except (TypeError, ValueError) as exc:
-        raise CorruptionError(f"the receipt of turn {change.turn!r} is damaged") from exc
-    reader = runtime.reader()
-    manifest = objects.read_manifest(reader, digest)
-    chain = lineage.Chain(runtime.engine, own, base, manifest.next_seq)
-    places = list(chain.places(range(first, first + count)))
-    created = objects.read_headers(reader, [place.digest for place in places])
+        leaf, nodes = _outcome(runtime, row)
+    except CorruptionError:
+        # Its revision may have gone just now, and then the receipt tells all by itself.
+        settled = runtime.rows(session, [receipt_key(key, str(change.turn))])[1]
+        if settled is None or settled == row:
+            raise
+        leaf, nodes = _outcome(runtime, settled)
     if change.release and isinstance(change.lease, Lease):
         leases.release(runtime, session, change.lease)
     return CommitResult(
         int.from_bytes(row[_REVISION_AT:_MANIFEST_AT], "big"),
-        Digest(digest),
-        manifest.leaf_id,
-        tuple([header.id for header in created]),
+        Digest(row[_MANIFEST_AT:_NODES_AT]),
+        leaf,
+        nodes,
         True,
     )
+
+
+def _outcome(runtime: Runtime, row: bytes) -> tuple[str | None, tuple[str, ...]]:
+    """The leaf and the nodes that a receipt tells of, from it or from what it names."""
+    try:
+        told = unpack_checked(row[_NODES_AT:])
+        if len(told) == _SETTLED_FIELDS:
+            return told[0], tuple(told[1])
+        own, base, first, count = told
+        base = None if base is None else Base(*base)
+    except (TypeError, ValueError) as exc:
+        raise CorruptionError("the receipt of a turn is damaged") from exc
+    reader = runtime.reader()
+    manifest = objects.read_manifest(reader, row[_MANIFEST_AT:_NODES_AT])
+    chain = lineage.Chain(runtime.engine, own, base, manifest.next_seq)
+    places = list(chain.places(range(first, first + count)))
+    created = objects.read_headers(reader, [place.digest for place in places])
+    return manifest.leaf_id, tuple([header.id for header in created])
+
+
+# A receipt that outlives its revision tells itself what it needed the revision for:
+#
+#   [leaf, [node id, …], committed_at]
+_SETTLED_FIELDS: Final = 3
+
+
+def settle_receipt(runtime: Runtime, row: bytes, committed_at_ms: int) -> bytes:
+    """The receipt of a turn whose revision is about to go: a replay will still answer."""
+    if row[0] != intent.VERSION or len(row) <= _NODES_AT:
+        raise CorruptionError("the receipt of a turn cannot be read")
+    leaf, nodes = _outcome(runtime, row)
+    return row[:_NODES_AT] + pack_checked([leaf, list(nodes), committed_at_ms])
+
+
+def settled_at_ms(row: bytes) -> int | None:
+    """When the turn of a settled receipt was committed; None: its revision is there to ask."""
+    if row[0] != intent.VERSION or len(row) <= _NODES_AT:
+        raise CorruptionError("the receipt of a turn cannot be read")
+    told = unpack_checked(row[_NODES_AT:])
+    return int(told[2]) if len(told) == _SETTLED_FIELDS else None
+
+
+def receipt_revision(row: bytes) -> int:
+    """The revision that a turn was committed as."""
+    return int.from_bytes(row[_REVISION_AT:_MANIFEST_AT], "big")

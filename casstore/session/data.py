@@ -264,3 +264,14 @@ class Pin(NamedTuple):
     created_at_ms: int
     expires_at_ms: int | None
     note: str | None
+
+
+class Protection(NamedTuple):
+    """A revision that must stay for somebody, for a time or (None) for good."""
+
+    session: str
+    revision: int
+    by: str
+    created_at_ms: int
+    until_ms: int | None
+    note: str | None

@@ -7,6 +7,7 @@ its rows away, never what the fork reaches.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from casstore.engine.protocol import Condition, RowChange, RowIs, RowKey, Write
@@ -21,7 +22,7 @@ from casstore.format.digest import Digest
 from casstore.format.manifest import NOTHING, Manifest
 from casstore.objects import graph as objects
 from casstore.objects.pieces import PieceWriter
-from casstore.session import heads, keys, lineage
+from casstore.session import heads, keys, lineage, marks, subjects
 from casstore.session.data import Head, Origin
 from casstore.session.heads import Base, HeadRow, head_key, put_head
 from casstore.session.loading import At, head_of
@@ -31,10 +32,22 @@ from casstore.session.state import Runtime, State, meta_key, tombstone_key
 _MAX_ATTEMPTS: Final = 64
 
 
-def fork(runtime: Runtime, source: str, target: str, at: At, node: str | None) -> Head:
-    """Make ``target`` a session that stands where ``source`` does, or did."""
+def fork(
+    runtime: Runtime,
+    source: str,
+    target: str,
+    at: At,
+    node: str | None,
+    about: Sequence[str] | None = None,
+) -> Head:
+    """Make ``target`` a session that stands where ``source`` does, or did.
+
+    It is about whom ``source`` is about, or about those in ``about``.
+    """
     key, target_key = keys.session_key(source), keys.session_key(target)
+    told = None if about is None else subjects.checked(about)
     for _ in range(_MAX_ATTEMPTS):
+        about_row = runtime.rows(source, [keys.subjects(key)])[1]
         current = runtime.get(source)
         state = current if at is None else runtime.at(source, at)
         writer = PieceWriter()
@@ -57,10 +70,19 @@ def fork(runtime: Runtime, source: str, target: str, at: At, node: str | None) -
             RowIs(*head_key(target_key), None),
             RowIs(*meta_key(target_key), None),
             RowIs(*tombstone_key(target_key), None),
-            # What the fork shares must still be reachable when its row is written.
+            # What the fork shares must still be reachable when its row is written, and not by
+            # a row that a deleted session has yet to lose.
             RowIs(*_where(key, current, state), state.row),
+            RowIs(*tombstone_key(key), None),
         ]
         changes: list[RowChange] = [put_head(target_key, head, new=True)]
+        if told is None:
+            conditions.append(RowIs(*keys.subjects(key), about_row))
+        taken = subjects.decode(about_row) if told is None else told
+        if taken:
+            changes += subjects.changes(target, target_key, (), taken)
+        if state.row != current.row:
+            changes.append(marks.put_mark(key, state.head.revision))
         try:
             done = runtime.engine.write(Write(writer.objects, conditions, changes))
         except ConditionFailedError as exc:

@@ -16,7 +16,7 @@ from casstore.errors import (
     BusyError,
     ConditionFailedError,
 )
-from casstore.session import keys
+from casstore.session import keys, marks
 from casstore.session.arguments import check_count
 from casstore.session.commit import put_label
 from casstore.session.data import Entry
@@ -97,11 +97,14 @@ def put(runtime: Runtime, session: str, name: str, at: At) -> Entry:
         row = keys.history(key, revision)
         current = runtime.rows(session)[0] == state.row
         place = head_key(key) if current else RowKey("history", row)
+        changes = [put_label(key, name, revision)]
+        if not current:
+            changes.append(marks.put_mark(key, revision))
         try:
             runtime.engine.write(
                 Write(
                     conditions=[RowIs(*place, state.row), RowIs(*tombstone_key(key), None)],
-                    rows=[put_label(key, name, revision)],
+                    rows=changes,
                 )
             )
         except ConditionFailedError:

@@ -159,3 +159,111 @@ def queue_source(key: bytes, source_key: str) -> RowKey:
 def queue_id(key: bytes, batch_id: str) -> RowKey:
     """The row that finds a batch by its id."""
     return RowKey("queue", key + _QUEUE_ID + part(batch_id, "a batch id"))
+
+
+# --- how long things stay: the table "retention" --------------------------------------------
+
+_POLICY_DEFAULT: Final = b"\x00"
+_POLICY: Final = b"\x01"
+_EXPIRY: Final = b"\x02"
+_PROTECTION: Final = b"\x03"
+_MARK: Final = b"\x04"
+_PIN_MARK: Final = b"\x05"
+_UNFINISHED: Final = b"\x06"
+_REMOVALS: Final = b"\x07"
+_SUBJECTS: Final = b"\x08"
+_SUBJECT: Final = b"\x09"
+_REVISION_BYTES: Final = 8
+
+
+def policy(key: bytes | None) -> RowKey:
+    """The row of a session's retention policy; None: of the default."""
+    return RowKey("retention", _POLICY_DEFAULT if key is None else _POLICY + key)
+
+
+def expiry(key: bytes) -> RowKey:
+    """The row that says when a session expires."""
+    return RowKey("retention", _EXPIRY + key)
+
+
+def protections(key: bytes) -> bytes:
+    """What the keys of a session's protections start with."""
+    return _PROTECTION + key
+
+
+def protection(key: bytes, revision: int, by: str) -> RowKey:
+    """The row by which somebody protects a revision."""
+    named = revision.to_bytes(_REVISION_BYTES, "big") + part(by, "a protector")
+    return RowKey("retention", _PROTECTION + key + named)
+
+
+def protected_revision(protection_key: bytes) -> int:
+    """The revision that a protection is about, from its key."""
+    named = after_session(protection_key[len(_PROTECTION) :])
+    return int.from_bytes(named[:_REVISION_BYTES], "big")
+
+
+def marks(key: bytes) -> bytes:
+    """What the keys of a session's marks start with."""
+    return _MARK + key
+
+
+def mark(key: bytes, revision: int) -> RowKey:
+    """The row that tells that a revision came to be used; revision 0: the session."""
+    return RowKey("retention", _MARK + key + revision.to_bytes(_REVISION_BYTES, "big"))
+
+
+def pin_mark(digest: bytes) -> RowKey:
+    """The row that tells that an object was pinned."""
+    return RowKey("retention", _PIN_MARK + digest)
+
+
+def all_marks() -> tuple[bytes, bytes]:
+    """From the first mark of any kind to behind the last."""
+    return _MARK, _UNFINISHED
+
+
+def all_protections() -> tuple[bytes, bytes]:
+    """From the first protection of any session to behind the last."""
+    return _PROTECTION, _MARK
+
+
+def unfinished(key: bytes) -> RowKey:
+    """The row that stands while a deleted session still has rows."""
+    return RowKey("retention", _UNFINISHED + key)
+
+
+def all_unfinished() -> tuple[bytes, bytes]:
+    """From the first unfinished deletion to behind the last."""
+    return _UNFINISHED, _REMOVALS
+
+
+def removals() -> RowKey:
+    """The row that changes whenever a row of the heads or the history goes away."""
+    return RowKey("retention", _REMOVALS)
+
+
+def subjects(key: bytes) -> RowKey:
+    """The row that says whom a session is about."""
+    return RowKey("retention", _SUBJECTS + key)
+
+
+def subject(about: str) -> bytes:
+    """What the keys of all sessions about somebody start with."""
+    return _SUBJECT + _fit(id_bytes(about, "a subject"), _SESSION_BYTES) + _END
+
+
+def subject_session(about: str, key: bytes) -> RowKey:
+    """The row that finds a session by whom it is about."""
+    return RowKey("retention", subject(about) + key)
+
+
+def past_lineage(lineage: bytes) -> bytes:
+    """The first key behind all rows of a lineage."""
+    return lineage + b"\xff"
+
+
+def owner_of(key: bytes) -> str | None:
+    """The session that a row belongs to, from its key; None if the key does not hold the id."""
+    rest = after_session(key)
+    return session_of(key[: len(key) - len(rest)])

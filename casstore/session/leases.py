@@ -239,3 +239,10 @@ def lost(session: str, row: bytes | None, lease: Lease) -> LeaseLostError:
     if row is None or not row.startswith(_prefix(lease)):
         return LeaseLostError(session, "it is not the current one")
     return LeaseLostError(session, "its time is up, or it was released")
+
+
+def free(key: bytes, row: bytes | None) -> Condition:
+    """The condition that nobody holds the lease whose row this is."""
+    if row is None:
+        return RowIs("leases", key, None)
+    return RowLapsed("leases", key, row, _EXPIRES_AT)

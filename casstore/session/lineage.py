@@ -178,7 +178,7 @@ class Chain:
                 raise CorruptionError(f"lineage {lineage.hex()} goes on from itself")
             seen.add(lineage)
             found = self._engine.get_rows([RowKey("nodes", keys.lineage_row(lineage))])[0]
-            base = None if found is None else _decode_base(found)
+            base = None if found is None else decode_base(found)
 
     # --- by id --------------------------------------------------------------------------
 
@@ -279,7 +279,8 @@ class Chain:
             yield Place(seq, page.digest(seq))
 
 
-def _decode_base(data: bytes) -> Base:
+def decode_base(data: bytes) -> Base:
+    """Read what a lineage goes on from; CorruptionError if that cannot be."""
     try:
         lineage, limit, path = unpack_checked(data)
     except (TypeError, ValueError, InvalidInputError) as exc:

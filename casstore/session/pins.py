@@ -28,13 +28,13 @@ from casstore.errors import (
 )
 from casstore.format.canonical import pack_checked, unpack_checked
 from casstore.format.digest import Digest
-from casstore.session import keys
+from casstore.session import keys, marks
 from casstore.session.arguments import check_text
 from casstore.session.data import Pin
 from casstore.session.scanning import scan
 from casstore.session.state import Runtime
 
-_EXPIRES_AT: Final = 0
+EXPIRES_AT: Final = 0
 _CREATED_AT: Final = 8
 _DIGEST: Final = 16
 _DETAILS: Final = 48
@@ -61,7 +61,7 @@ def put(
     value = bytes(_DIGEST) + target + pack_checked([name, note, is_tag])
     stamps = [Stamp(_CREATED_AT)]
     if ttl_ms is not None:
-        stamps.append(Stamp(_EXPIRES_AT, ttl_ms))
+        stamps.append(Stamp(EXPIRES_AT, ttl_ms))
     for _ in range(_MAX_ATTEMPTS):
         row = runtime.engine.get_rows([place])[0]
         if row is not None and not move:
@@ -72,7 +72,10 @@ def put(
         conditions: list[Condition] = [RowIs(*place, row), ObjectsExist((target,))]
         try:
             done = runtime.engine.write(
-                Write(conditions=conditions, rows=[PutRow(*place, value, stamps)])
+                Write(
+                    conditions=conditions,
+                    rows=[PutRow(*place, value, stamps), marks.put_pin_mark(target)],
+                )
             )
         except ConditionFailedError:
             continue
@@ -133,9 +136,14 @@ def _decode(row: bytes) -> tuple[Pin, bool]:
     """A pin, and whether it is a tag."""
     try:
         name, note, is_tag = unpack_checked(row[_DETAILS:])
-        expires_at_ms = int.from_bytes(row[_EXPIRES_AT:_CREATED_AT], "big")
+        expires_at_ms = int.from_bytes(row[EXPIRES_AT:_CREATED_AT], "big")
         created_at_ms = int.from_bytes(row[_CREATED_AT:_DIGEST], "big")
         digest = Digest(row[_DIGEST:_DETAILS])
         return Pin(name, digest, created_at_ms, expires_at_ms or None, note), is_tag
     except (TypeError, ValueError) as exc:
         raise CorruptionError("a pin is damaged") from exc
+
+
+def decode(row: bytes) -> Pin:
+    """A pin as its row holds it, whether or not its time is up."""
+    return _decode(row)[0]

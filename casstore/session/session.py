@@ -13,10 +13,13 @@ from typing import Any, Literal
 from casstore.session import (
     catalogue,
     commit,
+    expiry,
     history,
     keys,
     leases,
     loading,
+    protection,
+    subjects,
     tombstones,
     watching,
 )
@@ -32,6 +35,7 @@ from casstore.session.data import (
     Hidden,
     Lease,
     Node,
+    Protection,
     SessionInfo,
     SessionMeta,
     Usage,
@@ -179,6 +183,42 @@ class Session:
     def wait(self, after: int, timeout_s: float | None = None) -> Head | None:
         """Wait until the head is past revision ``after``, whoever moves it; None if time is up."""
         return watching.wait(self._runtime, self.id, after, timeout_s)
+
+    # --- how long it stays ----------------------------------------------------------------
+
+    def subjects(self) -> tuple[str, ...]:
+        """Whom the session is about."""
+        return subjects.find(self._runtime, self.id)
+
+    def add_subjects(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Let it be about these as well; whom it is about then."""
+        return subjects.change(self._runtime, self.id, add=names)
+
+    def remove_subjects(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Let it not be about these any more; whom it is about then."""
+        return subjects.change(self._runtime, self.id, remove=names)
+
+    def expires_at_ms(self) -> int | None:
+        """When retention may take it away; None: never."""
+        return expiry.find(self._runtime, self.id)
+
+    def expire_in(self, ttl_ms: int | None) -> int | None:
+        """Let it expire ``ttl_ms`` from now, whatever was said before; None: never."""
+        return expiry.change(self._runtime, self.id, ttl_ms)
+
+    def protect(
+        self, at: At = None, *, by: str, ttl_ms: int | None = None, note: str | None = None
+    ) -> Protection:
+        """Keep a revision, and the session, from retention: ``by`` will come back to it."""
+        return protection.protect(self._runtime, self.id, at, by=by, ttl_ms=ttl_ms, note=note)
+
+    def unprotect(self, by: str, revision: int | None = None) -> int:
+        """Take away what ``by`` protects, or that of one revision; how many there were."""
+        return protection.unprotect(self._runtime, self.id, by, revision)
+
+    def protections(self, *, lapsed: bool = False) -> list[Protection]:
+        """Who protects what, by revision; those whose time is up only if ``lapsed``."""
+        return protection.list_protections(self._runtime, self.id, lapsed=lapsed)
 
     # --- leases -------------------------------------------------------------------------
 

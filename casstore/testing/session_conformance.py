@@ -49,7 +49,8 @@ Reopen                   ``test_reopen_``, ``test_a_second_handle``  session_reo
 Beyond these: ``test_fault_NN_`` shows that a known fault of earlier systems is absent,
 ``test_history_``, ``test_labels_``, ``test_rewind_`` and ``test_wait_`` are in
 session_history, ``test_fork_`` in session_forks, ``test_compare_``, ``test_tags_`` and
-``test_pins_`` in session_compare, ``test_nodes_`` in session_nodes. session_races has more
+``test_pins_`` in session_compare, ``test_nodes_`` in session_nodes, ``test_subjects_``,
+``test_expiry_`` and ``test_protection_`` in session_lifetimes. session_races has more
 of each promise: somebody else writes right before or after. session_model takes sessions
 through random steps beside a model of plain dictionaries.
 
@@ -80,6 +81,7 @@ pytest.register_assert_rewrite(
     "casstore.testing.session_catalogue",
     "casstore.testing.session_picker",
     "casstore.testing.session_deletion",
+    "casstore.testing.session_lifetimes",
     "casstore.testing.session_races",
     "casstore.testing.session_model",
     "casstore.testing.session_reopen",
@@ -95,6 +97,7 @@ from casstore.testing.session_forks import ForkConformance  # noqa: E402
 from casstore.testing.session_graphs import GraphConformance  # noqa: E402
 from casstore.testing.session_history import HistoryConformance  # noqa: E402
 from casstore.testing.session_leases import LeaseConformance  # noqa: E402
+from casstore.testing.session_lifetimes import LifetimeConformance  # noqa: E402
 from casstore.testing.session_model import ModelConformance  # noqa: E402
 from casstore.testing.session_nodes import NodesConformance  # noqa: E402
 from casstore.testing.session_picker import PickerConformance  # noqa: E402
@@ -119,6 +122,7 @@ class SessionConformance(
     ForkConformance,
     CompareConformance,
     PinConformance,
+    LifetimeConformance,
     CatalogueConformance,
     PickerConformance,
     DeletionConformance,

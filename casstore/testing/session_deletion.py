@@ -76,7 +76,17 @@ CALLS: dict[str, Callable[[Store, Session], object]] = {
     "attachments.uncommitted": lambda _, session: session.attachments.uncommitted(older_than_ms=0),
     "attachments.condemn": lambda _, session: session.attachments.condemn("file"),
     "attachments.forget": lambda _, session: session.attachments.forget("file"),
+    "subjects": lambda _, session: session.subjects(),
+    "add_subjects": lambda _, session: session.add_subjects(["anna"]),
+    "remove_subjects": lambda _, session: session.remove_subjects(["anna"]),
+    "expires_at_ms": lambda _, session: session.expires_at_ms(),
+    "expire_in": lambda _, session: session.expire_in(MINUTE_MS),
+    "never expire": lambda _, session: session.expire_in(None),
+    "protect": lambda _, session: session.protect(by="run"),
+    "unprotect": lambda _, session: session.unprotect("run"),
+    "protections": lambda _, session: session.protections(),
     "create_session": lambda store, _: store.create_session("alpha"),
+    "create_session about": lambda store, _: store.create_session("alpha", subjects=["anna"]),
     "fork from": lambda store, _: store.fork("alpha", "new"),
     "fork to": lambda store, _: store.fork("beta", "alpha"),
     "compare": lambda store, _: store.compare("alpha", "beta"),
@@ -125,6 +135,8 @@ class DeletionConformance(SessionFixtures):
         for table in ("heads", "history", "leases", "queue", "receipts", "sessions"):
             assert after[table] == before[table], table
         assert len(after["tombstones"]) == len(before["tombstones"]) + 1
+        assert [row for row in after["retention"] if b"alpha" in row.key + row.value] == []
+        assert list(store.sessions_about("anna")) == []
 
     def test_factory_deleting_amid_writers_leaves_nothing_behind(
         self, store: Store, session: Session

@@ -118,6 +118,9 @@ def fill(session: Session) -> None:
     session.tombstone(["a"])
     enqueue(session, source_key="key", batch_id="batch")
     session.attachments.intend("file", uri="file:///file")
+    session.add_subjects(["anna"])
+    session.expire_in(MINUTE_MS)
+    session.protect(by="run")
     session.release_lease(hold(session))
 
 

@@ -537,6 +537,23 @@ class Model:
         self.sessions[session].labels[name] = number
         return number
 
+    def retain(self, session: str, last: int, *, labelled: bool, pinned: set[int]) -> int:
+        """Forget all but the last revisions and what else must stay; how many went."""
+        one = self.at_hand(session)
+        numbers = sorted(one.revisions, reverse=True)
+        kept = set(numbers[:last]) | set(numbers[:1]) | pinned
+        if labelled:
+            kept |= set(one.labels.values())
+        lease = self.live_lease(one)
+        if lease is not None:
+            before = [n for n in numbers if one.revisions[n].committed_at_ms < lease.claimed_at_ms]
+            kept |= {n for n in numbers if not before or n >= before[0]}
+        gone = [number for number in numbers if number not in kept]
+        for number in gone:
+            del one.revisions[number]
+        one.labels = {name: n for name, n in one.labels.items() if n in one.revisions}
+        return len(gone)
+
     def unlabel(self, session: str, name: str) -> bool:
         """Take a label away."""
         return self.at_hand(session).labels.pop(name, None) is not None

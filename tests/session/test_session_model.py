@@ -38,7 +38,9 @@ from casstore.errors import (
 )
 from casstore.format.canonical import Link
 from casstore.format.digest import Digest
-from casstore.maintenance import gc
+from casstore.maintenance import gc, retention
+from casstore.maintenance.expiring import expire_rows
+from casstore.maintenance.retention import Policy
 from casstore.session.data import (
     LEAF,
     UNFENCED,
@@ -927,6 +929,29 @@ class SessionMachine(RuleBasedStateMachine):
             self.engine.close()
             self.engine = self.open()
         self.handles = self.hold()
+
+    @rule(seed=SEEDS)
+    def forget_history(self, seed: int) -> None:
+        """Let old revisions go, and with them rows that nothing needs any more."""
+        choose = self.chooser(seed)
+        store = self.handle()[1]
+        name = self.any_session(choose)
+        one = self.known(name)
+        if one.exists:
+            pinned = {pin.digest for pin in store.pins()}
+            stays = {n for n in one.revisions if store.session(name).entry(n).manifest in pinned}
+            last, labelled = choose.of((1, 2, 3)), choose.often()
+            plan = retention.plan(
+                store, sessions=[name], policy=Policy(last=last, labelled=labelled)
+            )
+            report = retention.execute(store, plan)
+            gone = self.model.retain(name, last, labelled=labelled, pinned=stays)
+            assert (report.revisions_removed, report.skipped, report.refused) == (gone, (), ())
+        if choose.often():
+            expire_rows(store)
+            for pin in [*self.model.pins]:
+                if not self.model.is_pinned(pin):
+                    self.model.unpin(pin)
 
     @rule()
     def collect_and_pack(self) -> None:

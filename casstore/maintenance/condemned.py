@@ -1,0 +1,67 @@
+"""Bytes kept elsewhere that may be deleted: what condemned attachments name.
+
+The store knows where such bytes are and cannot delete them itself. Deleting a session, or
+condemning an attachment, leaves a row that names them; whoever can, deletes the bytes and
+then says so, and the row goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from casstore.engine.protocol import DeleteRow, RowIs, RowKey, Write
+from casstore.errors import ConditionFailedError, CorruptionError
+from casstore.session import attachments, keys
+from casstore.session.scanning import scan
+from casstore.store import Store
+
+
+class Condemned(NamedTuple):
+    """Bytes elsewhere that no commit may refer to any more."""
+
+    #: The session they belonged to; None if its id was too long to stand in the row's key.
+    session: str | None
+    attachment: str
+    uri: str
+    owner: str | None
+    #: Where the row stands, for ``forget_condemned``.
+    key: bytes
+
+
+def list_condemned(store: Store, *, session: str | None = None) -> Iterator[Condemned]:
+    """All attachments whose bytes are elsewhere and may be deleted, or those of one session.
+
+    Sessions that were deleted included. Reads all rows of attachments.
+    """
+    start = b"" if session is None else keys.session_key(session)
+    stop = None if session is None else keys.past(start)
+    return _listed(store, start, stop)
+
+
+def _listed(store: Store, start: bytes, stop: bytes | None) -> Iterator[Condemned]:
+    for row in scan(store.engine, "attachments", start, stop):
+        try:
+            found = attachments.decode("", row.value)
+        except CorruptionError as exc:
+            raise CorruptionError(
+                f"row {row.key.hex()} of table attachments cannot be read: {exc}"
+            ) from exc
+        if found.state == attachments.CONDEMNED and found.uri is not None:
+            yield Condemned(keys.owner_of(row.key), found.id, found.uri, found.owner, row.key)
+
+
+def forget_condemned(store: Store, condemned: Condemned) -> bool:
+    """Remove the row once the bytes are deleted; False if it is not there any more."""
+    place = RowKey("attachments", condemned.key)
+    row = store.engine.get_rows([place])[0]
+    if row is None:
+        return False
+    found = attachments.decode("", row)
+    if (found.state, found.uri) != (attachments.CONDEMNED, condemned.uri):
+        return False
+    try:
+        store.engine.write(Write(conditions=[RowIs(*place, row)], rows=[DeleteRow(*place)]))
+    except ConditionFailedError:
+        return False
+    return True

@@ -1,0 +1,388 @@
+"""Erasing everything about one subject: its sessions, and what keeps them alive.
+
+What is about a subject is found through the index of subjects (``session.subjects``), and
+through the providers of other layers. Pins on manifests of its sessions go first, then the
+sessions, each with all its rows, the entry in the index last: whatever happens in between,
+planning again finds what is left, and executing that finishes.
+
+Only rows go here. The objects go with gc, and their bytes when the file is compacted. What
+others reach as well stays with them; the plan says what that is, and who they are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from casstore.engine.protocol import DeleteRow, RowIs, RowKey, Write
+from casstore.errors import (
+    BusyError,
+    ConditionFailedError,
+    CorruptionError,
+    InvalidInputError,
+)
+from casstore.format.digest import Digest
+from casstore.maintenance import sharing
+from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.sharing import Root, Shared, Sharer, Sharing
+from casstore.session import attachments, catalogue, keys, pins, queue, subjects
+from casstore.session.catalogue import KnownSession
+from casstore.session.heads import HeadRow, decode_head, head_key
+from casstore.session.scanning import scan
+from casstore.session.state import Runtime, meta_key, tombstone_key
+from casstore.store import Store
+
+SCHEMA: Final = "casstore.erasure/1"
+#: How many shared objects and sharers a plan lists.
+LISTED: Final = 100
+_MAX_ATTEMPTS: Final = 64
+#: What must run after an erasure for the bytes to be gone.
+STILL_TO_RUN: Final = ("gc", "compact")
+
+
+class Provider(Protocol):
+    """Where another layer keeps what is about subjects, beside sessions.
+
+    ``name`` is the same in every process: a saved plan asks for it. ``find`` names what is
+    about a subject, as texts that only the provider needs to understand. ``roots`` gives the
+    digests that those keep alive. ``erase`` removes them, those that are gone already
+    without complaint, and tells how many it removed.
+    """
+
+    @property
+    def name(self) -> str:
+        """What the provider is called."""
+        ...
+
+    def find(self, store: Store, subject: str) -> Sequence[str]:
+        """What there is about a subject."""
+        ...
+
+    def roots(self, store: Store, found: Sequence[str]) -> Iterator[bytes]:
+        """The digests that these keep alive."""
+        ...
+
+    def erase(self, store: Store, subject: str, found: Sequence[str]) -> int:
+        """Remove these; how many there were."""
+        ...
+
+
+class ErasedSession(NamedTuple):
+    """A session that goes, and what goes with it."""
+
+    session: str
+    #: The head and all earlier ones; 0 if only its deletion has to be finished.
+    revisions: int
+    labels: int
+    batches: int
+    attachments: int
+    #: Attachments whose bytes are elsewhere: they stay listed until somebody deletes them.
+    elsewhere: int
+    #: Others that it is about as well; it goes all the same.
+    also_about: tuple[str, ...]
+
+
+class ErasurePlan(NamedTuple):
+    """Everything about one subject, and what others share of it."""
+
+    subject: str
+    planned_at_ms: int
+    sessions: tuple[ErasedSession, ...]
+    #: Tags and pins on manifests of these sessions, with what they name.
+    pins: tuple[tuple[str, str], ...]
+    #: What providers found, by their names.
+    records: dict[str, tuple[str, ...]]
+    sharing: Sharing
+
+    def to_json(self) -> str:
+        """The plan as one document of JSON."""
+        told: dict[str, Any] = {"schema": SCHEMA, **self._asdict()}
+        told["sessions"] = [one._asdict() for one in self.sessions]
+        told["sharing"] = {
+            **self.sharing._asdict(),
+            "largest": [
+                {**one._asdict(), "digest": one.digest.hex()} for one in self.sharing.largest
+            ],
+            "sharers": [one._asdict() for one in self.sharing.sharers],
+        }
+        return json.dumps(told, ensure_ascii=False)
+
+    @staticmethod
+    def from_json(text: str) -> ErasurePlan:
+        """The plan that ``to_json`` has spelled; InvalidInputError if it is anything else."""
+        try:
+            told = json.loads(text)
+            if told.pop("schema") != SCHEMA:
+                raise ValueError(f"an erasure plan has the schema {SCHEMA}")
+            told["sessions"] = tuple(
+                [
+                    ErasedSession(**{**one, "also_about": tuple(one["also_about"])})
+                    for one in told["sessions"]
+                ]
+            )
+            told["pins"] = tuple([(str(name), str(digest)) for name, digest in told["pins"]])
+            told["records"] = {
+                str(name): tuple([str(one) for one in found])
+                for name, found in told["records"].items()
+            }
+            shared = told["sharing"]
+            shared["largest"] = tuple(
+                [
+                    Shared(
+                        **{
+                            **one,
+                            "digest": Digest.from_hex(one["digest"]),
+                            "names": tuple(one["names"]),
+                        }
+                    )
+                    for one in shared["largest"]
+                ]
+            )
+            shared["sharers"] = tuple([Sharer(**one) for one in shared["sharers"]])
+            told["sharing"] = Sharing(**shared)
+            plan = ErasurePlan(**told)
+            for one in plan.sessions:
+                keys.session_key(one.session)
+            keys.id_bytes(plan.subject, "a subject")
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
+            raise InvalidInputError(f"not an erasure plan: {exc}") from exc
+        return plan
+
+
+class ErasureReport(NamedTuple):
+    """What an erasure did."""
+
+    subject: str
+    sessions_deleted: int
+    #: Deleted before, by an earlier try or somebody else; finished now if need be.
+    already_gone: int
+    pins_removed: int
+    records_erased: int
+    #: Sessions in the plan that are not about the subject any more, and stayed.
+    kept: tuple[str, ...]
+    #: Sessions about the subject that were not in the plan: plan again for them.
+    remaining: tuple[str, ...]
+    #: What others reach as well, as it was planned.
+    sharing: Sharing
+    still_to_run: tuple[str, ...]
+
+
+def plan(
+    store: Store,
+    subject: str,
+    *,
+    providers: Sequence[Provider] = (),
+    survey: bool = True,
+    listed: int = LISTED,
+    progress: Progress | None = None,
+) -> ErasurePlan:
+    """Everything about ``subject``, and what of it others reach too.
+
+    Without ``survey`` nothing is said about sharing, which takes a pass over all objects and
+    one for each 200,000 revisions of others. CorruptionError if a row cannot be read.
+    """
+    keys.id_bytes(subject, "a subject")
+    runtime = Runtime(store)
+    now_ms = runtime.engine.now_ms()
+    names = list(subjects.sessions_of(runtime, subject))
+    manifests: set[bytes] = set()
+    roots: set[bytes] = set()
+    found: list[ErasedSession] = []
+    for done, name in enumerate(names):
+        found.append(_session(runtime, subject, name, manifests, roots))
+        if progress is not None:
+            progress(Step("find", done + 1, len(names), "sessions"))
+    named = tuple(
+        [
+            (pin.name, pin.digest.hex())
+            for pin in pins.list_pins(runtime, "", expired=True)
+            if pin.digest in manifests
+        ]
+    )
+    records = {one.name: tuple(one.find(store, subject)) for one in providers}
+    for one in providers:
+        roots.update(one.roots(store, records[one.name]))
+    shared = sharing.NOTHING
+    if survey:
+        mine = {keys.session_key(name) for name in names}
+        others = _others(runtime, mine, {name for name, _ in named}, now_ms)
+        shared = sharing.survey(
+            runtime.engine, manifests | roots, others, listed=listed, progress=progress
+        )
+    return ErasurePlan(subject, now_ms, tuple(found), named, records, shared)
+
+
+def _session(
+    runtime: Runtime, subject: str, name: str, manifests: set[bytes], roots: set[bytes]
+) -> ErasedSession:
+    """What goes with a session; what it keeps alive is added to the sets."""
+    key = keys.session_key(name)
+    head, about = runtime.engine.get_rows([head_key(key), keys.subjects(key)])
+    revisions = labels = batches = bytes_here = elsewhere = 0
+    for row_key, row in _revision_rows(runtime, key, head):
+        decoded = _head(row_key, row)
+        revisions += 1
+        manifests.add(decoded.manifest)
+        if decoded.hidden is not None:
+            roots.add(decoded.hidden)
+    labels = sum(1 for _ in scan(runtime.engine, "history", keys.labels(key), keys.past(key)))
+    for item in scan(runtime.engine, "queue", key, keys.past(key)):
+        digest = queue.items_digest(item.key, item.value)
+        if digest is not None:
+            batches += 1
+            roots.add(digest)
+    for item in scan(runtime.engine, "attachments", key, keys.past(key)):
+        attachment = attachments.decode(name, item.value)
+        bytes_here += 1
+        if attachment.digest is not None:
+            roots.add(bytes(attachment.digest))
+        elsewhere += attachment.uri is not None
+    also = tuple([one for one in subjects.decode(about) if one != subject])
+    return ErasedSession(name, revisions, labels, batches, bytes_here, elsewhere, also)
+
+
+def _revision_rows(
+    runtime: Runtime, key: bytes, head: bytes | None
+) -> Iterator[tuple[RowKey, bytes]]:
+    if head is not None:
+        yield head_key(key), head
+    for row in scan(runtime.engine, "history", keys.history(key, 0), keys.labels(key)):
+        yield RowKey("history", row.key), row.value
+
+
+def _head(place: RowKey, row: bytes) -> HeadRow:
+    try:
+        return decode_head(row)
+    except CorruptionError as exc:
+        raise CorruptionError(
+            f"row {place.key.hex()} of table {place.table} cannot be read: {exc}"
+        ) from exc
+
+
+def _others(runtime: Runtime, mine: set[bytes], my_pins: set[str], now_ms: int) -> Iterator[Root]:
+    """Every digest that a row of somebody else names, and whose row that is."""
+
+    def owner(key: bytes) -> str | None:
+        session_key = key[: len(key) - len(keys.after_session(key))]
+        if session_key in mine:
+            return None
+        name = keys.session_of(session_key)
+        return f"session {name if name is not None else session_key.hex()}"
+
+    for table in ("heads", "history"):
+        for row in scan(runtime.engine, table, b"", None):
+            if table == "history" and keys.is_label(row.key):
+                continue
+            whose = owner(row.key)
+            if whose is not None:
+                head = _head(RowKey(table, row.key), row.value)
+                yield Root(whose, head.manifest)
+                if head.hidden is not None:
+                    yield Root(whose, head.hidden)
+    for row in scan(runtime.engine, "pins", b"", None):
+        digest = pins.kept_digest(row.value, now_ms)
+        name = pins.decode(row.value).name
+        if digest is not None and name not in my_pins:
+            yield Root(f"pin {name}", digest)
+    for row in scan(runtime.engine, "queue", b"", None):
+        digest, whose = queue.items_digest(row.key, row.value), owner(row.key)
+        if digest is not None and whose is not None:
+            yield Root(whose, digest)
+    for row in scan(runtime.engine, "attachments", b"", None):
+        whose = owner(row.key)
+        blob = attachments.decode("", row.value).digest
+        if blob is not None and whose is not None:
+            yield Root(whose, blob)
+
+
+# --- carrying it out ------------------------------------------------------------------------
+
+
+def execute(
+    store: Store,
+    plan: ErasurePlan,
+    *,
+    providers: Sequence[Provider] = (),
+    progress: Progress | None = None,
+) -> ErasureReport:
+    """Erase what is planned. May be stopped at any moment; plan and execute again to finish.
+
+    A session goes whether or not somebody holds its lease or protects it. One that is not
+    about the subject any more stays. InvalidInputError, and nothing is erased, if the plan
+    has records of a provider that is not given.
+    """
+    given: Mapping[str, Provider] = {one.name: one for one in providers}
+    missing = [name for name, found in plan.records.items() if found and name not in given]
+    if missing:
+        raise InvalidInputError(f"the plan has records of {missing[0]!r}: give its provider")
+    runtime = Runtime(store)
+    removed = sum(_unpin(runtime, name, digest) for name, digest in plan.pins)
+    erased = sum(
+        given[name].erase(store, plan.subject, found)
+        for name, found in plan.records.items()
+        if found
+    )
+    deleted = gone = 0
+    kept: list[str] = []
+    for done, one in enumerate(plan.sessions):
+        outcome = _erase(runtime, plan.subject, one.session)
+        if outcome is None:
+            kept.append(one.session)
+        else:
+            deleted += outcome
+            gone += not outcome
+        if progress is not None:
+            progress(Step("erase", done + 1, len(plan.sessions), "sessions"))
+    planned = set(kept)
+    remaining = tuple(
+        [name for name in subjects.sessions_of(runtime, plan.subject) if name not in planned]
+    )
+    return ErasureReport(
+        plan.subject,
+        deleted,
+        gone,
+        removed,
+        erased,
+        tuple(kept),
+        remaining,
+        plan.sharing,
+        STILL_TO_RUN,
+    )
+
+
+def _unpin(runtime: Runtime, name: str, digest: str) -> bool:
+    """Take a pin away if it still names what it did."""
+    place = RowKey("pins", keys.part(name, "a name"))
+    for _ in range(_MAX_ATTEMPTS):
+        row = runtime.engine.get_rows([place])[0]
+        if row is None or pins.decode(row).digest.hex() != digest:
+            return False
+        try:
+            runtime.engine.write(Write(conditions=[RowIs(*place, row)], rows=[DeleteRow(*place)]))
+        except ConditionFailedError:
+            continue
+        return True
+    raise BusyError(f"the pin {name!r} kept changing")
+
+
+def _erase(runtime: Runtime, subject: str, session: str) -> bool | None:
+    """Delete a session if it is about the subject; False: it was gone; None: it stays."""
+    key = keys.session_key(session)
+    for _ in range(_MAX_ATTEMPTS):
+        places = [tombstone_key(key), head_key(key), meta_key(key), keys.subjects(key)]
+        deleted, head, meta, about = runtime.engine.get_rows(places)
+        if deleted is not None or (head is None and meta is None):
+            catalogue.delete(runtime, session)  # finishes what was begun
+            return False
+        if subject not in subjects.decode(about):
+            return None
+        try:
+            catalogue.bury(
+                runtime, KnownSession(key, head, meta), [RowIs(*keys.subjects(key), about)]
+            )
+        except ConditionFailedError:
+            continue
+        catalogue.clear(runtime, session, key)
+        return True
+    raise BusyError(f"session {session!r} kept moving while it was being erased")

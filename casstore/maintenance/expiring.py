@@ -1,0 +1,186 @@
+"""Rows whose time is over: they keep nothing any more and can go.
+
+    pins            those whose time is up
+    protections     those whose time is up
+    marks           older than any plan that could ask for them
+    receipts        older than the caller says; else they stay as long as their session
+    deletions       sessions whose deletion was cut short: what they have left
+    lineages        rows of the node table that no revision needs
+
+Two kinds stay on purpose. The lease of a session counts its holders, and the count must
+never go back, so its row stays as long as the session. The tombstone of a session says
+that its id is used up, for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from casstore.engine.protocol import (
+    MAX_STAMP_MS,
+    Condition,
+    DeleteRow,
+    Row,
+    RowIs,
+    RowKey,
+    RowLapsed,
+    Write,
+)
+from casstore.errors import ConditionFailedError, CorruptionError, InvalidInputError
+from casstore.maintenance.policy import DAY_MS
+from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.retention_execution import MAX_PLAN_AGE_MS
+from casstore.maintenance.unneeded_lineages import sweep_lineages
+from casstore.session import catalogue, commit, keys, marks, pins, protection
+from casstore.session.heads import decode_head, head_key
+from casstore.session.scanning import scan
+from casstore.session.state import Runtime
+from casstore.store import Store
+
+_MARK_AGE_MS: Final = MAX_PLAN_AGE_MS + DAY_MS
+_REPORT_EVERY: Final = 1024
+_DELETE_BATCH: Final = 1024
+
+
+class ExpiredRows(NamedTuple):
+    """How many rows, by kind, were removed."""
+
+    pins: int
+    protections: int
+    marks: int
+    receipts: int
+    #: Sessions whose deletion was finished.
+    deletions: int
+    lineages: int
+    lineage_rows: int
+    #: False: sessions were deleted meanwhile, and lineages may be left for the next time.
+    complete: bool
+
+
+def expire_rows(
+    store: Store,
+    *,
+    receipts_older_than_ms: int | None = None,
+    progress: Progress | None = None,
+) -> ExpiredRows:
+    """Remove rows that keep nothing any more, each if it is still as it was read.
+
+    ``receipts_older_than_ms`` is the age of turns that nobody will repeat any more: repeated
+    after that, they are committed a second time. CorruptionError if a row cannot be read.
+    """
+    if receipts_older_than_ms is not None and (
+        type(receipts_older_than_ms) is not int or not 0 <= receipts_older_than_ms <= MAX_STAMP_MS
+    ):
+        raise InvalidInputError(
+            f"an age of receipts is a time of 0 ms or more, not {receipts_older_than_ms!r}"
+        )
+    runtime = Runtime(store)
+    expiring = _Expiring(runtime, progress)
+    finished = _finish_deletions(runtime)
+    removed_pins = expiring.remove("pins", (b"", None), expiring.pin)
+    removed_protections = expiring.remove("retention", keys.all_protections(), expiring.protection)
+    removed_marks = expiring.remove("retention", keys.all_marks(), expiring.mark)
+    receipts = 0
+    if receipts_older_than_ms is not None:
+        oldest_ms = expiring.now_ms - receipts_older_than_ms
+        receipts = expiring.remove(
+            "receipts", (b"", None), lambda row: expiring.receipt(row, oldest_ms)
+        )
+    swept = sweep_lineages(runtime.engine, progress)
+    return ExpiredRows(removed_pins, removed_protections, removed_marks, receipts, finished, *swept)
+
+
+def _finish_deletions(runtime: Runtime) -> int:
+    finished = 0
+    for row in scan(runtime.engine, "retention", *keys.all_unfinished()):
+        catalogue.delete(runtime, row.value.decode())
+        finished += 1
+    return finished
+
+
+class _Expiring:
+    """Tells rows whose time is up, and removes them one by one."""
+
+    def __init__(self, runtime: Runtime, progress: Progress | None) -> None:
+        self._runtime = runtime
+        self._progress = progress
+        self.now_ms = runtime.engine.now_ms()
+
+    def remove(
+        self,
+        table: str,
+        bounds: tuple[bytes, bytes | None],
+        condition_of: Callable[[Row], Condition | None],
+    ) -> int:
+        """Remove the rows that there is a condition for, under it."""
+        removed = 0
+        waiting: list[tuple[Condition, DeleteRow]] = []
+        for seen, row in enumerate(scan(self._runtime.engine, table, *bounds)):
+            if self._progress is not None and not (seen + 1) % _REPORT_EVERY:
+                self._progress(Step("expire", seen + 1, None, f"rows of {table}"))
+            condition = condition_of(row)
+            if condition is not None:
+                waiting.append((condition, DeleteRow(table, row.key)))
+                if len(waiting) >= _DELETE_BATCH:
+                    removed += self._delete(waiting)
+                    waiting = []
+        return removed + self._delete(waiting)
+
+    def _delete(self, waiting: list[tuple[Condition, DeleteRow]]) -> int:
+        while waiting:
+            conditions = [condition for condition, _ in waiting]
+            rows = [row for _, row in waiting]
+            try:
+                self._runtime.engine.write(Write(conditions=conditions, rows=rows))
+            except ConditionFailedError as exc:
+                # It was given another time, or went, just now.
+                del waiting[exc.index]
+                continue
+            break
+        return len(waiting)
+
+    def pin(self, row: Row) -> Condition | None:
+        """A pin whose time is up."""
+        if pins.kept_digest(row.value, self.now_ms) is not None:
+            return None
+        return RowLapsed("pins", row.key, row.value, pins.EXPIRES_AT)
+
+    def protection(self, row: Row) -> Condition | None:
+        """A protection whose time is up."""
+        if not protection.is_lapsed(protection.decode("", row.key, row.value), self.now_ms):
+            return None
+        return RowLapsed("retention", row.key, row.value, protection.UNTIL)
+
+    def mark(self, row: Row) -> Condition | None:
+        """A mark that no plan will ask for."""
+        if marks.marked_at_ms(row.value) > self.now_ms - _MARK_AGE_MS:
+            return None
+        return RowIs("retention", row.key, row.value)
+
+    def receipt(self, row: Row, oldest_ms: int) -> Condition | None:
+        """A receipt of a turn that nobody repeats any more."""
+        committed_at_ms = commit.settled_at_ms(row.value)
+        if committed_at_ms is None:
+            committed_at_ms = self._committed_at_ms(row)
+        if committed_at_ms is None or committed_at_ms > oldest_ms:
+            return None
+        return RowIs("receipts", row.key, row.value)
+
+    def _committed_at_ms(self, row: Row) -> int | None:
+        """When the revision of a receipt was committed; None if that is not known."""
+        key = row.key[: len(row.key) - len(keys.after_session(row.key))]
+        revision = commit.receipt_revision(row.value)
+        places = [RowKey("history", keys.history(key, revision)), head_key(key)]
+        for place, found in zip(places, self._runtime.engine.get_rows(places), strict=True):
+            if found is None:
+                continue
+            try:
+                head = decode_head(found)
+            except CorruptionError as exc:
+                raise CorruptionError(
+                    f"row {place.key.hex()} of table {place.table} cannot be read: {exc}"
+                ) from exc
+            if head.revision == revision:
+                return head.committed_at_ms
+        return None

@@ -1,0 +1,232 @@
+"""Which revisions a policy keeps, and where policies are kept.
+
+    policy = version (1) ‖ map of the fields that are not the default
+
+A policy says what stays; everything else may go. One stands for the whole store and one
+may stand for each session, in its place. Where there is none, everything stays. Hours, days
+and so on are those of UTC, and in each the newest revision stays, newest by its number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import date
+from typing import Any, Final, NamedTuple
+
+from casstore.engine.protocol import MAX_STAMP_MS, DeleteRow, PutRow, RowChange, RowIs, Write
+from casstore.errors import (
+    ConditionFailedError,
+    CorruptionError,
+    FormatError,
+    InvalidInputError,
+    SessionNotFoundError,
+)
+from casstore.format import canonical
+from casstore.session import keys
+from casstore.session.state import Runtime, meta_key, tombstone_key
+from casstore.store import Store
+
+HOUR_MS: Final = 3_600_000
+DAY_MS: Final = 24 * HOUR_MS
+_VERSION: Final = 1
+# 1970-01-01 by the count of ``date``; it was a Thursday, and weeks begin on Mondays.
+_EPOCH_ORDINAL: Final = 719_163
+_EPOCH_WEEKDAY: Final = 3
+_DAYS_A_WEEK: Final = 7
+
+
+class Policy(NamedTuple):
+    """What stays of a session. The head always does, so does what a policy cannot know of:
+    what is protected, pinned, or needed by the holder of a live lease.
+    """
+
+    #: The newest so many revisions, the head included.
+    last: int = 0
+    #: The newest revision of each of the latest so many hours, days … that have any.
+    hourly: int = 0
+    daily: int = 0
+    weekly: int = 0
+    monthly: int = 0
+    yearly: int = 0
+    #: Everything committed less than this ago.
+    within_ms: int | None = None
+    #: Every revision that has a label.
+    labelled: bool = True
+    #: All revisions: for a session that the default is not for.
+    everything: bool = False
+    #: Take the whole session away once its head is this old; None: never.
+    idle_ms: int | None = None
+
+
+_COUNTS: Final = ("last", "hourly", "daily", "weekly", "monthly", "yearly")
+
+
+def check_policy(policy: Policy) -> None:
+    """Refuse a policy that is none, or that says of nothing that it stays."""
+    if not isinstance(policy, Policy):
+        raise InvalidInputError(f"a policy is a Policy, not {type(policy).__name__}")
+    for name in _COUNTS:
+        number = getattr(policy, name)
+        if type(number) is not int or not 0 <= number < 1 << 32:
+            raise InvalidInputError(f"{name} is a whole number from 0 on, not {number!r}")
+    for name in ("within_ms", "idle_ms"):
+        time = getattr(policy, name)
+        if time is not None and (type(time) is not int or not 0 < time <= MAX_STAMP_MS):
+            raise InvalidInputError(f"{name} is a time of 1 ms or more, or None, not {time!r}")
+    for name in ("labelled", "everything"):
+        if type(getattr(policy, name)) is not bool:
+            raise InvalidInputError(f"{name} is True or False, not {getattr(policy, name)!r}")
+    if not (
+        policy.everything
+        or policy.within_ms is not None
+        or any(getattr(policy, name) for name in _COUNTS)
+    ):
+        raise InvalidInputError(
+            "a policy that keeps nothing is taken for a mistake; last=1 keeps the head alone"
+        )
+
+
+# --- keeping policies -----------------------------------------------------------------------
+
+
+def set_policy(store: Store, policy: Policy | None, session: str | None = None) -> None:
+    """Set the policy of a session, or the default; None takes it away."""
+    if policy is not None:
+        check_policy(policy)
+    key = None if session is None else keys.session_key(session)
+    place = keys.policy(key)
+    change: RowChange = DeleteRow(*place)
+    if policy is not None:
+        change = PutRow(*place, bytes((_VERSION,)) + canonical.encode(policy_fields(policy)))
+    if key is None or session is None:
+        store.engine.write(Write(rows=[change]))
+        return
+    runtime = Runtime(store)
+    head, meta = runtime.rows(session, [meta_key(key)])
+    if head is None and meta is None:
+        raise SessionNotFoundError(session)
+    try:
+        store.engine.write(Write(conditions=[RowIs(*tombstone_key(key), None)], rows=[change]))
+    except ConditionFailedError:
+        runtime.rows(session)  # says that it was deleted
+        raise
+
+
+def find_policy(store: Store, session: str | None = None) -> Policy | None:
+    """The policy set for a session, or the default; None if none is set there."""
+    key = None if session is None else keys.session_key(session)
+    return decode_policy(store.engine.get_rows([keys.policy(key)])[0])
+
+
+def policy_fields(policy: Policy) -> dict[str, Any]:
+    """The fields of a policy that say something."""
+    plain = Policy()
+    return {
+        name: value
+        for name, value in sorted(policy._asdict().items())
+        if value != getattr(plain, name)
+    }
+
+
+def policy_from(fields: Any) -> Policy:
+    """A policy from its fields; refused if one is not known: it might be the one that keeps."""
+    if type(fields) is not dict:
+        raise InvalidInputError(f"a policy is made of a map of fields, not of {fields!r}")
+    strange = [name for name in fields if name not in Policy._fields]
+    if strange:
+        raise InvalidInputError(
+            f"a policy has no {strange[0]!r}; it has {', '.join(Policy._fields)}"
+        )
+    policy = Policy(**fields)
+    check_policy(policy)
+    return policy
+
+
+def decode_policy(row: bytes | None) -> Policy | None:
+    """A policy as its row holds it; one that cannot be read is an error, never none."""
+    if row is None:
+        return None
+    if row[:1] != bytes((_VERSION,)):
+        raise FormatError(
+            f"a retention policy has version {row[:1].hex()}, this release reads {_VERSION}: "
+            "upgrade casstore, or set the policy anew"
+        )
+    try:
+        return policy_from(canonical.decode(row[1:]))
+    except (TypeError, ValueError) as exc:
+        raise CorruptionError(f"a retention policy cannot be read: {exc}") from exc
+
+
+# --- what a policy keeps --------------------------------------------------------------------
+
+
+def _hour(time_ms: int) -> object:
+    return time_ms // HOUR_MS
+
+
+def _day(time_ms: int) -> object:
+    return time_ms // DAY_MS
+
+
+def _week(time_ms: int) -> object:
+    return (time_ms // DAY_MS + _EPOCH_WEEKDAY) // _DAYS_A_WEEK
+
+
+def _date(time_ms: int) -> date:
+    try:
+        return date.fromordinal(_EPOCH_ORDINAL + time_ms // DAY_MS)
+    except (ValueError, OverflowError) as exc:
+        raise CorruptionError(f"a revision was committed at {time_ms} ms, in no year") from exc
+
+
+def _month(time_ms: int) -> object:
+    day = _date(time_ms)
+    return day.year, day.month
+
+
+def _year(time_ms: int) -> object:
+    return _date(time_ms).year
+
+
+_BUCKETS: Final[dict[str, Callable[[int], object]]] = {
+    "hourly": _hour,
+    "daily": _day,
+    "weekly": _week,
+    "monthly": _month,
+    "yearly": _year,
+}
+
+
+class Keeper:
+    """Tells of one revision after the other, newest first, why a policy keeps it."""
+
+    def __init__(self, policy: Policy | None, now_ms: int) -> None:
+        self._policy = policy
+        self._now_ms = now_ms
+        self._count = 0
+        self._seen: dict[str, set[object]] = {name: set() for name in _BUCKETS}
+
+    def reasons(self, committed_at_ms: int, labels: tuple[str, ...]) -> list[str]:
+        """Why the next revision stays; nothing: the policy does not keep it."""
+        policy = self._policy
+        if policy is None:
+            return ["no policy"]
+        found: list[str] = []
+        if policy.everything:
+            found.append("everything")
+        if self._count < policy.last:
+            found.append("last")
+        self._count += 1
+        for name, bucket_of in _BUCKETS.items():
+            wanted = getattr(policy, name)
+            seen = self._seen[name]
+            if len(seen) < wanted:
+                bucket = bucket_of(committed_at_ms)
+                if bucket not in seen:
+                    seen.add(bucket)
+                    found.append(name)
+        if policy.within_ms is not None and committed_at_ms > self._now_ms - policy.within_ms:
+            found.append("within")
+        if policy.labelled:
+            found += [f"labelled {label}" for label in labels]
+        return found

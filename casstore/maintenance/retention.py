@@ -1,0 +1,29 @@
+"""Retention: which revisions, labels and sessions stay, and taking the others away.
+
+    set_policy(store, Policy(last=10, daily=7))     what stays
+    for session in plan(store): ...                 what would go, and why the rest stays
+    execute(store, plan(store))                     and it goes
+
+Only rows go. The space comes back with gc, and then with compacting.
+"""
+
+from __future__ import annotations
+
+from casstore.maintenance.policy import Policy, find_policy, set_policy
+from casstore.maintenance.retention_execution import RetentionReport, Skipped, execute
+from casstore.maintenance.retention_plan import Kept, Plan, Removed, SessionPlan
+from casstore.maintenance.retention_planning import plan
+
+__all__ = [
+    "Kept",
+    "Plan",
+    "Policy",
+    "Removed",
+    "RetentionReport",
+    "SessionPlan",
+    "Skipped",
+    "execute",
+    "find_policy",
+    "plan",
+    "set_policy",
+]

@@ -1,0 +1,342 @@
+"""Carrying a retention plan out: exactly the plan, or less.
+
+Every removal is a write under the conditions that the row is the one that was planned and
+that nobody has labelled, forked, protected or pinned the revision since. What has changed
+stays and is reported. Whatever was done before an interruption is found gone by the next
+try, which goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from casstore.engine.protocol import (
+    Condition,
+    DeleteRow,
+    PutRow,
+    RowChange,
+    RowIs,
+    RowKey,
+    RowLapsed,
+    Write,
+)
+from casstore.errors import (
+    ConditionFailedError,
+    CorruptionError,
+    FormatError,
+    InvalidInputError,
+)
+from casstore.maintenance.policy import DAY_MS, decode_policy
+from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.retention_plan import Plan, Removed, SessionPlan
+from casstore.session import catalogue, expiry, keys, leases, marks
+from casstore.session.catalogue import KnownSession
+from casstore.session.commit import receipt_key, settle_receipt
+from casstore.session.heads import HeadRow, decode_head, head_key
+from casstore.session.state import Runtime, meta_key, tombstone_key
+from casstore.store import Store
+
+#: How old a plan may be. Marks are kept longer than that, so it can trust them.
+MAX_PLAN_AGE_MS: Final = 7 * DAY_MS
+#: How many single cases a report lists; it counts all.
+LISTED: Final = 1000
+_BATCH: Final = 256
+_MAX_ATTEMPTS: Final = 16
+
+
+class Skipped(NamedTuple):
+    """What was planned to go and stayed; revision None: the session as a whole."""
+
+    session: str
+    revision: int | None
+    why: str
+
+
+class RetentionReport(NamedTuple):
+    """What carrying out a plan did."""
+
+    sessions: int
+    sessions_deleted: int
+    revisions_removed: int
+    labels_removed: int
+    #: Planned, and not there any more: somebody else, or an earlier try, was first.
+    already_gone: int
+    skipped_count: int
+    #: The first of them.
+    skipped: tuple[Skipped, ...]
+    #: Sessions of which the plan itself said that they cannot be decided about.
+    refused_count: int
+    refused: tuple[Skipped, ...]
+
+
+class _Tally:
+    """Counts, and lists what is worth it up to a limit."""
+
+    def __init__(self) -> None:
+        self.sessions = self.deleted = self.revisions = self.labels = self.gone = 0
+        self.skipped_count = self.refused_count = 0
+        self.skipped: list[Skipped] = []
+        self.refused: list[Skipped] = []
+
+    def skip(self, session: str, revision: int | None, why: str) -> None:
+        """Something stays."""
+        self.skipped_count += 1
+        if len(self.skipped) < LISTED:
+            self.skipped.append(Skipped(session, revision, why))
+
+    def refuse(self, session: str, why: str) -> None:
+        """A session was not decided about."""
+        self.refused_count += 1
+        if len(self.refused) < LISTED:
+            self.refused.append(Skipped(session, None, why))
+
+    def report(self) -> RetentionReport:
+        """All of it."""
+        return RetentionReport(
+            self.sessions,
+            self.deleted,
+            self.revisions,
+            self.labels,
+            self.gone,
+            self.skipped_count,
+            tuple(self.skipped),
+            self.refused_count,
+            tuple(self.refused),
+        )
+
+
+def execute(store: Store, plan: Plan, *, progress: Progress | None = None) -> RetentionReport:
+    """Remove what a plan says goes, as far as it is still as it was planned.
+
+    Safe beside writers. It can be stopped at any moment and begun again. InvalidInputError if
+    the plan is more than a week old.
+    """
+    runtime = Runtime(store)
+    age_ms = runtime.engine.now_ms() - plan.planned_at_ms
+    if age_ms > MAX_PLAN_AGE_MS:
+        raise InvalidInputError("the plan is more than a week old: plan again")
+    tally = _Tally()
+    for part in plan:
+        if not part.part:
+            tally.sessions += 1
+        if part.refused is not None:
+            tally.refuse(part.session, part.refused)
+        elif part.deleted:
+            _delete(runtime, part, tally)
+        else:
+            _trim(runtime, part, tally)
+        if progress is not None:
+            progress(Step("retain", tally.sessions, None, "sessions"))
+    return tally.report()
+
+
+class _ChangedError(Exception):
+    """Something is not as it was planned; the message says what."""
+
+
+def _policy_conditions(
+    part: SessionPlan, key: bytes, rows: Sequence[bytes | None]
+) -> list[Condition]:
+    """That the policy is the one that decided."""
+    if part.given:
+        return []
+    own, default = rows
+    found = decode_policy(own)
+    if found is None:
+        found = decode_policy(default)
+    if found != part.policy:
+        raise _ChangedError("the policy was changed")
+    return [RowIs(*keys.policy(key), own), RowIs(*keys.policy(None), default)]
+
+
+# --- sessions -------------------------------------------------------------------------------
+
+
+def _delete(runtime: Runtime, part: SessionPlan, tally: _Tally) -> None:
+    key = keys.session_key(part.session)
+    for _ in range(_MAX_ATTEMPTS):
+        try:
+            known, conditions = _doomed(runtime, part, key)
+            if known is None:
+                # Also finishes what an earlier try has left.
+                catalogue.delete(runtime, part.session)
+                tally.gone += 1
+                return
+            catalogue.bury(runtime, known, conditions)
+        except ConditionFailedError:
+            continue
+        except (_ChangedError, CorruptionError, FormatError) as exc:
+            tally.skip(part.session, None, str(exc))
+            return
+        catalogue.clear(runtime, part.session, key)
+        tally.deleted += 1
+        return
+    tally.skip(part.session, None, "it kept changing")
+
+
+def _doomed(
+    runtime: Runtime, part: SessionPlan, key: bytes
+) -> tuple[KnownSession | None, list[Condition]]:
+    """A session that is as it was planned to go, and what must hold when it does."""
+    places = [
+        tombstone_key(key),
+        head_key(key),
+        meta_key(key),
+        keys.expiry(key),
+        leases.lease_key(key),
+        keys.mark(key, 0),
+        keys.policy(key),
+        keys.policy(None),
+    ]
+    deleted, head, meta, expires, lease, mark, *policies = runtime.engine.get_rows(places)
+    if deleted is not None or (head is None and meta is None):
+        return None, []
+    now_ms = runtime.engine.now_ms()
+    found = None if head is None else decode_head(head)
+    planned = (part.head_revision, part.head_manifest)
+    if planned != ((0, None) if found is None else (found.revision, found.manifest.hex())):
+        raise _ChangedError("something was committed")
+    if _hex(mark) != part.mark:
+        raise _ChangedError("it was protected")
+    conditions: list[Condition] = [RowIs(*keys.mark(key, 0), mark)]
+    expires_at_ms = expiry.decode(expires)
+    if expires is not None and expires_at_ms is not None and expires_at_ms <= now_ms:
+        conditions.append(RowLapsed(*keys.expiry(key), expires, expiry.EXPIRES_AT))
+    elif any(reason.startswith("idle") for reason in part.deleted):
+        conditions.append(RowIs(*keys.expiry(key), expires))
+        conditions += _policy_conditions(part, key, policies)
+    else:
+        raise _ChangedError("its time was extended")
+    if leases.live_generation(lease, now_ms):
+        raise _ChangedError("somebody holds its lease")
+    conditions.append(leases.free(key, lease))
+    return KnownSession(key, head, meta), conditions
+
+
+# --- revisions ------------------------------------------------------------------------------
+
+
+class _Doomed(NamedTuple):
+    """A revision that is as it was planned to go."""
+
+    planned: Removed
+    head: HeadRow
+    conditions: list[Condition]
+
+
+def _trim(runtime: Runtime, part: SessionPlan, tally: _Tally) -> None:
+    key = keys.session_key(part.session)
+    for start in range(0, len(part.removed), _BATCH):
+        left = part.removed[start : start + _BATCH]
+        try:
+            for _ in range(_MAX_ATTEMPTS):
+                try:
+                    _remove(runtime, part, key, left, tally)
+                except ConditionFailedError:
+                    continue
+                break
+            else:
+                raise _ChangedError("it kept changing")
+        except (_ChangedError, FormatError, CorruptionError) as exc:
+            for one in left:
+                tally.skip(part.session, one.revision, str(exc))
+
+
+def _remove(
+    runtime: Runtime, part: SessionPlan, key: bytes, planned: Sequence[Removed], tally: _Tally
+) -> None:
+    """Remove these revisions in one write; ConditionFailedError if something moved right now."""
+    places: list[RowKey] = [head_key(key), keys.policy(key), keys.policy(None)]
+    for one in planned:
+        places.append(RowKey("history", keys.history(key, one.revision)))
+        places.append(keys.mark(key, one.revision))
+        places.append(keys.pin_mark(bytes.fromhex(one.manifest)))
+    head, own, default, *rest = runtime.engine.get_rows(places)
+    if head is None:
+        tally.gone += len(planned)
+        return
+    conditions = _policy_conditions(part, key, (own, default))
+    changes: list[RowChange] = []
+    skipped: list[tuple[int, str]] = []
+    gone = revisions = labels = 0
+    for at, one in enumerate(planned):
+        row, mark, pin_mark = rest[3 * at : 3 * at + 3]
+        if row is None:
+            gone += 1
+            continue
+        try:
+            found = _unchanged(one, row, mark, pin_mark)
+            needs, goes, names = _with_it(runtime, key, one, found)
+        except _ChangedError as exc:
+            skipped.append((one.revision, str(exc)))
+            continue
+        conditions += [
+            RowIs("history", keys.history(key, one.revision), row),
+            RowIs(*keys.mark(key, one.revision), mark),
+            RowIs(*keys.pin_mark(found.manifest), pin_mark),
+            *needs,
+        ]
+        changes += [
+            DeleteRow("history", keys.history(key, one.revision)),
+            DeleteRow(*keys.mark(key, one.revision)),
+            *goes,
+        ]
+        revisions += 1
+        labels += names
+    if changes:
+        runtime.engine.write(Write(conditions=conditions, rows=[*changes, marks.put_removals()]))
+    # Counted only now: what failed is tried again as a whole.
+    tally.revisions += revisions
+    tally.labels += labels
+    tally.gone += gone
+    for revision, why in skipped:
+        tally.skip(part.session, revision, why)
+
+
+def _unchanged(planned: Removed, row: bytes, mark: bytes | None, pin_mark: bytes | None) -> HeadRow:
+    """The revision, if it and its marks are as they were planned."""
+    try:
+        found = decode_head(row)
+    except CorruptionError as exc:
+        raise _ChangedError(str(exc)) from exc
+    if (found.manifest.hex(), found.committed_at_ms) != (
+        planned.manifest,
+        planned.committed_at_ms,
+    ):
+        raise _ChangedError("it is another one than was planned")
+    if _hex(mark) != planned.mark:
+        raise _ChangedError("it was labelled, protected or forked")
+    if _hex(pin_mark) != planned.pin_mark:
+        raise _ChangedError("it was pinned")
+    return found
+
+
+def _with_it(
+    runtime: Runtime, key: bytes, planned: Removed, head: HeadRow
+) -> tuple[list[Condition], list[RowChange], int]:
+    """What goes along with a revision: its labels; its receipt comes to stand alone."""
+    conditions: list[Condition] = []
+    changes: list[RowChange] = []
+    places = [RowKey("history", keys.label(key, name)) for name in planned.labels]
+    for place, row in zip(places, runtime.engine.get_rows(places), strict=True):
+        # A label that names another revision by now stays with that one.
+        if row is not None and int.from_bytes(row[:8], "big") == head.revision:
+            conditions.append(RowIs(*place, row))
+            changes.append(DeleteRow(*place))
+    removed = len(changes)
+    if head.turn is not None:
+        receipt = receipt_key(key, head.turn)
+        row = runtime.engine.get_rows([receipt])[0]
+        if row is not None:
+            try:
+                settled = settle_receipt(runtime, row, head.committed_at_ms)
+            except (CorruptionError, FormatError) as exc:
+                raise _ChangedError(f"the receipt of its turn cannot be kept: {exc}") from exc
+            conditions.append(RowIs(*receipt, row))
+            changes.append(PutRow(*receipt, settled))
+    return conditions, changes, removed
+
+
+def _hex(row: bytes | None) -> str | None:
+    return None if row is None else row.hex()

@@ -1,0 +1,205 @@
+"""A retention plan as plain data: what goes, what stays and why; as lines of JSON and back.
+
+The first line says what it is and when it was made; each further line is about one session,
+or about a part of one with a long history. So a plan for any number of sessions is made,
+printed, saved, read and carried out in little memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, NamedTuple
+
+from casstore.errors import InvalidInputError
+from casstore.maintenance.policy import Policy, policy_fields, policy_from
+from casstore.session import keys
+
+SCHEMA: Final = "casstore.retention/1"
+
+
+class Kept(NamedTuple):
+    """A revision that stays, and all reasons why."""
+
+    revision: int
+    reasons: tuple[str, ...]
+
+
+class Removed(NamedTuple):
+    """A revision that goes, as it was when that was decided."""
+
+    revision: int
+    #: In hexadecimal.
+    manifest: str
+    committed_at_ms: int
+    #: They go with it.
+    labels: tuple[str, ...]
+    #: Marks of earlier use, in hexadecimal: another one since then keeps the revision.
+    mark: str | None = None
+    pin_mark: str | None = None
+
+
+class SessionPlan(NamedTuple):
+    """What happens to one session, or to a part of its history."""
+
+    session: str
+    #: The policy that decided; None: none is set, and everything stays.
+    policy: Policy | None
+    #: Was that policy given with the call, and not found in the store?
+    given: bool
+    #: The head when it was planned; revision 0: nothing was committed.
+    head_revision: int
+    head_manifest: str | None
+    #: Why the session goes as a whole; empty: it stays.
+    deleted: tuple[str, ...] = ()
+    #: Why it stays although its time is up.
+    spared: tuple[str, ...] = ()
+    #: Newest first, all revisions of this part in one of the two.
+    kept: tuple[Kept, ...] = ()
+    removed: tuple[Removed, ...] = ()
+    #: Why nothing can be decided: the row that cannot be read, and nothing is removed.
+    refused: str | None = None
+    #: A long history comes in parts, from 0 on.
+    part: int = 0
+    mark: str | None = None
+
+
+class Plan:
+    """What retention would do. Iterate over it for the sessions, one after the other.
+
+    A plan that ``retention.plan`` returns looks at each session when it comes to it.
+    ``to_json`` gives lines to save; ``from_json`` makes a plan of them.
+    """
+
+    def __init__(self, planned_at_ms: int, sessions: Callable[[], Iterable[SessionPlan]]) -> None:
+        self.planned_at_ms = planned_at_ms
+        self._sessions = sessions
+
+    def __iter__(self) -> Iterator[SessionPlan]:
+        return iter(self._sessions())
+
+    def to_json(self) -> Iterator[str]:
+        """The plan as lines of JSON, without their line ends."""
+        yield json.dumps({"schema": SCHEMA, "planned_at_ms": self.planned_at_ms})
+        for session in self:
+            yield json.dumps(_plain(session), ensure_ascii=False)
+
+    @staticmethod
+    def from_json(lines: Iterable[str]) -> Plan:
+        """The plan that ``to_json`` has spelled, read as it is iterated over.
+
+        InvalidInputError if it is anything else. An open file can be gone through once.
+        """
+        if iter(lines) is not lines:
+            # A list: each round begins at its start.
+            return Plan(_header(iter(lines)), lambda: _sessions(_behind_header(lines)))
+        running = iter(lines)
+        return Plan(_header(running), lambda: _sessions(running))
+
+
+def _behind_header(lines: Iterable[str]) -> Iterator[str]:
+    running = iter(lines)
+    next(running)
+    return running
+
+
+def _header(lines: Iterator[str]) -> int:
+    found = _loaded(next(lines, ""))
+    if found.get("schema") != SCHEMA:
+        raise InvalidInputError(f"a retention plan begins with the schema {SCHEMA}")
+    planned_at_ms = found.get("planned_at_ms")
+    if type(planned_at_ms) is not int:
+        raise InvalidInputError("a retention plan says when it was made")
+    return planned_at_ms
+
+
+def _loaded(line: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as exc:
+        raise InvalidInputError(f"a line of a retention plan is no JSON: {line[:60]!r}") from exc
+    if type(found) is not dict:
+        raise InvalidInputError(f"a line of a retention plan is a map, not {line[:60]!r}")
+    return found
+
+
+def _plain(session: SessionPlan) -> dict[str, Any]:
+    told = session._asdict()
+    told["policy"] = None if session.policy is None else policy_fields(session.policy)
+    told["kept"] = [one._asdict() for one in session.kept]
+    told["removed"] = [
+        {name: value for name, value in one._asdict().items() if value is not None}
+        for one in session.removed
+    ]
+    return told
+
+
+def _sessions(lines: Iterator[str]) -> Iterator[SessionPlan]:
+    for line in lines:
+        if line.strip():
+            yield _session(_loaded(line), line)
+
+
+_TEXT: Final = (str,)
+_NUMBER: Final = (int,)
+_TEXT_OR_NONE: Final = (str, type(None))
+_LIST: Final = (list,)
+_TYPES: Final[dict[str, tuple[type, ...]]] = {
+    "session": _TEXT,
+    "policy": (dict, type(None)),
+    "given": (bool,),
+    "head_revision": _NUMBER,
+    "head_manifest": _TEXT_OR_NONE,
+    "deleted": _LIST,
+    "spared": _LIST,
+    "kept": _LIST,
+    "removed": _LIST,
+    "refused": _TEXT_OR_NONE,
+    "part": _NUMBER,
+    "mark": _TEXT_OR_NONE,
+}
+_ROW_TYPES: Final[dict[str, tuple[type, ...]]] = {
+    "revision": _NUMBER,
+    "reasons": _LIST,
+    "manifest": _TEXT,
+    "committed_at_ms": _NUMBER,
+    "labels": _LIST,
+    "mark": _TEXT_OR_NONE,
+    "pin_mark": _TEXT_OR_NONE,
+}
+
+
+def _session(told: dict[str, Any], line: str) -> SessionPlan:
+    try:
+        for name, value in told.items():
+            _require(type(value) in _TYPES[name], name)
+        keys.session_key(told["session"])
+        fields = dict(told)
+        fields["policy"] = None if told["policy"] is None else policy_from(told["policy"])
+        fields["kept"] = tuple([Kept(**_row(one)) for one in told["kept"]])
+        fields["removed"] = tuple([Removed(**_row(one)) for one in told["removed"]])
+        for name in ("deleted", "spared"):
+            fields[name] = _texts(told[name])
+        return SessionPlan(**fields)
+    except (KeyError, TypeError, ValueError) as exc:
+        raise InvalidInputError(f"not a line of a retention plan: {line[:60]!r}: {exc}") from exc
+
+
+def _row(told: dict[str, Any]) -> dict[str, Any]:
+    for name, value in told.items():
+        _require(type(value) in _ROW_TYPES[name], name)
+    _require(0 < told["revision"] < 1 << 63, "a revision")
+    for name in ("manifest", "mark", "pin_mark"):
+        bytes.fromhex(told.get(name) or "")
+    return {name: _texts(value) if type(value) is list else value for name, value in told.items()}
+
+
+def _texts(told: list[Any]) -> tuple[str, ...]:
+    for text in told:
+        _require(type(text) is str, "a list of texts")
+    return tuple(told)
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise ValueError(f"{what} cannot be that")

@@ -1,0 +1,344 @@
+"""Deciding what retention would do, session by session; nothing is changed.
+
+What is decided must hold up when it is carried out later, beside writers. So marks are read
+before that which they are the marks of: a label that this reading misses has changed the
+mark by the time it is looked at again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Final, NamedTuple, TypeVar
+
+from casstore.engine.protocol import Row, RowKey
+from casstore.errors import CorruptionError, FormatError, SessionNotFoundError
+from casstore.maintenance.policy import Keeper, Policy, check_policy, decode_policy
+from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.retention_plan import Kept, Plan, Removed, SessionPlan
+from casstore.session import catalogue, expiry, keys, leases, marks, pins, protection
+from casstore.session.arguments import check_text, list_of
+from casstore.session.catalogue import KnownSession
+from casstore.session.data import Lease, Protection
+from casstore.session.heads import HeadRow, decode_head, head_key
+from casstore.session.scanning import scan
+from casstore.session.state import Runtime, meta_key
+from casstore.store import Store
+
+# How many revisions a part of a plan holds, and how many are read at once.
+PART_REVISIONS: Final = 4096
+_PAGE: Final = 256
+_LABEL_AT: Final = 8
+
+Stored = TypeVar("Stored")
+Meaning = TypeVar("Meaning")
+
+
+def plan(
+    store: Store,
+    *,
+    sessions: Iterable[str] | None = None,
+    prefix: str = "",
+    policy: Policy | None = None,
+    progress: Progress | None = None,
+) -> Plan:
+    """What retention would do now: to these sessions, or to all whose ids begin with ``prefix``.
+
+    ``policy`` decides in place of those that are set. Sessions are looked at as the plan is
+    iterated over. CorruptionError or FormatError if the default policy cannot be read.
+    """
+    check_text(prefix, "a prefix")
+    if policy is not None:
+        check_policy(policy)
+    names = None if sessions is None else list_of(sessions, "sessions")
+    for name in names or ():
+        keys.session_key(name)
+    runtime = Runtime(store)
+    now_ms = runtime.engine.now_ms()
+    decode_policy(runtime.engine.get_rows([keys.policy(None)])[0])
+
+    def planned() -> Iterator[SessionPlan]:
+        planner = _Planner(runtime, now_ms, policy)
+        known = _all(runtime, prefix) if names is None else _named(runtime, names)
+        for done, one in enumerate(known):
+            yield from planner.parts(one)
+            if progress is not None:
+                progress(Step("plan", done + 1, None, "sessions"))
+
+    return Plan(now_ms, planned)
+
+
+def _all(runtime: Runtime, prefix: str) -> Iterator[KnownSession]:
+    for known in catalogue.scan_sessions(runtime, *keys.prefix_range(prefix)):
+        # A prefix too long for a key finds more than was asked for.
+        if not prefix or _name(known).startswith(prefix):
+            yield known
+
+
+def _named(runtime: Runtime, names: list[str]) -> Iterator[KnownSession]:
+    for name in names:
+        key = keys.session_key(name)
+        head, meta = runtime.rows(name, [meta_key(key)])
+        if head is None and meta is None:
+            raise SessionNotFoundError(name)
+        yield KnownSession(key, head, meta)
+
+
+def _name(known: KnownSession) -> str:
+    try:
+        return catalogue.name_of(known)
+    except CorruptionError:
+        # Its id is too long for its key, and the row that has it is damaged.
+        return known.key.hex()
+
+
+class _Rows(NamedTuple):
+    """What stands beside a session's history, decoded."""
+
+    head: HeadRow | None
+    policy: Policy | None
+    expires_at_ms: int | None
+    lease: Lease | None
+    protections: list[Protection]
+    labels: dict[int, tuple[str, ...]]
+    marks: dict[int, bytes]
+
+
+class _Planner:
+    """Plans sessions, all for the same moment."""
+
+    def __init__(self, runtime: Runtime, now_ms: int, given: Policy | None) -> None:
+        self._runtime = runtime
+        self._now_ms = now_ms
+        self._given = given
+        self._pinned = _Pinned(runtime)
+
+    def parts(self, known: KnownSession) -> Iterator[SessionPlan]:
+        """The plan for one session."""
+        session = _name(known)
+        blank = SessionPlan(session, None, self._given is not None, 0, None)
+        try:
+            rows = self._read(session, known.key)
+            if rows is None:
+                return  # deleted since it was listed
+            if rows.head is not None:
+                blank = blank._replace(
+                    head_revision=rows.head.revision, head_manifest=rows.head.manifest.hex()
+                )
+            blank = blank._replace(policy=rows.policy, mark=_hex(rows.marks.get(0)))
+            reasons, spared = self._ending(rows)
+            if reasons and not spared:
+                yield blank._replace(deleted=reasons)
+                return
+            for part in self._history(blank, known.key, rows):
+                yield part._replace(spared=spared)
+        except (CorruptionError, FormatError) as exc:
+            yield blank._replace(refused=str(exc))
+
+    def _read(self, session: str, key: bytes) -> _Rows | None:
+        runtime = self._runtime
+        start = keys.marks(key)
+        found = {
+            int.from_bytes(row.key[len(start) :], "big"): row.value
+            for row in scan(runtime.engine, "retention", start, keys.past(start))
+        }
+        places = [
+            head_key(key),
+            meta_key(key),
+            keys.policy(key),
+            keys.policy(None),
+            keys.expiry(key),
+            leases.lease_key(key),
+        ]
+        head, meta, own, default, expires, lease = runtime.engine.get_rows(places)
+        if head is None and meta is None:
+            return None
+        set_policy = _decoded(places[2], own, decode_policy)
+        if set_policy is None:
+            set_policy = decode_policy(default)
+        return _Rows(
+            _decoded(places[0], head, lambda row: None if row is None else decode_head(row)),
+            set_policy if self._given is None else self._given,
+            _decoded(places[4], expires, expiry.decode),
+            _decoded(
+                places[5],
+                lease,
+                lambda row: None if row is None else leases.decode_lease(session, row),
+            ),
+            [
+                one
+                for _, one in protection.scan_protections(runtime, session)
+                if not protection.is_lapsed(one, self._now_ms)
+            ],
+            _labels(runtime, key),
+            found,
+        )
+
+    # --- the session as a whole -----------------------------------------------------------
+
+    def _ending(self, rows: _Rows) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Why the session should go, and why it stays all the same."""
+        reasons: list[str] = []
+        spared: list[str] = []
+        if rows.expires_at_ms is not None and rows.expires_at_ms <= self._now_ms:
+            reasons.append(f"expired at {_time(rows.expires_at_ms)}")
+        elif rows.policy is not None and rows.policy.idle_ms is not None and rows.head is not None:
+            since_ms = rows.head.committed_at_ms
+            if since_ms + rows.policy.idle_ms <= self._now_ms:
+                reasons.append(f"idle since {_time(since_ms)}")
+                if rows.policy.labelled:
+                    spared += [f"labelled {name}" for name in _flat(rows.labels)]
+        if reasons:
+            if self._is_live(rows.lease):
+                assert rows.lease is not None
+                spared.append(f"lease held by {rows.lease.owner}")
+            spared += [f"protected by {one.by}" for one in rows.protections]
+        return tuple(reasons), tuple(spared)
+
+    def _is_live(self, lease: Lease | None) -> bool:
+        return lease is not None and lease.expires_at_ms > self._now_ms
+
+    # --- its history ------------------------------------------------------------------------
+
+    def _history(self, blank: SessionPlan, key: bytes, rows: _Rows) -> Iterator[SessionPlan]:
+        if rows.head is None:
+            yield blank
+            return
+        keeper = Keeper(rows.policy, self._now_ms)
+        protectors: dict[int, list[str]] = {}
+        for one in rows.protections:
+            protectors.setdefault(one.revision, []).append(f"protected by {one.by}")
+        # The holder of a lease may go back to what was the head when it came, not further.
+        claimed_at_ms = rows.lease.claimed_at_ms if self._is_live(rows.lease) and rows.lease else 0
+        leased = claimed_at_ms > 0
+        kept: list[Kept] = []
+        removed: list[Removed] = []
+        part, proven = 0, False
+        for page in self._pages(key, rows.head):
+            pin_marks = self._pinned.look_at([head.manifest for head in page])
+            for head in page:
+                labels = rows.labels.get(head.revision, ())
+                reasons = ["head"] if head.revision == rows.head.revision else []
+                reasons += keeper.reasons(head.committed_at_ms, labels)
+                if leased:
+                    reasons.append("lease")
+                    # At the same moment, it may have been before or after: then one more stays.
+                    leased = head.committed_at_ms >= claimed_at_ms
+                reasons += protectors.get(head.revision, [])
+                reasons += self._pinned.reasons(head.manifest)
+                if reasons:
+                    kept.append(Kept(head.revision, tuple(reasons)))
+                else:
+                    removed.append(
+                        Removed(
+                            head.revision,
+                            head.manifest.hex(),
+                            head.committed_at_ms,
+                            labels,
+                            _hex(rows.marks.get(head.revision)),
+                            _hex(pin_marks.get(head.manifest)),
+                        )
+                    )
+            if len(kept) + len(removed) >= PART_REVISIONS:
+                if not proven:
+                    # Nothing goes of a session of which anything cannot be read.
+                    for _ in self._pages(key, page[-1]):
+                        pass
+                    proven = True
+                yield blank._replace(kept=tuple(kept), removed=tuple(removed), part=part)
+                kept, removed, part = [], [], part + 1
+        if kept or removed or not part:
+            yield blank._replace(kept=tuple(kept), removed=tuple(removed), part=part)
+
+    def _pages(self, key: bytes, newest: HeadRow) -> Iterator[list[HeadRow]]:
+        """A revision and all before it, newest first."""
+        page = [newest]
+        while True:
+            rows = self._runtime.engine.scan_rows(
+                "history",
+                start=keys.history(key, 0),
+                stop=keys.history(key, page[-1].revision),
+                limit=_PAGE,
+                reverse=True,
+            )
+            last = page[-1].revision
+            yield page
+            if not rows:
+                return
+            page = [_revision(key, row) for row in rows]
+            if page[0].revision >= last:
+                raise CorruptionError(f"row {rows[0].key.hex()} of table history is misplaced")
+
+
+def _revision(key: bytes, row: Row) -> HeadRow:
+    head = _decoded(RowKey("history", row.key), row.value, decode_head)
+    if row.key != keys.history(key, head.revision):
+        raise CorruptionError(f"row {row.key.hex()} of table history is of another revision")
+    return head
+
+
+def _decoded(place: RowKey, row: Stored, decode: Callable[[Stored], Meaning]) -> Meaning:
+    """What a row means; if it means nothing, the error names it."""
+    try:
+        return decode(row)
+    except (CorruptionError, FormatError, ValueError) as exc:
+        raise CorruptionError(
+            f"row {place.key.hex()} of table {place.table} cannot be read: {exc}"
+        ) from exc
+
+
+def _labels(runtime: Runtime, key: bytes) -> dict[int, tuple[str, ...]]:
+    """The labels of a session by revision; one that cannot be read is an error."""
+    found: dict[int, tuple[str, ...]] = {}
+    for row in scan(runtime.engine, "history", keys.labels(key), keys.past(key)):
+        place = RowKey("history", row.key)
+        if len(row.value) <= _LABEL_AT:
+            raise CorruptionError(f"row {row.key.hex()} of table history cannot be read")
+        name = _decoded(place, row.value[_LABEL_AT:], bytes.decode)
+        revision = int.from_bytes(row.value[:_LABEL_AT], "big")
+        found[revision] = (*found.get(revision, ()), name)
+    return found
+
+
+def _flat(labels: dict[int, tuple[str, ...]]) -> list[str]:
+    return sorted(name for names in labels.values() for name in names)
+
+
+def _hex(row: bytes | None) -> str | None:
+    return None if row is None else row.hex()
+
+
+def _time(time_ms: int) -> str:
+    try:
+        return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=time_ms)).isoformat()
+    except OverflowError:
+        return f"{time_ms} ms"
+
+
+class _Pinned:
+    """What tags and pins name, read again when a mark tells of a newer one."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._read_at_ms = -1
+        self._names: dict[bytes, str] = {}
+
+    def look_at(self, manifests: list[bytes]) -> dict[bytes, bytes]:
+        """The marks of these manifests; pins made before they were read are known afterwards."""
+        rows = self._runtime.engine.get_rows([keys.pin_mark(one) for one in manifests])
+        found = {
+            manifest: row for manifest, row in zip(manifests, rows, strict=True) if row is not None
+        }
+        newest_ms = max([marks.marked_at_ms(row) for row in found.values()], default=0)
+        if newest_ms >= self._read_at_ms:
+            self._read_at_ms = self._runtime.engine.now_ms()
+            self._names = {
+                bytes(pin.digest): pin.name
+                for pin in pins.list_pins(self._runtime, "", expired=False)
+            }
+        return found
+
+    def reasons(self, manifest: bytes) -> list[str]:
+        """Why a revision with this manifest stays."""
+        name = self._names.get(manifest)
+        return [] if name is None else [f"pinned by {name}"]

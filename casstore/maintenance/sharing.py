@@ -1,0 +1,233 @@
+"""What one group of roots shares with everybody else, and with whom.
+
+Ids count up and children have the lower ones, so one pass over the objects, from the
+newest down, follows all links. The first pass marks what the group reaches, one bit for each
+id; further passes follow the roots of others, so many at a time and with four bytes for each
+id, and note where they meet it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Final, NamedTuple
+
+from casstore.engine.protocol import Engine, ObjectInfo
+from casstore.format.digest import Digest
+from casstore.maintenance.progress import Progress, Step
+
+#: How many names of others are kept for an object; what reaches it beyond is not counted.
+NAMES_KEPT: Final = 8
+# How many roots of others are followed in one pass, each for a few hundred bytes of memory.
+_ROOTS_AT_ONCE: Final = 200_000
+_PAGE: Final = 1000
+
+
+class Root(NamedTuple):
+    """A digest that a row names, and whose row that is."""
+
+    owner: str
+    digest: bytes
+
+
+class Shared(NamedTuple):
+    """An object that the group reaches, and others too: these, and more if so."""
+
+    digest: Digest
+    kind: int
+    size_bytes: int
+    names: tuple[str, ...]
+    more: bool
+
+
+class Sharer(NamedTuple):
+    """Somebody who reaches objects of the group: at least so many."""
+
+    name: str
+    objects: int
+    bytes: int
+
+
+class Sharing(NamedTuple):
+    """What a group of roots reaches, and what of it others reach too."""
+
+    objects: int
+    bytes: int
+    shared_objects: int
+    shared_bytes: int
+    #: The largest objects, and those who share most bytes; largest first.
+    largest: tuple[Shared, ...]
+    sharers: tuple[Sharer, ...]
+
+
+NOTHING: Final = Sharing(0, 0, 0, 0, (), ())
+
+
+def survey(
+    engine: Engine,
+    group: Iterable[bytes],
+    others: Iterable[Root],
+    *,
+    listed: int,
+    progress: Progress | None = None,
+) -> Sharing:
+    """What ``group`` reaches, and what of it ``others`` reach; lists are cut at ``listed``."""
+    mine = _Reached(engine, set(group), progress)
+    if not mine.objects:
+        return NOTHING
+    meetings = _Meetings(listed)
+    remaining = iter(others)
+    while roots := list(islice(remaining, _ROOTS_AT_ONCE)):
+        for info, owners in _owned(engine, roots, progress):
+            if info.id in mine.ids:
+                meetings.add(info, owners)
+    return Sharing(
+        mine.objects,
+        mine.size_bytes,
+        meetings.objects,
+        meetings.size_bytes,
+        meetings.largest(),
+        meetings.sharers(),
+    )
+
+
+def _objects(engine: Engine, progress: Progress | None) -> Iterator[ObjectInfo]:
+    before: int | None = None
+    seen = 0
+    while page := engine.scan_objects(before=before, limit=_PAGE):
+        yield from page
+        seen += len(page)
+        before = page[-1].id
+        if progress is not None:
+            progress(Step("survey", seen, None, "objects"))
+
+
+class _Ids:
+    """A set of ids, one bit for each."""
+
+    def __init__(self) -> None:
+        self._bits = bytearray()
+
+    def add(self, number: int) -> bool:
+        """Put an id in; False if it was in before."""
+        at, bit = number >> 3, 1 << (number & 7)
+        if at >= len(self._bits):
+            self._bits.extend(bytes(at + 1 - len(self._bits)))
+        if self._bits[at] & bit:
+            return False
+        self._bits[at] |= bit
+        return True
+
+    def __contains__(self, number: int) -> bool:
+        at = number >> 3
+        return at < len(self._bits) and bool(self._bits[at] >> (number & 7) & 1)
+
+
+class _Reached:
+    """What roots reach."""
+
+    def __init__(self, engine: Engine, roots: set[bytes], progress: Progress | None) -> None:
+        self.ids = _Ids()
+        self.objects = self.size_bytes = 0
+        for info in _objects(engine, progress) if roots else ():
+            if info.digest in roots or info.id in self.ids:
+                self.ids.add(info.id)
+                self.objects += 1
+                self.size_bytes += info.size_bytes
+                for child in info.children:
+                    self.ids.add(child)
+
+
+class _Owners(NamedTuple):
+    """Who reaches an object, by name; and whether there are more than are kept."""
+
+    names: tuple[str, ...]
+    more: bool
+
+
+def _union(one: _Owners, other: _Owners) -> _Owners:
+    if one == other:
+        return one
+    names = sorted({*one.names, *other.names})
+    return _Owners(tuple(names[:NAMES_KEPT]), one.more or other.more or len(names) > NAMES_KEPT)
+
+
+def _owned(
+    engine: Engine, roots: list[Root], progress: Progress | None
+) -> Iterator[tuple[ObjectInfo, _Owners]]:
+    """Every object that a root reaches, and whose roots they are."""
+    # Groups of owners by number; 0 is nobody.
+    groups = [_Owners((), more=False)]
+    numbers = {groups[0]: 0}
+
+    def joined(one: int, other: int) -> int:
+        if one == other or not one or not other:
+            return one or other
+        owners = _union(groups[one], groups[other])
+        number = numbers.setdefault(owners, len(groups))
+        if number == len(groups):
+            groups.append(owners)
+        return number
+
+    named: dict[bytes, int] = {}
+    for root in roots:
+        owners = _Owners((root.owner,), more=False)
+        number = numbers.setdefault(owners, len(groups))
+        if number == len(groups):
+            groups.append(owners)
+        named[root.digest] = joined(named.get(root.digest, 0), number)
+    reached: array[int] | None = None
+    for info in _objects(engine, progress):
+        if reached is None:
+            # The first has the highest id, and children have lower ones.
+            reached = array("I", bytes(4 * (info.id + 1)))
+        found = joined(reached[info.id], named.get(info.digest, 0))
+        if found:
+            for child in info.children:
+                reached[child] = joined(reached[child], found)
+            yield info, groups[found]
+
+
+class _Meetings:
+    """Objects that both sides reach."""
+
+    def __init__(self, listed: int) -> None:
+        self._listed = listed
+        self._seen = _Ids()
+        self._heap: list[tuple[int, bytes, int]] = []
+        self._owners: dict[bytes, _Owners] = {}
+        self._by_name: dict[str, tuple[int, int]] = {}
+        self.objects = self.size_bytes = 0
+
+    def add(self, info: ObjectInfo, owners: _Owners) -> None:
+        """These others reach it."""
+        for name in owners.names:
+            objects, size_bytes = self._by_name.get(name, (0, 0))
+            self._by_name[name] = (objects + 1, size_bytes + info.size_bytes)
+        if not self._seen.add(info.id):
+            # Met in an earlier pass, through other roots.
+            if info.digest in self._owners:
+                self._owners[info.digest] = _union(self._owners[info.digest], owners)
+            return
+        self.objects += 1
+        self.size_bytes += info.size_bytes
+        heapq.heappush(self._heap, (info.size_bytes, info.digest, info.kind))
+        self._owners[info.digest] = owners
+        if len(self._heap) > self._listed:
+            del self._owners[heapq.heappop(self._heap)[1]]
+
+    def largest(self) -> tuple[Shared, ...]:
+        """The largest of them."""
+        return tuple(
+            [
+                Shared(Digest(digest), kind, size_bytes, *self._owners[digest])
+                for size_bytes, digest, kind in sorted(self._heap, reverse=True)
+            ]
+        )
+
+    def sharers(self) -> tuple[Sharer, ...]:
+        """Those who share most."""
+        found = [Sharer(name, *counts) for name, counts in self._by_name.items()]
+        return tuple(sorted(found, key=lambda one: (-one.bytes, one.name))[: self._listed])
