@@ -36,6 +36,7 @@ _MODULES: Final = {
     "keeping": ("tag", "pin"),
     "comparing": ("diff",),
     "reclaiming": ("gc", "pack"),
+    "retaining": ("policy", "prune", "erase"),
     "statistics": ("stats",),
 }
 MODULE_OF: Final = {command: module for module, names in _MODULES.items() for command in names}

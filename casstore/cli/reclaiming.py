@@ -11,7 +11,9 @@ from casstore.cli.main import INTERRUPTED
 from casstore.cli.output import Printer, bad, bold, good
 from casstore.cli.quantities import DURATION, count, duration, size
 from casstore.cli.shapes import Fields, Part, Shape
+from casstore.engine.protocol import PackReport
 from casstore.maintenance import gc as collecting
+from casstore.maintenance import pack as packing
 from casstore.maintenance.gc import GcReport, Outcome
 
 _SECTION: Final = "Giving space back"
@@ -136,35 +138,64 @@ def write_gc(to: Printer, report: GcReport, grace_ms: int) -> None:
     to.facts(facts)
 
 
+PACK_FIELDS: Final[Fields] = {
+    "slabs_before": "slabs that were rewritten",
+    "slabs_after": "what became of them",
+    "bytes_before": "as stored",
+    "bytes_after": "as stored",
+    "objects_dropped": "collected objects whose bytes went",
+    "pages_saved": "pages that indexes and rows take less",
+    "longest_pause_ms": "the longest that writers had to wait",
+    "damaged": "slabs that were left as they are because they are damaged, and why",
+}
+
+
+def pack_document(report: PackReport) -> dict[str, Any]:
+    """What packing did, as JSON."""
+    return {
+        "slabs_before": report.slabs_before,
+        "slabs_after": report.slabs_after,
+        "bytes_before": report.bytes_before,
+        "bytes_after": report.bytes_after,
+        "objects_dropped": report.objects_dropped,
+        "pages_saved": report.pages_saved,
+        "longest_pause_ms": round(report.longest_lock_s * 1000, 3),
+        "damaged": [f"objects up to {one.last_id}: {one.reason}" for one in report.damaged],
+    }
+
+
 @command(
     _SECTION,
-    Shape(
-        "pack",
-        {
-            "slabs_before": "slabs that were rewritten",
-            "slabs_after": "what became of them",
-            "bytes_before": "as stored",
-            "bytes_after": "as stored",
-            "objects_dropped": "collected objects whose bytes went",
-        },
-    ),
+    Shape("pack", PACK_FIELDS),
     "casstore pack",
+    "casstore pack --min-age 0",
 )
-def pack(app: App) -> None:
+@click.option(
+    "--min-age", "min_age_ms", type=DURATION, default="1h", show_default=True,
+    help="Leave what was stored within this time as it is.",
+)  # fmt: skip
+def pack(app: App, min_age_ms: int) -> None:
     """Rewrite small slabs into large ones, compressed harder; drop what was collected.
 
-    Runs beside agents at work, in short steps; Ctrl-C loses nothing.
+    Runs beside agents at work, in short steps; Ctrl-C loses nothing. What is damaged is left as
+    it is, and the command ends with 1.
     """
-    with app.open(write=True) as store:
-        report = store.pack()
+    with app.open(write=True) as store, app.meter() as meter:
+        report = packing.pack(store, min_age_ms=min_age_ms, progress=meter)
+    app.exit_code = 1 if report.damaged else 0
+    app.answer(pack_document(report), lambda to: write_pack(to, report))
 
-    def render(to: Printer) -> None:
-        to.facts(
-            [
-                ("slabs", f"{report.slabs_before:,} → {report.slabs_after:,}"),
-                ("stored", f"{size(report.bytes_before)} → {size(report.bytes_after)}"),
-                ("dropped", count(report.objects_dropped, "collected object")),
-            ]
-        )
 
-    app.answer(report._asdict(), render)
+def write_pack(to: Printer, report: PackReport) -> None:
+    """What packing did, for a person."""
+    to.facts(
+        [
+            ("slabs", f"{report.slabs_before:,} → {report.slabs_after:,}"),
+            ("stored", f"{size(report.bytes_before)} → {size(report.bytes_after)}"),
+            ("dropped", count(report.objects_dropped, "collected object")),
+        ]
+    )
+    for one in report.damaged[:20]:
+        to.line(bad("damaged  "), f"objects up to {one.last_id}: {one.reason}")
+    if report.damaged:
+        to.line("try: ", bold("casstore check"))
