@@ -46,7 +46,13 @@ DOORS = {
 
 # Who may know that the engine is LMDB: itself, and what opens engines.
 LMDB_ENGINE = "casstore.engine.lmdb"
-OPENERS = ("casstore.engine.lmdb", "casstore.store", "casstore.aio", "casstore.testing")
+OPENERS = (
+    "casstore.engine.lmdb",
+    "casstore.store",
+    "casstore.aio",
+    "casstore.maintenance.salvage",
+    "casstore.testing",
+)
 
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "core", "manager"}
 

@@ -221,7 +221,8 @@ def import_(app: App, file: str, session_name: str | None, fast_forward: bool) -
     def render(to: Printer) -> None:
         to.line(
             good(report.outcome.value), " ", name(report.session),
-            f"  {count(report.revisions, 'new revision')}, {count(report.new_objects, 'new object')}",
+            f"  {count(report.revisions, 'new revision')}, "
+            f"{count(report.new_objects, 'new object')}",
         )  # fmt: skip
 
     app.answer(document, render)

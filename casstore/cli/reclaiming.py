@@ -171,7 +171,7 @@ def pack_document(report: PackReport) -> dict[str, Any]:
     "casstore pack --min-age 0",
 )
 @click.option(
-    "--min-age", "min_age_ms", type=DURATION, default="1h", show_default=True,
+    "--min-age", "min_age_ms", type=DURATION, default="15m", show_default=True,
     help="Leave what was stored within this time as it is.",
 )  # fmt: skip
 def pack(app: App, min_age_ms: int) -> None:

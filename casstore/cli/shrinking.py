@@ -129,7 +129,8 @@ def write_vacuum(to: Printer, report: VacuumReport, grace_ms: int) -> None:
     to.line((good if fine else bad)(report.outcome.value))
     for one in report.sessions:
         to.line(
-            name(one.session), f"  {one.outcome.value}: {count(one.nodes_removed, 'node')} removed, "
+            name(one.session),
+            f"  {one.outcome.value}: {count(one.nodes_removed, 'node')} removed, "
             f"{count(one.revisions_rewritten, 'revision')} rewritten",
         )  # fmt: skip
         if one.problem is not None:

@@ -24,6 +24,7 @@ from casstore.engine.conditions import (
     stamped,
     validate,
 )
+from casstore.engine.faults import Examination, Examined, Fault, Structure, Told
 from casstore.engine.protocol import (
     TABLES,
     Collection,
@@ -74,6 +75,7 @@ class MemoryEngine:
         self._touched_ms: dict[bytes, int] = {}
         self._collecting = False
         self._commits_since_collection = 0
+        self._mark: bytes | None = None
         # They belong to those who wait, and leave with them.
         self._watches: WeakSet[PipeWatch] = WeakSet()
 
@@ -188,6 +190,66 @@ class MemoryEngine:
         with self._lock:
             self._require_open()
             return self._commits_since_collection
+
+    # --- checking: there is little that can be wrong here ------------------------------------
+
+    def check_header(self) -> list[Fault]:
+        """Find nothing: there is no header."""
+        return []
+
+    def check_structure(self) -> Structure:
+        """Find nothing: dicts are laid out by Python."""
+        return Structure([], frozenset())
+
+    def check_rows(self, tables: Sequence[str], told: Told | None = None) -> list[Fault]:
+        """Find nothing: rows carry no proof."""
+        return []
+
+    def readable_rows(self, table: str, *, start: bytes, limit: int) -> list[Row]:
+        """Rows from ``start`` on, in order."""
+        return self.scan_rows(table, start=start, limit=limit)
+
+    def examine(self, *, after: int, content: Callable[[int], bool] | None) -> Examination:
+        """Objects with an id above ``after``, all that there are."""
+        with self._lock:
+            self._require_open()
+            held = [one for one in self._objects.values() if one.info.id > after]
+            names = {one.info.id: digest for digest, one in self._objects.items()}
+        objects: list[Examined] = []
+        for info, data in held:
+            one = Examined(info.id, info.digest, info.kind, info.children, named=True)
+            if content is not None and content(info.id):
+                links = tuple([names.get(child, b"") for child in info.children])
+                one = one._replace(item=StoredObject(info.kind, data), links=links)
+            objects.append(one)
+        return Examination(objects, [], None)
+
+    def find_ids(self, digests: Sequence[bytes]) -> list[int | None]:
+        """The ids of objects; None where there is none."""
+        check_digests(digests)
+        with self._lock:
+            self._require_open()
+            found = [self._objects.get(digest) for digest in digests]
+        return [None if held is None else held.info.id for held in found]
+
+    def find_names(self, ids: Sequence[int]) -> list[bytes | None]:
+        """The digests by which objects are found; None: by none."""
+        with self._lock:
+            self._require_open()
+            names = {held.info.id: digest for digest, held in self._objects.items()}
+        return [names.get(object_id) for object_id in ids]
+
+    def check_index(self, excused: Callable[[int], bool], told: Told | None = None) -> list[Fault]:
+        """Find nothing: a name and its object are one entry."""
+        return []
+
+    def read_mark(self) -> bytes | None:
+        """What the last check left behind."""
+        return self._mark
+
+    def write_mark(self, mark: bytes) -> None:
+        """Leave something for the next check."""
+        self._mark = mark
 
     def now_ms(self) -> int:
         """The engine's clock, in milliseconds since 1970."""

@@ -286,6 +286,15 @@ class Engine(Protocol):
         ...
 
 
+@runtime_checkable
+class Listing(Protocol):
+    """An engine that can say which digests there are."""
+
+    def digests(self, first: bytes, last: bytes, *, limit: int) -> list[bytes]:
+        """At most ``limit`` digests of stored objects from ``first`` to ``last``, in order."""
+        ...
+
+
 # --- care: what an engine may offer beside --------------------------------------------------
 
 
@@ -403,10 +412,29 @@ class Packing(Protocol):
         ...
 
 
-@runtime_checkable
-class Listing(Protocol):
-    """An engine that can say which digests there are."""
+class IndexReport(NamedTuple):
+    """What making the index anew did: objects named now, and compared with before."""
 
-    def digests(self, first: bytes, last: bytes, *, limit: int) -> list[bytes]:
-        """At most ``limit`` digests of stored objects from ``first`` to ``last``, in order."""
+    named: int
+    found: int
+    dropped: int
+    missing: int
+
+
+@runtime_checkable
+class Rebuilding(Protocol):
+    """An engine that keeps what can be derived from the rest, and can make it anew."""
+
+    def rebuild_index(self, roots: Roots, *, grace_ms: int = 0) -> IndexReport:
+        """Name what roots reach and what is younger than the grace, from the stored objects alone.
+
+        Atomic. CorruptionError, and nothing happens, if what is needed for it is damaged.
+        """
+        ...
+
+    def drop_damaged_rows(self, table: str) -> int:
+        """Remove the rows of a table that cannot be proven, and make the sum over all rows anew.
+
+        How many there were. CorruptionError, and nothing happens, if another table has any.
+        """
         ...

@@ -71,7 +71,7 @@ def create(
         if row is not None:
             if wanted_subjects:
                 subjects.change(runtime, session, add=wanted_subjects)
-            return _decode(key, row)
+            return decode_meta(key, row)
         wanted, stamps = asked, [Stamp(0)]
         if head is not None:
             # Committed or forked before it was created: that was its beginning.
@@ -106,7 +106,7 @@ def update(runtime: Runtime, session: str, changes: dict[str, Any]) -> SessionMe
     key = keys.session_key(session)
     for _ in range(_MAX_ATTEMPTS):
         row = runtime.rows(session, [meta_key(key)])[1]
-        known = _decode(key, row) if row is not None else _derived(runtime, session)
+        known = decode_meta(key, row) if row is not None else _derived(runtime, session)
         wanted = known._replace(**changes)
         conditions: list[Condition] = [
             RowIs(*meta_key(key), row),
@@ -125,7 +125,7 @@ def find_meta(runtime: Runtime, session: str) -> SessionMeta:
     """What is known of a session; SessionNotFoundError if there is none."""
     key = keys.session_key(session)
     row = runtime.rows(session, [meta_key(key)])[1]
-    return _decode(key, row) if row is not None else _derived(runtime, session)
+    return decode_meta(key, row) if row is not None else _derived(runtime, session)
 
 
 def _derived(runtime: Runtime, session: str) -> SessionMeta:
@@ -154,7 +154,8 @@ def _encode(meta: SessionMeta) -> bytes:
     return meta.created_at_ms.to_bytes(_CREATED_BYTES, "big") + data
 
 
-def _decode(key: bytes, row: bytes) -> SessionMeta:
+def decode_meta(key: bytes, row: bytes) -> SessionMeta:
+    """A session's meta as its row holds it; CorruptionError if it is none."""
     try:
         name, model, cwd, parent, cause, extra, long_id = canonical.decode(row[_CREATED_BYTES:])
     except (TypeError, ValueError) as exc:
@@ -177,7 +178,7 @@ def find_info(runtime: Runtime, session: str) -> SessionInfo:
 
 
 def _info(runtime: Runtime, key: bytes, head: bytes | None, meta: bytes | None) -> SessionInfo:
-    known = None if meta is None else _decode(key, meta)
+    known = None if meta is None else decode_meta(key, meta)
     if head is None:
         assert known is not None
         return SessionInfo(known, None, None, 0)
@@ -246,7 +247,7 @@ def name_of(known: KnownSession) -> str:
     if known.head is not None:
         return decode_head(known.head).long_id or ""
     assert known.meta is not None
-    return _decode(known.key, known.meta).session
+    return decode_meta(known.key, known.meta).session
 
 
 class _Rows:

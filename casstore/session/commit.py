@@ -413,6 +413,13 @@ def receipt_key(key: bytes, turn: str) -> RowKey:
     return RowKey("receipts", key + keys.part(turn, "a turn id"))
 
 
+def receipt_target(row: bytes) -> tuple[int, bytes]:
+    """The revision and the manifest that a receipt speaks of."""
+    if len(row) <= _NODES_AT:
+        raise CorruptionError("a receipt is damaged")
+    return int.from_bytes(row[_REVISION_AT:_MANIFEST_AT], "big"), row[_MANIFEST_AT:_NODES_AT]
+
+
 def _put_receipt(key: bytes, turn: str, meaning: bytes, head: HeadRow, grown: Grown) -> PutRow:
     first = grown.next_seq - len(grown.nodes)
     base = None if head.base is None else list(head.base)

@@ -22,6 +22,7 @@ _PART_BYTES: Final = 240
 MAX_ID_BYTES: Final = 16_384
 
 _LABEL: Final = b"\xff"
+_LINEAGE_BYTES: Final = 8
 _LINEAGE_ROW: Final = b"\x00"
 _LINEAGE_PAGE: Final = b"\x01"
 _LINEAGE_ID: Final = b"\x02"
@@ -70,6 +71,11 @@ def after_session(key: bytes) -> bytes:
         # Cut, so of a known length; the hash may hold any byte.
         return key[_SESSION_BYTES + len(_END) :]
     return key[end + len(_END) :]
+
+
+def session_part(key: bytes) -> bytes:
+    """The session's own key, with which a key that belongs to it starts."""
+    return key[: len(key) - len(after_session(key))]
 
 
 def is_cut(session: str) -> bool:
@@ -124,6 +130,16 @@ def lineage_row(lineage: bytes) -> bytes:
 def lineage_page(lineage: bytes, page: int) -> bytes:
     """Where the nodes of a lineage are listed in insertion order."""
     return lineage + _LINEAGE_PAGE + page.to_bytes(6, "big")
+
+
+def is_lineage_row(nodes_key: bytes) -> bool:
+    """Is this key of the node table that of what a lineage goes on from?"""
+    return nodes_key[_LINEAGE_BYTES : _LINEAGE_BYTES + 1] == _LINEAGE_ROW
+
+
+def is_lineage_page(nodes_key: bytes) -> bool:
+    """Is this key of the node table that of a page?"""
+    return nodes_key[_LINEAGE_BYTES : _LINEAGE_BYTES + 1] == _LINEAGE_PAGE
 
 
 def lineage_node(lineage: bytes, node_part: bytes) -> bytes:

@@ -99,7 +99,8 @@ def encode_page(page: Page) -> bytes:
     return pack_checked(list(page))
 
 
-def _decode_page(data: bytes) -> Page:
+def decode_page(data: bytes) -> Page:
+    """Read a page of the node table; CorruptionError if it is none."""
     try:
         page = Page(*unpack_checked(data))
         if len(page.digests) != DIGEST_BYTES * len(page.distances) or not page.distances:
@@ -226,7 +227,7 @@ class Chain:
             start = keys.lineage_page(segment.lineage, low)
             stop = keys.lineage_page(segment.lineage, (segment.stop - 1) // PAGE_NODES + 1)
             for row in self._engine.scan_rows("nodes", start=start, stop=stop, limit=_PAGES_AHEAD):
-                self._pages[row.key] = _decode_page(row.value).below(segment.stop)
+                self._pages[row.key] = decode_page(row.value).below(segment.stop)
             page = self._pages.get(keys.lineage_page(segment.lineage, number))
         if page is None or not page.first <= seq < page.stop:
             raise CorruptionError(f"the node table has no node number {seq}")

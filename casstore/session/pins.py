@@ -128,6 +128,11 @@ def kept_digest(row: bytes, now_ms: int) -> bytes | None:
     return None if _expired(pin, now_ms) else pin.digest
 
 
+def name_of(row: bytes) -> str:
+    """The name that a pin's row is about."""
+    return _decode(row)[0].name
+
+
 def _expired(pin: Pin, now_ms: int) -> bool:
     return pin.expires_at_ms is not None and pin.expires_at_ms <= now_ms
 

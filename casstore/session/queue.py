@@ -372,6 +372,16 @@ def items_digest(key: bytes, row: bytes) -> bytes | None:
     return _decode(RowKey("queue", key), row).items if keys.is_queue_batch(key) else None
 
 
+def put_names(key: bytes, batch_key: bytes, row: bytes) -> list[PutRow]:
+    """The rows by which a batch is found: by its id, and by its source key if it has one."""
+    one = _decode(RowKey("queue", batch_key), row)
+    seq = one.seq.to_bytes(8, "big")
+    puts = [PutRow(*keys.queue_id(key, one.id), seq)]
+    if one.source_key is not None:
+        puts.append(PutRow(*keys.queue_source(key, one.source_key), seq))
+    return puts
+
+
 # --- for commits --------------------------------------------------------------------------
 
 

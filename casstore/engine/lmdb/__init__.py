@@ -6,5 +6,7 @@ unsynced writes), ``creation``, ``guard`` (is this file safe to map?), ``gate`` 
 inside?) and ``environment`` (LMDB itself and its errors); ``reader``, ``transaction`` and
 ``group`` (one read, one write, many writes that share a flush); ``watching``
 (who waits for a commit?); ``engine`` (the protocol) and ``sharing`` (one engine for all who
-open a store in this process).
+open a store in this process). For damage: ``pages`` (the file without LMDB), ``examination``
+(what is wrong?), ``reindexing`` (the index made anew) and ``excavation`` (what still proves
+itself in a damaged file).
 """

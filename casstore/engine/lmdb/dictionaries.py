@@ -35,6 +35,8 @@ _MIN_SAMPLE_BYTES: Final = 4 * _SIZE_BYTES
 _NUMBER_DIGITS: Final = 9
 _NEWEST: Final = b"current_dictionary"
 _CHECKSUM_BYTES: Final = 8
+#: What a trained dictionary starts with.
+DICTIONARY_MAGIC: Final = b"\x37\xa4\x30\xec"
 
 
 class DictionaryReport(NamedTuple):
@@ -56,6 +58,16 @@ def try_dictionary(
     if sum(map(len, samples)) < _MIN_SAMPLE_BYTES:
         return None
     return train(samples, _SIZE_BYTES, compress)
+
+
+def open_dictionary(number: int, row: bytes | None, path: str) -> bytes:
+    """The content of a stored dictionary, checked."""
+    if row is None:
+        raise CorruptionError(f"{path} lacks dictionary {number}")
+    checksum, content = row[:_CHECKSUM_BYTES], row[_CHECKSUM_BYTES:]
+    if plain_hash(content, _CHECKSUM_BYTES) != checksum:
+        raise CorruptionError(f"dictionary {number} of {path} is damaged")
+    return content
 
 
 class DictionaryShelf:
@@ -82,12 +94,7 @@ class DictionaryShelf:
                 row = txn.get(number.to_bytes(4, "big"), db=self._env.dictionaries)
         except lmdb.Error as exc:
             raise translate(exc, self._env.path) from exc
-        if row is None:
-            raise CorruptionError(f"{self._env.path} lacks dictionary {number}")
-        checksum, content = row[:_CHECKSUM_BYTES], row[_CHECKSUM_BYTES:]
-        if plain_hash(content, _CHECKSUM_BYTES) != checksum:
-            raise CorruptionError(f"dictionary {number} of {self._env.path} is damaged")
-        return content
+        return open_dictionary(number, row, self._env.path)
 
     def add(self, content: bytes) -> int:
         """Keep a dictionary and make it the newest; its number."""

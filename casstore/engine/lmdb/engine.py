@@ -68,8 +68,9 @@ from casstore.errors import (
 )
 
 if TYPE_CHECKING:
+    from casstore.engine.faults import Examination, Fault, Structure, Told
     from casstore.engine.lmdb.collection import Collection
-    from casstore.engine.protocol import PackReport, Roots
+    from casstore.engine.protocol import IndexReport, PackReport, Roots
 
 DEFAULT_CACHE_BYTES: Final = 32 << 20
 
@@ -540,6 +541,90 @@ class LmdbEngine:
         """How many transactions there were since a collection last came to its end."""
         with self._env.reading() as txn:
             return txn.id() - notes.collected_at(self._env, txn)
+
+    # --- rebuilding -------------------------------------------------------------------------------
+
+    def rebuild_index(self, roots: Roots, *, grace_ms: int = 0) -> IndexReport:
+        """Make the index anew from the slabs: what roots reach, and what is younger."""
+        from casstore.engine.lmdb.reindexing import rebuild_index
+
+        now_ms = self._clock()
+        keep_after_ms = now_ms + 1 - grace_ms
+        return rebuild_index(self._env, roots, now_ms=now_ms, keep_after_ms=keep_after_ms)
+
+    def drop_damaged_rows(self, table: str) -> int:
+        """Remove rows of a table that cannot be proven, and make the sum over all rows anew."""
+        from casstore.engine.lmdb.reindexing import drop_damaged_rows
+
+        conditions.check_table(table)
+        return drop_damaged_rows(self._env, table)
+
+    # --- checking ---------------------------------------------------------------------------------
+
+    def check_header(self) -> list[Fault]:
+        """Look at what the store says of itself, and that its parts fit together in number."""
+        from casstore.engine.lmdb import examination
+
+        return examination.check_header(self._env)
+
+    def check_structure(self) -> Structure:
+        """Walk the pages of all tables, as one snapshot has them, without LMDB."""
+        from casstore.engine.lmdb import examination
+
+        return examination.check_structure(self._env, self._env.data_path)
+
+    def check_rows(self, tables: Sequence[str], told: Told | None = None) -> list[Fault]:
+        """Prove every row of these tables; all tables: the sum over them, too."""
+        from casstore.engine.lmdb import examination
+
+        for table in tables:
+            conditions.check_table(table)
+        return examination.check_rows(self._env, tables, told)
+
+    def readable_rows(self, table: str, *, start: bytes, limit: int) -> list[Row]:
+        """Rows from ``start`` on, in order, without those that are damaged."""
+        from casstore.engine.lmdb import examination
+
+        conditions.check_table(table)
+        return examination.readable_rows(self._env, table, start, limit)
+
+    def examine(self, *, after: int, content: Callable[[int], bool] | None) -> Examination:
+        """Objects with an id above ``after``, some slabs at a time, straight from the file."""
+        from casstore.engine.lmdb import examination
+
+        compressor = examination.fresh_compressor(self._env)
+        return examination.examine(self._env, compressor, after, content)
+
+    def find_ids(self, digests: Sequence[bytes]) -> list[int | None]:
+        """The ids of objects, all of one moment; None where there is none."""
+        from casstore.engine.lmdb import examination
+
+        conditions.check_digests(digests)
+        return examination.find_ids(self._env, digests)
+
+    def find_names(self, ids: Sequence[int]) -> list[bytes | None]:
+        """The digests by which objects are found, all of one moment; None: by none."""
+        from casstore.engine.lmdb import examination
+
+        return examination.find_names(self._env, ids)
+
+    def check_index(self, excused: Callable[[int], bool], told: Told | None = None) -> list[Fault]:
+        """Look for names that lead nowhere, but not to ids that are ``excused``."""
+        from casstore.engine.lmdb import examination
+
+        return examination.check_index(self._env, excused, told)
+
+    def read_mark(self) -> bytes | None:
+        """What the last check left behind."""
+        from casstore.engine.lmdb import examination
+
+        return examination.read_mark(self._env)
+
+    def write_mark(self, mark: bytes) -> None:
+        """Leave something for the next check."""
+        from casstore.engine.lmdb import examination
+
+        examination.write_mark(self._env, mark)
 
     # --- verifying --------------------------------------------------------------------------------
 

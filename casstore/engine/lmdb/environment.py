@@ -266,6 +266,11 @@ class Environment:
         self.touches = databases.pop(TOUCHES)
         self.tables = databases
 
+    @property
+    def data_path(self) -> str:
+        """The file that holds everything."""
+        return self._directory.data_path
+
     # --- transactions -------------------------------------------------------------------
 
     def begin_write(self) -> lmdb.Transaction[bytes]:

@@ -19,10 +19,10 @@ from typing import Final, NamedTuple
 
 from casstore.errors import CorruptionError, FormatVersionError, StorageError
 
-_MAGIC: Final = 0xBEEFC0DE
+META_MAGIC: Final = 0xBEEFC0DE
 # The two formats differ in the length of a page header: LMDB 0.9 writes version 1
 # after 16 bytes, LMDB 1.0 version 3 after 24.
-_HEADER_BYTES: Final = {16: 1, 24: 3}
+META_VERSIONS: Final = {16: 1, 24: 3}
 # magic, version, address, map size, then two database records of 48 bytes (the first
 # starts with the page size), last page, transaction
 _META: Final = Struct("=IIQQI44x48xQQ")
@@ -73,7 +73,7 @@ def read_extent(path: str) -> Extent:
         if len(head) < start + header_bytes + _META.size:
             raise CorruptionError(f"{path} has {file_bytes} bytes, too few for its meta pages")
         magic, version, _, _, _, page, transaction = _META.unpack_from(head, start + header_bytes)
-        if magic != _MAGIC or version != _HEADER_BYTES[header_bytes]:
+        if magic != META_MAGIC or version != META_VERSIONS[header_bytes]:
             raise CorruptionError(f"{path} has a damaged meta page")
         transactions.append(transaction)
         last_pages.append(page)
@@ -82,16 +82,16 @@ def read_extent(path: str) -> Extent:
         # The file never shrinks, so the older state cannot reach further than the newer.
         raise CorruptionError(f"{path} has a damaged meta page: the older one is the longer")
     needed_bytes = (last_pages[newest] + 1) * page_bytes
-    lmdb_version = list(_HEADER_BYTES).index(header_bytes)
+    lmdb_version = list(META_VERSIONS).index(header_bytes)
     return Extent(needed_bytes, file_bytes, (transactions[0], transactions[1]), lmdb_version)
 
 
 def _find_header(head: bytes, path: str) -> int:
-    for header_bytes, version in _HEADER_BYTES.items():
+    for header_bytes, version in META_VERSIONS.items():
         if len(head) < header_bytes + _META.size:
             break
         magic, found, *_ = _META.unpack_from(head, header_bytes)
-        if magic == _MAGIC:
+        if magic == META_MAGIC:
             if found != version:
                 raise FormatVersionError(f"{path} (LMDB's own file)", found, version)
             return header_bytes

@@ -1,0 +1,55 @@
+"""A set of ids as bits: what a pass over all objects may remember of each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+# Ids count up, so they lie close together; but one damaged number must not cost memory for
+# all below it.
+_BLOCK_BYTES: Final = 8192
+_BLOCK_IDS: Final = 8 * _BLOCK_BYTES
+
+
+class IdSet:
+    """Ids, one bit each, in blocks that are made when they are needed."""
+
+    __slots__ = ("_blocks",)
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, bytearray] = {}
+
+    def add(self, object_id: int) -> None:
+        """Take an id in."""
+        number, at = divmod(object_id, _BLOCK_IDS)
+        block = self._blocks.get(number)
+        if block is None:
+            block = self._blocks[number] = bytearray(_BLOCK_BYTES)
+        block[at >> 3] |= 1 << (at & 7)
+
+    def discard(self, object_id: int) -> None:
+        """Leave an id out."""
+        number, at = divmod(object_id, _BLOCK_IDS)
+        block = self._blocks.get(number)
+        if block is not None:
+            block[at >> 3] &= ~(1 << (at & 7))
+
+    def __contains__(self, object_id: int) -> bool:
+        number, at = divmod(object_id, _BLOCK_IDS)
+        block = self._blocks.get(number)
+        return block is not None and bool(block[at >> 3] >> (at & 7) & 1)
+
+    def __iter__(self) -> Iterator[int]:
+        """The ids in order. Adding meanwhile is allowed; what lies behind is not seen."""
+        for number in sorted(self._blocks):
+            block = self._blocks[number]
+            for at in range(_BLOCK_BYTES):
+                bits = block[at]
+                if bits:
+                    first = number * _BLOCK_IDS + 8 * at
+                    for bit in range(8):
+                        if bits >> bit & 1:
+                            yield first + bit
+
+    def __len__(self) -> int:
+        return sum([int.from_bytes(block, "little").bit_count() for block in self._blocks.values()])

@@ -1,0 +1,372 @@
+"""What is wrong with a store, fault by fault: structure, rows, slabs, index.
+
+Everything is read in snapshots. LMDB trusts its pages, so they are looked at first, without
+LMDB but under a read transaction, which keeps writers from using them again; tables whose
+pages are damaged are not to be read through LMDB at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import lmdb
+
+from casstore.engine.faults import (
+    DICTIONARY_DAMAGED,
+    HEADER_DAMAGED,
+    INDEX_DANGLING,
+    OBJECT_DAMAGED,
+    PAGE_DAMAGED,
+    ROW_DAMAGED,
+    ROWS_SUM_WRONG,
+    SLAB_DAMAGED,
+    SLABS_OVERLAP,
+    Examination,
+    Examined,
+    Fault,
+    Structure,
+    Told,
+)
+from casstore.engine.id_set import IdSet
+from casstore.engine.lmdb import slab as slabs
+from casstore.engine.lmdb.cache import SlabCache
+from casstore.engine.lmdb.compression import Compressor
+from casstore.engine.lmdb.creation import DATABASES, DICTIONARIES, INDEX, META, SLABS
+from casstore.engine.lmdb.dictionaries import DictionaryShelf, open_dictionary
+from casstore.engine.lmdb.environment import Environment, translate
+from casstore.engine.lmdb.pages import Lost, PageFile, read_record
+from casstore.engine.lmdb.reader import SlabReader
+from casstore.engine.lmdb.rows import SUM_KEY, RowSum, open_row, prove_row, seek_first
+from casstore.engine.protocol import Row
+from casstore.errors import BusyError, CasstoreError, CorruptionError
+from casstore.format.digest import check_object
+from casstore.format.header import CREATED_KEY, require_header
+
+MARK_KEY: Final = b"checked"
+# What one read transaction looks at, so that none is open long.
+_SLABS_A_BATCH: Final = 64
+_BYTES_A_BATCH: Final = 8 << 20
+_NAMES_A_BATCH: Final = 4096
+_BEGIN_TRIES: Final = 64
+_TOLD_EVERY: Final = 4096
+
+
+def check_header(env: Environment) -> list[Fault]:
+    """What the store says of itself, its dictionaries, and how its slabs follow each other."""
+    faults: list[Fault] = []
+    with env.reading() as txn:
+        try:
+            require_header(lambda key: _bytes_of(txn.get(key, db=env.meta)), env.path)
+        except CasstoreError as exc:
+            faults.append(Fault(HEADER_DAMAGED, str(exc), table=META))
+        created = _bytes_of(txn.get(CREATED_KEY, db=env.meta))
+        if created is None or not created.isdigit():
+            what = f"the time of creation is {created!r}"
+            faults.append(Fault(HEADER_DAMAGED, what, table=META, key=CREATED_KEY))
+        for key, row in txn.cursor(db=env.dictionaries):
+            number = int.from_bytes(key, "big")
+            try:
+                open_dictionary(number, bytes(row), env.path)
+            except CorruptionError as exc:
+                fault = Fault(DICTIONARY_DAMAGED, str(exc), table=DICTIONARIES, key=bytes(key))
+                faults.append(fault)
+        ids = above = 0
+        for key, value in txn.cursor(db=env.slabs):
+            last_id = int.from_bytes(key, "big")
+            try:
+                count = slabs.count_of(value)
+            except CorruptionError as exc:
+                faults.append(_slab_fault(bytes(key), above, str(exc)))
+                continue
+            if not above < last_id - count + 1 <= last_id:
+                faults.append(_overlap(bytes(key), last_id - count + 1, above))
+            ids += count
+            above = max(above, last_id)
+        named = txn.stat(env.index)["entries"]
+        if named > ids:
+            what = f"the index names {named} objects, but slabs hold {ids} at the most"
+            faults.append(Fault(INDEX_DANGLING, what, table=INDEX))
+    return faults
+
+
+def _bytes_of(row: memoryview | None) -> bytes | None:
+    return None if row is None else bytes(row)
+
+
+def _slab_fault(key: bytes, above: int, what: str) -> Fault:
+    last_id = int.from_bytes(key, "big")
+    return Fault(
+        SLAB_DAMAGED, what, table=SLABS, key=key, first_id=above + 1, last_id=max(last_id, above)
+    )
+
+
+def _overlap(key: bytes, first_id: int, above: int) -> Fault:
+    what = f"a slab starts at id {first_id}, but one before it ends at {above}"
+    return Fault(SLABS_OVERLAP, what, table=SLABS, key=key)
+
+
+# --- structure ------------------------------------------------------------------------------
+
+
+def check_structure(env: Environment, data_path: str) -> Structure:
+    """Walk the pages of all tables without LMDB, as one snapshot has them."""
+    for _ in range(_BEGIN_TRIES):
+        with env.reading() as txn, PageFile(data_path) as pages:
+            metas = [meta for meta in pages.metas() if meta.transaction == txn.id()]
+            if metas:
+                return _walk_tables(pages, metas[0].main.root)
+        # Two commits came between beginning and looking: the meta page was used again.
+    raise BusyError(f"commits to {env.path} come faster than its meta pages can be read")
+
+
+def _walk_tables(pages: PageFile, root: int) -> Structure:
+    visited = IdSet()
+    faults: list[Fault] = []
+    unsafe: set[str] = set()
+
+    def visit(page: int, count: int) -> bool:
+        fresh = page not in visited
+        visited.add(page)
+        return fresh
+
+    def note(table: str) -> Callable[[Lost], None]:
+        def lost(part: Lost) -> None:
+            unsafe.add(table)
+            faults.append(Fault(PAGE_DAMAGED, part.why, table=table, key=part.low))
+
+        return lost
+
+    records: dict[str, tuple[int, int]] = {}
+    for _, entry in pages.walk(root, note("main"), visit):
+        if entry.is_database and entry.value is not None:
+            record = read_record(entry.value)
+            records[entry.key.rstrip(b"\0").decode(errors="replace")] = record.root, record.entries
+    if "main" in unsafe:
+        return Structure(faults, frozenset((*DATABASES, "main")))
+    for table in DATABASES:
+        if table not in records:
+            note(table)(Lost(root, b"", None, f"table {table} is not there"))
+            continue
+        start, entries = records[table]
+        lost = note(table)
+        found = 0
+        for page, entry in pages.walk(start, lost, visit):
+            found += 1
+            if entry.value is None and pages.value(entry) is None:
+                why = f"page {entry.run}, which holds a long value, is damaged"
+                lost(Lost(page, entry.key, None, why))
+        if table not in unsafe and found != entries:
+            lost(Lost(start, b"", None, f"{found} entries where {entries} should be"))
+    return Structure(faults, frozenset(unsafe))
+
+
+# --- rows -----------------------------------------------------------------------------------
+
+
+def check_rows(env: Environment, tables: Sequence[str], told: Told | None) -> list[Fault]:
+    """Prove rows, and their sum if all tables are asked for: one snapshot, so no false alarm."""
+    faults: list[Fault] = []
+    total = RowSum()
+    seen = 0
+    with env.reading() as txn:
+        for table in tables:
+            for key, stored in txn.cursor(db=env.tables[table]):
+                name = bytes(key)
+                try:
+                    total.add(prove_row(table, name, stored)[1])
+                except CorruptionError as exc:
+                    faults.append(Fault(ROW_DAMAGED, str(exc), table=table, key=name))
+                seen += 1
+                if told is not None and not seen % _TOLD_EVERY:
+                    told(seen)
+        stored_sum = _bytes_of(txn.get(SUM_KEY, db=env.meta))
+        # With a row damaged, or a table left out, the sum cannot be right.
+        whole = not faults and set(tables) == set(env.tables)
+        if whole and total.encode() != RowSum(stored_sum).encode():
+            what = "the rows are not those last written: some are older or missing"
+            faults.append(Fault(ROWS_SUM_WRONG, what, table=META, key=SUM_KEY))
+    return faults
+
+
+def readable_rows(env: Environment, table: str, start: bytes, limit: int) -> list[Row]:
+    """Rows from ``start`` on, without those that are damaged."""
+    rows: list[Row] = []
+    with env.reading() as txn:
+        cursor = txn.cursor(db=env.tables[table])
+        more = seek_first(cursor, start)
+        while more and len(rows) < limit:
+            key = bytes(cursor.key())
+            try:
+                rows.append(Row(key, open_row(table, key, cursor.value())))
+            except CorruptionError:
+                # ``check_rows`` has told of it.
+                pass
+            more = cursor.next()
+    return rows
+
+
+# --- objects ----------------------------------------------------------------------------------
+
+
+def examine(
+    env: Environment, compressor: Compressor, after: int, content: Callable[[int], bool] | None
+) -> Examination:
+    """The next slabs, entry by entry."""
+    found = Examination([], [], None)
+    with env.reading() as txn:
+        reader = SlabReader(txn.cursor(db=env.slabs), SlabCache(0), compressor)
+        cursor = txn.cursor(db=env.slabs)
+        more = cursor.set_range(slabs.slab_key(after + 1))
+        # Where the slab before ends: it may have been joined to this one since the last call.
+        above = int.from_bytes(cursor.key(), "big") if more and cursor.prev() else 0
+        if more:
+            cursor.set_range(slabs.slab_key(after + 1))
+        size_bytes = 0
+        for _ in range(_SLABS_A_BATCH):
+            if not more or size_bytes > _BYTES_A_BATCH:
+                break
+            key = bytes(cursor.key())
+            try:
+                directory = slabs.read_directory(key, cursor.value())
+            except CorruptionError as exc:
+                found.faults.append(_slab_fault(key, max(above, after), str(exc)))
+            else:
+                if directory.first_id <= above:
+                    found.faults.append(_overlap(key, directory.first_id, above))
+                size_bytes += _examine_slab(env, txn, reader, directory, after, content, found)
+            above = after = int.from_bytes(key, "big")
+            more = cursor.next()
+    return found._replace(after=after if more else None)
+
+
+def _examine_slab(
+    env: Environment,
+    txn: lmdb.Transaction[memoryview],
+    reader: SlabReader,
+    directory: slabs.Directory,
+    after: int,
+    content: Callable[[int], bool] | None,
+    found: Examination,
+) -> int:
+    child_at = 0
+    size_bytes = 0
+    for position in range(directory.objects):
+        object_id = directory.first_id + position
+        children = directory.children(position, child_at)
+        child_at += directory.child_counts[position]
+        kind = directory.kinds[position] & ~slabs.KEEPS_LINKS
+        if object_id <= after or kind == slabs.DEAD:
+            continue
+        digest = directory.digest(position)
+        row = txn.get(digest, db=env.index)
+        named = row is not None and bytes(row) == slabs.slab_key(object_id)
+        one = Examined(object_id, digest, kind, children, named)
+        if named and content is not None and content(object_id):
+            one = _with_content(reader, one)
+            size_bytes += 0 if one.item is None else len(one.item.data)
+        found.objects.append(one)
+    return size_bytes
+
+
+def _with_content(reader: SlabReader, one: Examined) -> Examined:
+    try:
+        item = reader.object(one.id)
+        check_object(one.digest, item.kind, item.data)
+        links = tuple([reader.digest(child) for child in one.children])
+    except CorruptionError as exc:
+        return one._replace(fault=Fault(OBJECT_DAMAGED, str(exc), one.digest))
+    return one._replace(item=item, links=links)
+
+
+def find_ids(env: Environment, digests: Sequence[bytes]) -> list[int | None]:
+    """What the index says of these, in one snapshot."""
+    with env.reading() as txn:
+        rows = [txn.get(digest, db=env.index) for digest in digests]
+        return [
+            None if row is None or len(row) != slabs.ID_BYTES else int.from_bytes(row, "big")
+            for row in rows
+        ]
+
+
+def find_names(env: Environment, ids: Sequence[int]) -> list[bytes | None]:
+    """The digests under which the index knows these ids, in one snapshot."""
+    names: list[bytes | None] = []
+    with env.reading() as txn:
+        cursor = txn.cursor(db=env.slabs)
+        for object_id in ids:
+            digest = _digest_at(cursor, object_id)
+            row = None if digest is None else txn.get(digest, db=env.index)
+            named = row is not None and bytes(row) == slabs.slab_key(object_id)
+            names.append(digest if named else None)
+    return names
+
+
+def check_index(env: Environment, excused: Callable[[int], bool], told: Told | None) -> list[Fault]:
+    """Names that lead to no object, or to another one."""
+    faults: list[Fault] = []
+    start = b""
+    seen = 0
+    while True:
+        with env.reading() as txn:
+            cursor = txn.cursor(db=env.index)
+            more = cursor.set_range(start) if start else cursor.first()
+            slab = txn.cursor(db=env.slabs)
+            for _ in range(_NAMES_A_BATCH):
+                if not more:
+                    return faults
+                digest, row = bytes(cursor.key()), bytes(cursor.value())
+                object_id = int.from_bytes(row, "big")
+                # Asked in the same snapshot as the name itself: nothing comes in between.
+                if not excused(object_id) and (
+                    len(row) != slabs.ID_BYTES or _digest_at(slab, object_id) != digest
+                ):
+                    what = f"the index leads from {digest.hex()} to id {object_id}, which is not it"
+                    faults.append(Fault(INDEX_DANGLING, what, digest, INDEX, digest))
+                start = digest + b"\0"
+                more = cursor.next()
+                seen += 1
+        if told is not None:
+            told(seen)
+
+
+def _digest_at(cursor: lmdb.Cursor[memoryview], object_id: int) -> bytes | None:
+    """The digest that a slab lists under an id, if the entry is alive."""
+    if not 0 < object_id <= slabs.MAX_ID or not cursor.set_range(slabs.slab_key(object_id)):
+        return None
+    value = cursor.value()
+    try:
+        position = object_id - (int.from_bytes(cursor.key(), "big") - slabs.count_of(value) + 1)
+        if position < 0 or slabs.is_dead_at(value, position):
+            return None
+        return slabs.digest_at(value, position)
+    except CorruptionError:
+        return None
+
+
+# --- the mark ---------------------------------------------------------------------------------
+
+
+def read_mark(env: Environment) -> bytes | None:
+    """What the last check left behind."""
+    with env.reading() as txn:
+        return _bytes_of(txn.get(MARK_KEY, db=env.meta))
+
+
+def write_mark(env: Environment, mark: bytes) -> None:
+    """Leave something for the next check."""
+    env.require_writable()
+    with env.write_lock:
+        env.gate.check()
+        try:
+            with env.begin_write() as txn:
+                txn.put(MARK_KEY, mark, db=env.meta)
+        except lmdb.Error as exc:
+            raise translate(exc, env.path) from exc
+        env.announce()
+        env.cover()
+
+
+def fresh_compressor(env: Environment) -> Compressor:
+    """One that has loaded no dictionary yet: everything comes from the file."""
+    return Compressor(DictionaryShelf(env).load)

@@ -1,0 +1,361 @@
+"""LMDB's pages, read without LMDB: what is damaged here costs a page, not the process.
+
+LMDB trusts its file and dies of a damaged page. Whoever looks for damage, or wants to save
+what is left, reads the pages with this module. Nothing is mapped, nothing is believed: each
+page must say that it is itself, and everything in it must lie inside it.
+
+    page      header (16 bytes in format 0, 24 in format 1: number … flags, lower, upper),
+              then offsets of the entries, which lie at the end
+    branch    entries: key → page;  the first key is left out
+    leaf      entries: key → value, or → where a long value lies
+    overflow  a run of pages with one header, which holds one long value
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from struct import Struct
+from typing import Final, NamedTuple
+
+from casstore.engine.lmdb.guard import META_MAGIC, META_VERSIONS
+from casstore.errors import CorruptionError, StorageError
+
+BRANCH: Final = 0x01
+LEAF: Final = 0x02
+OVERFLOW: Final = 0x04
+_META: Final = 0x08
+# A page at rest has exactly one of these, and nothing else, in its flags.
+_KINDS: Final = frozenset((BRANCH, LEAF, OVERFLOW))
+
+_LONG: Final = 0x01
+_DATABASE: Final = 0x02
+
+NO_PAGE: Final = (1 << 64) - 1
+_META_PAGES: Final = 2
+# LMDB goes no deeper.
+_MAX_DEPTH: Final = 32
+_PAGE_SIZES: Final = tuple(1 << shift for shift in range(9, 17))
+_USUAL_PAGE_BYTES: Final = 4096
+# How many pages are looked at to find out how long a page is.
+_PROBES: Final = 256
+# How many pages are read at once where all are read.
+_READ_AHEAD: Final = 256
+
+_U16: Final = Struct("=H")
+_U32: Final = Struct("=I")
+_U64: Final = Struct("=Q")
+_ENTRY: Final = Struct("=HHHH")
+_RECORD: Final = Struct("=IHHQQQQQ")
+# magic, version, address, map size, two database records, last page, transaction
+_META_BODY: Final = Struct("=IIQQ48s48sQQ")
+
+
+class Record(NamedTuple):
+    """What LMDB writes down of a database: where its tree starts, and how many entries it has."""
+
+    depth: int
+    entries: int
+    root: int
+
+
+class Meta(NamedTuple):
+    """A meta page: one committed state."""
+
+    transaction: int
+    last_page: int
+    main: Record
+
+
+class Entry(NamedTuple):
+    """An entry of a leaf. A long value lies in its own run of pages."""
+
+    key: bytes
+    #: The value, or None if it lies elsewhere.
+    value: bytes | None
+    size: int
+    run: int
+    is_database: bool
+
+
+class Page(NamedTuple):
+    """A page taken apart."""
+
+    number: int
+    kind: int
+    #: The transaction that wrote it; 0 where the format does not say.
+    transaction: int
+    entries: list[Entry]
+    #: Of a branch: the lowest key below each child, and the child.
+    children: list[tuple[bytes, int]]
+    #: Of an overflow page: how many pages its run has.
+    run_pages: int
+
+
+class Lost(NamedTuple):
+    """A part of a tree that cannot be read: keys from ``low`` to below ``high``."""
+
+    page: int
+    low: bytes
+    high: bytes | None
+    why: str
+
+
+class Reached(NamedTuple):
+    """An entry found by walking a tree."""
+
+    page: int
+    entry: Entry
+
+
+def read_record(data: bytes) -> Record:
+    """The record of a database."""
+    _, _, depth, _, _, _, entries, root = _RECORD.unpack(data)
+    return Record(depth, entries, root)
+
+
+class PageFile:
+    """An LMDB data file as pages. Reads only; safe on any bytes, and beside a writer."""
+
+    def __init__(self, path: str) -> None:
+        try:
+            self._handle = os.open(path, os.O_RDONLY)
+            self.size_bytes = os.fstat(self._handle).st_size
+        except OSError as exc:
+            raise StorageError(f"cannot read {path}: {exc.strerror}") from exc
+        self.path = path
+        try:
+            self.header_bytes, self.page_bytes = self._find_layout()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._handle)
+
+    def __enter__(self) -> PageFile:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def page_count(self) -> int:
+        """How many whole pages the file has."""
+        return self.size_bytes // self.page_bytes
+
+    # --- layout -------------------------------------------------------------------------
+
+    def _find_layout(self) -> tuple[int, int]:
+        """The length of a header and of a page: from a meta page, else by trying."""
+        for start in (0, *_PAGE_SIZES):
+            for header_bytes, version in META_VERSIONS.items():
+                data = self._read_at(start + header_bytes, _META_BODY.size)
+                if len(data) < _META_BODY.size:
+                    continue
+                magic, found, _, _, free, _, _, _ = _META_BODY.unpack(data)
+                page_bytes = _U32.unpack_from(free)[0]
+                if magic == META_MAGIC and found == version and page_bytes in _PAGE_SIZES:
+                    return header_bytes, page_bytes
+        # Both meta pages are gone: pages that say their own number tell.
+        best = max(
+            ((header, size) for size in _PAGE_SIZES for header in META_VERSIONS),
+            key=lambda layout: (self._count_sound(*layout), layout[1] == _USUAL_PAGE_BYTES),
+        )
+        if not self._count_sound(*best):
+            raise CorruptionError(f"{self.path} has no page that LMDB could have written")
+        return best
+
+    def _count_sound(self, header_bytes: int, page_bytes: int) -> int:
+        sound = 0
+        total = self.size_bytes // page_bytes
+        for number in range(_META_PAGES, total, max(1, total // _PROBES)):
+            head = self._read_at(number * page_bytes, header_bytes)
+            if len(head) == header_bytes and _U64.unpack_from(head)[0] == number:
+                sound += _U16.unpack_from(head, header_bytes - 6)[0] in _KINDS
+        return sound
+
+    def metas(self) -> list[Meta]:
+        """The meta pages that make sense, newest first."""
+        found: list[Meta] = []
+        for number in range(_META_PAGES):
+            page = self._read_at(number * self.page_bytes, self.header_bytes + _META_BODY.size)
+            if len(page) < self.header_bytes + _META_BODY.size:
+                continue
+            magic, version, _, _, _, main, last_page, transaction = _META_BODY.unpack_from(
+                page, self.header_bytes
+            )
+            if (
+                magic == META_MAGIC
+                and version == META_VERSIONS[self.header_bytes]
+                and _U64.unpack_from(page)[0] == number
+                and _U16.unpack_from(page, self.header_bytes - 6)[0] == _META
+                # A transaction writes the page whose number is its own, modulo two.
+                and (transaction % _META_PAGES == number or not transaction)
+            ):
+                found.append(Meta(transaction, last_page, read_record(main)))
+        return sorted(found, reverse=True)
+
+    # --- pages --------------------------------------------------------------------------
+
+    def _read_at(self, start: int, size: int) -> bytes:
+        try:
+            return os.pread(self._handle, size, start)
+        except OSError as exc:
+            # A bad sector is damage like any other: what it held is lost, not the rest.
+            if start == 0:
+                raise StorageError(f"cannot read {self.path}: {exc.strerror}") from exc
+            return b""
+
+    def read(self, number: int, pages: int = 1) -> bytes | None:
+        """The bytes of a run of pages; None if the file does not hold them all."""
+        if number < 0 or pages < 1 or (number + pages) * self.page_bytes > self.size_bytes:
+            return None
+        size = pages * self.page_bytes
+        data = self._read_at(number * self.page_bytes, size)
+        return data if len(data) == size else None
+
+    def page(self, number: int) -> Page | None:
+        """One page taken apart; None if it is not what LMDB would have written there."""
+        data = self.read(number)
+        return None if data is None else self.parse(number, data)
+
+    def pages(self) -> Iterator[Page]:
+        """Every page that makes sense, in order, whether or not anything leads to it."""
+        total, step = self.page_count, _READ_AHEAD
+        for start in range(_META_PAGES, total, step):
+            count = min(step, total - start)
+            block = self.read(start, count)
+            for number in range(start, start + count):
+                if block is None:
+                    page = self.page(number)
+                else:
+                    at = (number - start) * self.page_bytes
+                    page = self.parse(number, block[at : at + self.page_bytes])
+                if page is not None:
+                    yield page
+
+    def parse(self, number: int, data: bytes) -> Page | None:
+        """The parts of a page; None if it is not what LMDB would have written there."""
+        header = self.header_bytes
+        kind = _U16.unpack_from(data, header - 6)[0]
+        if kind not in _KINDS or _U64.unpack_from(data)[0] != number:
+            return None
+        transaction: int = _U64.unpack_from(data, 8)[0] if header > 16 else 0
+        if kind == OVERFLOW:
+            run_pages: int = _U32.unpack_from(data, header - 4)[0]
+            if not 0 < run_pages <= self.page_count - number:
+                return None
+            return Page(number, kind, transaction, [], [], run_pages)
+        # Format 1 counts offsets from behind the header.
+        base = 0 if header == 16 else header
+        lower, upper = _U16.unpack_from(data, header - 4)[0], _U16.unpack_from(data, header - 2)[0]
+        count = (lower - header + base) >> 1
+        if lower < header - base or lower > upper or upper + base > len(data):
+            return None
+        entries: list[Entry] = []
+        children: list[tuple[bytes, int]] = []
+        for at in range(count):
+            offset = base + _U16.unpack_from(data, header + 2 * at)[0]
+            if not upper + base <= offset <= len(data) - _ENTRY.size:
+                return None
+            low, high, flags, key_bytes = _ENTRY.unpack_from(data, offset)
+            key_at = offset + _ENTRY.size
+            value_at = key_at + key_bytes
+            if value_at > len(data):
+                return None
+            key = data[key_at:value_at]
+            if kind == BRANCH:
+                children.append((key if at else b"", low | high << 16 | flags << 32))
+                continue
+            if base:
+                value_at += key_bytes & 1
+            entry = self._entry(data, key, value_at, low | high << 16, flags)
+            if entry is None:
+                return None
+            entries.append(entry)
+        if kind == BRANCH and not children:
+            return None
+        return Page(number, kind, transaction, entries, children, 0)
+
+    def _entry(self, data: bytes, key: bytes, at: int, size: int, flags: int) -> Entry | None:
+        if flags & _LONG:
+            if flags != _LONG or at + _U64.size > len(data):
+                return None
+            return Entry(key, None, size, _U64.unpack_from(data, at)[0], is_database=False)
+        if flags not in (0, _DATABASE) or at + size > len(data):
+            return None
+        if flags == _DATABASE and size != _RECORD.size:
+            return None
+        return Entry(key, data[at : at + size], size, 0, is_database=flags == _DATABASE)
+
+    def run_length(self, size: int) -> int:
+        """How many pages a long value takes."""
+        return (self.header_bytes - 1 + size) // self.page_bytes + 1
+
+    def value(self, entry: Entry) -> bytes | None:
+        """The value of an entry; None if its run of pages is not there."""
+        if entry.value is not None:
+            return entry.value
+        pages = self.run_length(entry.size)
+        data = self.read(entry.run, pages)
+        if data is None:
+            return None
+        head = self.parse(entry.run, data[: self.page_bytes])
+        if head is None or head.kind != OVERFLOW or head.run_pages != pages:
+            return None
+        return data[self.header_bytes : self.header_bytes + entry.size]
+
+    def run_content(self, page: Page) -> bytes | None:
+        """All that a run of overflow pages holds; its value may be shorter."""
+        data = self.read(page.number, page.run_pages)
+        return None if data is None else data[self.header_bytes :]
+
+    # --- trees --------------------------------------------------------------------------
+
+    def walk(
+        self,
+        root: int,
+        lost: Callable[[Lost], None],
+        visit: Callable[[int, int], bool],
+    ) -> Iterator[Reached]:
+        """The entries of a tree in order, as far as it can be read.
+
+        ``lost`` is told of each part that cannot. ``visit(page, pages)`` is told of each page
+        or run on the way, and says False if it must not be there.
+        """
+        if root == NO_PAGE:
+            return
+        ahead: list[tuple[int, bytes, bytes | None, int]] = [(root, b"", None, 1)]
+        while ahead:
+            number, low, high, depth = ahead.pop()
+            page = self.page(number) if depth <= _MAX_DEPTH else None
+            if page is None or page.kind == OVERFLOW:
+                lost(Lost(number, low, high, f"page {number} is damaged"))
+                continue
+            if not visit(number, 1):
+                lost(Lost(number, low, high, f"page {number} is in the tree twice"))
+                continue
+            names = [key for key, _ in page.children[1:]] or [one.key for one in page.entries]
+            if not _in_order(names, low, high):
+                lost(Lost(number, low, high, f"the keys of page {number} are out of order"))
+                continue
+            if page.kind == LEAF:
+                for entry in page.entries:
+                    yield Reached(number, entry)
+                continue
+            bounds = [low, *names]
+            above = [*names, high]
+            for (_, child), start, stop in reversed(
+                list(zip(page.children, bounds, above, strict=True))
+            ):
+                ahead.append((child, start, stop, depth + 1))
+
+
+def _in_order(names: list[bytes], low: bytes, high: bytes | None) -> bool:
+    ascending = all(one < two for one, two in pairwise(names))
+    if not names:
+        return True
+    return ascending and names[0] >= low and (high is None or names[-1] < high)

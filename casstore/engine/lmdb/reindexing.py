@@ -1,0 +1,166 @@
+"""The index, made anew from the slabs; damaged rows of a derived table, taken away.
+
+A slab may still hold objects that were collected: their bytes go when it is packed. The
+index alone tells them from the living, so without it reachability decides, as it did for
+the collector. If a digest stands in several slabs, the highest id is the living one: an
+object is stored again only when it is not there.
+"""
+
+from __future__ import annotations
+
+import os
+
+import lmdb
+
+from casstore.engine.id_set import IdSet
+from casstore.engine.lmdb import notes
+from casstore.engine.lmdb import slab as slabs
+from casstore.engine.lmdb.environment import Environment, translate
+from casstore.engine.lmdb.rows import SUM_KEY, RowSum, open_row, prove_row
+from casstore.engine.protocol import IndexReport, Roots, Row
+from casstore.errors import CorruptionError
+
+
+def rebuild_index(
+    env: Environment, roots: Roots, *, now_ms: int, keep_after_ms: int
+) -> IndexReport:
+    """Name all that roots reach, and what was stored since ``keep_after_ms`` and is whole."""
+    env.require_writable()
+    # A collection that is going on goes by the names that it has seen.
+    lock = env.lock_collector()
+    try:
+        with env.write_lock:
+            env.gate.check()
+            try:
+                with env.begin_write() as txn:
+                    report = _rebuild(env, txn, roots, now_ms, keep_after_ms)
+            except lmdb.Error as exc:
+                raise translate(exc, env.path) from exc
+            env.announce()
+            env.cover()
+    finally:
+        os.close(lock)
+    return report
+
+
+def _rebuild(
+    env: Environment,
+    txn: lmdb.Transaction[bytes],
+    roots: Roots,
+    now_ms: int,
+    keep_after_ms: int,
+) -> IndexReport:
+    wanted: set[bytes] = set()
+    for table in roots.tables:
+        for key, stored in txn.cursor(db=env.tables[table]):
+            wanted.update(roots.named(table, Row(key, open_row(table, key, stored)), now_ms))
+    before = txn.stat(env.index)["entries"]
+    reached, held, young = IdSet(), IdSet(), IdSet()
+    # Descending: parents come before children, and of equal digests the living one.
+    cursor = txn.cursor(db=env.slabs)
+    more = cursor.last()
+    while more:
+        directory = slabs.read_directory(*cursor.item())
+        child_at = len(directory.distances)
+        for position in range(directory.objects - 1, -1, -1):
+            child_at -= directory.child_counts[position]
+            if _is_dead(directory, position):
+                continue
+            object_id = directory.first_id + position
+            held.add(object_id)
+            digest = directory.digest(position)
+            if digest in wanted:
+                wanted.discard(digest)
+                reached.add(object_id)
+            if object_id in reached:
+                for child in directory.children(position, child_at):
+                    if not 0 < child < object_id:
+                        raise CorruptionError(
+                            f"object {digest.hex()} is older than one it links to"
+                        )
+                    reached.add(child)
+            elif directory.stored_at_ms >= keep_after_ms:
+                young.add(object_id)
+        more = cursor.prev()
+    missing = len(wanted) + sum([object_id not in held for object_id in reached])
+    found = _name(env, txn, reached, young)
+    # Whatever was collected and not packed yet is left without a name again.
+    notes.note_leftovers(env, txn, there=True)
+    named = txn.stat(env.index)["entries"]
+    return IndexReport(named, found, before - (named - found), missing)
+
+
+def _is_dead(directory: slabs.Directory, position: int) -> bool:
+    return directory.kinds[position] & ~slabs.KEEPS_LINKS == slabs.DEAD
+
+
+def _name(env: Environment, txn: lmdb.Transaction[bytes], reached: IdSet, young: IdSet) -> int:
+    """Write the index; how many objects were not in the old one under this id.
+
+    Ascending: children come first, so it is known of a young object whether all it links to
+    has a name. One without all its parts stays unnamed (P3).
+    """
+    # The old index is needed until each entry was compared with it.
+    found = 0
+    named = IdSet()
+    cursor = txn.cursor(db=env.slabs)
+    more = cursor.first()
+    while more:
+        directory = slabs.read_directory(*cursor.item())
+        child_at = 0
+        for position in range(directory.objects):
+            object_id = directory.first_id + position
+            children = directory.children(position, child_at)
+            child_at += directory.child_counts[position]
+            if _is_dead(directory, position):
+                continue
+            whole = all(child in named for child in children)
+            if object_id in reached or (object_id in young and whole):
+                named.add(object_id)
+                row = txn.get(directory.digest(position), db=env.index)
+                found += row != slabs.slab_key(object_id)
+        more = cursor.next()
+    txn.drop(env.index, delete=False)
+    more = cursor.first()
+    while more:
+        directory = slabs.read_directory(*cursor.item())
+        for position in range(directory.objects):
+            object_id = directory.first_id + position
+            if object_id in named:
+                # Ascending: of two with the same digest the higher one stays.
+                txn.put(directory.digest(position), slabs.slab_key(object_id), db=env.index)
+        more = cursor.next()
+    return found
+
+
+def drop_damaged_rows(env: Environment, table: str) -> int:
+    """Remove rows of a table that cannot be proven; make the sum over all rows anew."""
+    env.require_writable()
+    with env.write_lock:
+        env.gate.check()
+        try:
+            with env.begin_write() as txn:
+                dropped = _drop(env, txn, table)
+        except lmdb.Error as exc:
+            raise translate(exc, env.path) from exc
+        env.announce()
+        env.cover()
+    return dropped
+
+
+def _drop(env: Environment, txn: lmdb.Transaction[bytes], wanted: str) -> int:
+    total = RowSum()
+    damaged: list[bytes] = []
+    for table, database in env.tables.items():
+        for key, stored in txn.cursor(db=database):
+            try:
+                total.add(prove_row(table, key, stored)[1])
+            except CorruptionError:
+                if table != wanted:
+                    raise
+                damaged.append(key)
+    for key in damaged:
+        txn.delete(key, db=env.tables[wanted])
+    if damaged or RowSum(txn.get(SUM_KEY, db=env.meta)).encode() != total.encode():
+        txn.put(SUM_KEY, total.encode(), db=env.meta)
+    return len(damaged)

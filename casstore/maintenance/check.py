@@ -1,0 +1,418 @@
+"""Check: is everything there, is it what was written, and does it fit together?
+
+Nothing that is damaged raises: it becomes a finding, and the sessions and revisions that
+need it are named. Objects are gone through once, by ascending id, with one bit or two for
+each: a child's id is lower than its parent's, so when an object is met it is known whether
+all it links to is in order. A check reads snapshots beside writers and collectors; what
+looks wrong is looked at again in a fresh one before it is reported.
+
+    quick         headers, dictionaries, numbers
+    connectivity  everything that rows reach is there; derived tables agree; rows are proven
+    sample        the same, and the content of a random share of the objects
+    full          the same, and the content of every object
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+from casstore.engine import faults
+from casstore.engine.faults import Checking, Examined, Fault
+from casstore.engine.id_set import IdSet
+from casstore.engine.protocol import TABLES, Engine, RowKey
+from casstore.errors import CasstoreError, CorruptionError, InvalidInputError, ReadOnlyError
+from casstore.format.canonical import pack_checked, unpack_checked
+from casstore.format.digest import Digest
+from casstore.maintenance import findings as codes
+from casstore.maintenance.findings import Affected, Finding, Findings, Where
+from casstore.maintenance.lineages import Lineages, Table, differences
+from casstore.maintenance.objects_check import Malformed, links_of, prove_content
+from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.rebuild import RebuildReport, rebuild
+from casstore.maintenance.rows_check import RowsCheck
+from casstore.store import Store
+
+__all__ = ["LEVELS", "CheckReport", "RebuildReport", "check", "rebuild"]
+
+QUICK: Final = "quick"
+CONNECTIVITY: Final = "connectivity"
+SAMPLE: Final = "sample"
+FULL: Final = "full"
+LEVELS: Final = (QUICK, CONNECTIVITY, SAMPLE, FULL)
+
+# How many sessions, and revisions of each, a report names.
+_NAMED_SESSIONS: Final = 1000
+_NAMED_REVISIONS: Final = 20
+_MARK_VERSION: Final = 1
+# Without these no object can be read; without those no graph.
+_OBJECT_TABLES: Final = frozenset(("main", "meta", "slabs", "index", "dictionaries"))
+_GRAPH_TABLES: Final = frozenset(("heads", "history", "nodes"))
+
+
+class CheckReport(NamedTuple):
+    """What a check found."""
+
+    level: str
+    since_last: bool
+    findings: tuple[Finding, ...]
+    #: Findings beyond the number asked for, and how many there are of each code.
+    findings_omitted: int
+    counts: dict[str, int]
+    #: Sessions that need what is damaged or missing; and how many are not listed.
+    affected: tuple[Affected, ...]
+    affected_omitted: int
+    #: Pins and tags that do.
+    affected_pins: tuple[str, ...]
+    rows_checked: int
+    objects_checked: int
+    #: Objects whose content was read and proven.
+    contents_checked: int
+
+    @property
+    def sound(self) -> bool:
+        """Is there no error among the findings?"""
+        return not any(codes.CODES[code].severity == codes.ERROR for code in self.counts)
+
+
+def check(
+    store: Store,
+    *,
+    level: str = CONNECTIVITY,
+    since_last: bool = False,
+    share: float = 0.05,
+    seed: int | None = None,
+    max_findings: int = 100,
+    progress: Progress | None = None,
+) -> CheckReport:
+    """Look for damage; never raises because of any.
+
+    ``since_last`` looks only at objects that came after the last check of this level, or a
+    stricter one, that found no error. ``share`` and ``seed`` are for level ``sample``: how
+    many of the objects, and which. At most ``max_findings`` are kept; the rest is counted.
+    """
+    engine = store.engine
+    if level not in LEVELS:
+        raise InvalidInputError(f"no level {level!r}; there are {', '.join(LEVELS)}")
+    if not isinstance(engine, Checking):
+        raise InvalidInputError("the engine of this store cannot be checked")
+    if not 0 < share <= 1:
+        raise InvalidInputError(f"a share above 0 and up to 1, not {share!r}")
+    if type(max_findings) is not int or max_findings < 1:
+        raise InvalidInputError(f"at least one finding is kept, not {max_findings!r}")
+    chance = random.Random(seed)
+    wanted: Callable[[int], bool] | None = None
+    if level == FULL:
+        wanted = _every
+    elif level == SAMPLE:
+        wanted = lambda object_id: chance.random() < share  # noqa: E731
+    return _Check(engine, engine, level, wanted, Findings(max_findings), progress).run(
+        since_last=since_last
+    )
+
+
+def _every(object_id: int) -> bool:
+    return True
+
+
+class _Mark(NamedTuple):
+    """Up to which id the last checks without an error went, by what they looked at."""
+
+    connectivity: int = 0
+    full: int = 0
+
+
+class _Check:
+    def __init__(
+        self,
+        engine: Engine,
+        checking: Checking,
+        level: str,
+        content: Callable[[int], bool] | None,
+        found: Findings,
+        progress: Progress | None,
+    ) -> None:
+        self._engine = engine
+        self._checking = checking
+        self._level = level
+        self._content = content
+        self._found = found
+        self._progress = progress
+        self._named = IdSet()
+        # Objects that are damaged or missing, or need one that is.
+        self._tainted = IdSet()
+        self._any_tainted = False
+        self._objects = self._contents = 0
+        self._highest = 0
+        self._start = 0
+        self._pins: list[str] = []
+        self._rows = RowsCheck(engine, checking, found)
+
+    def _tell(self, phase: str, unit: str) -> Callable[[int], None]:
+        def told(done: int) -> None:
+            if self._progress is not None:
+                self._progress(Step(phase, done, None, unit))
+
+        return told
+
+    def run(self, *, since_last: bool) -> CheckReport:
+        """Everything that the level asks for, as far as it can be read."""
+        checking, found = self._checking, self._found
+        unsafe: frozenset[str] = frozenset()
+        if self._level != QUICK:
+            structure = checking.check_structure()
+            self._take(structure.faults)
+            unsafe = self._rows.unsafe = structure.unsafe
+        # LMDB may die of reading a table whose pages are damaged, so those are left alone.
+        readable = not unsafe & _OBJECT_TABLES
+        if readable:
+            self._attempt(lambda: self._take(checking.check_header()))
+        affected: list[Affected] = []
+        if self._level != QUICK:
+            tables = [table for table in TABLES if table not in unsafe]
+            told = self._tell("rows", "rows")
+            self._attempt(lambda: self._take(checking.check_rows(tables, told)))
+            if since_last and readable:
+                mark = self._read_mark()
+                self._start = mark.full if self._content is not None else mark.connectivity
+            if readable:
+                self._attempt(self._check_objects)
+            if readable and not self._start:
+                names = self._tell("index", "names")
+                excused = self._tainted.__contains__
+                self._attempt(lambda: self._take(checking.check_index(excused, names)))
+            if readable:
+                self._attempt(lambda: self._rows.run(tables, told))
+            if readable and not unsafe & _GRAPH_TABLES:
+                self._attempt(self._check_nodes)
+                self._attempt(lambda: affected.extend(self._find_affected()))
+        report = CheckReport(
+            self._level,
+            since_last,
+            found.found(),
+            found.omitted,
+            dict(sorted(found.counts.items())),
+            tuple(affected[:_NAMED_SESSIONS]),
+            max(0, len(affected) - _NAMED_SESSIONS),
+            tuple(self._pins),
+            self._rows.rows,
+            self._objects,
+            self._contents,
+        )
+        if report.sound and self._level in (CONNECTIVITY, FULL):
+            self._advance_mark()
+        return report
+
+    def _attempt(self, work: Callable[[], object]) -> None:
+        """Do a part of the check; what LMDB itself calls damage is a finding, too."""
+        try:
+            work()
+        except CorruptionError as exc:
+            self._found.add(faults.PAGE_DAMAGED, str(exc))
+
+    def _take(self, faulty: list[Fault]) -> None:
+        for fault in faulty:
+            self._found.add_fault(fault, self._rows.session_of)
+
+    # --- objects --------------------------------------------------------------------------
+
+    def _check_objects(self) -> None:
+        after: int | None = self._start
+        told = self._tell("objects", "objects")
+        while after is not None:
+            run = self._checking.examine(after=after, content=self._content)
+            for fault in run.faults:
+                self._found.add_fault(fault, self._rows.session_of)
+                if fault.first_id:
+                    self._taint(range(fault.first_id, fault.last_id + 1))
+            for one in run.objects:
+                if one.named:
+                    self._check_object(one)
+            after = run.after
+            told(self._objects)
+
+    def _taint(self, ids: range) -> None:
+        # A damaged key may claim any number of ids; those that matter lie close to others.
+        for object_id in ids[-(1 << 16) :]:
+            self._tainted.add(object_id)
+        self._any_tainted = True
+
+    def _check_object(self, one: Examined) -> None:
+        self._objects += 1
+        self._named.add(one.id)
+        self._highest = max(self._highest, one.id)
+        where = Where(digest=Digest(one.digest))
+        sound = True
+        for child in one.children:
+            if not 0 < child < one.id:
+                sound = False
+                what = f"object {one.digest.hex()} links to id {child}, its own is {one.id}"
+                self._found.add(codes.LINK_ORDER, what, where)
+            elif child <= self._start:
+                # It was in order when it was last looked at; that it is there is asked again.
+                sound = self._child_is_there(one, child) and sound
+            elif child in self._tainted:
+                sound = False
+            elif child not in self._named:
+                sound = self._child_is_there(one, child) and sound
+        if one.fault is not None and self._is_still_there(one):
+            sound = False
+            self._found.add_fault(one.fault, self._rows.session_of)
+        elif one.item is not None:
+            self._contents += 1
+            sound = self._check_content(one, where) and sound
+        if not sound:
+            self._tainted.add(one.id)
+            self._any_tainted = True
+
+    def _is_still_there(self, one: Examined) -> bool:
+        return self._checking.find_ids([one.digest])[0] == one.id
+
+    def _child_is_there(self, one: Examined, child: int) -> bool:
+        """Look again, in one fresh snapshot: both may have been collected since they were read."""
+        own, below = self._checking.find_names([one.id, child])
+        if below is not None or own != one.digest:
+            return True
+        what = f"object {one.digest.hex()} links to id {child}, which has no name"
+        self._found.add(codes.OBJECT_MISSING, what, Where(digest=Digest(one.digest)))
+        self._tainted.add(child)
+        return False
+
+    def _check_content(self, one: Examined, where: Where) -> bool:
+        assert one.item is not None
+        try:
+            prove_content(self._engine, one.digest, one.item)
+            links = links_of(one.digest, one.item)
+        except CorruptionError as exc:
+            if not self._is_still_there(one):
+                return True
+            self._found.add(faults.OBJECT_DAMAGED, str(exc), where)
+            return False
+        except (Malformed, CasstoreError) as exc:
+            self._found.add(codes.OBJECT_MALFORMED, str(exc), where)
+            return False
+        if tuple(links) != one.links:
+            what = f"object {one.digest.hex()} has {len(links)} links, its slab lists others"
+            self._found.add(codes.LINKS_DIFFER, what, where)
+            return False
+        return True
+
+    # --- derived tables --------------------------------------------------------------------
+
+    def _check_nodes(self) -> None:
+        lineages = Lineages(self._engine)
+        lineages.survey(self._rows.readable)
+        told = self._tell("nodes", "lineages")
+        for done, name in enumerate(lineages.names()):
+            standing = lineages.standing(name)
+            ids = self._checking.find_ids([standing.head.manifest])
+            if self._start and ids[0] is not None and ids[0] <= self._start:
+                continue
+            self._check_lineage(lineages, name)
+            told(done)
+        for table in self._shared(lineages):
+            wrong = differences(self._engine, table)
+            if wrong and table.standing is None:
+                what = f"lineage {table.lineage.hex()}, which forks go on from, lacks nodes"
+                self._found.add(
+                    codes.NODE_TABLE_WRONG, what, Where(table="nodes", key=wrong[0].key)
+                )
+
+    def _shared(self, lineages: Lineages) -> Iterator[Table]:
+        try:
+            yield from lineages.shared_tables()
+        except CasstoreError:
+            # A graph that cannot be read has made findings already.
+            return
+
+    def _check_lineage(self, lineages: Lineages, name: bytes) -> None:
+        standing = lineages.standing(name)
+        try:
+            wrong = differences(self._engine, lineages.table(name))
+        except CasstoreError:
+            # A graph that cannot be read has made findings already.
+            return
+        if not wrong:
+            return
+        table = "heads" if standing.is_head else "history"
+        key = standing.session_key
+        if not standing.is_head:
+            key += standing.head.revision.to_bytes(8, "big")
+        if self._rows.now([RowKey(table, key)]) != [standing.row]:
+            # It moved meanwhile; what it left is looked at by the next check.
+            return
+        session = self._rows.name_of(standing.session_key, standing.head.long_id)
+        what = f"{len(wrong)} rows of the node table do not match the graph of session {session!r}"
+        where = Where(session, standing.head.revision, None, "nodes", wrong[0].key)
+        self._found.add(codes.NODE_TABLE_WRONG, what, where)
+
+    # --- who is affected ---------------------------------------------------------------------
+
+    def _find_affected(self) -> list[Affected]:
+        """The sessions and revisions that need something damaged or missing."""
+        if not (self._any_tainted or self._found.counts.get(codes.ROOT_MISSING)):
+            return []
+        hit: dict[str, list[int]] = {}
+        heads: set[str] = set()
+        counts: dict[str, int] = {}
+        for revision in self._rows.revisions():
+            digests = [revision.head.manifest]
+            if revision.head.hidden is not None:
+                digests.append(revision.head.hidden)
+            if self._are_whole(digests):
+                continue
+            name = revision.session
+            counts[name] = counts.get(name, 0) + 1
+            newest = [*hit.get(name, []), revision.head.revision]
+            hit[name] = sorted(newest, reverse=True)[:_NAMED_REVISIONS]
+            if revision.is_head:
+                heads.add(name)
+        others: dict[str, list[str]] = {}
+        for session, what, digest in self._rows.keepers():
+            if self._are_whole([digest]):
+                continue
+            named = self._pins if session is None else others.setdefault(session, [])
+            if len(named) < _NAMED_SESSIONS:
+                named.append(what)
+        return [
+            Affected(
+                name,
+                tuple(hit.get(name, ())),
+                counts.get(name, 0),
+                name in heads,
+                tuple(others.get(name, ())),
+            )
+            for name in sorted(hit.keys() | others.keys())
+        ]
+
+    def _are_whole(self, digests: list[bytes]) -> bool:
+        ids = self._checking.find_ids(digests)
+        return all(each is not None and each not in self._tainted for each in ids)
+
+    # --- the mark ----------------------------------------------------------------------------
+
+    def _read_mark(self) -> _Mark:
+        stored = self._checking.read_mark()
+        if stored is None:
+            return _Mark()
+        try:
+            version, connectivity, full = unpack_checked(stored)
+            if version == _MARK_VERSION and connectivity >= 0 and full >= 0:
+                return _Mark(connectivity, full)
+        except (TypeError, ValueError, CasstoreError):
+            pass
+        # Whatever it says, looking at everything is right.
+        return _Mark()
+
+    def _advance_mark(self) -> None:
+        known = self._read_mark()
+        reached = max(self._highest, self._start)
+        full = max(known.full, reached) if self._level == FULL else known.full
+        mark = _Mark(max(known.connectivity, reached), full)
+        if mark != known:
+            try:
+                self._checking.write_mark(pack_checked([_MARK_VERSION, *mark]))
+            except ReadOnlyError:
+                # Then the next check looks at everything again, which is right, too.
+                return

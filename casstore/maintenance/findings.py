@@ -1,0 +1,206 @@
+"""What a check can find: a closed list of codes, how bad each is, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from casstore.engine import faults
+from casstore.engine.faults import Fault
+from casstore.format.digest import DIGEST_BYTES, Digest
+
+INFO: Final = "info"
+WARNING: Final = "warning"
+ERROR: Final = "error"
+
+OBJECT_MISSING: Final = "object_missing"
+OBJECT_MALFORMED: Final = "object_malformed"
+LINK_ORDER: Final = "link_order"
+LINKS_DIFFER: Final = "links_differ"
+ROOT_MISSING: Final = "root_missing"
+ROW_MALFORMED: Final = "row_malformed"
+NODE_TABLE_WRONG: Final = "node_table_wrong"
+LABEL_DANGLING: Final = "label_dangling"
+HISTORY_GAP: Final = "history_gap"
+HISTORY_WRONG: Final = "history_wrong"
+HEAD_MISSING: Final = "head_missing"
+DELETION_UNFINISHED: Final = "deletion_unfinished"
+QUEUE_WRONG: Final = "queue_wrong"
+
+_SALVAGE: Final = "close the store and salvage it into a new one"
+_REBUILD: Final = "rebuild"
+
+
+class Meaning(NamedTuple):
+    """What stands behind a code."""
+
+    severity: str
+    meaning: str
+    remedy: str
+
+
+#: Every code there is.
+CODES: Final[dict[str, Meaning]] = {
+    faults.HEADER_DAMAGED: Meaning(
+        ERROR, "what the store says of itself is missing or makes no sense", _SALVAGE
+    ),
+    faults.PAGE_DAMAGED: Meaning(
+        ERROR, "a page of the data file is not what LMDB wrote; its table was not read", _SALVAGE
+    ),
+    faults.SLAB_DAMAGED: Meaning(
+        ERROR, "the directory of a slab does not match its checksum: its objects are lost", _SALVAGE
+    ),
+    faults.SLABS_OVERLAP: Meaning(
+        ERROR, "two slabs claim the same ids", _SALVAGE
+    ),
+    faults.DICTIONARY_DAMAGED: Meaning(
+        ERROR, "a compression dictionary is damaged: slabs that name it are lost", _SALVAGE
+    ),
+    faults.INDEX_DANGLING: Meaning(
+        ERROR, "the index names an object where there is none, or another one", _REBUILD
+    ),
+    OBJECT_MISSING: Meaning(
+        ERROR, "an object links to one that the index does not name",
+        f"{_REBUILD}, which finds it if its bytes are still in a slab; else {_SALVAGE}",
+    ),
+    faults.OBJECT_DAMAGED: Meaning(
+        ERROR, "an object's bytes do not match its digest, or cannot be inflated", _SALVAGE
+    ),
+    OBJECT_MALFORMED: Meaning(
+        ERROR, "an object matches its digest but is not spelled as its kind must be",
+        "nothing was lost since it was written; find out who wrote it, and drop what refers to it",
+    ),
+    LINK_ORDER: Meaning(
+        ERROR, "an object's id is lower than that of one it links to", _SALVAGE
+    ),
+    LINKS_DIFFER: Meaning(
+        ERROR, "the directory of a slab lists other links than the object has", _SALVAGE
+    ),
+    ROOT_MISSING: Meaning(
+        ERROR, "a row names an object that the index does not",
+        f"{_REBUILD}, which finds it if its bytes are still in a slab; else {_SALVAGE}",
+    ),
+    faults.ROW_DAMAGED: Meaning(
+        ERROR, "a row does not match its checksum",
+        f"{_REBUILD} if it is of table nodes; else {_SALVAGE}",
+    ),
+    ROW_MALFORMED: Meaning(
+        ERROR, "a row matches its checksum but makes no sense",
+        f"{_SALVAGE}; a newer release may have written it",
+    ),
+    faults.ROWS_SUM_WRONG: Meaning(
+        ERROR, "each row is in order, but they are not those last written: some are older or gone",
+        "find out what became of the newest commits, and restore a backup if they matter; "
+        f"{_REBUILD} accepts the rows as they are",
+    ),
+    NODE_TABLE_WRONG: Meaning(
+        ERROR, "the node table lists other nodes than the graph has", _REBUILD
+    ),
+    LABEL_DANGLING: Meaning(
+        WARNING, "a label names a revision that is not there", "remove the label, or move it"
+    ),
+    HISTORY_GAP: Meaning(
+        INFO, "revisions are missing between two that are there, as retention leaves it",
+        "none is needed",
+    ),
+    HISTORY_WRONG: Meaning(
+        ERROR, "a history row is of another revision than its key says, or not below the head's",
+        _SALVAGE,
+    ),
+    HEAD_MISSING: Meaning(
+        ERROR, "a session has earlier revisions but no head, and was not deleted", _SALVAGE
+    ),
+    DELETION_UNFINISHED: Meaning(
+        INFO, "a deleted session still has rows: its deletion was cut short",
+        "delete it again, which removes them",
+    ),
+    QUEUE_WRONG: Meaning(
+        WARNING, "a batch of a queue and the rows that find it do not agree",
+        "cancel the batch, or enqueue it again",
+    ),
+}  # fmt: skip
+
+
+class Where(NamedTuple):
+    """The place of a finding, as far as it has one of each kind."""
+
+    session: str | None = None
+    revision: int | None = None
+    digest: Digest | None = None
+    table: str | None = None
+    key: bytes | None = None
+
+    def __str__(self) -> str:
+        parts = [
+            f"session {self.session!r}" if self.session is not None else "",
+            f"revision {self.revision}" if self.revision is not None else "",
+            f"object {self.digest}" if self.digest is not None else "",
+            f"table {self.table}" if self.table is not None else "",
+            f"key {self.key.hex()}" if self.key is not None else "",
+        ]
+        return ", ".join([part for part in parts if part])
+
+
+class Finding(NamedTuple):
+    """One thing that a check found."""
+
+    code: str
+    severity: str
+    where: Where
+    what: str
+    remedy: str
+
+
+class Affected(NamedTuple):
+    """A session that needs something damaged or missing, and what of it does.
+
+    The newest revisions; ``revision_count`` says how many there are.
+    """
+
+    session: str
+    revisions: tuple[int, ...]
+    revision_count: int
+    #: Is its present head among them?
+    head: bool
+    #: Queued batches and attachments.
+    others: tuple[str, ...] = ()
+
+
+class Findings:
+    """Collects findings up to a number, and counts the rest.
+
+    Half of the room is kept for errors: what is harmless must not crowd out what is not.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._kept: list[Finding] = []
+        self._mild = 0
+        self.omitted = 0
+        self.counts: dict[str, int] = {}
+
+    def add(self, code: str, what: str, where: Where = Where()) -> None:  # noqa: B008
+        """Take a finding in."""
+        meaning = CODES[code]
+        self.counts[code] = self.counts.get(code, 0) + 1
+        mild = meaning.severity != ERROR
+        if len(self._kept) >= self._limit or (mild and self._mild >= max(1, self._limit // 2)):
+            self.omitted += 1
+            return
+        self._mild += mild
+        self._kept.append(Finding(code, meaning.severity, where, what, meaning.remedy))
+
+    def add_fault(self, fault: Fault, session_of: Callable[[Fault], str | None]) -> None:
+        """Take in what an engine has found."""
+        known = fault.digest is not None and len(fault.digest) == DIGEST_BYTES
+        digest = Digest(fault.digest or b"") if known else None
+        where = Where(session_of(fault), None, digest, fault.table, fault.key)
+        self.add(fault.code, fault.what, where)
+
+    def found(self) -> tuple[Finding, ...]:
+        """Those that were kept, in the order in which they were found."""
+        return tuple(self._kept)
+
+    def has(self, severity: str) -> bool:
+        """Was anything of this severity found, kept or not?"""
+        return any(CODES[code].severity == severity for code in self.counts)

@@ -1,0 +1,125 @@
+"""What a damaged revision lacks, by the names that its owner knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple, Protocol
+
+from casstore.engine.protocol import StoredObject
+from casstore.errors import CasstoreError
+from casstore.format.digest import Digest, Kind
+from casstore.format.manifest import COMPONENTS, decode_manifest
+from casstore.format.node import open_node
+
+# How far a search for names goes; what is found until then is enough to act upon.
+_MAX_STEPS: Final = 20_000
+_MAX_PIECES: Final = 100
+_FIELDS: Final = ("turn_state", "frames", "config", "usage", "tips")
+
+
+class Remains(Protocol):
+    """What is left of a store, by the ids that its objects had there."""
+
+    def find(self, object_id: int) -> StoredObject | str:
+        """An object, or why it cannot be had."""
+        ...
+
+    def digest_of(self, object_id: int) -> bytes:
+        """The name of an object; CorruptionError if it is not known."""
+        ...
+
+    def children_of(self, object_id: int) -> tuple[int, ...]:
+        """What an object links to."""
+        ...
+
+
+class LostPiece(NamedTuple):
+    """Something that a revision needs and that is gone."""
+
+    revision: int
+    #: ``the manifest``, ``tool_state``, ``node 'n17'``, ``the payload of node 'n17'`` …
+    name: str
+    digest: Digest | None
+    why: str
+
+
+def name_losses(
+    found: Remains,
+    root: int | None,
+    manifest: bytes,
+    revision: int,
+    has: Callable[[bytes], bool],
+) -> list[LostPiece]:
+    """The pieces of a revision that are lost, as far as they can be named.
+
+    ``root`` is the id of its manifest, if there is one; ``has`` says what was saved whole.
+    """
+    if root is None:
+        return [LostPiece(revision, "the manifest", Digest(manifest), "it is gone")]
+    pieces: list[LostPiece] = []
+    ahead: list[tuple[int, str]] = [(root, "the manifest")]
+    seen = {root}
+    steps = 0
+    while ahead and steps < _MAX_STEPS and len(pieces) < _MAX_PIECES:
+        object_id, name = ahead.pop()
+        steps += 1
+        digest = _digest(found, object_id)
+        if digest is not None and has(digest):
+            continue
+        item = found.find(object_id)
+        if isinstance(item, str):
+            pieces.append(LostPiece(revision, name, digest, item))
+        names, other = _names_below(digest, item, name)
+        for child in found.children_of(object_id):
+            if child not in seen:
+                seen.add(child)
+                below = _digest(found, child)
+                ahead.append((child, names.get(below or b"", other)))
+    return pieces
+
+
+def _digest(found: Remains, object_id: int) -> Digest | None:
+    try:
+        return Digest(found.digest_of(object_id))
+    except CasstoreError:
+        return None
+
+
+def _names_below(
+    digest: bytes | None, item: StoredObject | str, name: str
+) -> tuple[dict[bytes, str], str]:
+    """What the children of an object are to its owner, by their digests; and all others."""
+    whole = name if name.startswith("a part of ") else f"a part of {name}"
+    if isinstance(item, str) or digest is None:
+        return {}, whole
+    try:
+        if item.kind == Kind.MANIFEST:
+            return _below_manifest(digest, item.data), whole
+        if item.kind == Kind.NODE:
+            opened, links = open_node(digest, item.data)
+            header = opened.header
+            names = {link: f"the payload of node {header.id!r}" for _, link in links}
+            if header.parent is not None:
+                names[header.parent] = f"node {header.parent_id!r}"
+            return names, whole
+    except CasstoreError:
+        # It matches its digest and is no node all the same; ``check`` says so.
+        pass
+    return {}, whole
+
+
+def _below_manifest(digest: bytes, data: bytes) -> dict[bytes, str]:
+    manifest = decode_manifest(digest, data)
+    names: dict[bytes, str] = {}
+    for field in _FIELDS:
+        for link in getattr(manifest, field).links:
+            names[link] = field if field != "tips" else "the end of a branch"
+    if manifest.leaf is not None:
+        names[manifest.leaf] = f"node {manifest.leaf_id!r}"
+    if manifest.first_user is not None:
+        names.setdefault(manifest.first_user, "the first message of the user")
+    for component in COMPONENTS:
+        link = getattr(manifest, component)
+        if link is not None:
+            names[link] = component
+    return names

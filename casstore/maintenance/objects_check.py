@@ -1,0 +1,59 @@
+"""Is an object what its kind says? Decoded, spelled again, and its links compared."""
+
+from __future__ import annotations
+
+from casstore.engine.protocol import Engine, StoredObject
+from casstore.errors import CasstoreError, CorruptionError
+from casstore.format import canonical, tree
+from casstore.format.digest import Kind, check_object
+from casstore.format.manifest import decode_manifest, encode_manifest
+from casstore.format.node import open_node
+from casstore.objects.blobs import BlobReader
+from casstore.objects.pieces import PieceReader
+
+_READ_BYTES = 1 << 20
+
+
+class Malformed(Exception):
+    """An object that is what was written, but should never have been."""
+
+
+def links_of(digest: bytes, item: StoredObject) -> list[bytes]:
+    """The links of an object, by its bytes; Malformed if they are not of its kind."""
+    try:
+        return _links(digest, item.kind, item.data)
+    except CasstoreError as exc:
+        raise Malformed(str(exc)) from exc
+
+
+def _links(digest: bytes, kind: int, data: bytes) -> list[bytes]:
+    if kind == Kind.BLOB:
+        return []
+    if kind in (Kind.ROPE, Kind.CHUNKS, Kind.LIST, Kind.MAP):
+        body = tree.open_rope(data) if kind == Kind.ROPE else data
+        shape = Kind.CHUNKS if kind == Kind.ROPE else kind
+        branch = tree.decode_branch(shape, body)
+        if tree.encode_branch(shape, branch.level, branch.children()) != body:
+            raise CorruptionError(f"branch {digest.hex()} is not spelled as it must be")
+        return branch.digests
+    if kind == Kind.MANIFEST:
+        manifest = decode_manifest(digest, data)
+        spelled, links = encode_manifest(manifest)
+        if spelled != data:
+            raise CorruptionError(f"manifest {digest.hex()} is not spelled as it must be")
+        return links
+    if kind == Kind.NODE:
+        opened, links_beside = open_node(digest, data)
+        parent = opened.header.parent
+        return [*([] if parent is None else [parent]), *[name for _, name in links_beside]]
+    # Reading refuses every spelling but one.
+    return [name for _, name in canonical.inspect(data)[1]]
+
+
+def prove_content(engine: Engine, digest: bytes, item: StoredObject) -> None:
+    """Recompute the digest; CorruptionError. A rope's needs all of its content."""
+    check_object(digest, item.kind, item.data)
+    if item.kind == Kind.ROPE:
+        with BlobReader(PieceReader(engine), digest, item) as content:
+            while content.read(_READ_BYTES):
+                continue

@@ -1,0 +1,343 @@
+"""Do the rows make sense, one by one and together?
+
+Rows are read in pages, each of its own moment. What two rows say of each other is asked for
+again in one request, so of one moment, before it is called wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from casstore.engine.faults import Checking, Fault
+from casstore.engine.protocol import Engine, Row, RowKey
+from casstore.errors import CasstoreError, CorruptionError
+from casstore.format.digest import Digest
+from casstore.maintenance import findings as codes
+from casstore.maintenance.findings import Findings, Where
+from casstore.session import attachments, catalogue, commit, keys, leases, lineage, pins, queue
+from casstore.session.heads import HeadRow, decode_head
+
+_PAGE: Final = 256
+# Tables whose keys start with a session's.
+_SESSION_TABLES: Final = frozenset(
+    ("attachments", "heads", "history", "leases", "queue", "receipts", "sessions", "tombstones")
+)
+# What deleting a session removes from.
+_REMOVED_WITH_SESSION: Final = ("history", "queue", "receipts")
+_REVISION_BYTES: Final = 8
+
+
+class Revision(NamedTuple):
+    """A revision, as its row has it."""
+
+    session: str
+    session_key: bytes
+    place: RowKey
+    row: bytes
+    head: HeadRow
+    is_head: bool
+
+
+class RowsCheck:
+    """Goes through the rows that can be read, and tells what is wrong with them."""
+
+    def __init__(self, engine: Engine, checking: Checking, found: Findings) -> None:
+        self._engine = engine
+        self._checking = checking
+        self._found = found
+        #: Tables that must not be read.
+        self.unsafe: frozenset[str] = frozenset()
+        self.rows = 0
+
+    # --- reading ------------------------------------------------------------------------
+
+    def readable(self, table: str) -> Iterator[Row]:
+        """All rows of a table but those that are damaged."""
+        start = b""
+        while True:
+            page = self._checking.readable_rows(table, start=start, limit=_PAGE)
+            yield from page
+            if len(page) < _PAGE:
+                return
+            start = page[-1].key + b"\0"
+
+    def now(self, places: Sequence[RowKey]) -> list[bytes | None]:
+        """Rows of one moment, as they are now; nothing at all if one of them cannot be read.
+
+        Damage is told by ``check_rows``; here it only means that nothing can be said.
+        """
+        if any(place.table in self.unsafe for place in places):
+            return []
+        try:
+            return self._engine.get_rows(places)
+        except CorruptionError:
+            return []
+
+    def revisions(self) -> Iterator[Revision]:
+        """All revisions whose rows can be read, those of the heads last."""
+        for table in ("history", "heads"):
+            for row in self.readable(table):
+                if table == "history" and keys.is_label(row.key):
+                    continue
+                try:
+                    head = decode_head(row.value)
+                except CorruptionError:
+                    continue
+                is_head = table == "heads"
+                key = row.key if is_head else row.key[:-_REVISION_BYTES]
+                name = self.name_of(key, head.long_id)
+                yield Revision(name, key, RowKey(table, row.key), row.value, head, is_head)
+
+    def keepers(self) -> Iterator[tuple[str | None, str, bytes]]:
+        """What beside revisions keeps objects: the session, a name for it, and the digest."""
+        for table, keeper in (
+            ("queue", self._kept_batch),
+            ("attachments", self._kept_attachment),
+            ("pins", self._kept_pin),
+        ):
+            if table in self.unsafe:
+                continue
+            for row in self.readable(table):
+                try:
+                    name, digest = keeper(row)
+                except (CasstoreError, ValueError):
+                    continue
+                if digest is not None:
+                    owned = table in _SESSION_TABLES
+                    session = self.name_of(keys.session_part(row.key)) if owned else None
+                    yield session, name, digest
+
+    @staticmethod
+    def _kept_batch(row: Row) -> tuple[str, bytes | None]:
+        seq = int.from_bytes(row.key[-8:], "big")
+        return f"batch {seq}", queue.items_digest(row.key, row.value)
+
+    @staticmethod
+    def _kept_attachment(row: Row) -> tuple[str, bytes | None]:
+        one = attachments.decode("", row.value)
+        return f"attachment {one.id!r}", one.digest
+
+    def _kept_pin(self, row: Row) -> tuple[str, bytes | None]:
+        return pins.name_of(row.value), pins.kept_digest(row.value, self._engine.now_ms())
+
+    @staticmethod
+    def name_of(session_key: bytes, long_id: str | None = None) -> str:
+        """A session's id; what is left of it in its key if no row has it whole."""
+        try:
+            name = keys.session_of(session_key)
+        except (ValueError, CasstoreError):
+            name = None
+        return name or long_id or session_key.decode(errors="backslashreplace")
+
+    def session_of(self, fault: Fault) -> str | None:
+        """The session that a fault in a row belongs to."""
+        if fault.table not in _SESSION_TABLES or not fault.key:
+            return None
+        return self.name_of(keys.session_part(fault.key))
+
+    # --- checking -----------------------------------------------------------------------
+
+    def run(self, tables: Sequence[str], told: Callable[[int], None]) -> None:
+        """Check these tables."""
+        judges: dict[str, Callable[[Row], None]] = {
+            "attachments": self._attachment,
+            "heads": self._head,
+            "history": self._history_row,
+            "leases": self._lease,
+            "nodes": self._node,
+            "pins": self._pin,
+            "queue": self._queue_row,
+            "receipts": self._receipt,
+            "sessions": self._meta,
+        }
+        for table in tables:
+            judge = judges.get(table)
+            session = b""
+            last: int | None = None
+            for row in self.readable(table):
+                self.rows += 1
+                if not self.rows % _PAGE:
+                    told(self.rows)
+                if judge is None:
+                    continue
+                try:
+                    judge(row)
+                except (CasstoreError, ValueError, IndexError, TypeError) as exc:
+                    self._malformed(table, row, exc)
+                    continue
+                if table in _REMOVED_WITH_SESSION:
+                    key = keys.session_part(row.key)
+                    if key != session:
+                        self._end_of_history(table, session, last)
+                        session, last = key, None
+                        self._owner(table, row, key)
+                    if table == "history" and not keys.is_label(row.key):
+                        last = self._follows(key, last, row)
+            if table in _REMOVED_WITH_SESSION:
+                self._end_of_history(table, session, last)
+        told(self.rows)
+
+    def _malformed(self, table: str, row: Row, exc: Exception) -> None:
+        if self.now([RowKey(table, row.key)]) != [row.value]:
+            return
+        session = None
+        if table in _SESSION_TABLES:
+            session = self.name_of(keys.session_part(row.key))
+        where = Where(session, None, None, table, row.key)
+        self._found.add(codes.ROW_MALFORMED, f"a row of table {table} makes no sense: {exc}", where)
+
+    def _require_object(
+        self, table: str, row: Row, digest: bytes | None, revision: int | None = None
+    ) -> None:
+        """Tell if a row names what is not there, and still does."""
+        if digest is None or not self._engine.missing([Digest(digest)]):
+            return
+        if self.now([RowKey(table, row.key)]) != [row.value]:
+            return
+        session = None
+        if table in _SESSION_TABLES:
+            session = self.name_of(keys.session_part(row.key))
+        where = Where(session, revision, Digest(digest), table, row.key)
+        what = f"a row of table {table} names object {digest.hex()}, which is not stored"
+        self._found.add(codes.ROOT_MISSING, what, where)
+
+    # --- single rows --------------------------------------------------------------------
+
+    def _head(self, row: Row) -> None:
+        head = decode_head(row.value)
+        self._require_object("heads", row, head.manifest, head.revision)
+        self._require_object("heads", row, head.hidden, head.revision)
+
+    def _history_row(self, row: Row) -> None:
+        if keys.is_label(row.key):
+            self._label(row)
+            return
+        head = decode_head(row.value)
+        self._require_object("history", row, head.manifest, head.revision)
+        self._require_object("history", row, head.hidden, head.revision)
+        key, number = row.key[:-_REVISION_BYTES], row.key[-_REVISION_BYTES:]
+        rows = self.now([RowKey("heads", key), RowKey("history", row.key)])
+        if rows[1:] != [row.value]:
+            return
+        wrong = head.revision != int.from_bytes(number, "big")
+        current = self._revision_of(rows[0])
+        if current is not None:
+            wrong = wrong or head.revision >= current
+        if wrong:
+            name = self.name_of(key, head.long_id)
+            where = Where(name, head.revision, None, "history", row.key)
+            what = (
+                f"the history of session {name!r} has revision {head.revision} at place "
+                f"{int.from_bytes(number, 'big')}, or not below its head"
+            )
+            self._found.add(codes.HISTORY_WRONG, what, where)
+
+    @staticmethod
+    def _revision_of(head: bytes | None) -> int | None:
+        try:
+            return None if head is None else decode_head(head).revision
+        except CorruptionError:
+            return None
+
+    def _label(self, row: Row) -> None:
+        key = keys.session_part(row.key)
+        revision = int.from_bytes(row.value[:_REVISION_BYTES], "big")
+        label = row.value[_REVISION_BYTES:].decode()
+        places = [RowKey("heads", key), RowKey("history", keys.history(key, revision))]
+        rows = self.now([*places, RowKey("history", row.key)])
+        if rows[1:] != [None, row.value]:
+            return
+        current = self._revision_of(rows[0])
+        if current is not None and current != revision:
+            name = self.name_of(key)
+            where = Where(name, revision, None, "history", row.key)
+            what = f"label {label!r} of session {name!r} names revision {revision}"
+            self._found.add(codes.LABEL_DANGLING, what + ", which is not there", where)
+
+    def _lease(self, row: Row) -> None:
+        leases.decode_lease("", row.value)
+
+    def _meta(self, row: Row) -> None:
+        catalogue.decode_meta(row.key, row.value)
+
+    def _receipt(self, row: Row) -> None:
+        commit.receipt_target(row.value)
+
+    def _node(self, row: Row) -> None:
+        if keys.is_lineage_page(row.key):
+            lineage.decode_page(row.value)
+        elif keys.is_lineage_row(row.key):
+            lineage.decode_base(row.value)
+        else:
+            lineage.read_place(row.value)
+
+    def _pin(self, row: Row) -> None:
+        self._require_object("pins", row, pins.kept_digest(row.value, self._engine.now_ms()))
+
+    def _attachment(self, row: Row) -> None:
+        self._require_object("attachments", row, attachments.decode("", row.value).digest)
+
+    def _queue_row(self, row: Row) -> None:
+        key = keys.session_part(row.key)
+        if keys.is_queue_batch(row.key):
+            self._require_object("queue", row, queue.items_digest(row.key, row.value))
+            names = queue.put_names(key, row.key, row.value)
+            places = [RowKey("queue", row.key), *[RowKey("queue", name.key) for name in names]]
+            rows = self.now(places)
+            wrong = rows[1:] != [name.value for name in names]
+        elif row.key == keys.queue_counter(key).key:
+            return
+        else:
+            seq = int.from_bytes(row.value, "big")
+            places = [RowKey("queue", row.key), keys.queue_batch(key, seq)]
+            rows = self.now(places)
+            wrong = rows[1:] == [None]
+        if wrong and rows[:1] == [row.value]:
+            name = self.name_of(key)
+            what = f"a batch in the queue of session {name!r} and the rows that find it differ"
+            self._found.add(codes.QUEUE_WRONG, what, Where(name, None, None, "queue", row.key))
+
+    # --- sessions as a whole ------------------------------------------------------------
+
+    def _owner(self, table: str, row: Row, key: bytes) -> None:
+        """Tell if a session's rows have lost their session."""
+        places = [RowKey("heads", key), RowKey("tombstones", key), RowKey(table, row.key)]
+        rows = self.now(places)
+        if not rows or rows[2] is None or rows[0] is not None:
+            return
+        name = self.name_of(key)
+        where = Where(name, None, None, table, row.key)
+        if rows[1] is not None:
+            what = f"session {name!r} was deleted, but still has rows in table {table}"
+            self._found.add(codes.DELETION_UNFINISHED, what, where)
+        elif table == "history":
+            what = f"session {name!r} has earlier revisions, but no head"
+            self._found.add(codes.HEAD_MISSING, what, where)
+
+    def _follows(self, key: bytes, last: int | None, row: Row) -> int:
+        revision = int.from_bytes(row.key[-_REVISION_BYTES:], "big")
+        if last is not None and revision != last + 1:
+            self._gap(key, last, revision)
+        return revision
+
+    def _end_of_history(self, table: str, key: bytes, last: int | None) -> None:
+        if table != "history" or last is None:
+            return
+        rows = self.now([RowKey("heads", key)])
+        head = self._revision_of(rows[0] if rows else None)
+        if head is not None and head > last + 1:
+            self._gap(key, last, head)
+
+    def _gap(self, key: bytes, last: int, revision: int) -> None:
+        start, stop = keys.history(key, last + 1), keys.history(key, revision)
+        try:
+            if self._engine.scan_rows("history", start=start, stop=stop, limit=1):
+                # Committed since the rows before were read.
+                return
+        except CorruptionError:
+            # There is a row, but it is damaged.
+            return
+        name = self.name_of(key)
+        what = f"session {name!r} has no revisions between {last} and {revision}"
+        self._found.add(codes.HISTORY_GAP, what, Where(name, revision, None, "history", None))

@@ -1,0 +1,537 @@
+"""Salvage: every session that can still be proven, out of a damaged store into a new one.
+
+The damaged file is never given to LMDB, which may die of it, and never written to. What is
+taken over was proven: objects by their digests, rows by their checksums. A revision counts
+only whole; a session stands in the new store at its newest whole revision. What could not
+be taken over is listed by name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+import casstore.store
+from casstore.engine.lmdb.excavation import NEWEST, Excavation, LostRows, Marked
+from casstore.engine.protocol import (
+    MAX_STAMP_MS,
+    Condition,
+    NewObject,
+    ObjectsExist,
+    PutRow,
+    Row,
+    RowIs,
+    RowKey,
+    Write,
+)
+from casstore.errors import (
+    ConditionFailedError,
+    CorruptionError,
+    InvalidInputError,
+    ObjectNotFoundError,
+)
+from casstore.format.digest import Digest
+from casstore.maintenance.loss_naming import LostPiece, name_losses
+from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.rebuild import rebuild_nodes
+from casstore.session import attachments, commit, keys, pins, queue
+from casstore.session.heads import HeadRow, decode_head, encode_head
+from casstore.store import Store
+
+# What one write takes into the new store.
+_BATCH_OBJECTS: Final = 512
+_BATCH_BYTES: Final = 4 << 20
+_BATCH_ROWS: Final = 2000
+# How many lost revisions, and lost pieces, are listed of one session.
+_LISTED: Final = 20
+
+WHOLE: Final = "whole"
+PARTIAL: Final = "partial"
+LOST: Final = "lost"
+DELETED: Final = "deleted"
+EXISTS: Final = "exists"
+
+
+class SalvagedSession(NamedTuple):
+    """What became of one session.
+
+    ``outcome``: ``whole`` (at its head, with every revision), ``partial`` (an earlier revision
+    is the head now, or revisions before it are missing), ``lost`` (no revision is whole),
+    ``deleted`` (it was, and stays so), ``exists`` (the target has another one of this id,
+    which was left as it is).
+    """
+
+    session: str
+    outcome: str
+    #: The revision that it stands at in the target, and in the source.
+    revision: int | None
+    head_revision: int | None
+    revisions_saved: int
+    #: Revisions that are not whole: the newest of them, and how many.
+    revisions_lost: tuple[int, ...]
+    revisions_lost_count: int
+    #: What its newest revision lacks.
+    lost: tuple[LostPiece, ...]
+    #: Some of its rows were found in pages that nothing leads to, and may be outdated.
+    from_strays: bool
+
+
+class LostRow(NamedTuple):
+    """A row that was left out, because what it names is gone."""
+
+    table: str
+    session: str | None
+    name: str
+    why: str
+
+
+class SalvageReport(NamedTuple):
+    """What salvage took over, and what it did not."""
+
+    source: str
+    sessions: tuple[SalvagedSession, ...]
+    objects_saved: int
+    #: Objects that some row reaches and that are damaged or gone, or lack a part.
+    objects_lost: int
+    rows_saved: int
+    rows_lost: tuple[LostRow, ...]
+    #: Where rows may be missing of which not even the name is known.
+    gaps: tuple[LostRows, ...]
+    dictionaries_lost: tuple[int, ...]
+    #: Slabs and rows that were found in pages to which no tree leads.
+    stray_slabs: int
+    stray_rows: int
+
+    @property
+    def complete(self) -> bool:
+        """Was everything taken over?"""
+        return not (self.rows_lost or self.gaps or self.objects_lost) and all(
+            one.outcome in (WHOLE, DELETED, EXISTS) for one in self.sessions
+        )
+
+    def outcomes(self, outcome: str) -> tuple[str, ...]:
+        """The ids of the sessions that came out in this way."""
+        return tuple([one.session for one in self.sessions if one.outcome == outcome])
+
+
+def salvage(
+    source: str | os.PathLike[str],
+    target: Store | str | os.PathLike[str],
+    *,
+    progress: Progress | None = None,
+) -> SalvageReport:
+    """Copy all that can be proven of the store at ``source`` into ``target``.
+
+    ``target`` is a store, or where to open or create one; it may hold sessions already, and
+    those stay as they are. Repeating is harmless. Nobody may write to the source meanwhile.
+    """
+    place = os.fspath(source)
+    if isinstance(target, Store):
+        return _Salvage(place, target, progress).run()
+    _require_apart(place, os.fspath(target))
+    with casstore.store.open(target) as opened:
+        return _Salvage(place, opened, progress).run()
+
+
+def _require_apart(source: str, target: str) -> None:
+    inner, outer = os.path.realpath(target), os.path.realpath(source)
+    if os.path.commonpath([inner, outer]) == outer:
+        raise InvalidInputError(
+            f"the target {target} lies in the damaged store {source}; choose another place"
+        )
+
+
+class _Revision(NamedTuple):
+    row: Row
+    head: HeadRow
+    rank: int
+
+
+class _Salvage:
+    def __init__(self, source: str, target: Store, progress: Progress | None) -> None:
+        self._source = source
+        self._target = target
+        self._progress = progress
+        held = getattr(target.engine, "path", None)
+        if isinstance(held, str):
+            _require_apart(source, held)
+        self._objects_saved = 0
+        self._incomplete = 0
+        self._rows_saved = 0
+        self._rows_lost: list[LostRow] = []
+
+    def _tell(self, phase: str, done: int, total: int | None, unit: str) -> None:
+        if self._progress is not None:
+            self._progress(Step(phase, done, total, unit))
+
+    def run(self) -> SalvageReport:
+        with Excavation(
+            self._source, lambda done, total: self._tell("dig", done, total, "pages")
+        ) as found:
+            marked = found.mark(self._roots(found))
+            self._copy_objects(found, marked)
+            sessions = [self._copy_session(found, marked, key) for key in self._session_keys(found)]
+            self._copy_pins(found)
+            for table in ("records", "usage"):
+                self._put_rows([], (PutRow(table, *row) for row in found.rows(table)))
+            # Derived, and made anew: the rows of the source may be those that are damaged.
+            rebuild_nodes(self._target, progress=self._progress)
+            return SalvageReport(
+                self._source,
+                tuple(sessions),
+                self._objects_saved,
+                self._incomplete,
+                self._rows_saved,
+                tuple(self._rows_lost),
+                tuple(found.lost_rows()),
+                tuple(found.lost_dictionaries()),
+                found.stray_slabs,
+                found.stray_rows,
+            )
+
+    # --- objects --------------------------------------------------------------------------
+
+    def _roots(self, found: Excavation) -> Iterator[bytes]:
+        """Every digest that a row names; rows that make no sense name nothing."""
+        for table in ("heads", "history"):
+            for row in found.rows(table):
+                if table == "history" and keys.is_label(row.key):
+                    continue
+                head = _decoded_head(row)
+                if head is not None:
+                    yield head.manifest
+                    if head.hidden is not None:
+                        yield head.hidden
+        for row in found.rows("pins"):
+            digest = _pinned(row)
+            if digest is not None:
+                yield digest
+        for row in found.rows("queue"):
+            digest = _queued(row)
+            if digest is not None:
+                yield digest
+        for row in found.rows("attachments"):
+            digest = _attached(row)
+            if digest is not None:
+                yield digest
+
+    def _copy_objects(self, found: Excavation, marked: Marked) -> None:
+        """Store what is whole, children before parents; again while that helps others.
+
+        Usually once is enough: a child's id is lower. Only where an object is lost, and
+        was stored a second time later, its parents have to wait for that one.
+        """
+        todo: Iterable[int] = marked.ids
+        total = len(marked.ids)
+        while True:
+            saved = self._objects_saved
+            left: list[int] = []
+            batch: list[tuple[int, NewObject]] = []
+            size_bytes = 0
+            for done, object_id in enumerate(todo):
+                item = found.find(object_id)
+                if isinstance(item, str):
+                    left.append(object_id)
+                    continue
+                batch.append((object_id, found.arriving(object_id, item)))
+                size_bytes += len(item.data)
+                if len(batch) >= _BATCH_OBJECTS or size_bytes >= _BATCH_BYTES:
+                    left += self._store(batch)
+                    batch, size_bytes = [], 0
+                    self._tell("copy", done, total, "objects")
+            left += self._store(batch)
+            self._incomplete = len(left)
+            if not left or self._objects_saved == saved:
+                return
+            todo = sorted(left)
+
+    def _store(self, batch: list[tuple[int, NewObject]]) -> list[int]:
+        """Store those whose parts are all there; the ids of the others."""
+        own = {item.digest for _, item in batch}
+        asked = {child for _, item in batch for child in item.children if child not in own}
+        absent = set(self._target.engine.missing(list(asked)))
+        whole: list[NewObject] = []
+        there: set[bytes] = set()
+        left: list[int] = []
+        for object_id, item in batch:
+            if any(child in absent or (child in own and child not in there)
+                   for child in item.children):  # fmt: skip
+                left.append(object_id)
+                continue
+            there.add(item.digest)
+            whole.append(item)
+        if whole:
+            self._target.engine.write(Write(objects=whole))
+            self._objects_saved += len(whole)
+        return left
+
+    def _has(self, *digests: bytes | None) -> bool:
+        wanted = [digest for digest in digests if digest is not None]
+        return not self._target.engine.missing(wanted)
+
+    # --- sessions -------------------------------------------------------------------------
+
+    def _session_keys(self, found: Excavation) -> Iterator[bytes]:
+        """The keys of all sessions that any row speaks of, in order."""
+        seen: set[bytes] = set()
+        for table in ("heads", "sessions", "tombstones", "history", "queue", "attachments"):
+            start = b""
+            while True:
+                row = next(found.rows(table, start), None)
+                if row is None:
+                    break
+                key = keys.session_part(row.key)
+                seen.add(key)
+                start = keys.past(key)
+        yield from sorted(seen)
+
+    def _copy_session(self, found: Excavation, marked: Marked, key: bytes) -> SalvagedSession:
+        stop = keys.past(key)
+        heads = list(_ranked(found, "heads", key, key + b"\1"))
+        history = list(_ranked(found, "history", keys.history(key, 0), keys.labels(key)))
+        revisions = {one.head.revision: one for one in (*history, *heads)}
+        newest = revisions[max(revisions)] if revisions else None
+        name = _session_name(found, key, newest)
+        tombstone = next(found.rows("tombstones", key, key + b"\1"), None)
+        strays = any(one.rank > NEWEST for one in revisions.values())
+        if tombstone is not None:
+            self._put_rows([], [PutRow("tombstones", *tombstone)])
+            self._copy_attachments(found, key, stop, name)
+            return SalvagedSession(name, DELETED, None, None, 0, (), 0, (), from_strays=False)
+        whole = [
+            one for one in sorted(revisions.values(), key=lambda one: one.head.revision)
+            if self._has(one.head.manifest)
+        ]  # fmt: skip
+        broken = sorted(
+            (revision for revision, one in revisions.items() if one not in whole), reverse=True
+        )
+        pieces: list[LostPiece] = []
+        if broken:
+            lacking = revisions[broken[0]].head
+            pieces = name_losses(
+                found,
+                marked.places.get(lacking.manifest),
+                lacking.manifest,
+                lacking.revision,
+                self._has,
+            )
+        outcome = self._put_session(found, key, stop, name, newest, whole, pieces)
+        if outcome not in (EXISTS, LOST) and (broken or pieces or (whole and not heads)):
+            outcome = PARTIAL
+        return SalvagedSession(
+            name,
+            outcome,
+            whole[-1].head.revision if whole else None,
+            None if newest is None else newest.head.revision,
+            len(whole),
+            tuple(broken[:_LISTED]),
+            len(broken),
+            tuple(pieces[:_LISTED]),
+            strays,
+        )
+
+    def _put_session(
+        self,
+        found: Excavation,
+        key: bytes,
+        stop: bytes,
+        name: str,
+        newest: _Revision | None,
+        whole: Sequence[_Revision],
+        pieces: list[LostPiece],
+    ) -> str:
+        head = None
+        if whole and newest is not None:
+            head = self._head_row(whole[-1], newest, pieces)
+        there = self._target.engine.get_rows([RowKey("heads", key), RowKey("tombstones", key)])
+        if there[1] is not None or (there[0] is not None and there[0] != head):
+            return EXISTS
+        alive = RowIs("tombstones", key, None)
+        same = RowIs("heads", key, there[0])
+        try:
+            self._put_rows([alive, same], self._session_rows(found, key, stop, name, whole))
+            if head is not None:
+                manifest = ObjectsExist([whole[-1].head.manifest])
+                self._put_rows([alive, same, manifest], [PutRow("heads", key, head)])
+        except (ConditionFailedError, ObjectNotFoundError):
+            # Somebody else uses the target: theirs counts.
+            return EXISTS
+        if head is None and newest is not None:
+            return LOST
+        return WHOLE
+
+    def _head_row(self, chosen: _Revision, newest: _Revision, pieces: list[LostPiece]) -> bytes:
+        """The row of the revision chosen, hiding what the newest hides."""
+        hidden = newest.head.hidden
+        if hidden is not None and not self._has(hidden):
+            pieces.append(
+                LostPiece(newest.head.revision, "the map of hidden nodes", Digest(hidden),
+                          "nodes that were hidden may be seen again")
+            )  # fmt: skip
+            hidden = chosen.head.hidden
+            if hidden is not None and not self._has(hidden):
+                hidden = None
+        if hidden == chosen.head.hidden:
+            return chosen.row.value
+        return encode_head(chosen.head._replace(hidden=hidden))
+
+    def _session_rows(
+        self,
+        found: Excavation,
+        key: bytes,
+        stop: bytes,
+        name: str,
+        whole: Sequence[_Revision],
+    ) -> Iterator[PutRow]:
+        """All rows of a session but its head."""
+        saved = {one.head.revision for one in whole}
+        for one in whole[:-1]:
+            value = one.row.value
+            if one.head.hidden is not None and not self._has(one.head.hidden):
+                value = encode_head(one.head._replace(hidden=None))
+            yield PutRow("history", keys.history(key, one.head.revision), value)
+        for row in found.rows("history", keys.labels(key), stop):
+            revision = int.from_bytes(row.value[:8], "big")
+            if revision in saved:
+                yield PutRow("history", *row)
+            else:
+                label = row.value[8:].decode(errors="replace")
+                self._lose("history", name, f"label {label!r}", f"revision {revision} is lost")
+        for table in ("sessions", "leases"):
+            for row in found.rows(table, key, key + b"\1"):
+                yield PutRow(table, *row)
+        newest = max(saved) if saved else 0
+        for row in found.rows("receipts", key, stop):
+            # A turn whose outcome is lost may be taken again.
+            try:
+                revision, manifest = commit.receipt_target(row.value)
+            except CorruptionError as exc:
+                self._lose("receipts", name, row.key.hex(), str(exc))
+                continue
+            if revision <= newest and self._has(manifest):
+                yield PutRow("receipts", *row)
+            else:
+                turn = keys.after_session(row.key).decode(errors="replace")
+                self._lose("receipts", name, f"turn {turn!r}", f"revision {revision} is lost")
+        yield from self._queue_rows(found, key, stop, name)
+        yield from self._attachment_rows(found, key, stop, name)
+
+    def _queue_rows(
+        self, found: Excavation, key: bytes, stop: bytes, name: str
+    ) -> Iterator[PutRow]:
+        last = 0
+        for row in found.rows("queue", key, stop):
+            if not keys.is_queue_batch(row.key):
+                if row.key == keys.queue_counter(key).key:
+                    last = max(last, int.from_bytes(row.value[:8], "big"))
+                continue
+            seq = int.from_bytes(row.key[-8:], "big")
+            last = max(last, seq)
+            digest = _queued(row)
+            if digest is None or not self._has(digest):
+                self._lose("queue", name, f"batch {seq}", "its items are lost")
+                continue
+            yield PutRow("queue", *row)
+            # Rows that only find batches are made anew.
+            yield from queue.put_names(key, row.key, row.value)
+        if last:
+            yield PutRow(*keys.queue_counter(key), last.to_bytes(8, "big"))
+
+    def _attachment_rows(
+        self, found: Excavation, key: bytes, stop: bytes, name: str
+    ) -> Iterator[PutRow]:
+        for row in found.rows("attachments", key, stop):
+            try:
+                one = attachments.decode(name, row.value)
+            except CorruptionError as exc:
+                self._lose("attachments", name, row.key.hex(), str(exc))
+                continue
+            if one.digest is None or self._has(one.digest):
+                yield PutRow("attachments", *row)
+            else:
+                self._lose("attachments", name, f"attachment {one.id!r}", "its bytes are lost")
+
+    def _copy_attachments(self, found: Excavation, key: bytes, stop: bytes, name: str) -> None:
+        self._put_rows([], self._attachment_rows(found, key, stop, name))
+
+    def _copy_pins(self, found: Excavation) -> None:
+        puts: list[PutRow] = []
+        for row in found.rows("pins"):
+            digest = _pinned(row)
+            if digest is None:
+                self._lose("pins", None, row.key.hex(), "the row makes no sense")
+                continue
+            name = pins.name_of(row.value)
+            if not self._has(digest):
+                self._lose("pins", None, name, f"object {digest.hex()} is lost")
+            elif self._target.engine.get_rows([RowKey("pins", row.key)])[0] is None:
+                puts.append(PutRow("pins", *row))
+        self._put_rows([], puts)
+
+    # --- rows -----------------------------------------------------------------------------
+
+    def _lose(self, table: str, session: str | None, name: str, why: str) -> None:
+        self._rows_lost.append(LostRow(table, session, name, why))
+
+    def _put_rows(self, conditions: Sequence[Condition], puts: Iterable[PutRow]) -> None:
+        batch: list[PutRow] = []
+        for put in puts:
+            batch.append(put)
+            if len(batch) >= _BATCH_ROWS:
+                self._write_rows(conditions, batch)
+                batch = []
+        self._write_rows(conditions, batch)
+
+    def _write_rows(self, conditions: Sequence[Condition], puts: list[PutRow]) -> None:
+        if puts:
+            self._target.engine.write(Write(conditions=conditions, rows=puts))
+            self._rows_saved += len(puts)
+            self._tell("rows", self._rows_saved, None, "rows")
+
+
+# --- rows of the source, which prove that they were written, not that they make sense --------
+
+
+def _decoded_head(row: Row) -> HeadRow | None:
+    try:
+        return decode_head(row.value)
+    except CorruptionError:
+        return None
+
+
+def _ranked(found: Excavation, table: str, start: bytes, stop: bytes) -> Iterator[_Revision]:
+    for row, rank in found.ranked_rows(table, start, stop):
+        head = _decoded_head(row)
+        if head is not None:
+            yield _Revision(row, head, rank)
+
+
+def _pinned(row: Row) -> bytes | None:
+    try:
+        # Whatever its time: what was pinned is worth saving.
+        return pins.kept_digest(row.value, -MAX_STAMP_MS)
+    except CorruptionError:
+        return None
+
+
+def _queued(row: Row) -> bytes | None:
+    try:
+        return queue.items_digest(row.key, row.value)
+    except CorruptionError:
+        return None
+
+
+def _attached(row: Row) -> bytes | None:
+    try:
+        return attachments.decode("", row.value).digest
+    except CorruptionError:
+        return None
+
+
+def _session_name(found: Excavation, key: bytes, newest: _Revision | None) -> str:
+    """The id of a session; its key in hexadecimal if no row has it whole."""
+    name = keys.session_of(key)
+    if name is None and newest is not None:
+        name = newest.head.long_id
+    return key.hex() if name is None else name

@@ -1,0 +1,195 @@
+"""Rebuilding: what is derived comes back as it was, and what was collected stays gone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from casstore.engine.lmdb.engine import LmdbEngine
+from casstore.engine.memory import MemoryEngine
+from casstore.errors import CorruptionError, InvalidInputError, ReadOnlyError
+from casstore.maintenance import gc
+from casstore.maintenance.check import check, rebuild
+from casstore.session import keys
+from casstore.session.heads import decode_head
+from casstore.store import Store
+from casstore.testing import ManualClock
+from tests.maintenance.wounds import (
+    LONG,
+    everything,
+    flip,
+    open_store,
+    populate,
+    step,
+    wounding,
+)
+
+
+def names(store: Store) -> dict[bytes, int]:
+    return {bytes(info.digest): info.id for info in store.engine.scan_objects(limit=1_000_000)}
+
+
+def node_rows(store: Store) -> dict[bytes, bytes]:
+    return dict(store.engine.scan_rows("nodes", limit=1_000_000))
+
+
+@pytest.mark.parametrize("engine", [0, 1])
+def test_lost_tables_come_back_as_they_were(tmp_path: Path, engine: int) -> None:
+    path = tmp_path / "s"
+    with open_store(path, lmdb_version=engine) as store:
+        populate(store)
+        before = everything(store), names(store), node_rows(store)
+    with wounding(path) as cut:
+        cut.drop("index")
+        cut.drop("nodes")
+    with open_store(path) as store:
+        report = rebuild(store)
+        assert report.objects_named == report.objects_found == len(before[1])
+        assert report.rows_written == len(before[2])
+        assert (report.objects_missing, report.graphs_unreadable) == (0, 0)
+        assert (everything(store), names(store), node_rows(store)) == before
+        assert check(store, level="full").counts == {}
+
+
+def test_a_sound_store_is_left_as_it_is(tmp_path: Path) -> None:
+    with open_store(tmp_path / "s") as store:
+        populate(store)
+        before = everything(store), names(store), node_rows(store)
+        report = rebuild(store)
+        assert report == report._replace(
+            objects_found=0, objects_dropped=0, objects_missing=0, rows_dropped=0, rows_written=0
+        )
+        assert (everything(store), names(store), node_rows(store)) == before
+
+
+def test_collected_objects_do_not_come_back(tmp_path: Path) -> None:
+    """Their bytes may still lie in slabs that are not packed."""
+    path, clock = tmp_path / "s", ManualClock()
+    with Store(LmdbEngine(str(path), durability="process", clock=clock)) as store:
+        populate(store)
+        step(store, "gone", "x", text=LONG)
+        node = store.session("gone").nodes()[0].digest
+        store.delete_session("gone")
+        clock.now_ms += gc.DEFAULT_GRACE_MS + 1
+        engine = store.engine
+        assert isinstance(engine, LmdbEngine)
+        # Collected, but not packed: what lies beside others in its slab is still there.
+        assert gc.collect(store).objects_swept > 0
+        before = everything(store), names(store)
+        assert node not in before[1]
+    with wounding(path) as cut:
+        slabs = b"".join(value for _, value in cut.rows("slabs"))
+        assert slabs.count(node)
+        cut.drop("index")
+    with Store(LmdbEngine(str(path), durability="process", clock=clock)) as store:
+        assert rebuild(store).objects_missing == 0
+        assert (everything(store), names(store)) == before
+
+
+def test_after_collecting_and_packing_everything_reads(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with open_store(path) as store:
+        populate(store)
+        store.delete_session("s2")
+        gc.collect(store, grace_ms=0)
+        step(store, "s1", "late", text=LONG)
+        before = everything(store), names(store)
+    with wounding(path) as cut:
+        cut.drop("index")
+        cut.drop("nodes")
+    with open_store(path) as store:
+        rebuild(store, grace_ms=0)
+        assert (everything(store), names(store)) == before
+        step(store, "path", "on it goes")
+        step(store, "fork", "and here")
+        assert check(store, level="full").counts == {}
+
+
+def test_young_objects_that_nothing_reaches_yet_are_kept(tmp_path: Path) -> None:
+    path, clock = tmp_path / "s", ManualClock()
+    with Store(LmdbEngine(str(path), durability="process", clock=clock)) as store:
+        old = store.put_blob(b"old")
+        clock.now_ms += 10_000
+        young = store.put_value({"text": LONG})
+    for grace_ms, expected in ((5_000, [old]), (0, [old, young])):
+        with wounding(path) as cut:
+            cut.drop("index")
+        with Store(LmdbEngine(str(path), durability="process", clock=clock)) as store:
+            rebuild(store, grace_ms=grace_ms)
+            assert store.missing([old, young]) == expected
+
+
+def test_an_object_stored_a_second_time_is_found_under_its_second_id(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with open_store(path) as store:
+        first = store.put_blob(LONG.encode())
+        store.put_blob(b"something else")
+        engine = store.engine
+        assert isinstance(engine, LmdbEngine)
+        assert gc.collect(store, grace_ms=0).objects_swept == 2
+        store.tag("kept", store.put_blob(LONG.encode()))
+        before = names(store)
+        assert before[first] > 2
+    with wounding(path) as cut:
+        cut.drop("index")
+    with open_store(path) as store:
+        rebuild(store, grace_ms=0)
+        assert names(store) == before
+
+
+def test_damaged_rows_of_the_node_table_are_made_anew(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with open_store(path) as store:
+        populate(store)
+        before = everything(store), node_rows(store)
+    with wounding(path) as cut:
+        for key, value in cut.rows("nodes")[::3]:
+            cut.put("nodes", key, flip(value))
+    with open_store(path) as store:
+        with pytest.raises(CorruptionError):
+            everything(store)
+        assert rebuild(store).rows_dropped > 5
+        assert (everything(store), node_rows(store)) == before
+        assert check(store, level="full").counts == {}
+
+
+def test_a_damaged_row_elsewhere_stops_it_before_anything_happens(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with open_store(path) as store:
+        populate(store)
+        gc.collect(store, grace_ms=0)
+        before = names(store)
+    with wounding(path) as cut:
+        key = keys.session_key("s1")
+        # It names another manifest now, which would let the true one be taken for garbage.
+        cut.put("heads", key, flip(cut.get("heads", key), 30))
+    with open_store(path) as store:
+        with pytest.raises(CorruptionError):
+            rebuild(store, grace_ms=0)
+        assert names(store) == before
+
+
+def test_what_no_slab_holds_is_counted(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with open_store(path) as store:
+        populate(store)
+    with wounding(path) as cut:
+        manifest = decode_head(cut.value("heads", keys.session_key("s1"))).manifest
+        for key, value in cut.rows("slabs"):
+            if manifest in value[:4000]:
+                cut.delete("slabs", key)
+                break
+    with open_store(path) as store:
+        report = rebuild(store)
+        assert report.objects_missing >= 1
+        assert report.graphs_unreadable >= 1
+
+
+def test_wrong_use_is_refused(tmp_path: Path) -> None:
+    with Store(MemoryEngine()) as store, pytest.raises(InvalidInputError):
+        rebuild(store)
+    with open_store(tmp_path / "s") as store, pytest.raises(InvalidInputError):
+        rebuild(store, grace_ms=-1)
+    with open_store(tmp_path / "s", readonly=True) as store, pytest.raises(ReadOnlyError):
+        rebuild(store)

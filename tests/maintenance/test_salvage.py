@@ -1,0 +1,414 @@
+"""Salvage: whatever was hit, what survives comes back, and what does not is named."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from campaigns import salvage as campaign
+from casstore.engine.memory import MemoryEngine
+from casstore.errors import CorruptionError, InvalidInputError, StoreNotFoundError
+from casstore.maintenance import gc
+from casstore.maintenance.check import check
+from casstore.maintenance.progress import Step
+from casstore.maintenance.salvage import SalvageReport, salvage
+from casstore.session import keys
+from casstore.session.heads import decode_head
+from casstore.store import Store
+from tests.maintenance.wounds import (
+    LONG,
+    PAGE_BYTES,
+    everything,
+    flip,
+    open_store,
+    overwrite,
+    pages_of,
+    populate,
+    step,
+    wounding,
+)
+
+ENGINES = [0, 1]
+
+
+def make(path: Path, engine: int = 0) -> dict[str, Any]:
+    """A store with a little of everything; all that can be read of it."""
+    with open_store(path, lmdb_version=engine) as store:
+        populate(store)
+        store.delete_session("s2")
+        gc.collect(store, grace_ms=0)
+        step(store, "s1", "late", text=LONG)
+        return everything(store)
+
+
+def saved(path: Path) -> dict[str, Any]:
+    with open_store(path, verify=True) as store:
+        assert check(store, level="full").counts.keys() <= {"history_gap"}
+        return everything(store)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_sound_store_is_copied_whole(tmp_path: Path, engine: int) -> None:
+    before = make(tmp_path / "s", engine)
+    image = (tmp_path / "s" / "data.mdb").read_bytes()
+    report = salvage(tmp_path / "s", tmp_path / "t")
+    assert report.complete
+    assert report.outcomes("deleted") == ("s2",)
+    assert set(report.outcomes("whole")) == before.keys() - {"pins"}
+    assert saved(tmp_path / "t") == before
+    assert (tmp_path / "s" / "data.mdb").read_bytes() == image
+
+
+def test_what_nothing_reaches_stays_behind(tmp_path: Path) -> None:
+    make(tmp_path / "s")
+    salvage(tmp_path / "s", tmp_path / "t")
+    with open_store(tmp_path / "t") as store:
+        assert gc.collect(store, grace_ms=0, dry_run=True).objects_swept == 0
+
+
+def test_repeating_changes_nothing(tmp_path: Path) -> None:
+    before = make(tmp_path / "s")
+    first = salvage(tmp_path / "s", tmp_path / "t")
+    assert salvage(tmp_path / "s", tmp_path / "t").sessions == first.sessions
+    assert saved(tmp_path / "t") == before
+
+
+def test_a_session_that_went_on_in_the_target_is_left_alone(tmp_path: Path) -> None:
+    make(tmp_path / "s")
+    salvage(tmp_path / "s", tmp_path / "t")
+    with open_store(tmp_path / "t") as store:
+        step(store, "s1", "newer")
+        store.delete_session("s3")
+        before = everything(store)
+        report = salvage(tmp_path / "s", store)
+        assert report.outcomes("exists") == ("s1", "s3")
+        assert everything(store) == before
+
+
+def test_it_goes_into_any_engine(tmp_path: Path) -> None:
+    before = make(tmp_path / "s")
+    with Store(MemoryEngine()) as store:
+        assert salvage(tmp_path / "s", store).complete
+        assert everything(store) == before
+
+
+def test_the_target_must_lie_elsewhere(tmp_path: Path) -> None:
+    make(tmp_path / "s")
+    os.symlink(tmp_path / "s", tmp_path / "other")
+    for place in ("s", "s/inner", "other/inner"):
+        with pytest.raises(InvalidInputError):
+            salvage(tmp_path / "s", tmp_path / place)
+    with open_store(tmp_path / "s") as store, pytest.raises(InvalidInputError):
+        salvage(tmp_path / "s", store)
+    with pytest.raises(StoreNotFoundError):
+        salvage(tmp_path / "nothing", tmp_path / "t")
+
+
+def test_what_is_no_store_at_all_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "data.mdb").write_bytes(random.Random(1).randbytes(PAGE_BYTES * 9))
+    with pytest.raises(CorruptionError):
+        salvage(tmp_path / "s", tmp_path / "t")
+
+
+def test_progress_is_told_and_may_stop_it(tmp_path: Path) -> None:
+    before = make(tmp_path / "s")
+
+    def stop(step: Step) -> None:
+        if step.phase == "rows" and step.done > 20:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        salvage(tmp_path / "s", tmp_path / "t", progress=stop)
+    assert salvage(tmp_path / "s", tmp_path / "t").complete
+    assert saved(tmp_path / "t") == before
+
+
+# --- pages that hold the rest together -------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "lost", ["meta 0", "meta 1", "both metas", "main", "slabs", "index", "nodes"]
+)
+def test_losing_the_way_is_not_losing_the_content(tmp_path: Path, engine: int, lost: str) -> None:
+    """Long slabs, and rows, are found by themselves when no tree leads to them any more."""
+    path = tmp_path / "s"
+    with open_store(path, lmdb_version=engine) as store:
+        rng = random.Random(1)
+        for number in range(60):
+            # Too long for a leaf, and not to be compressed.
+            step(store, f"s{number % 3}", f"n{number}", text=rng.randbytes(2500).hex())
+        before = everything(store)
+    metas = {"meta 0": [0], "meta 1": [1], "both metas": [0, 1]}
+    overwrite(path, *(metas.get(lost) or pages_of(path, lost)[0]))
+    salvage(path, tmp_path / "t")
+    assert saved(tmp_path / "t") == before
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_dictionary_is_found_without_its_leaf(tmp_path: Path, engine: int) -> None:
+    path = tmp_path / "s"
+    rng = random.Random(1)
+    words = [rng.randbytes(5).hex() for _ in range(400)]
+    with open_store(path, lmdb_version=engine) as store:
+        for number in range(500):
+            store.put_value({"n": number, "text": " ".join(rng.choices(words, k=90))})
+        assert store.train_dictionary().adopted == 1
+        for number in range(9):
+            step(store, "s1", f"n{number}", text=" ".join(rng.choices(words, k=200)))
+        before = everything(store)
+    overwrite(path, *pages_of(path, "dictionaries")[0])
+    report = salvage(path, tmp_path / "t")
+    assert report.dictionaries_lost == ()
+    assert saved(tmp_path / "t") == before
+
+
+def test_a_lost_dictionary_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    rng = random.Random(1)
+    words = [rng.randbytes(5).hex() for _ in range(400)]
+    with open_store(path) as store:
+        step(store, "before", "a")
+        for number in range(500):
+            store.put_value({"n": number, "text": " ".join(rng.choices(words, k=90))})
+        assert store.train_dictionary().adopted == 1
+        step(store, "after", "a", text=" ".join(rng.choices(words, k=200)))
+    overwrite(path, pages_of(path, "dictionaries")[1][0] + 3)
+    report = salvage(path, tmp_path / "t")
+    assert report.dictionaries_lost == (1,)
+    assert (report.outcomes("whole"), report.outcomes("lost")) == (("before",), ("after",))
+    assert "dictionary" in outcome(report, "after").lost[0].why
+
+
+def test_a_lost_leaf_of_rows_falls_back_to_what_lies_about(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    before = make(path)
+    overwrite(path, *pages_of(path, "heads")[0])
+    report = salvage(path, tmp_path / "t")
+    after = saved(tmp_path / "t")
+    assert "heads" in {gap.table for gap in report.gaps}
+    # The state before the last commit has all heads but the last one's.
+    assert {name for name in before if after.get(name) == before[name]} >= before.keys() - {"s1"}
+    assert all(one.from_strays for one in report.sessions if one.session not in ("s2", "named"))
+
+
+def test_a_deleted_session_does_not_come_back_from_old_pages(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    make(path)
+    overwrite(path, *pages_of(path, "heads")[0], *pages_of(path, "history")[0])
+    salvage(path, tmp_path / "t")
+    assert "s2" not in saved(tmp_path / "t")
+
+
+# --- losses, by name ------------------------------------------------------------------------------
+
+
+def lose_slab(path: Path, digest: bytes) -> None:
+    """Damage the slab that holds an object, wherever in the file a copy of it lies."""
+    with wounding(path) as cut:
+        slab = next(value for _, value in cut.rows("slabs") if digest in value[: 28 + 40 * 32])
+    checksum = slab[20:28]
+    data = (path / "data.mdb").read_bytes()
+    assert checksum in data
+    (path / "data.mdb").write_bytes(data.replace(checksum, flip(checksum)))
+
+
+def outcome(report: SalvageReport, session: str) -> Any:
+    return next(one for one in report.sessions if one.session == session)
+
+
+def test_a_lost_head_leaves_the_revision_before(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with open_store(path) as store:
+        for number in range(5):
+            step(store, "s1", f"n{number}", label=f"l{number}", turn=f"t{number}")
+        before = everything(store)
+        manifest = store.session("s1").entry(5).manifest
+    lose_slab(path, manifest)
+    report = salvage(path, tmp_path / "t")
+    one = outcome(report, "s1")
+    assert (one.outcome, one.revision, one.head_revision) == ("partial", 4, 5)
+    assert (one.revisions_lost, one.revisions_saved) == ((5,), 4)
+    assert {piece.name for piece in one.lost} >= {"the manifest"}
+    assert {row.name for row in report.rows_lost} == {"label 'l4'", "turn 't4'"}
+    assert not report.complete
+    with open_store(tmp_path / "t") as store:
+        assert store.session("s1").head() is not None
+        assert everything(store)["s1"][1] == before["s1"][1][1:]
+        # The turn whose outcome was lost can be taken again.
+        step(store, "s1", "n4", label="l4", turn="t4")
+        assert [node.id for node in store.session("s1").nodes()] == [f"n{n}" for n in range(5)]
+
+
+def test_a_lost_node_and_a_lost_component_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with open_store(path) as store:
+        populate(store)
+        nodes = {name: store.session("s1").nodes()[2].digest for name in ("s1",)}
+        tools = store.session("s3").checkpoint()
+        assert tools is not None
+    lose_slab(path, nodes["s1"])
+    lose_slab(path, tools.tool_state.digest)
+    report = salvage(path, tmp_path / "t")
+    assert "node 'n9'" in {piece.name for piece in outcome(report, "s1").lost}
+    assert outcome(report, "s1").revision == 2
+    assert "tool_state" in {piece.name for piece in outcome(report, "s3").lost}
+    assert all(piece.why for one in report.sessions for piece in one.lost)
+    saved(tmp_path / "t")
+
+
+def test_queued_work_attachments_and_tags_whose_bytes_are_gone_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with open_store(path) as store:
+        attached = populate(store)
+        with open_store(path):
+            rows = store.engine.scan_rows("queue", limit=100)
+        from casstore.session.queue import items_digest
+
+        items = [found for row in rows if (found := items_digest(row.key, row.value))]
+        pinned = store.find_pin("release")
+        assert pinned is not None
+    for digest in (attached.digest, items[0], pinned.digest):
+        assert digest is not None
+        lose_slab(path, digest)
+    report = salvage(path, tmp_path / "t")
+    lost = {(row.table, row.session, row.name) for row in report.rows_lost}
+    assert lost >= {
+        ("queue", "s0", "batch 1"),
+        ("attachments", "s0", f"attachment {attached.id!r}"),
+        ("pins", None, "release"),
+    }
+    with open_store(tmp_path / "t") as store:
+        assert [batch.id for batch in store.session("s0").queue.batches()] == ["b2"]
+        assert store.session("s0").queue.enqueue([3]).seq == 3
+
+
+def test_bytes_that_changed_are_not_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    content = random.Random(1).randbytes(1500)
+    with open_store(path) as store:
+        step(store, "s1", "a")
+        store.session("s1").attachments.put(content)
+    data = (path / "data.mdb").read_bytes()
+    assert content in data  # noise is stored as it is, and no checksum but the digest covers it
+    (path / "data.mdb").write_bytes(data.replace(content, flip(content)))
+    report = salvage(path, tmp_path / "t")
+    assert [(row.table, row.session) for row in report.rows_lost] == [("attachments", "s1")]
+    with open_store(tmp_path / "t", verify=True) as store:
+        assert store.session("s1").attachments.list() == []
+
+
+def test_what_was_removed_stays_so_where_its_place_can_still_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with open_store(path) as store:
+        blob = store.put_blob(b"kept")
+        for number in range(150):
+            store.tag(f"tag-{number:03}", blob, note="x" * 90)
+    first = pages_of(path, "pins")[0][1] * PAGE_BYTES
+    old = (path / "data.mdb").read_bytes()[first : first + PAGE_BYTES]
+    assert b"tag-000" in old
+    with open_store(path) as store:
+        assert store.unpin("tag-000")
+        step(store, "s1", "a")
+    # The page as it was lies about somewhere, as pages do that are not used again yet.
+    with (path / "data.mdb").open("ab") as file:
+        number = file.tell() // PAGE_BYTES
+        file.write(number.to_bytes(8, sys.byteorder) + old[8:])
+    tree = pages_of(path, "pins")[0]
+    assert len(tree) > 4
+    overwrite(path, tree[-1])
+    report = salvage(path, tmp_path / "t")
+    assert [gap.table for gap in report.gaps] == ["pins"]
+    with open_store(tmp_path / "t") as store:
+        names = [pin.name for pin in store.pins()]
+    assert "tag-000" not in names
+    assert len(names) > 100
+
+
+def test_a_lost_first_node_loses_the_session_and_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with open_store(path) as store:
+        step(store, "s1", "a", text=LONG)
+        step(store, "s1", "b")
+        step(store, "s2", "a", text="other")
+        store.create_session("s1", name="what it was called")
+        first = store.session("s1").nodes()[0].digest
+    lose_slab(path, first)
+    report = salvage(path, tmp_path / "t")
+    assert report.outcomes("lost") == ("s1",)
+    assert outcome(report, "s1").revisions_lost_count == 2
+    with open_store(tmp_path / "t") as store:
+        assert store.session("s1").meta().name == "what it was called"
+        assert store.session("s1").load() is None
+        assert [node.id for node in store.session("s2").nodes()] == ["a"]
+
+
+def test_hidden_nodes_stay_hidden_when_an_earlier_revision_takes_over(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with open_store(path) as store:
+        for name in ("secret", "b", "c"):
+            step(store, "s1", name, text=LONG)
+        manifest = store.session("s1").entry(3).manifest
+        store.session("s1").tombstone(["secret"])
+    lose_slab(path, manifest)
+    report = salvage(path, tmp_path / "t")
+    assert outcome(report, "s1").revision == 2
+    with open_store(tmp_path / "t") as store:
+        assert [node.id for node in store.session("s1").nodes()] == ["b"]
+
+
+def test_a_lost_map_of_hidden_nodes_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with open_store(path) as store:
+        step(store, "s1", "secret", "b", text=LONG)
+        store.session("s1").tombstone(["secret"])
+    with wounding(path) as cut:
+        hidden = decode_head(cut.value("heads", keys.session_key("s1"))).hidden
+    assert hidden is not None
+    lose_slab(path, hidden)
+    one = outcome(salvage(path, tmp_path / "t"), "s1")
+    assert "the map of hidden nodes" in {piece.name for piece in one.lost}
+    assert one.outcome == "partial"
+
+
+def test_an_object_stored_twice_is_taken_from_where_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with open_store(path) as store:
+        populate(store)
+        before = everything(store)
+        old = {info.digest: info.id for info in store.engine.scan_objects(limit=10**6)}
+        store.pack()
+    # The packed slabs are damaged; those that were packed lie in pages that are free now.
+    with wounding(path) as cut:
+        fresh = [(k, v) for k, v in cut.rows("slabs")]
+    assert len(fresh) < len(old)
+    tree, runs = pages_of(path, "slabs")
+    assert runs
+    overwrite(path, runs[0])
+    report = salvage(path, tmp_path / "t")
+    assert report.stray_slabs > 0
+    after = saved(tmp_path / "t")
+    assert all(after[name] == before[name] for name in after if name in ("s0", "s1", "fork"))
+    assert tree
+
+
+# --- pages overwritten at random -------------------------------------------------------------
+
+
+def test_one_page_in_a_hundred_overwritten(tmp_path: Path) -> None:
+    report = campaign.run(tmp_path, count=2, seed=3)
+    assert report.findings == ()
+    assert report.kept()
+    assert report.total("revisions that came back") >= report.total("had to come back") > 100
+
+
+def test_one_page_in_ten_overwritten(tmp_path: Path) -> None:
+    report = campaign.run(tmp_path, count=1, seed=4, share=0.1)
+    assert report.findings == ()
+    assert report.total("revisions lost") > 0
