@@ -94,6 +94,16 @@ class NotCanonicalError(InvalidValueError):
     """Bytes decode to a value, but are not the one spelling that casstore accepts (P4)."""
 
 
+class NoVectorIndexError(InvalidInputError):
+    """Items cannot be found by meaning: there is no vector index."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what}, and there is no vector index: search by namespace and filter, or keep "
+            "vectors in a database made for them"
+        )
+
+
 class NotFoundError(CasstoreError, LookupError):
     """What was asked for is not in the store."""
 
@@ -255,6 +265,31 @@ class NameTakenError(ConflictError):
         self.digest = digest
 
 
+class BranchedThreadError(ConflictError):
+    """Somebody else has gone on from the checkpoint that a step of a thread builds on."""
+
+    def __init__(self, thread: str, parent: str | None, head: str) -> None:
+        super().__init__(
+            f"thread {thread!r} has gone on to checkpoint {head}, and this step builds on "
+            f"{parent}; read the thread again, or copy it to go your own way"
+        )
+        self.thread = thread
+        self.parent = parent
+        self.head = head
+
+
+class CheckpointGoneError(ConflictError):
+    """A checkpoint's delta channels need its parent, which was pruned or deleted meanwhile."""
+
+    def __init__(self, thread: str, checkpoint: str) -> None:
+        super().__init__(
+            f"checkpoint {checkpoint} of thread {thread!r} is gone, and delta channels of a step "
+            "that builds on it could not be read back; start again from the thread's latest"
+        )
+        self.thread = thread
+        self.checkpoint = checkpoint
+
+
 class StoreStateError(CasstoreError):
     """The store object cannot serve this call in its present state."""
 
@@ -322,3 +357,16 @@ class StorageError(CasstoreError):
 
 class StorageFullError(StorageError):
     """No room is left on the disk or in the map; the store stays usable."""
+
+
+class UnsafePayloadError(CasstoreError):
+    """Serialised bytes name a type or codec that may not be loaded; nothing was run.
+
+    ``name`` is what they name: allow it if it is yours, distrust the bytes if it is not.
+    """
+
+    exit_code = 11
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"{name}: {reason}")
+        self.name = name

@@ -40,6 +40,9 @@ DOORS = {
     "lmdb": ("casstore.engine.lmdb",),
     "click": ("casstore.cli",),
     "rich": ("casstore.cli",),
+    "langgraph": ("casstore.adapters.langgraph",),
+    "langchain_core": ("casstore.adapters.langgraph",),
+    "ormsgpack": ("casstore.adapters.langgraph",),
     "pytest": ("casstore.testing",),
     "hypothesis": ("casstore.testing",),
 }

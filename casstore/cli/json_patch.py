@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from casstore.cli.spelling import plain
+from casstore.cli.spelling import plain, plain_key
 from casstore.errors import PathStep
 from casstore.objects.diff import ADDED, REMOVED, Change
 
@@ -19,7 +19,14 @@ Path = tuple[PathStep, ...]
 
 def pointer(path: Path) -> str:
     """A JSON Pointer (RFC 6901)."""
-    return "".join(["/" + str(step).replace("~", "~0").replace("/", "~1") for step in path])
+    return "".join(["/" + _token(step) for step in path])
+
+
+def _token(step: PathStep) -> str:
+    """One step, spelled as the key is that it leads to."""
+    if isinstance(step, int):
+        return str(step)
+    return plain_key(step).replace("~", "~0").replace("/", "~1")
 
 
 def operations(changes: Iterable[Change]) -> Iterator[dict[str, Any]]:

@@ -124,7 +124,7 @@ def _put_open(store: Store, source: str, found: IO[bytes], *, as_value: bool) ->
             "name": "the name, spelled so that it means nothing else",
             "digest": "of the object; null for a part of one",
             "kind": "blob, value, node or manifest",
-            "value": "the content; bytes, links and maps with one $key as for put",
+            "value": "the content; bytes and links as for put",
         },
     ),
     "casstore cat 3f2a91 > report.pdf",

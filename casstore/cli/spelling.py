@@ -1,8 +1,8 @@
 """Values and texts on their way to a terminal or into JSON.
 
 JSON has no bytes and no links. They are spelled ``{"$bytes": "<base64>"}`` and
-``{"$link": "<digest>"}``; a map of one key that begins with ``$`` gets a second ``$`` in
-front of it, so that reading gives back exactly what was written.
+``{"$link": "<digest>"}``; a key of a map that begins with ``$`` gets a second ``$`` in front
+of it, so that reading gives back exactly what was written.
 
 Text from a store may hold anything, also what a terminal takes for a command. Everything
 that is not printed as itself is escaped.
@@ -69,14 +69,15 @@ def plain(value: Any) -> Any:
     if isinstance(value, Link):
         return {_LINK: bytes(value.digest).hex()}
     if isinstance(value, dict):
-        if len(value) == 1:
-            (key,) = value
-            if key.startswith("$"):
-                return {f"${key}": plain(value[key])}
-        return {key: plain(item) for key, item in value.items()}
+        return {plain_key(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return value
+
+
+def plain_key(key: str) -> str:
+    """A key of a map in terms of JSON."""
+    return f"${key}" if key.startswith("$") else key
 
 
 def unplain(value: Any) -> Any:
@@ -94,13 +95,15 @@ def unplain(value: Any) -> Any:
                 raise InvalidInputError(f"{_BYTES} takes base64: {exc}") from exc
         if key == _LINK and isinstance(item, str):
             return Link(Digest.from_hex(item))
-        if key.startswith("$$"):
-            return {key[1:]: unplain(item)}
-        if key.startswith("$"):
-            raise InvalidInputError(
-                f"{key!r} means nothing here; write ${key} for a map with the key {key!r}"
-            )
-    return {key: unplain(item) for key, item in value.items()}
+    return {_unplain_key(key): unplain(item) for key, item in value.items()}
+
+
+def _unplain_key(key: str) -> str:
+    if key.startswith("$$"):
+        return key[1:]
+    if key.startswith("$"):
+        raise InvalidInputError(f"{key!r} means nothing here; write ${key} for the key {key!r}")
+    return key
 
 
 def parse_json(data: bytes, where: str) -> Any:

@@ -4,6 +4,7 @@
     pins              what tags and pins name, until their time is up
     queue             the items of queued work
     attachments       blobs that were announced or committed
+    records           what other systems' rows link to
 
 A row that cannot be read stops the search: a root set that is not known is never taken for
 an empty one (P6).
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from casstore.engine.protocol import Roots, Row
+from casstore.records.rows import row_links
 from casstore.session import attachments, keys, pins, queue
 from casstore.session.heads import decode_head
 
@@ -49,12 +51,17 @@ def _of_attachment(row: Row, now_ms: int) -> Iterator[bytes]:
         yield digest
 
 
+def _of_record(row: Row, now_ms: int) -> Iterator[bytes]:
+    yield from row_links(row.value)
+
+
 _NAMED: Final = {
     "heads": _of_head,
     "history": _of_revision,
     "pins": _of_pin,
     "queue": _of_batch,
     "attachments": _of_attachment,
+    "records": _of_record,
 }
 
 

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from weakref import WeakSet
 
 import lmdb
@@ -283,18 +283,13 @@ class Environment:
             self.reopen()
             return self.handle.begin(write=True)
 
-    @overload
-    def reading(self) -> Reading[memoryview]: ...
+    def reading(self) -> Reading[memoryview]:
+        """A short read transaction; nothing may leave it as a view."""
+        return Reading(self, buffers=True)
 
-    @overload
-    def reading(self, *, buffers: Literal[False]) -> Reading[bytes]: ...
-
-    def reading(self, *, buffers: bool = True) -> Reading[memoryview] | Reading[bytes]:
-        """A short read transaction; nothing may leave it as a view.
-
-        Without ``buffers`` it gives bytes: quicker, if there are many and they are small.
-        """
-        return Reading(self, buffers)
+    def reading_bytes(self) -> Reading[bytes]:
+        """One that gives bytes: quicker, if there are many and they are small."""
+        return Reading(self, buffers=False)
 
     def require_writable(self) -> None:
         """Raise unless this environment takes writes."""
@@ -415,7 +410,7 @@ class Reading(Generic[Stored]):
 
     __slots__ = ("_buffers", "_env", "_txn")
 
-    def __init__(self, env: Environment, buffers: bool) -> None:
+    def __init__(self, env: Environment, *, buffers: bool) -> None:
         self._env = env
         self._buffers = buffers
         self._txn: lmdb.Transaction[Stored]

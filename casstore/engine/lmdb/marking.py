@@ -148,7 +148,7 @@ class Marks:
         named, last_id = self._named, self.last_id
         at = b""
         while True:
-            with self._env.reading(buffers=False) as txn:
+            with self._env.reading_bytes() as txn:
                 cursor = txn.cursor(db=self._env.index)
                 if not (cursor.set_range(at) if at else cursor.first()):
                     return

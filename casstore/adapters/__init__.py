@@ -1,0 +1,1 @@
+"""What lets agent frameworks keep their state in a store; each needs its own extra."""

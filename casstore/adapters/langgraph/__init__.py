@@ -1,0 +1,23 @@
+"""LangGraph on a store: checkpoints, and the long-term store of an application.
+
+    with CasstoreSaver.from_path("agents") as saver:
+        graph = builder.compile(checkpointer=saver)
+
+Needs the extra: ``pip install casstore[langgraph]``.
+"""
+
+from __future__ import annotations
+
+try:
+    import langgraph.checkpoint.base as _  # noqa: F401
+except ModuleNotFoundError as exc:
+    raise ModuleNotFoundError(
+        "LangGraph is not installed: pip install 'casstore[langgraph]'", name=exc.name
+    ) from exc
+
+from casstore.adapters.langgraph.items import CasstoreStore
+from casstore.adapters.langgraph.saver import CasstoreSaver
+from casstore.adapters.langgraph.serializer import StrictSerializer
+from casstore.adapters.langgraph.sqlite_import import ImportReport, import_sqlite
+
+__all__ = ["CasstoreSaver", "CasstoreStore", "ImportReport", "StrictSerializer", "import_sqlite"]

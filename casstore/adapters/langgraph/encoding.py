@@ -1,0 +1,137 @@
+"""State of a graph into stored values and back, element by element.
+
+What a store can hold as it is, is kept as it is: None, bool, int, float, str, and lists.
+Everything else has one of four forms:
+
+    {"d": [key, value, key, value …]}   a dict with text keys, in its own order
+    {"s": value}                        a delta snapshot
+    {"t": tag, "b": bytes}              whatever else, as the serialiser spells it
+    bytes                               the same, if the tag is "msgpack" and the bytes are long
+
+The last is most messages: as bytes alone they are one object, and not a map and its content.
+
+So equal messages have equal bytes wherever they stand, and are stored once. Decoding runs no
+code but the serialiser's, on the bytes of one element at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import isfinite
+from typing import Any, Final
+
+from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.checkpoint.serde.types import _DeltaSnapshot
+
+from casstore.errors import CorruptionError
+from casstore.format.limits import OUTLINE_MIN_BYTES
+
+Dump = Callable[[Any], tuple[str, bytes]]
+Load = Callable[[tuple[str, bytes]], Any]
+
+_DICT: Final = "d"
+_SNAPSHOT: Final = "s"
+_TAG: Final = "t"
+_BYTES: Final = "b"
+_MSGPACK: Final = "msgpack"
+
+# Deeper nested lists and dicts go to the serialiser as they are. A dict takes two levels of
+# the 64 that a stored value has.
+_MAX_DEPTH: Final = 16
+_MIN_INT: Final = -(1 << 63)
+_MAX_INT: Final = (1 << 64) - 1
+
+
+def encode(value: Any, dump: Dump, room: int = _MAX_DEPTH) -> Any:
+    """The stored form of a value, its parts taken apart."""
+    kind = type(value)
+    if value is None or kind is bool:
+        return value
+    if kind is str:
+        return value if _is_plain_text(value) else opaque(value, dump)
+    if kind is int:
+        return value if _MIN_INT <= value <= _MAX_INT else opaque(value, dump)
+    if kind is float:
+        return value if isfinite(value) else opaque(value, dump)
+    if room:
+        # As with the serialiser, a tuple comes back as a list.
+        if kind is list or kind is tuple:
+            return [encode(item, dump, room - 1) for item in value]
+        if kind is dict and all(type(key) is str and _is_plain_text(key) for key in value):
+            flat: list[Any] = []
+            for key, item in value.items():
+                flat += (key, encode(item, dump, room - 1))
+            return {_DICT: flat}
+        if kind is _DeltaSnapshot:
+            return {_SNAPSHOT: encode(value.value, dump, room - 1)}
+    return opaque(value, dump)
+
+
+def opaque(value: Any, dump: Dump) -> Any:
+    """The stored form of a value that goes through the serialiser whole."""
+    tag, payload = dump(value)
+    if tag == _MSGPACK and len(payload) >= OUTLINE_MIN_BYTES:
+        return bytes(payload)
+    return {_TAG: tag, _BYTES: bytes(payload)}
+
+
+def decode(stored: Any, load: Load) -> Any:
+    """The value of a stored form."""
+    kind = type(stored)
+    if kind is list:
+        return [decode(item, load) for item in stored]
+    if kind is bytes:
+        return load((_MSGPACK, stored))
+    if kind is not dict:
+        return stored
+    if len(stored) == 2 and type(stored.get(_BYTES)) is bytes and type(stored.get(_TAG)) is str:
+        return load((stored[_TAG], stored[_BYTES]))
+    if len(stored) == 1 and _SNAPSHOT in stored:
+        return _DeltaSnapshot(decode(stored[_SNAPSHOT], load))
+    flat = stored.get(_DICT)
+    if len(stored) != 1 or type(flat) is not list or len(flat) % 2:
+        raise CorruptionError("a stored channel has none of the forms it may have")
+    built: dict[str, Any] = {}
+    for at in range(0, len(flat), 2):
+        if type(flat[at]) is not str:
+            raise CorruptionError("a stored dict has a key that is no text")
+        built[flat[at]] = decode(flat[at + 1], load)
+    return built
+
+
+class Codec:
+    """State into stored values and back, through one serialiser."""
+
+    __slots__ = ("_serde",)
+
+    def __init__(self, serde: SerializerProtocol) -> None:
+        self._serde = serde
+
+    def encode(self, value: Any) -> Any:
+        """The stored form of state; taken apart if the serialiser is LangGraph's own.
+
+        Of others nobody knows whether parts may go through them alone.
+        """
+        if isinstance(self._serde, JsonPlusSerializer):
+            return encode(value, self._serde.dumps_typed)
+        return opaque(value, self._serde.dumps_typed)
+
+    def encode_metadata(self, metadata: dict[str, Any]) -> Any:
+        """The stored form of metadata, which is taken apart in any case."""
+        return encode(metadata, self._serde.dumps_typed)
+
+    def decode(self, stored: Any) -> Any:
+        """The value of a stored form."""
+        return decode(stored, self._serde.loads_typed)
+
+
+def _is_plain_text(text: str) -> bool:
+    """Can it be stored? Lone surrogates cannot; the serialiser replaces them."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,71 @@
+"""A store held for LangGraph: opened when first needed, with threads for async callers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Final
+
+from casstore.aio.threads import Parameters, Result
+from casstore.errors import ClosedError
+from casstore.store import Store
+
+# As many as wait at once when a step of a graph ends; concurrent writes share a flush.
+_WORKERS: Final = 16
+
+
+class StoreHolder:
+    """Shared by all copies of a saver: LangGraph copies savers, and a store cannot be."""
+
+    def __init__(self, opener: Callable[[], Store], *, owned: bool) -> None:
+        self._opener = opener
+        self._owned = owned
+        self._lock = threading.Lock()
+        self._store: Store | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        self._closed = False
+
+    @property
+    def store(self) -> Store:
+        """The store, opened if it is not yet; ClosedError once this is closed."""
+        with self._lock:
+            self._require_open()
+            if self._store is None:
+                self._store = self._opener()
+            return self._store
+
+    def close(self) -> None:
+        """Wait for calls under way; close the store if it was opened here."""
+        with self._lock:
+            pool, store = self._pool, self._store
+            self._pool, self._store, self._closed = None, None, True
+        if pool is not None:
+            pool.shutdown()
+        if store is not None and self._owned:
+            store.close()
+
+    async def aclose(self) -> None:
+        """As ``close``; nobody else could close what a cancelled close has left open."""
+        await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, self.close))
+
+    async def run(
+        self,
+        call: Callable[Parameters, Result],
+        /,
+        *args: Parameters.args,
+        **options: Parameters.kwargs,
+    ) -> Result:
+        """Run a call in a thread, so that the event loop never waits for a disk."""
+        with self._lock:
+            self._require_open()
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="casstore-langgraph")
+            work = self._pool.submit(partial(call, *args, **options))
+        return await asyncio.wrap_future(work)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ClosedError("this was closed, and its store with it")

@@ -1,0 +1,386 @@
+"""``CasstoreStore``: the long-term memory of a LangGraph application, in the same store.
+
+An item is a record under its namespace and key. The labels of a namespace are joined by dots,
+each followed by one, so that the items below a namespace are a range of keys.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, NamedTuple, TypeVar
+
+from langgraph.store.base import (
+    BaseStore,
+    GetOp,
+    IndexConfig,
+    Item,
+    ListNamespacesOp,
+    MatchCondition,
+    Op,
+    PutOp,
+    Result,
+    SearchItem,
+    SearchOp,
+    TTLConfig,
+    validate_op_namespace,
+)
+
+from casstore import store as stores
+from casstore.adapters.langgraph import encoding
+from casstore.adapters.langgraph.filters import matches
+from casstore.adapters.langgraph.holding import StoreHolder
+from casstore.adapters.langgraph.serializer import AllowedType, StrictSerializer
+from casstore.engine.protocol import MAX_STAMP_MS
+from casstore.errors import (
+    BusyError,
+    ConditionFailedError,
+    CorruptionError,
+    InvalidInputError,
+    NoVectorIndexError,
+)
+from casstore.records.rows import Draft, Record, Table
+from casstore.session.arguments import check_count
+from casstore.store import Store
+
+_TABLE: Final = "lg.items"
+_DOT: Final = "."
+_MINUTE_MS: Final = 60_000
+_MAX_ATTEMPTS: Final = 64
+_SWEEP_BATCH: Final = 1000
+
+Changed = TypeVar("Changed")
+
+
+class _Stored(NamedTuple):
+    """An item as its record holds it."""
+
+    record: Record
+    value: Any
+    created_ms: int
+    updated_ms: int
+    ttl_minutes: float | None
+    expires_ms: int | None
+
+    @property
+    def namespace(self) -> tuple[str, ...]:
+        return tuple(self.record.key[0].split(_DOT)[:-1])
+
+    def is_live(self, now_ms: int) -> bool:
+        return self.expires_ms is None or self.expires_ms > now_ms
+
+
+class CasstoreStore(BaseStore):
+    """A LangGraph store: namespaces, filters, time to live. Sync and async in one.
+
+    A batch is one write, all or nothing; what it reads is from before it. There is no vector
+    index: searching by ``query``, or asking for an index, raises NoVectorIndexError.
+    """
+
+    supports_ttl = True
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        ttl: TTLConfig | None = None,
+        index: IndexConfig | None = None,
+        allowed: Collection[AllowedType] = (),
+    ) -> None:
+        self._begin(StoreHolder(lambda: store, owned=False), ttl, index, allowed)
+
+    @classmethod
+    def from_path(
+        cls,
+        path: str | os.PathLike[str],
+        durability: str = "full",
+        *,
+        ttl: TTLConfig | None = None,
+        index: IndexConfig | None = None,
+        allowed: Collection[AllowedType] = (),
+        **options: Any,
+    ) -> CasstoreStore:
+        """A LangGraph store on the store at ``path``, which it opens and closes itself.
+
+        Use it in ``with`` or ``async with``, or call ``close``. Options as for ``casstore.open``.
+        """
+        made = cls.__new__(cls)
+        holder = StoreHolder(partial(stores.open, path, durability, **options), owned=True)
+        made._begin(holder, ttl, index, allowed)
+        return made
+
+    def _begin(
+        self,
+        holder: StoreHolder,
+        ttl: TTLConfig | None,
+        index: IndexConfig | None,
+        allowed: Collection[AllowedType],
+    ) -> None:
+        if index is not None:
+            raise NoVectorIndexError("an index was asked for")
+        self.ttl_config = ttl
+        self._holder = holder
+        self._serde = StrictSerializer(allowed)
+
+    def close(self) -> None:
+        """Let go of the store, and close it if it was opened here."""
+        self._holder.close()
+
+    def __enter__(self) -> CasstoreStore:
+        _ = self._holder.store
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> CasstoreStore:
+        await self._holder.run(lambda: self._holder.store)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._holder.aclose()
+
+    # --- LangGraph's two methods; all others call them ------------------------------------
+
+    def batch(self, ops: Iterable[Op]) -> list[Result]:
+        """Run operations: reads first, in order, then all writes at once."""
+        asked = list(ops)
+        for op in asked:
+            validate_op_namespace(op)
+        results = [self._read(op) for op in asked]
+        # Told twice in one batch, the last counts.
+        self._write({(op.namespace, op.key): op for op in asked if isinstance(op, PutOp)})
+        return results
+
+    async def abatch(self, ops: Iterable[Op]) -> list[Result]:
+        """As ``batch``."""
+        return await self._holder.run(self.batch, list(ops))
+
+    # --- time to live -------------------------------------------------------------------
+
+    def sweep_ttl(self) -> int:
+        """Remove items whose time is up, which nobody sees any more; how many."""
+        table, store = self._table, self._holder.store
+        swept = 0
+        late: list[Record] = []
+        for item in self._items(table.scan()):
+            if not item.is_live(store.engine.now_ms()):
+                late.append(item.record)
+            if len(late) == _SWEEP_BATCH:
+                swept += self._remove(late)
+                late = []
+        return swept + self._remove(late)
+
+    async def asweep_ttl(self) -> int:
+        """As ``sweep_ttl``."""
+        return await self._holder.run(self.sweep_ttl)
+
+    def _remove(self, records: list[Record]) -> int:
+        """Remove records that are still as they were; how many."""
+        table = self._table
+
+        def change(draft: Draft, record: Record) -> None:
+            draft.expect(table, record.key, record)
+            draft.delete(table, record.key)
+
+        return self._change_unchanged(records, change)
+
+    def _change_unchanged(
+        self, items: Sequence[Changed], change: Callable[[Draft, Changed], None]
+    ) -> int:
+        """Change those that nobody else has changed, in one write if possible; how many.
+
+        Who is left out was put or read again meanwhile, and its time began anew then.
+        """
+        draft = Draft(self._holder.store)
+        for item in items:
+            change(draft, item)
+        try:
+            draft.commit()
+        except ConditionFailedError:
+            if len(items) == 1:
+                return 0
+            return sum([self._change_unchanged([item], change) for item in items])
+        return len(items)
+
+    # --- reading ------------------------------------------------------------------------
+
+    @property
+    def _table(self) -> Table:
+        return Table(self._holder.store, _TABLE, 2)
+
+    def _read(self, op: Op) -> Result:
+        if isinstance(op, GetOp):
+            return self._get(op)
+        if isinstance(op, SearchOp):
+            return self._search(op)
+        if isinstance(op, ListNamespacesOp):
+            return self._namespaces(op)
+        if isinstance(op, PutOp):
+            return None
+        raise InvalidInputError(f"no operation of a store: {type(op).__name__}")
+
+    def _get(self, op: GetOp) -> Item | None:
+        record = self._table.find(_joined(op.namespace), op.key)
+        if record is None:
+            return None
+        item = _stored(record)
+        if not item.is_live(self._holder.store.engine.now_ms()):
+            return None
+        if op.refresh_ttl:
+            self._refresh([item])
+        return Item(
+            value=self._value(item),
+            key=op.key,
+            namespace=op.namespace,
+            created_at=_time(item.created_ms),
+            updated_at=_time(item.updated_ms),
+        )
+
+    def _search(self, op: SearchOp) -> list[SearchItem]:
+        if op.query:
+            raise NoVectorIndexError("a search by meaning was asked for")
+        check_count(op.limit, "a limit")
+        check_count(op.offset, "an offset")
+        now_ms = self._holder.store.engine.now_ms()
+        found = (
+            item
+            for item in self._items(self._table.scan_starting(_joined(op.namespace_prefix)))
+            if item.is_live(now_ms) and (not op.filter or matches(self._value(item), op.filter))
+        )
+        # The latest first; only as many are kept as are asked for.
+        wanted = heapq.nsmallest(
+            op.offset + op.limit, found, key=lambda item: (-item.updated_ms, item.record.key)
+        )[op.offset :]
+        if op.refresh_ttl:
+            self._refresh(wanted)
+        return [
+            SearchItem(
+                namespace=item.namespace,
+                key=item.record.key[1],
+                value=self._value(item),
+                created_at=_time(item.created_ms),
+                updated_at=_time(item.updated_ms),
+            )
+            for item in wanted
+        ]
+
+    def _namespaces(self, op: ListNamespacesOp) -> list[tuple[str, ...]]:
+        check_count(op.limit, "a limit")
+        check_count(op.offset, "an offset")
+        found: set[tuple[str, ...]] = set()
+        for (joined,) in self._table.groups(1):
+            labels = tuple(joined.split(_DOT)[:-1])
+            if all(_is_match(each, labels) for each in op.match_conditions or ()):
+                found.add(labels if op.max_depth is None else labels[: op.max_depth])
+        return sorted(found)[op.offset : op.offset + op.limit]
+
+    def _items(self, records: Iterable[Record]) -> Iterator[_Stored]:
+        return map(_stored, records)
+
+    def _value(self, item: _Stored) -> dict[str, Any]:
+        value = encoding.decode(item.value, self._serde.loads_typed)
+        if type(value) is not dict:
+            raise CorruptionError(f"item {item.record.key} is damaged")
+        return value
+
+    # --- writing ------------------------------------------------------------------------
+
+    def _write(self, puts: Mapping[tuple[tuple[str, ...], str], PutOp]) -> None:
+        if not puts:
+            return
+        store, table = self._holder.store, self._table
+        keys = [(_joined(namespace), key) for namespace, key in puts]
+        values = [
+            None if op.value is None else encoding.encode(dict(op.value), self._serde.dumps_typed)
+            for op in puts.values()
+        ]
+        for _ in range(_MAX_ATTEMPTS):
+            draft, now_ms = Draft(store), store.engine.now_ms()
+            rows = zip(keys, values, puts.values(), table.find_many(keys), strict=True)
+            for key, value, op, known in rows:
+                draft.expect(table, key, known)
+                if value is None:
+                    draft.delete(table, key)
+                    continue
+                before = None if known is None else _stored(known)
+                if before is not None and before.is_live(now_ms):
+                    created = before.created_ms
+                else:
+                    created = now_ms
+                draft.put(table, key, _content(value, created, now_ms, op.ttl, now_ms))
+            try:
+                draft.commit()
+            except ConditionFailedError:
+                continue
+            return
+        raise BusyError("the items of a batch kept changing")
+
+    def _refresh(self, items: Collection[_Stored]) -> None:
+        """Let the time of items that were read begin anew."""
+        table, now_ms = self._table, self._holder.store.engine.now_ms()
+
+        def change(draft: Draft, item: _Stored) -> None:
+            draft.expect(table, item.record.key, item.record)
+            times = (item.created_ms, item.updated_ms, item.ttl_minutes, now_ms)
+            draft.put(table, item.record.key, _content(item.value, *times))
+
+        self._change_unchanged([item for item in items if item.ttl_minutes is not None], change)
+
+
+def _joined(namespace: tuple[str, ...]) -> str:
+    return "".join([label + _DOT for label in namespace])
+
+
+def _content(
+    value: Any, created_ms: int, updated_ms: int, ttl: float | None, now_ms: int
+) -> list[Any]:
+    if ttl is None:
+        return [value, created_ms, updated_ms]
+    try:
+        lasts_ms = int(ttl * _MINUTE_MS)
+    except (OverflowError, TypeError, ValueError) as exc:
+        raise InvalidInputError(f"a time to live in minutes, not {ttl!r}") from exc
+    if not 0 <= lasts_ms <= MAX_STAMP_MS:
+        raise InvalidInputError(f"a time to live from 0 on, not {ttl!r} minutes")
+    return [value, created_ms, updated_ms, float(ttl), now_ms + lasts_ms]
+
+
+def _stored(record: Record) -> _Stored:
+    content = record.value
+    if type(content) is not list or len(content) not in (3, 5):
+        raise CorruptionError(f"item {record.key} is damaged")
+    return _Stored(record, *content, *(() if len(content) == 5 else (None, None)))
+
+
+def _time(stamp_ms: int) -> datetime:
+    return datetime.fromtimestamp(stamp_ms / 1000, UTC)
+
+
+def _is_match(condition: MatchCondition, labels: tuple[str, ...]) -> bool:
+    path = tuple(condition.path)
+    if len(labels) < len(path):
+        return False
+    if condition.match_type == "prefix":
+        part = labels[: len(path)]
+    elif condition.match_type == "suffix":
+        part = labels[len(labels) - len(path) :]
+    else:
+        raise InvalidInputError(
+            f"namespaces match by prefix or suffix, not {condition.match_type!r}"
+        )
+    return all(want in ("*", label) for want, label in zip(path, part, strict=True))

@@ -1,0 +1,287 @@
+"""``CasstoreSaver``: LangGraph checkpoints in a store, for sync and async graphs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from types import TracebackType
+from typing import Any
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    BaseCheckpointSaver,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+    DeltaChannelHistory,
+    get_checkpoint_id,
+    get_checkpoint_metadata,
+)
+from langgraph.checkpoint.serde.base import SerializerProtocol
+
+from casstore import store as stores
+from casstore.adapters.langgraph import care, layout
+from casstore.adapters.langgraph.encoding import Codec
+from casstore.adapters.langgraph.holding import StoreHolder
+from casstore.adapters.langgraph.layout import Place
+from casstore.adapters.langgraph.reading import PAGE, TupleReader, config_of, config_parts
+from casstore.adapters.langgraph.serializer import AllowedType, StrictSerializer
+from casstore.adapters.langgraph.steps import OnBranch, Parents, Step, StepWriter
+from casstore.adapters.langgraph.threads import Threads
+from casstore.aio.threads import Parameters, Result, iterate
+from casstore.errors import InvalidInputError
+from casstore.store import Store
+
+
+class CasstoreSaver(BaseCheckpointSaver[str]):
+    """A LangGraph checkpointer on a store. Sync and async methods may be mixed freely.
+
+    ``allowed`` are types, beside LangGraph's own safe ones, that checkpoints may hold: classes,
+    or pairs of module and name. ``serde`` replaces the strict serialiser altogether.
+    ``on_branch`` says what becomes of a step on a checkpoint from which somebody else has gone
+    on: ``keep`` stores it beside and warns in the log, ``refuse`` raises BranchedThreadError.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        allowed: Collection[AllowedType] = (),
+        serde: SerializerProtocol | None = None,
+        on_branch: OnBranch = "keep",
+    ) -> None:
+        self._begin(StoreHolder(lambda: store, owned=False), allowed, serde, on_branch)
+
+    @classmethod
+    def from_path(
+        cls,
+        path: str | os.PathLike[str],
+        durability: str = "full",
+        *,
+        allowed: Collection[AllowedType] = (),
+        serde: SerializerProtocol | None = None,
+        on_branch: OnBranch = "keep",
+        **options: Any,
+    ) -> CasstoreSaver:
+        """A saver on the store at ``path``, which it opens and closes itself.
+
+        Use it in ``with`` or ``async with``, or call ``close``. Options as for ``casstore.open``.
+        """
+        saver = cls.__new__(cls)
+        holder = StoreHolder(partial(stores.open, path, durability, **options), owned=True)
+        saver._begin(holder, allowed, serde, on_branch)
+        return saver
+
+    def _begin(
+        self,
+        holder: StoreHolder,
+        allowed: Collection[AllowedType],
+        serde: SerializerProtocol | None,
+        on_branch: OnBranch,
+    ) -> None:
+        if on_branch not in ("keep", "refuse"):
+            raise InvalidInputError(f"on_branch is 'keep' or 'refuse', not {on_branch!r}")
+        if serde is not None and allowed:
+            raise InvalidInputError("allowed types are for the saver's own serialiser: leave serde")
+        if getattr(serde, "pickle_fallback", False):
+            raise InvalidInputError("a serialiser that falls back to pickle runs what it loads")
+        super().__init__(serde=serde or StrictSerializer(allowed))
+        self._holder = holder
+        self._parents = Parents()
+        self._on_branch = on_branch
+
+    @property
+    def _threads(self) -> Threads:
+        return Threads(self._holder.store)
+
+    @property
+    def _reader(self) -> TupleReader:
+        return TupleReader(self._threads, Codec(self.serde))
+
+    @property
+    def _writer(self) -> StepWriter:
+        return StepWriter(self._threads, Codec(self.serde), self._parents, self._on_branch)
+
+    # --- opening and closing ------------------------------------------------------------
+
+    def close(self) -> None:
+        """Let go of the store, and close it if this saver has opened it."""
+        self._holder.close()
+
+    def __enter__(self) -> CasstoreSaver:
+        _ = self._holder.store
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> CasstoreSaver:
+        await self._run(lambda: self._holder.store)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._holder.aclose()
+
+    # --- reading ------------------------------------------------------------------------
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """The checkpoint that ``config`` names, or the latest; None if there is none."""
+        return self._reader.find(config)
+
+    def list(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> Iterator[CheckpointTuple]:
+        """Checkpoints, newest first.
+
+        Of a namespace, of a thread if ``config`` names none, or of all threads if it is None;
+        with ``filter``, those whose metadata has all of its keys and values.
+        """
+        until = None if before is None else get_checkpoint_id(before)
+        found = self._reader.list(config, filter or {}, until)
+        return found if limit is None else islice(found, max(limit, 0))
+
+    def get_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """What a checkpoint's delta channels start from, and the writes since, oldest first."""
+        return self._reader.histories(config, channels)
+
+    # --- writing ------------------------------------------------------------------------
+
+    def put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Store a checkpoint on top of the one that ``config`` names."""
+        thread, namespace, parent = config_parts(config)
+        place = Place(thread, namespace, checkpoint["id"])
+        meta: dict[str, Any] = {**get_checkpoint_metadata(config, metadata)}
+        self._writer.put(Step(place, parent, checkpoint, meta, new_versions))
+        return config_of(place)
+
+    def put_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
+    ) -> None:
+        """Store what a task has written; told twice, the first counts, but for special ones."""
+        thread, namespace, checkpoint = config_parts(config)
+        if checkpoint is None:
+            raise InvalidInputError("writes belong to a checkpoint, and the config names none")
+        self._writer.put_writes(Place(thread, namespace, checkpoint), writes, task_id, task_path)
+
+    def delete_thread(self, thread_id: str) -> None:
+        """Take everything of a thread away."""
+        care.delete_thread(self._threads, str(thread_id))
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Take away the checkpoints of these runs; those that stay read as before."""
+        care.delete_for_runs(self._threads, run_ids)
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Give another thread all checkpoints of this one, sharing everything."""
+        care.copy_thread(self._threads, str(source_thread_id), str(target_thread_id))
+
+    def prune(self, thread_ids: Sequence[str], *, strategy: str = care.KEEP_LATEST) -> None:
+        """Keep only the latest checkpoint of each namespace, or (``delete``) none."""
+        care.prune(self._threads, thread_ids, strategy)
+
+    def get_next_version(self, current: str | int | float | None, channel: None) -> str:
+        """The version after ``current``; equal work gives equal versions."""
+        if current is None:
+            return layout.version_text(1)
+        number = current.split(".")[0] if isinstance(current, str) else current
+        return layout.version_text(int(number) + 1)
+
+    # --- the same, awaited --------------------------------------------------------------
+
+    async def _run(
+        self,
+        call: Callable[Parameters, Result],
+        /,
+        *args: Parameters.args,
+        **options: Parameters.kwargs,
+    ) -> Result:
+        return await self._holder.run(call, *args, **options)
+
+    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """As ``get_tuple``."""
+        return await self._run(self.get_tuple, config)
+
+    async def alist(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[CheckpointTuple]:
+        """As ``list``."""
+        make = partial(self.list, config, filter=filter, before=before, limit=limit)
+        async for found in iterate(self._run, make, PAGE):
+            yield found
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """As ``put``."""
+        return await self._run(self.put, config, checkpoint, metadata, new_versions)
+
+    async def aput_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
+    ) -> None:
+        """As ``put_writes``."""
+        await self._run(self.put_writes, config, writes, task_id, task_path)
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        """As ``delete_thread``."""
+        await self._run(self.delete_thread, thread_id)
+
+    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """As ``delete_for_runs``."""
+        await self._run(self.delete_for_runs, run_ids)
+
+    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """As ``copy_thread``."""
+        await self._run(self.copy_thread, source_thread_id, target_thread_id)
+
+    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = care.KEEP_LATEST) -> None:
+        """As ``prune``."""
+        await self._run(self.prune, thread_ids, strategy=strategy)
+
+    async def aget_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """As ``get_delta_channel_history``."""
+        return await self._run(self.get_delta_channel_history, config=config, channels=channels)

@@ -1,0 +1,179 @@
+"""LangGraph's serialiser, strict: what bytes name is looked up before anything is imported.
+
+LangGraph rebuilds objects by importing what the bytes name and calling it. Its list of safe
+types is honoured by default only if an environment variable was set in time, and then a
+forbidden object quietly becomes plain data. Here every name is first compared with that list,
+and with what the application allows; a stranger is an error. The same is asked when saving:
+what could not be read back is refused while somebody can still do something about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Final
+
+import ormsgpack
+from langgraph.checkpoint.serde._msgpack import SAFE_MSGPACK_METHODS, SAFE_MSGPACK_TYPES
+from langgraph.checkpoint.serde.jsonplus import (
+    EXT_CONSTRUCTOR_KW_ARGS,
+    EXT_CONSTRUCTOR_POS_ARGS,
+    EXT_CONSTRUCTOR_SINGLE_ARG,
+    EXT_DELTA_SNAPSHOT,
+    EXT_METHOD_SINGLE_ARG,
+    EXT_NUMPY_ARRAY,
+    EXT_PYDANTIC_V1,
+    EXT_PYDANTIC_V2,
+    JsonPlusSerializer,
+)
+
+from casstore.errors import CorruptionError, InvalidInputError, UnsafePayloadError
+
+AllowedType = type | tuple[str, str]
+_Refuse = Callable[[str, str], None]
+
+# What LangGraph writes today. Its older tags call constructors ("json") or worse ("pickle").
+_TAGS: Final = ("null", "bytes", "bytearray", "msgpack")
+_CONSTRUCTORS: Final = (
+    EXT_CONSTRUCTOR_SINGLE_ARG,
+    EXT_CONSTRUCTOR_POS_ARGS,
+    EXT_CONSTRUCTOR_KW_ARGS,
+    EXT_PYDANTIC_V1,
+    EXT_PYDANTIC_V2,
+)
+# Objects inside objects; each level is a call inside a call.
+_MAX_NESTING: Final = 64
+# How much is remembered of what was looked at: at each step most messages are the same ones.
+_MAX_PASSED_BYTES: Final = 8 << 20
+
+
+class StrictSerializer(JsonPlusSerializer):
+    """Saves and loads only LangGraph's safe types and those in ``allowed``.
+
+    ``allowed`` are classes, or pairs of module and name.
+    """
+
+    def __init__(self, allowed: Collection[AllowedType] = ()) -> None:
+        super().__init__(
+            pickle_fallback=False,
+            allowed_json_modules=None,
+            allowed_msgpack_modules=tuple(allowed) or None,
+        )
+        self._passed = _Passed()
+
+    def with_msgpack_allowlist(
+        self, extra_allowlist: Iterable[tuple[str, ...] | type]
+    ) -> JsonPlusSerializer:
+        """The same, allowing more."""
+        wider = super().with_msgpack_allowlist(extra_allowlist)
+        if isinstance(wider, StrictSerializer) and wider is not self:
+            # What passes there may be forbidden here.
+            wider._passed = _Passed()
+        return wider
+
+    def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
+        """Tag and bytes of a value; UnsafePayloadError if loading would refuse them."""
+        try:
+            tag, payload = super().dumps_typed(obj)
+        except ormsgpack.MsgpackEncodeError as exc:
+            raise InvalidInputError(f"this state cannot be serialised: {exc}") from exc
+        if tag == "msgpack":
+            self._check(payload)
+        return tag, bytes(payload)
+
+    def loads_typed(self, data: tuple[str, bytes]) -> Any:
+        """The value of tag and bytes; UnsafePayloadError if they name anything forbidden."""
+        tag, payload = data[0], bytes(data[1])
+        if tag not in _TAGS:
+            raise UnsafePayloadError(repr(tag), "no codec that may be loaded")
+        if tag == "msgpack":
+            self._check(payload)
+        try:
+            return super().loads_typed((tag, payload))
+        except ormsgpack.MsgpackDecodeError as exc:
+            raise CorruptionError(f"a stored element cannot be decoded: {exc}") from exc
+
+    def _check(self, payload: bytes) -> None:
+        """Refuse bytes that name what may not be loaded. Imports nothing, calls nothing."""
+        if payload in self._passed.payloads:
+            return
+        self._look(payload)
+        self._passed.add(payload)
+
+    def _look(self, payload: bytes) -> None:
+        refused: list[UnsafePayloadError] = []
+        depth = 0
+
+        def refuse(name: str, reason: str) -> None:
+            refused.append(UnsafePayloadError(name, reason))
+
+        def look(code: int, data: bytes) -> None:
+            # The decoder would wrap what is raised in here, so the first refusal is kept.
+            nonlocal depth
+            if refused:
+                return
+            if depth == _MAX_NESTING:
+                refuse("nesting", f"objects within objects more than {_MAX_NESTING} deep")
+                return
+            depth += 1
+            inner = ormsgpack.unpackb(data, ext_hook=look, option=ormsgpack.OPT_NON_STR_KEYS)
+            depth -= 1
+            if code in _CONSTRUCTORS:
+                self._check_name(inner, refuse)
+            elif code == EXT_METHOD_SINGLE_ARG:
+                _check_method(inner, refuse)
+            elif code not in (EXT_NUMPY_ARRAY, EXT_DELTA_SNAPSHOT):
+                refuse(f"extension {code}", "unknown to this release")
+
+        try:
+            ormsgpack.unpackb(payload, ext_hook=look, option=ormsgpack.OPT_NON_STR_KEYS)
+        except ormsgpack.MsgpackDecodeError as exc:
+            if not refused:
+                raise CorruptionError(f"a stored element cannot be decoded: {exc}") from exc
+        if refused:
+            raise refused[0]
+
+    def _check_name(self, inner: Any, refuse: _Refuse) -> None:
+        try:
+            name = (inner[0], inner[1])
+            if len(inner) > 2 and (name in SAFE_MSGPACK_TYPES or name in self._own_types()):
+                return
+        except (IndexError, KeyError, TypeError):
+            name = ("?", "?")
+        refuse(
+            f"{name[0]}.{name[1]}",
+            "not among the types that may be loaded; if it is yours, allow it with "
+            f"CasstoreSaver(..., allowed=[{name!r}])",
+        )
+
+    def _own_types(self) -> Collection[tuple[str, ...]]:
+        allowed = self._allowed_msgpack_modules
+        return allowed if isinstance(allowed, set) else ()
+
+
+class _Passed:
+    """Bytes that were looked at and may be loaded, compared whole; a bounded number of them."""
+
+    __slots__ = ("payloads", "size_bytes")
+
+    def __init__(self) -> None:
+        self.payloads: set[bytes] = set()
+        self.size_bytes = 0
+
+    def add(self, payload: bytes) -> None:
+        """Remember these, and forget all others if they are too many."""
+        # Threads may race here; then a little more or less is remembered.
+        if self.size_bytes + len(payload) > _MAX_PASSED_BYTES:
+            self.payloads, self.size_bytes = set(), 0
+        if len(payload) <= _MAX_PASSED_BYTES:
+            self.payloads.add(payload)
+            self.size_bytes += len(payload)
+
+
+def _check_method(inner: Any, refuse: _Refuse) -> None:
+    try:
+        name = (inner[0], inner[1], inner[3])
+        if name in SAFE_MSGPACK_METHODS:
+            return
+    except (IndexError, KeyError, TypeError):
+        name = ("?", "?", "?")
+    refuse(f"{name[0]}.{name[1]}.{name[2]}()", "not among the calls that may be made on loading")

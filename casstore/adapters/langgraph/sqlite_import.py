@@ -1,0 +1,390 @@
+"""A database of LangGraph's SqliteSaver into a store, checked, and the source only read.
+
+Checkpoints that the store has already are passed over, so an import that was stopped goes on where
+it was when it is started again. Objects in the state are moved as they are spelled
+(``raw``): nothing that they name is imported, and no type needs to be allowed for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
+
+from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+
+from casstore.adapters.langgraph import encoding, layout
+from casstore.adapters.langgraph.layout import Channel, PendingRow, Place
+from casstore.adapters.langgraph.raw import dump_raw, load_raw, open_snapshot, pack_raw
+from casstore.adapters.langgraph.threads import Threads, row_content
+from casstore.errors import (
+    ConflictError,
+    CorruptionError,
+    ForeignStoreError,
+    StorageError,
+    StoreNotFoundError,
+    UnsafePayloadError,
+)
+from casstore.maintenance.progress import Progress, Step
+from casstore.records.rows import Draft
+from casstore.store import Store
+
+# A write holds so much at the most: what stopping in between would lose.
+_BATCH_BYTES: Final = 4 << 20
+_BATCH_CHECKPOINTS: Final = 200
+_PAGE: Final = 200
+
+_KEYS: Final = """
+    SELECT thread_id, checkpoint_ns, checkpoint_id FROM checkpoints
+    WHERE (thread_id, checkpoint_ns, checkpoint_id) > (?, ?, ?)
+    ORDER BY thread_id, checkpoint_ns, checkpoint_id LIMIT ?"""
+_CHECKPOINT: Final = """
+    SELECT parent_checkpoint_id, type, checkpoint, metadata FROM checkpoints
+    WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?"""
+_WRITES: Final = """
+    SELECT task_id, {path}, idx, channel, type, value FROM writes
+    WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ? ORDER BY task_id, idx"""
+_EARLY: Final = """
+    SELECT DISTINCT thread_id, checkpoint_ns, checkpoint_id FROM writes AS w
+    WHERE NOT EXISTS (SELECT 1 FROM checkpoints AS c WHERE c.thread_id = w.thread_id
+        AND c.checkpoint_ns = w.checkpoint_ns AND c.checkpoint_id = w.checkpoint_id)"""
+
+
+class ImportReport(NamedTuple):
+    """What an import did. Sizes in bytes; of the store, None if its engine does not tell."""
+
+    #: In the source.
+    checkpoints: int
+    writes: int
+    #: Checkpoints that were moved now; the others were in the store already.
+    imported: int
+    source_bytes: int
+    store_bytes_before: int | None
+    store_bytes: int | None
+
+
+@runtime_checkable
+class _Measured(Protocol):
+    """An engine that knows how much it takes."""
+
+    def used_bytes(self) -> int:
+        """The bytes in use."""
+        ...
+
+
+def import_sqlite(
+    file: str | os.PathLike[str],
+    store: Store,
+    *,
+    serde: SerializerProtocol | None = None,
+    progress: Progress | None = None,
+) -> ImportReport:
+    """Move the checkpoints and writes of a SqliteSaver's database over, and compare all of them.
+
+    The file is opened read-only and is as it was afterwards. ``serde`` is needed only if the
+    database was written with another serialiser than LangGraph's own, as for encryption: then
+    state is loaded with it. Raising from ``progress`` stops; the next call goes on from there.
+    ConflictError if the store has a checkpoint of the same name with other content.
+    """
+    path = Path(file)
+    before = _used_bytes(store)
+    opened = _state(path)
+    with closing(_open(path)) as source:
+        reader = _Source(source, path, serde)
+        total = reader.count("checkpoints")
+        imported = _Copy(reader, store, total, progress).run()
+        _verify(reader, Threads(store), total, progress)
+        writes = reader.count("writes")
+    if opened is not None and opened != _state(path):
+        raise ConflictError(f"{path} was written to while it was read; import it once more")
+    return ImportReport(total, writes, imported, _file_bytes(path), before, _used_bytes(store))
+
+
+class _Checkpoint(NamedTuple):
+    """A checkpoint of the source, its state in the form that ``encoding`` takes."""
+
+    place: Place
+    parent: str | None
+    fields: Mapping[str, Any]
+    metadata: Mapping[str, Any]
+    writes: Sequence[PendingRow]
+
+
+class _Source:
+    """Reads a database of SqliteSaver."""
+
+    def __init__(
+        self, database: sqlite3.Connection, path: Path, serde: SerializerProtocol | None
+    ) -> None:
+        self._database = database
+        self._path = path
+        self._serde = serde
+        columns = {row[1] for row in self._ask("PRAGMA table_info(writes)")}
+        tables = {row[0] for row in self._ask("SELECT name FROM sqlite_master")}
+        if not {"checkpoints", "writes"} <= tables or "idx" not in columns:
+            raise ForeignStoreError(f"{path} is no database of LangGraph's SqliteSaver")
+        # Databases from before the column have it nowhere.
+        self._writes_query = _WRITES.format(path="task_path" if "task_path" in columns else "''")
+
+    def count(self, table: str) -> int:
+        """The rows of a table."""
+        return int(next(self._ask(f"SELECT count(*) FROM {table}"))[0])
+
+    def places(self) -> Iterator[list[Place]]:
+        """All checkpoints in order, a page at a time."""
+        after = Place("", "", "")
+        while page := [Place(*row) for row in self._ask(_KEYS, (*after, _PAGE))]:
+            yield page
+            after = page[-1]
+
+    def early(self) -> Iterator[Place]:
+        """Checkpoints that have writes and are not there themselves."""
+        return (Place(*row) for row in self._ask(_EARLY))
+
+    def checkpoint(self, place: Place) -> _Checkpoint:
+        """One checkpoint with its writes."""
+        found = next(self._ask(_CHECKPOINT, place), None)
+        if found is None:
+            raise ConflictError(
+                f"{self._path} lost checkpoint {place.checkpoint} while it was read"
+            )
+        parent, tag, payload, metadata = found
+        fields = self._load(place, tag, payload)
+        try:
+            meta = json.loads(metadata) if metadata else {}
+        except ValueError as exc:
+            raise CorruptionError(f"the metadata of {place} in {self._path} is damaged") from exc
+        if type(fields) is not dict or "channel_values" not in fields or type(meta) is not dict:
+            raise CorruptionError(f"checkpoint {place.checkpoint} in {self._path} is none")
+        return _Checkpoint(place, parent, fields, meta, self.writes(place))
+
+    def writes(self, place: Place) -> list[PendingRow]:
+        """The pending writes of a checkpoint, in stored form."""
+        return [
+            PendingRow(task, path, index, channel, self.encode(self._load(place, tag, payload)))
+            for task, path, index, channel, tag, payload in self._ask(self._writes_query, place)
+        ]
+
+    def encode(self, value: Any) -> Any:
+        """The stored form of a value that was read."""
+        if self._serde is not None:
+            return encoding.Codec(self._serde).encode(value)
+        return encoding.encode(open_snapshot(value), dump_raw)
+
+    def same(self, value: Any, stored: Any) -> bool:
+        """Is the stored form that of the value?"""
+        load = load_raw if self._serde is None else self._serde.loads_typed
+        return self.equal(encoding.decode(stored, load), value)
+
+    def equal(self, one: Any, other: Any) -> bool:
+        """Are two values that were read the same?"""
+        if self._serde is not None:
+            return bool(one == other)
+        return pack_raw(one) == pack_raw(other)
+
+    def _load(self, place: Place, tag: str, payload: bytes) -> Any:
+        if self._serde is not None:
+            return self._serde.loads_typed((tag, payload))
+        if tag == "json":
+            # As LangGraph once wrote; its own list says what of that may be rebuilt. What it
+            # gives is spelled anew, as LangGraph would write it today.
+            strict = JsonPlusSerializer(allowed_msgpack_modules=None)
+            tag, payload = strict.dumps_typed(strict.loads_typed((tag, payload)))
+        try:
+            return load_raw((tag, payload))
+        except UnsafePayloadError as exc:
+            raise UnsafePayloadError(
+                exc.name,
+                f"checkpoint {place.checkpoint} of thread {place.thread!r} is in a codec that "
+                "needs its serialiser; give it as serde",
+            ) from exc
+
+    def _ask(self, query: str, values: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
+        try:
+            yield from self._database.execute(query, values)
+        except sqlite3.DatabaseError as exc:
+            raise StorageError(f"{self._path} cannot be read: {exc}") from exc
+
+
+class _Copy:
+    """Moves what the store does not have, in writes of bounded size."""
+
+    def __init__(
+        self, source: _Source, store: Store, total: int, progress: Progress | None
+    ) -> None:
+        self._source = source
+        self._threads = Threads(store)
+        self._total = total
+        self._progress = progress
+        self._draft = Draft(store)
+        self._waiting = 0
+        # The channels of the checkpoint before, as read and as stored: most did not change.
+        self._before: dict[str, tuple[Any, Any]] = {}
+        self._group: tuple[str, str] = ("", "")
+
+    def run(self) -> int:
+        """Copy everything; how many checkpoints were new."""
+        done = copied = 0
+        for page in self._source.places():
+            known = self._threads.checkpoints.find_many(page)
+            for place, record in zip(page, known, strict=True):
+                if record is None:
+                    self._add(self._source.checkpoint(place))
+                    copied += 1
+                done += 1
+                if self._draft.size_bytes > _BATCH_BYTES or self._waiting >= _BATCH_CHECKPOINTS:
+                    self._flush(done)
+            self._flush(done)
+        for place in self._source.early():
+            self._add_writes(place, self._source.writes(place))
+        self._flush(done)
+        return copied
+
+    def _add(self, checkpoint: _Checkpoint) -> None:
+        fields, place = checkpoint.fields, checkpoint.place
+        if self._group != place[:2]:
+            self._group, self._before = (place.thread, place.namespace), {}
+        values = fields["channel_values"]
+        channels: dict[str, Channel] = {}
+        for name, version in (fields.get("channel_versions") or {}).items():
+            stored = layout.pack_version(version)
+            if name in values:
+                channels[name] = Channel(stored, True, self._value(name, values[name]))
+            else:
+                channels[name] = Channel(stored, False, None)
+        for name in values:
+            if name not in channels:
+                channels[name] = Channel(None, True, self._value(name, values[name]))
+        link = self._draft.keep(
+            layout.pack_checkpoint(
+                {**fields, "id": fields.get("id", place.checkpoint)},
+                channels,
+                encoding.encode(layout.other_fields(fields), dump_raw),
+                encoding.encode(dict(checkpoint.metadata), dump_raw),
+            )
+        )
+        run = checkpoint.metadata.get("run_id")
+        content = row_content(link, checkpoint.parent, None if run is None else str(run))
+        # Not there a moment ago: whoever has put it since put the same, or will be told.
+        self._draft.expect(self._threads.checkpoints, place, None)
+        self._draft.put(self._threads.checkpoints, place, content)
+        self._add_writes(place, checkpoint.writes)
+        self._waiting += 1
+
+    def _value(self, name: str, value: Any) -> Any:
+        known = self._before.get(name)
+        if known is None or not self._source.equal(known[0], value):
+            known = (value, self._draft.keep_long(self._source.encode(value)))
+            self._before[name] = known
+        return known[1]
+
+    def _add_writes(self, place: Place, writes: Sequence[PendingRow]) -> None:
+        tasks: dict[str, list[PendingRow]] = {}
+        for each in writes:
+            tasks.setdefault(each.task, []).append(each)
+        for task, own in tasks.items():
+            key = (*place, task)
+            if self._threads.writes.find(*key) is None:
+                self._draft.put(self._threads.writes, key, layout.pack_task(own))
+
+    def _flush(self, done: int) -> None:
+        self._draft.commit()
+        self._draft = Draft(self._threads.store)
+        self._waiting = 0
+        if self._progress is not None:
+            self._progress(Step("copy", done, self._total, "checkpoints"))
+
+
+def _verify(source: _Source, threads: Threads, total: int, progress: Progress | None) -> None:
+    """Read every checkpoint back and compare it with the source."""
+    done = 0
+    for page in source.places():
+        for place in page:
+            _verify_one(source, threads, source.checkpoint(place))
+        done += len(page)
+        if progress is not None:
+            progress(Step("verify", done, total, "checkpoints"))
+
+
+def _verify_one(source: _Source, threads: Threads, checkpoint: _Checkpoint) -> None:
+    place, fields = checkpoint.place, checkpoint.fields
+    row = threads.find(place)
+    if row is None:
+        raise ConflictError(f"checkpoint {place.checkpoint} was deleted while it was compared")
+    stored = threads.read([row])[0]
+    channels = stored.channels
+    valued = [name for name, each in channels.items() if each.has_value]
+    values = dict(
+        zip(valued, threads.resolve(channels[name].value for name in valued), strict=True)
+    )
+    same = (
+        row.parent == checkpoint.parent
+        and set(values) == set(fields["channel_values"])
+        and all(
+            source.same(value, values[name]) for name, value in fields["channel_values"].items()
+        )
+        and {
+            name: layout.unpack_version(each.version)
+            for name, each in channels.items()
+            if each.version is not None
+        }
+        == (fields.get("channel_versions") or {})
+        and layout.unpack_seen(stored.value) == (fields.get("versions_seen") or {})
+        and all(stored.value[name] == fields.get(name) for name in ("v", "ts"))
+        and _plain(stored.value["more"]) == pack_raw(layout.other_fields(fields))
+        and _plain(stored.value["meta"]) == pack_raw(dict(checkpoint.metadata))
+        and sorted(checkpoint.writes, key=_place_of_write)
+        == sorted(threads.pending(row), key=_place_of_write)
+    )
+    if not same:
+        raise ConflictError(
+            f"checkpoint {place.checkpoint} of thread {place.thread!r}, namespace "
+            f"{place.namespace!r}, is in the store with other content; import into another store"
+        )
+
+
+def _plain(stored: Any) -> bytes:
+    return pack_raw(encoding.decode(stored, load_raw))
+
+
+def _place_of_write(write: PendingRow) -> tuple[str, int]:
+    return write.task, write.slot
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    """The database, for reading alone."""
+    if not path.is_file():
+        raise StoreNotFoundError(f"there is no file {path}")
+    # Without a log nobody is writing, and SQLite need not leave anything beside the file.
+    mode = "mode=ro" if _state(path) is None else "mode=ro&immutable=1"
+    try:
+        database = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True)
+        database.execute("PRAGMA query_only = 1")
+        # One moment for everything that is read.
+        database.execute("BEGIN")
+        database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.DatabaseError as exc:
+        raise ForeignStoreError(f"{path} cannot be opened as a SQLite database: {exc}") from exc
+    return database
+
+
+def _state(path: Path) -> tuple[int, int] | None:
+    """Whether anybody wrote to a file shows in this; None if it has a log, which SQLite minds."""
+    if not path.is_file() or Path(f"{path}-wal").exists():
+        return None
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
+
+
+def _file_bytes(path: Path) -> int:
+    return sum(each.stat().st_size for each in (path, Path(f"{path}-wal")) if each.exists())
+
+
+def _used_bytes(store: Store) -> int | None:
+    engine = store.engine
+    return engine.used_bytes() if isinstance(engine, _Measured) else None

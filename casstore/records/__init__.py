@@ -1,0 +1,1 @@
+"""Rows of other systems, in the store's own transactions."""

@@ -1,0 +1,229 @@
+"""Records: small values of other systems by key, each keeping alive what it links to.
+
+    row = 00 ‖ value
+    row = 01 ‖ length of the list (4) ‖ list of the key's texts ‖ value
+
+A value is spelled as a container of values would hold it: short ones stand in the row, of
+longer ones a link. Whatever the row links to is reached from it (``row_links``), so gc keeps
+it. A ``Draft`` collects changes and happens as one write, wholly or not at all (P5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from casstore.engine.protocol import (
+    Condition,
+    DeleteRow,
+    PutRow,
+    Row,
+    RowChange,
+    RowIs,
+    RowKey,
+    StoredObject,
+    Write,
+)
+from casstore.errors import CasstoreError, CorruptionError
+from casstore.format import splitting
+from casstore.format.canonical import Link, links_in, pack_checked, unpack_checked
+from casstore.format.digest import Digest, Kind
+from casstore.format.limits import DEFAULT_MAX_BYTES, MAX_DEPTH
+from casstore.objects import values
+from casstore.objects.pieces import PieceReader, PieceWriter
+from casstore.records.row_keys import KeySpace, past
+from casstore.store import Store
+
+_TABLE: Final = "records"
+_PLAIN: Final = b"\x00"
+_WITH_KEY: Final = b"\x01"
+_LENGTH_BYTES: Final = 4
+_PAGE: Final = 256
+# What a link starts with.
+_LINK_BYTE: Final = b"\xc7"
+# A row is no object: what it is called while it is put together.
+_ROW_NAME: Final = b"row"
+
+
+class Record:
+    """A row as it was found: its key, and its value when asked for."""
+
+    __slots__ = ("_store", "key", "row")
+
+    def __init__(self, store: Store, key: tuple[str, ...], row: bytes) -> None:
+        self._store = store
+        self.key = key
+        #: As it is stored: two records are the same if these are.
+        self.row = row
+
+    @property
+    def is_inline(self) -> bool:
+        """Does the row itself hold what it can of the value, and not just a link to all of it?"""
+        return _value_bytes(self.row)[:1] != _LINK_BYTE
+
+    @property
+    def value(self) -> Any:
+        """What was put, read and decoded each time."""
+        item = StoredObject(Kind.VALUE, _value_bytes(self.row))
+        reader = PieceReader(self._store.engine)
+        return values.read_value(reader, _ROW_NAME, item, max_bytes=DEFAULT_MAX_BYTES)
+
+
+class Table:
+    """Records of one kind, by keys of ``parts`` texts each, in order of the texts."""
+
+    def __init__(self, store: Store, name: str, parts: int) -> None:
+        self._store = store
+        self.keys = KeySpace(name, parts)
+
+    def find(self, *key: str) -> Record | None:
+        """One record; None if there is none."""
+        return self.find_many([key])[0]
+
+    def find_many(self, keys: Sequence[tuple[str, ...]]) -> list[Record | None]:
+        """Records of one moment, in the order asked for."""
+        rows = self._store.engine.get_rows([RowKey(_TABLE, self.keys.key(key)) for key in keys])
+        return [
+            None if row is None else Record(self._store, tuple(key), row)
+            for key, row in zip(keys, rows, strict=True)
+        ]
+
+    def scan(
+        self, *prefix: str, before: str | None = None, reverse: bool = False, page: int = _PAGE
+    ) -> Iterator[Record]:
+        """Records whose keys start with ``prefix``, in order; each page is of its own moment.
+
+        With ``before``, only those whose next text is less.
+        """
+        start = self.keys.key(prefix)
+        stop = past(start) if before is None else self.keys.key((*prefix, before))
+        return self._scan(start, stop, reverse, page)
+
+    def scan_starting(self, text: str, *prefix: str) -> Iterator[Record]:
+        """Records whose keys start with ``prefix`` and a text that starts with ``text``."""
+        start = self.keys.starting(prefix, text)
+        for record in self._scan(start, past(start), False, _PAGE):
+            if record.key[len(prefix)].startswith(text):
+                yield record
+
+    def groups(self, depth: int, *prefix: str) -> Iterator[tuple[str, ...]]:
+        """The different first ``depth`` texts of keys, without reading what lies between."""
+        start = self.keys.key(prefix)
+        stop = past(start)
+        while rows := self._store.engine.scan_rows(_TABLE, start=start, stop=stop, limit=1):
+            yield self._record(rows[0]).key[:depth]
+            start = past(self.keys.group(rows[0].key, depth))
+
+    def _scan(self, start: bytes, stop: bytes, reverse: bool, page: int) -> Iterator[Record]:
+        while True:
+            rows = self._store.engine.scan_rows(
+                _TABLE, start=start, stop=stop, limit=page, reverse=reverse
+            )
+            for row in rows:
+                yield self._record(row)
+            if len(rows) < page:
+                return
+            if reverse:
+                stop = rows[-1].key
+            else:
+                start = rows[-1].key + b"\0"
+
+    def _record(self, row: Row) -> Record:
+        if row.value[:1] == _WITH_KEY:
+            key = tuple(_key_list(row.value))
+        else:
+            key = self.keys.texts(row.key)
+        return Record(self._store, key, row.value)
+
+
+class Draft:
+    """Changes to records and the values they link to, for one write."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._writer = PieceWriter()
+        self._rows: list[RowChange] = []
+        self._conditions: list[Condition] = []
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of the objects collected so far."""
+        return self._writer.size_bytes
+
+    def keep(self, value: Any) -> Link:
+        """Store a value with this write; a link to it."""
+        return Link(Digest(splitting.split(value, self._writer.emit)))
+
+    def keep_long(self, value: Any) -> Any:
+        """A link to the value if it is long enough for an object of its own, else itself."""
+        spelled = splitting.spell(value, MAX_DEPTH, self._writer.emit)
+        return value if spelled.outlined is None else Link(Digest(spelled.outlined))
+
+    def put(self, table: Table, key: tuple[str, ...], value: Any) -> None:
+        """Write a record, whatever stood there before."""
+        self._put(table, key, splitting.spell(value, MAX_DEPTH, self._writer.emit).data)
+
+    def copy(self, table: Table, record: Record, key: tuple[str, ...]) -> None:
+        """Write what a record holds under another key, if the record is still as it was."""
+        self.expect(table, record.key, record)
+        self._put(table, key, _value_bytes(record.row))
+
+    def delete(self, table: Table, key: tuple[str, ...]) -> None:
+        """Remove a record; it need not be there."""
+        self._rows.append(DeleteRow(_TABLE, table.keys.key(key)))
+
+    def expect(self, table: Table, key: tuple[str, ...], record: Record | None) -> None:
+        """Let the write fail unless the record is this one; None: unless there is none."""
+        row = None if record is None else record.row
+        self._conditions.append(RowIs(_TABLE, table.keys.key(key), row))
+
+    def commit(self) -> None:
+        """Write everything at once.
+
+        ConditionFailedError if an expected record is another; ObjectNotFoundError if something
+        linked to is not stored. Then nothing has happened.
+        """
+        if self._writer.objects or self._rows:
+            self._store.engine.write(Write(self._writer.objects, self._conditions, self._rows))
+
+    def _put(self, table: Table, key: tuple[str, ...], data: bytes) -> None:
+        spelled_key = table.keys.key(key)
+        if table.keys.is_cut(key):
+            texts = pack_checked(list(key))
+            head = _WITH_KEY + len(texts).to_bytes(_LENGTH_BYTES, "big") + texts
+        else:
+            head = _PLAIN
+        self._rows.append(PutRow(_TABLE, spelled_key, head + data))
+
+
+def row_links(row: bytes) -> list[bytes]:
+    """The digests that a row keeps alive."""
+    try:
+        return links_in(_value_bytes(row))
+    except CorruptionError:
+        raise
+    except (CasstoreError, ValueError) as exc:
+        raise CorruptionError("a record is damaged") from exc
+
+
+def _value_bytes(row: bytes) -> bytes:
+    if row[:1] == _PLAIN:
+        return row[1:]
+    if row[:1] == _WITH_KEY:
+        return row[1 + _LENGTH_BYTES + _key_length(row) :]
+    raise CorruptionError("a record is damaged, or of a newer kind")
+
+
+def _key_length(row: bytes) -> int:
+    return int.from_bytes(row[1 : 1 + _LENGTH_BYTES], "big")
+
+
+def _key_list(row: bytes) -> list[str]:
+    start = 1 + _LENGTH_BYTES
+    try:
+        texts = unpack_checked(row[start : start + _key_length(row)])
+    except (TypeError, ValueError) as exc:
+        raise CorruptionError("the key in a record is damaged") from exc
+    if type(texts) is not list or not all(type(text) is str for text in texts):
+        raise CorruptionError("the key in a record is damaged")
+    return texts

@@ -1,0 +1,319 @@
+"""Databases of SqliteSaver move over whole, are compared, and stay as they were."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip(
+    "langgraph.checkpoint.sqlite", reason="needs the extra: pip install 'casstore[dev]'"
+)
+
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.types import Command
+
+from casstore.adapters.langgraph import CasstoreSaver, import_sqlite
+from casstore.errors import (
+    ConflictError,
+    CorruptionError,
+    ForeignStoreError,
+    StoreNotFoundError,
+    UnsafePayloadError,
+)
+from casstore.maintenance.progress import Step
+from casstore.store import Store
+from tests.adapters import langgraph_graphs as graphs
+from tests.adapters.langgraph_graphs import on, say
+from tests.adapters.test_langgraph_strict import HERE as TYPES
+from tests.adapters.test_langgraph_strict import Mine
+from tests.adapters.test_langgraph_threads import put, records
+
+
+def fill(saver: Any) -> None:
+    """Threads of all kinds."""
+    chat = graphs.chat(saver)
+    for n in range(12):
+        chat.invoke(say(f"{n} " * 200), {**on("chat"), "metadata": {"run_id": f"r{n}"}})
+    graphs.asking(saver).invoke({"log": ["x"], "answer": ""}, on("asking"))
+    graphs.nested(saver).invoke({"log": [], "answer": ""}, on("nested"))
+    graphs.parallel(saver).invoke({"log": [], "answer": ""}, on("parallel"))
+    for n in range(5):
+        graphs.delta(saver).invoke({"log": [f"in {n}"], "n": n}, on("delta"))
+    put(saver, {"own": Mine(name="x"), "nan": float("nan"), "odd": {1: {2}}}, thread="own")
+    put(saver, {"unversioned": [1]}, thread="own", versions={}, source="fork")
+    saver.put_writes(on("early", checkpoint_ns="", checkpoint_id="later"), [("x", [1])], "task")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "checkpoints.sqlite"
+    with SqliteSaver.from_conn_string(str(path)) as saver:
+        fill(saver)
+    return path
+
+
+def fingerprint(path: Path) -> Any:
+    return [
+        (each.name, each.stat().st_mtime_ns, hashlib.sha256(each.read_bytes()).hexdigest())
+        for each in sorted(path.parent.glob(path.name + "*"))
+    ]
+
+
+def told(saver: Any) -> list[Any]:
+    return [
+        each._replace(
+            checkpoint={
+                **each.checkpoint,
+                # As text: not-a-number is not equal to itself.
+                "channel_values": repr(sorted(each.checkpoint["channel_values"].items())),
+            }
+        )
+        for each in saver.list(None)
+    ]
+
+
+def test_everything_is_there_afterwards_and_the_source_is_as_it_was(
+    source: Path, store: Store
+) -> None:
+    before = fingerprint(source)
+    steps: list[Step] = []
+
+    def look(step: Step) -> None:
+        steps.append(step)
+        # Nothing stands beside it in between, either.
+        assert fingerprint(source) == before
+
+    report = import_sqlite(source, store, progress=look)
+    assert fingerprint(source) == before
+    ours = CasstoreSaver(store, allowed=[Mine])
+    with SqliteSaver.from_conn_string(str(source)) as theirs:
+        assert told(ours) == told(theirs)
+        assert report.checkpoints == report.imported == len(told(ours)) > 60
+    assert report.source_bytes == source.stat().st_size
+    assert report.store_bytes is not None
+    assert report.store_bytes_before is not None
+    assert report.store_bytes_before < report.store_bytes < report.source_bytes
+    assert [step.phase for step in steps] == sorted(step.phase for step in steps)
+    assert {step.phase: step.done for step in steps} == dict.fromkeys(
+        ("copy", "verify"), report.checkpoints
+    )
+    # Writes without a checkpoint wait for it here, too.
+    assert len([row for row in records(store) if b"later" in row.key]) == 1
+
+
+def test_graphs_go_on_where_they_were(source: Path, store: Store) -> None:
+    import_sqlite(source, store)
+    saver = CasstoreSaver(store, on_branch="refuse")
+    asking = graphs.asking(saver)
+    asking.invoke(Command(resume="Ada"), on("asking"))
+    assert asking.invoke(Command(resume="red"), on("asking"))["log"][-1] == "last Ada"
+    assert graphs.nested(saver).invoke(Command(resume="s"), on("nested"))["log"][-1] == "told s"
+    chat = graphs.chat(saver)
+    assert len(chat.invoke(say("more"), on("chat"))["messages"]) == 26
+    delta = graphs.delta(saver)
+    assert len(delta.invoke({"log": ["more"], "n": 9}, on("delta"))["log"]) == 24
+    # A branch from an old checkpoint, whose versions end in a random number.
+    old = [each for each in delta.get_state_history(on("delta")) if each.next == ("count",)][-1]
+    forked = delta.update_state(old.config, {"log": ["forked"]})
+    assert "forked" in delta.invoke(None, forked)["log"]
+
+
+def test_types_of_the_application_move_without_being_imported(source: Path, store: Store) -> None:
+    import_sqlite(source, store)
+    with pytest.raises(UnsafePayloadError, match=TYPES):
+        list(CasstoreSaver(store).list(on("own")))
+    [_, found] = CasstoreSaver(store, allowed=[Mine]).list(on("own"))
+    assert found.checkpoint["channel_values"]["own"] == Mine(name="x")
+
+
+class Stopped(Exception):
+    """Raised by a progress that has had enough."""
+
+
+def test_an_import_that_was_stopped_goes_on(
+    source: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import casstore.adapters.langgraph.sqlite_import as module
+
+    monkeypatch.setattr(module, "_BATCH_CHECKPOINTS", 10)
+    steps: list[Step] = []
+
+    def stop(step: Step) -> None:
+        steps.append(step)
+        if len(steps) == 3:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        import_sqlite(source, store, progress=stop)
+    there = len(list(CasstoreSaver(store, allowed=[Mine]).list(None)))
+    assert there == 30
+    report = import_sqlite(source, store)
+    assert report.imported == report.checkpoints - 30
+    again = import_sqlite(source, store)
+    assert (again.imported, again.checkpoints) == (0, report.checkpoints)
+    with SqliteSaver.from_conn_string(str(source)) as theirs:
+        assert told(CasstoreSaver(store, allowed=[Mine])) == told(theirs)
+
+
+def test_a_database_in_use_is_read_as_of_one_moment(tmp_path: Path, store: Store) -> None:
+    path = tmp_path / "live.sqlite"
+    with SqliteSaver.from_conn_string(str(path)) as saver:
+        chat = graphs.chat(saver)
+        chat.invoke(say("one"), on())
+        assert Path(f"{path}-wal").stat().st_size
+        before = [path.read_bytes(), Path(f"{path}-wal").read_bytes()]
+        count = len(list(saver.list(None)))
+
+        def meanwhile(step: Step) -> None:
+            if step.phase == "copy" and len(list(saver.list(None))) == count:
+                assert [path.read_bytes(), Path(f"{path}-wal").read_bytes()] == before
+                chat.invoke(say("two"), on("other"))
+
+        report = import_sqlite(path, store, progress=meanwhile)
+        assert report.checkpoints == count
+        assert len(list(saver.list(None))) > count
+    assert len(list(CasstoreSaver(store).list(None))) == count
+
+
+def test_a_database_that_changes_while_it_is_read_is_told(source: Path, store: Store) -> None:
+    def write(step: Step) -> None:
+        if step.phase == "verify":
+            with SqliteSaver.from_conn_string(str(source)) as saver:
+                graphs.chat(saver).invoke(say("late"), on("late"))
+
+    with pytest.raises(ConflictError, match="once more"):
+        import_sqlite(source, store, progress=write)
+    report = import_sqlite(source, store)
+    assert report.imported == 3
+
+
+def test_other_content_under_the_same_name_is_told(source: Path, store: Store) -> None:
+    import_sqlite(source, store)
+    saver = CasstoreSaver(store)
+    latest = saver.get_tuple(on("chat"))
+    assert latest is not None
+    saver.put_writes(latest.config, [("x", 1)], "somebody")
+    with pytest.raises(ConflictError, match="another store"):
+        import_sqlite(source, store)
+
+
+def damage(path: Path, statement: str, *values: Any) -> None:
+    with sqlite3.connect(path) as database:
+        database.execute(statement, values)
+
+
+def test_what_cannot_be_moved_is_refused_by_name(
+    source: Path, store: Store, tmp_path: Path
+) -> None:
+    with pytest.raises(StoreNotFoundError):
+        import_sqlite(tmp_path / "nothing", store)
+    assert not (tmp_path / "nothing").exists()
+    (tmp_path / "text").write_text("no database " * 500)
+    with pytest.raises(ForeignStoreError):
+        import_sqlite(tmp_path / "text", store)
+    sqlite3.connect(tmp_path / "empty").close()
+    with pytest.raises(ForeignStoreError, match="SqliteSaver"):
+        import_sqlite(tmp_path / "empty", store)
+    damage(source, "UPDATE checkpoints SET metadata = '{' WHERE thread_id = 'asking'")
+    with pytest.raises(CorruptionError, match="metadata"):
+        import_sqlite(source, store)
+    damage(source, "UPDATE checkpoints SET metadata = '{}' WHERE thread_id = 'asking'")
+    damage(source, "UPDATE checkpoints SET type = 'pickle' WHERE thread_id = 'chat'")
+    with pytest.raises(UnsafePayloadError, match="serde"):
+        import_sqlite(source, store)
+    damage(
+        source,
+        "UPDATE checkpoints SET type = 'msgpack', checkpoint = ? WHERE thread_id = 'chat'",
+        b"\x91",
+    )
+    with pytest.raises(CorruptionError):
+        import_sqlite(source, store)
+
+
+def without_paths(path: Path) -> None:
+    damage(path, "ALTER TABLE writes DROP COLUMN task_path")
+
+
+def as_json(path: Path) -> None:
+    """As databases from before msgpack have it, for plain values."""
+    import json
+
+    strict = JsonPlusSerializer()
+    with sqlite3.connect(path) as database:
+        for thread, at, tag, blob in database.execute(
+            "SELECT thread_id, checkpoint_id, type, checkpoint FROM checkpoints "
+            "WHERE thread_id = 'asking'"
+        ).fetchall():
+            value = strict.loads_typed((tag, blob))
+            database.execute(
+                "UPDATE checkpoints SET type = 'json', checkpoint = ? "
+                "WHERE thread_id = ? AND checkpoint_id = ?",
+                (json.dumps(value).encode(), thread, at),
+            )
+
+
+@pytest.mark.parametrize("older", [without_paths, as_json])
+def test_older_databases_are_read(
+    source: Path, store: Store, older: Callable[[Path], None]
+) -> None:
+    older(source)
+    import_sqlite(source, store)
+    saver = CasstoreSaver(store)
+    asking = graphs.asking(saver)
+    asking.invoke(Command(resume="Ada"), on("asking"))
+    assert asking.invoke(Command(resume="red"), on("asking"))["log"][-1] == "last Ada"
+
+
+class Mirror:
+    """A cipher for tests."""
+
+    def encrypt(self, plaintext: bytes) -> tuple[str, bytes]:
+        return "mirror", plaintext[::-1]
+
+    def decrypt(self, ciphername: str, ciphertext: bytes) -> bytes:
+        assert ciphername == "mirror"
+        return ciphertext[::-1]
+
+
+def test_an_encrypted_database_moves_with_its_serialiser_and_stays_encrypted(
+    tmp_path: Path, store: Store
+) -> None:
+    path = tmp_path / "e.sqlite"
+    serde = EncryptedSerializer(Mirror(), JsonPlusSerializer(allowed_msgpack_modules=None))
+    with sqlite3.connect(path, check_same_thread=False) as database:
+        stock = SqliteSaver(database, serde=serde)
+        graphs.chat(stock).invoke(say("a secret " * 100), on())
+        want = told(stock)
+    database.close()
+    with pytest.raises(UnsafePayloadError, match="serde"):
+        import_sqlite(path, store)
+    import_sqlite(path, store, serde=serde)
+    assert told(CasstoreSaver(store, serde=serde)) == want
+    content = b"".join(
+        item.data
+        for item in store.engine.get_many([info.digest for info in store.engine.scan_objects()])
+        if item
+    )
+    assert b"a secret" not in content
+
+
+def test_the_async_saver_of_the_stock_package_writes_the_same_files(
+    tmp_path: Path, store: Store
+) -> None:
+    from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+
+    async def write() -> None:
+        async with AsyncSqliteSaver.from_conn_string(str(tmp_path / "a.sqlite")) as saver:
+            await graphs.chat(saver).ainvoke(say("hello"), on())
+
+    asyncio.run(write())
+    import_sqlite(tmp_path / "a.sqlite", store)
+    assert len(graphs.chat(CasstoreSaver(store)).get_state(on()).values["messages"]) == 2

@@ -1,0 +1,212 @@
+"""Records: rows by key in order, each keeping alive what it links to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from casstore.engine.lmdb.engine import LmdbEngine
+from casstore.engine.memory import MemoryEngine
+from casstore.engine.protocol import MAX_ROW_KEY_BYTES, PutRow, Write
+from casstore.errors import (
+    ConditionFailedError,
+    CorruptionError,
+    InvalidInputError,
+    ObjectNotFoundError,
+)
+from casstore.format.canonical import Link
+from casstore.format.digest import Digest
+from casstore.maintenance import gc
+from casstore.records.row_keys import KeySpace, past
+from casstore.records.rows import Draft, Table, row_links
+from casstore.store import Store
+
+LONG = ["long " * 300, {"more": "text " * 200}, *range(300)]
+
+
+@pytest.fixture(params=["memory", "lmdb"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    engine: Any = MemoryEngine()
+    if request.param == "lmdb":
+        engine = LmdbEngine(str(tmp_path / "s"), durability="process")
+    with Store(engine) as store:
+        yield store
+
+
+def put(table: Table, *key: str, value: Any = 1) -> None:
+    draft = Draft(table._store)
+    draft.put(table, key, value)
+    draft.commit()
+
+
+texts = st.text(max_size=12) | st.text("a\0\x01\x02ÿ", max_size=400)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(texts, texts, texts), max_size=20))
+def test_keys_are_short_unambiguous_and_in_order_of_the_texts(keys: list[tuple[str, ...]]) -> None:
+    space = KeySpace("table", 3)
+    spelled = {key: space.key(key) for key in keys}
+    assert len(set(spelled.values())) == len(spelled)
+    for key, data in spelled.items():
+        assert len(data) <= MAX_ROW_KEY_BYTES
+        for depth in range(4):
+            group = space.group(data, depth)
+            assert group == space.key(key[:depth])
+            assert group <= data < past(group)
+        if not space.is_cut(key):
+            assert space.texts(data) == key
+    whole = [key for key in spelled if not space.is_cut(key)]
+    assert sorted(whole) == sorted(whole, key=spelled.__getitem__)
+
+
+def test_names_and_keys_that_do_not_fit_are_refused() -> None:
+    for name, parts in (("", 1), ("x" * 40, 1), ("a\0b", 1), ("t", 0), ("t", 9)):
+        with pytest.raises((InvalidInputError, ZeroDivisionError)):
+            KeySpace(name, parts)
+    space = KeySpace("t", 2)
+    for key in (("a", "b", "c"), ("a", 1), ("\ud800",), ("x" * 20_000,)):
+        with pytest.raises(InvalidInputError):
+            space.key(key)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "value", [None, 0, "text", b"bytes", [], {"a": [1, {"b": None}]}, LONG, "x" * 100_000]
+)
+def test_values_of_any_length_come_back(store: Store, value: Any) -> None:
+    table = Table(store, "t", 2)
+    put(table, "a", "k", value=value)
+    found = table.find("a", "k")
+    assert found is not None
+    assert found.value == value
+    assert found.key == ("a", "k")
+    assert len(found.row) < 600
+    assert table.find("a", "other") is None
+
+
+def test_scans_follow_the_order_of_the_texts_in_pages(store: Store) -> None:
+    table, other = Table(store, "t", 3), Table(store, "t2", 3)
+    keys = [(a, b, f"{n:03}") for a in ("", "a", "a" * 400) for b in ("x", "xy") for n in range(9)]
+    for key in keys:
+        put(table, *key)
+        put(other, *key)
+    assert [each.key for each in table.scan(page=4)] == keys
+    assert [each.key for each in table.scan(reverse=True, page=4)] == keys[::-1]
+    assert [each.key for each in table.scan("a", "x")] == keys[18:27]
+    assert [each.key[2] for each in table.scan("a", "x", before="004", reverse=True, page=2)] == [
+        "003", "002", "001", "000",
+    ]  # fmt: skip
+    assert list(table.groups(1)) == [("",), ("a",), ("a" * 400,)]
+    assert list(table.groups(2, "a")) == [("a", "x"), ("a", "xy")]
+    assert [each.key for each in table.scan_starting("x", "a")] == keys[18:36]
+    assert [each.key for each in table.scan_starting("xy", "a")] == keys[27:36]
+    assert [each.key[0] for each in table.scan_starting("a" * 300)] == ["a" * 400] * 18
+    assert list(table.scan_starting("b")) == []
+    assert list(table.scan("no")) == []
+
+
+def test_a_draft_happens_wholly_or_not_at_all(store: Store) -> None:
+    table = Table(store, "t", 1)
+    put(table, "a", value="old")
+    seen = table.find("a")
+    put(table, "a", value="new")
+    draft = Draft(store)
+    draft.put(table, ("b",), draft.keep(LONG))
+    draft.delete(table, ("a",))
+    draft.expect(table, ("a",), seen)
+    with pytest.raises(ConditionFailedError):
+        draft.commit()
+    assert table.find("b") is None
+    found = table.find("a")
+    assert found is not None
+    assert found.value == "new"
+    assert store.engine.scan_objects() == []
+    # None: there must be none.
+    draft = Draft(store)
+    draft.put(table, ("a",), 1)
+    draft.expect(table, ("a",), None)
+    with pytest.raises(ConditionFailedError):
+        draft.commit()
+    Draft(store).commit()
+
+
+def test_a_link_to_something_that_is_not_there_is_refused(store: Store) -> None:
+    table = Table(store, "t", 1)
+    draft = Draft(store)
+    draft.put(table, ("a",), {"to": draft.keep([Link(Digest(bytes(32)))])})
+    with pytest.raises(ObjectNotFoundError):
+        draft.commit()
+    assert table.find("a") is None
+
+
+def test_a_copy_holds_the_same_and_needs_its_source_unchanged(store: Store) -> None:
+    table = Table(store, "t", 1)
+    put(table, "a" * 600, value=LONG)
+    source = table.find("a" * 600)
+    assert source is not None
+    for name in ("short", "b" * 600):
+        draft = Draft(store)
+        draft.copy(table, source, (name,))
+        draft.commit()
+        found = table.find(name)
+        assert found is not None
+        assert found.value == LONG
+        assert [each.key for each in table.scan()].count((name,)) == 1
+    put(table, "a" * 600, value=1)
+    draft = Draft(store)
+    draft.copy(table, source, ("late",))
+    with pytest.raises(ConditionFailedError):
+        draft.commit()
+
+
+@pytest.mark.parametrize("key", ["k", "k" * 600])
+def test_gc_keeps_what_records_link_to_and_nothing_else(tmp_path: Path, key: str) -> None:
+    with Store(LmdbEngine(str(tmp_path / "s"), durability="process")) as store:
+        table = Table(store, "t", 1)
+        draft = Draft(store)
+        # Through a link, through a part that left the row, and through one inside the other.
+        draft.put(table, (key,), {"kept": draft.keep("kept " * 300), "long": LONG})
+        draft.commit()
+        loose = store.put_value("loose " * 300)
+        before = len(store.engine.scan_objects())
+        gc.collect(store, grace_ms=0)
+        assert store.missing([loose]) == [loose]
+        assert len(store.engine.scan_objects()) == before - 2  # the text and the value of it
+        found = table.find(key)
+        assert found is not None
+        assert found.value["long"] == LONG
+        assert store.get_value(found.value["kept"].digest) == "kept " * 300
+        draft = Draft(store)
+        draft.delete(table, (key,))
+        draft.commit()
+        gc.collect(store, grace_ms=0)
+        assert store.engine.scan_objects() == []
+
+
+@pytest.mark.parametrize("row", [b"", b"\x02abc", b"\x00\xc7", b"\x01\x00\x00\x00\x00\xc7\x01"])
+def test_a_damaged_record_stops_gc_and_is_told(tmp_path: Path, row: bytes) -> None:
+    with Store(LmdbEngine(str(tmp_path / "s"), durability="process")) as store:
+        loose = store.put_blob(b"loose")
+        table = Table(store, "t", 1)
+        store.engine.write(Write(rows=[PutRow("records", table.keys.key(("k",)), row)]))
+        with pytest.raises(CorruptionError):
+            row_links(row)
+        report = gc.collect(store, grace_ms=0)
+        assert report.outcome is gc.Outcome.REFUSED
+        assert isinstance(report.problem, CorruptionError)
+        assert store.missing([loose]) == []
+
+
+@pytest.mark.parametrize(
+    "row", [b"\x01\xff\xff\xff\xff", b"\x01\0\0\0\x01\xc0", b"\x01\0\0\0\x02\x91\x01"]
+)
+def test_a_key_in_a_row_that_is_none_is_told(store: Store, row: bytes) -> None:
+    table = Table(store, "t", 1)
+    store.engine.write(Write(rows=[PutRow("records", table.keys.key(("k",)), row)]))
+    with pytest.raises(CorruptionError):
+        list(table.scan())
