@@ -37,7 +37,9 @@ _MODULES: Final = {
     "comparing": ("diff",),
     "reclaiming": ("gc", "pack"),
     "retaining": ("policy", "prune", "erase"),
+    "statistics": ("stats",),
     "examining": ("check", "rebuild", "salvage"),
+    "langgraph": ("import-langgraph-sqlite",),
 }
 MODULE_OF: Final = {command: module for module, names in _MODULES.items() for command in names}
 SECTIONS: Final = (
