@@ -15,7 +15,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from casstore.engine.protocol import Engine, NewObject, PackReport, StoredObject, Write
+from casstore.engine.protocol import (
+    COLD_AGE_MS,
+    MAX_STAMP_MS,
+    Engine,
+    NewObject,
+    Packing,
+    PackReport,
+    StoredObject,
+    Write,
+)
 from casstore.errors import ClosedError, InvalidInputError
 from casstore.format import splitting
 from casstore.format.digest import Digest, Kind
@@ -49,6 +58,7 @@ def open(
     cache_bytes: int = 32 << 20,
     lmdb_version: int | None = None,
     auto_train: bool = True,
+    auto_pack: bool = False,
 ) -> Store:
     """Open the store at ``path``, creating it if it is not there.
 
@@ -60,7 +70,8 @@ def open(
     ``map_bytes`` bounds the file (address space, not disk) and must be the same in every
     process; ``cache_bytes`` bounds the inflated content kept in memory; ``lmdb_version``
     (0 or 1) picks LMDB's file format for a new store. ``auto_train`` tries compression
-    dictionaries now and then, in a thread of its own, as content grows.
+    dictionaries now and then, in a thread of its own, as content grows; ``auto_pack``
+    does so with ``pack``, for programs that run long and have nobody else to call it.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place, open(place) as store:
@@ -80,6 +91,7 @@ def open(
         cache_bytes=cache_bytes,
         lmdb_version=lmdb_version,
         auto_train=auto_train,
+        auto_pack=auto_pack,
     )
     return Store(engine, close=lambda: sharing.release(engine))
 
@@ -134,17 +146,19 @@ class Store:
             raise InvalidInputError("only an LMDB engine compresses with dictionaries")
         return engine.train_dictionary()
 
-    def pack(self) -> PackReport:
+    def pack(self, *, min_age_ms: int = COLD_AGE_MS) -> PackReport:
         """Rewrite small slabs into large ones: less space, and long paths are read faster.
 
-        In short steps, beside running readers and writers; it can be stopped at any moment.
+        What was stored within ``min_age_ms`` is left as it is. In short steps, beside running
+        readers and writers; it can be stopped at any moment. ``maintenance.pack`` is the
+        same and tells how far it has come.
         """
-        from casstore.engine.lmdb.engine import LmdbEngine
-
         engine = self.engine
-        if not isinstance(engine, LmdbEngine):
-            raise InvalidInputError("only an LMDB engine has slabs to pack")
-        return engine.pack()
+        if not isinstance(engine, Packing):
+            raise InvalidInputError("the engine of this store has nothing to pack")
+        if type(min_age_ms) is not int or not 0 <= min_age_ms <= MAX_STAMP_MS:
+            raise InvalidInputError(f"an age of 0 ms or more, not {min_age_ms!r}")
+        return engine.pack(min_age_ms=min_age_ms)
 
     # --- putting ------------------------------------------------------------------------
 

@@ -47,12 +47,13 @@ DOORS = {
     "hypothesis": ("casstore.testing",),
 }
 
-# Who may know that the engine is LMDB: itself, and what opens engines.
+# Who may know that the engine is LMDB: itself, what opens engines, and what works on closed ones.
 LMDB_ENGINE = "casstore.engine.lmdb"
 OPENERS = (
     "casstore.engine.lmdb",
     "casstore.store",
     "casstore.aio",
+    "casstore.maintenance.compact",
     "casstore.maintenance.salvage",
     "casstore.testing",
 )

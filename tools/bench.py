@@ -6,7 +6,10 @@
     tools/bench.py --only streams  one part
     tools/bench.py --json FILE     the figures as JSON too
 
-CASSTORE_CORPUS names a JSONL file, one entry of a session a line, for the part `growth`.
+    tools/bench.py --corpus DIR    real sessions for the parts `growth` and `space`
+
+A corpus is a JSONL file, one entry of a session a line, or a directory of such files;
+CASSTORE_CORPUS names one as well. Without one, sessions are made up.
 
 Every claim is a ratio measured within one run on the same data, or a size. Exit 1 if
 one is not met. Run it from an environment with casstore installed (``tools/check``
@@ -25,10 +28,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(1, str(Path(__file__).parent.parent))
 
-from benchmarks import collecting, sessions, store
+from benchmarks import collecting, sessions, space, store
 from benchmarks.measuring import Goal
 
-PARTS = store.ALL | sessions.ALL | collecting.ALL
+PARTS = store.ALL | sessions.ALL | collecting.ALL | space.ALL
 
 
 def render(number: float, unit: str) -> str:
@@ -54,8 +57,13 @@ def main() -> int:
     )
     parser.add_argument("--quick", action="store_true", help="smaller sizes and fewer repeats")
     parser.add_argument("--only", choices=sorted(PARTS), action="append", help="this part only")
+    parser.add_argument("--corpus", metavar="DIR", help="real sessions, as JSONL")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
     options = parser.parse_args()
+    if options.corpus:
+        if not Path(options.corpus).exists():
+            parser.error(f"there is no {options.corpus}")
+        os.environ["CASSTORE_CORPUS"] = options.corpus
     goals: list[Goal] = []
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores\n", flush=True)
     print("| claim | target | measured | met | |\n|---|---|---|---|---|", flush=True)

@@ -241,7 +241,7 @@ def whole_state(session: Session) -> int:
 def drop(store: Store) -> None:
     """The end of the story: one branch goes, and its space comes back."""
     print("\n6. Small commits are packed. Nothing else changes.")
-    before, report = used(store), store.pack()
+    before, report = used(store), store.pack(min_age_ms=0)
     line("slabs joined, into", f"{report.slabs_before:,} → {report.slabs_after:,}")
     line("this store, before and after", f"{size(before)} → {size(used(store))}")
 
@@ -249,7 +249,7 @@ def drop(store: Store) -> None:
     before = used(store)
     store.delete_session("other")
     collected = gc.collect(store, grace_ms=0)
-    store.pack()
+    store.pack(min_age_ms=0)
     line("objects that only it could reach", f"{collected.objects_swept:,}")
     line("objects that stay", f"{collected.objects_kept:,}")
     line("this store, before", f"{before:,} bytes")

@@ -53,6 +53,9 @@ CAMPAIGNS = {
     "kill": _Entry("kill", 200, "kills"),
     "sessions": _Entry("session_kill", 200, "kills of agent runtimes that share sessions"),
     "replay": _Entry("crash_workload", 1000, "crash images per durability (needs strace)"),
+    "compact": _Entry(
+        "compact_workload", 500, "crash images per engine, besides a kill at every call (strace)"
+    ),
     "diskfull": _Entry("diskfull", 6, "failures in each way of running out of room"),
     "salvage": _Entry("salvage", 40, "stores with one page in a hundred overwritten"),
     "frames": _Entry("frames", 1000, "bytes at which a good slab is cut, besides all cases"),

@@ -15,6 +15,7 @@ from casstore import store as sync
 from casstore.aio.changes import Changes
 from casstore.aio.session import AsyncSession
 from casstore.aio.threads import Parameters, Result, Run, close_unused, iterate
+from casstore.engine.protocol import COLD_AGE_MS
 from casstore.errors import ClosedError, PathStep
 from casstore.format.digest import Digest
 from casstore.format.limits import DEFAULT_MAX_BYTES
@@ -120,9 +121,9 @@ class AsyncStore:
         """As ``Store.flush``."""
         await self._run(self.sync.flush)
 
-    async def pack(self) -> PackReport:
+    async def pack(self, *, min_age_ms: int = COLD_AGE_MS) -> PackReport:
         """As ``Store.pack``."""
-        return await self._run(self.sync.pack)
+        return await self._run(self.sync.pack, min_age_ms=min_age_ms)
 
     async def train_dictionary(self) -> DictionaryReport:
         """As ``Store.train_dictionary``."""

@@ -373,6 +373,18 @@ class Collection(Protocol):
         ...
 
 
+# What was stored within the last quarter of an hour is left as it is by default: agents at
+# work read it back, and more of the same is about to come.
+COLD_AGE_MS: Final = 900_000
+
+
+class DamagedSlab(NamedTuple):
+    """Objects that lie together and cannot all be proven: they end in this id; why not."""
+
+    last_id: int
+    reason: str
+
+
 class PackReport(NamedTuple):
     """What packing did: slabs and their stored bytes before and after; objects that lost theirs."""
 
@@ -381,10 +393,25 @@ class PackReport(NamedTuple):
     bytes_before: int
     bytes_after: int
     objects_dropped: int
+    #: Pages that indexes and rows take less, because they were written anew in order.
+    pages_saved: int = 0
+    #: The longest that writers were kept waiting.
+    longest_lock_s: float = 0.0
+    #: What was left exactly as it is, because it is damaged.
+    damaged: tuple[DamagedSlab, ...] = ()
 
     def plus(self, other: PackReport) -> PackReport:
         """Both together."""
-        return PackReport(*[mine + theirs for mine, theirs in zip(self, other, strict=True)])
+        return PackReport(
+            self.slabs_before + other.slabs_before,
+            self.slabs_after + other.slabs_after,
+            self.bytes_before + other.bytes_before,
+            self.bytes_after + other.bytes_after,
+            self.objects_dropped + other.objects_dropped,
+            self.pages_saved + other.pages_saved,
+            max(self.longest_lock_s, other.longest_lock_s),
+            self.damaged + other.damaged,
+        )
 
 
 @runtime_checkable
@@ -405,10 +432,83 @@ class Collecting(Protocol):
 
 @runtime_checkable
 class Packing(Protocol):
-    """An engine whose objects can be laid out anew."""
+    """An engine that can lay out anew, and smaller, what was written in small steps."""
 
-    def pack(self, progress: Callable[[PackReport], None] | None = None) -> PackReport:
-        """Lay out anew what is scattered, and drop what lost its name; in short steps."""
+    def pack(
+        self, progress: Callable[[PackReport], None] | None = None, *, min_age_ms: int = 0
+    ) -> PackReport:
+        """Join what is scattered and older than ``min_age_ms``; drop what lost its name.
+
+        In short steps, beside readers and writers; raising from ``progress`` stops it
+        between two steps.
+        """
+        ...
+
+
+class TableSpace(NamedTuple):
+    """What one table takes."""
+
+    name: str
+    rows: int
+    #: Keys and values.
+    content_bytes: int
+    branch_pages: int
+    leaf_pages: int
+    overflow_pages: int
+    #: How many pages it would take if it were written anew, in order.
+    tidy_pages: int
+
+    @property
+    def pages(self) -> int:
+        """All pages of the table."""
+        return self.branch_pages + self.leaf_pages + self.overflow_pages
+
+
+class SlabSpace(NamedTuple):
+    """What lies in slabs."""
+
+    slabs: int
+    #: Slabs that packing joins with a neighbour if that is small too.
+    small_slabs: int
+    #: Directories and compressed objects.
+    stored_bytes: int
+    small_stored_bytes: int
+    objects: int
+    #: Objects that lost their names and still have bytes.
+    dead_objects: int
+    #: Before compression, links cut out.
+    raw_bytes: int
+    dead_raw_bytes: int
+    #: The part of the stored bytes that dead objects take: their share of each slab.
+    dead_stored_bytes: int
+    #: The objects in full, links included, before compression.
+    logical_bytes: int
+    damaged: tuple[DamagedSlab, ...]
+
+
+class EngineSpace(NamedTuple):
+    """How much space an engine takes, and for what."""
+
+    file_bytes: int
+    #: What the file takes on the disk; less if it has holes.
+    allocated_bytes: int
+    page_bytes: int
+    #: Pages of tables, and those that hold the file together.
+    used_bytes: int
+    tables: tuple[TableSpace, ...]
+    slabs: SlabSpace
+    dictionaries: int
+    dictionary_bytes: int
+    #: How long the file would be if everything were written anew as it is, in order.
+    tidy_file_bytes: int
+
+
+@runtime_checkable
+class Measuring(Protocol):
+    """An engine that can say what its space goes to."""
+
+    def measure_space(self, progress: Callable[[int, int], None] | None = None) -> EngineSpace:
+        """Read everything but the contents of objects; ``progress`` is told rows done, of all."""
         ...
 
 

@@ -255,12 +255,17 @@ def _sqlite_threads(path: str, work: Sequence[Sequence[Turn]]) -> float:
 
 
 def corpus() -> tuple[str, list[Any], int] | None:
-    """The entries of the JSONL file that CASSTORE_CORPUS names, and the file's size."""
-    path = os.environ.get("CASSTORE_CORPUS")
-    if not path:
+    """The entries of the JSONL file that CASSTORE_CORPUS names, and the file's size.
+
+    Of a directory the file with the most lines: one long session.
+    """
+    given = os.environ.get("CASSTORE_CORPUS")
+    if not given:
         return None
-    text = Path(path).read_text()
-    return Path(path).name, [json.loads(line) for line in text.splitlines()], len(text.encode())
+    files = sorted(Path(given).glob("*.jsonl")) if Path(given).is_dir() else [Path(given)]
+    path = max(files, key=lambda file: file.read_bytes().count(b"\n"))
+    text = path.read_text()
+    return path.name, [json.loads(line) for line in text.splitlines()], len(text.encode())
 
 
 def growth(quick: bool) -> list[Goal]:
@@ -401,7 +406,7 @@ def reading(quick: bool) -> list[Goal]:
         repeats = 5 if quick else 9
         path = side_by_side(ours, bare, repeats)
         with casstore.open(ours_at) as store:
-            store.pack()
+            store.pack(min_age_ms=0)
         packed = side_by_side(ours, bare, repeats)
     goals = [
         at_most(

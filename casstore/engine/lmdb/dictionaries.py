@@ -70,6 +70,11 @@ def open_dictionary(number: int, row: bytes | None, path: str) -> bytes:
     return content
 
 
+def dictionary_key(number: int) -> bytes:
+    """The key under which a dictionary is stored."""
+    return number.to_bytes(4, "big")
+
+
 class DictionaryShelf:
     """The dictionaries of one store, by number, each with a checksum."""
 
@@ -91,7 +96,7 @@ class DictionaryShelf:
         # its own must not enter the gate a second time.
         try:
             with self._env.handle.begin() as txn:
-                row = txn.get(number.to_bytes(4, "big"), db=self._env.dictionaries)
+                row = txn.get(dictionary_key(number), db=self._env.dictionaries)
         except lmdb.Error as exc:
             raise translate(exc, self._env.path) from exc
         return open_dictionary(number, row, self._env.path)
@@ -106,7 +111,7 @@ class DictionaryShelf:
                     with txn.cursor(db=env.dictionaries) as cursor:
                         number = int.from_bytes(cursor.key(), "big") + 1 if cursor.last() else 1
                     checksum = plain_hash(content, _CHECKSUM_BYTES)
-                    txn.put(number.to_bytes(4, "big"), checksum + content, db=env.dictionaries)
+                    txn.put(dictionary_key(number), checksum + content, db=env.dictionaries)
                     txn.put(_NEWEST, str(number).encode(), db=env.meta)
             except lmdb.Error as exc:
                 raise translate(exc, env.path) from exc

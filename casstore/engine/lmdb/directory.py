@@ -2,6 +2,7 @@
 
     data.mdb, lock.mdb   LMDB's own
     data.mdb.new         a store being created; renamed when complete
+    compact/             a store being compacted, until its file is renamed over data.mdb
     locks/               empty files, held with flock while a process has the store open
     unsynced             the boot under which writes were last made without a flush
 
@@ -14,7 +15,9 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -34,7 +37,10 @@ NEW_LOCK_FILE: Final = NEW_FILE + "-lock"
 LOCK_FILE: Final = "lock.mdb"
 _LOCKS: Final = "locks"
 _MARKER: Final = "unsynced"
-_OWN_NAMES: Final = frozenset((DATA_FILE, NEW_FILE, NEW_LOCK_FILE, LOCK_FILE, _LOCKS, _MARKER))
+_COMPACT: Final = "compact"
+_OWN_NAMES: Final = frozenset(
+    (DATA_FILE, NEW_FILE, NEW_LOCK_FILE, LOCK_FILE, _LOCKS, _MARKER, _COMPACT)
+)
 
 FILE_MODE: Final = 0o600
 DIRECTORY_MODE: Final = 0o700
@@ -50,6 +56,8 @@ FULL_DISK: Final = frozenset((errno.ENOSPC, errno.EFBIG, errno.EDQUOT))
 # LMDB's lock file: two cache lines of its own, and one for each reader.
 _LOCK_HEADER_BYTES: Final = 4096
 _READER_BYTES: Final = 64
+# How often one who waits for a store looks whether it is free.
+_WAIT_PAUSE_S: Final = 0.05
 
 
 def storage_error(what: str, exc: OSError) -> StorageError:
@@ -85,6 +93,8 @@ class StoreDirectory:
         self._readonly = readonly
         self.data_path = os.path.join(path, DATA_FILE)
         self._held: list[int] = []
+        # Does this very object hold the mutex for longer than an opening?
+        self._alone = False
 
     def prepare(self, *, create: bool) -> None:
         """See that this is, or may become, a store's directory; raise a typed error if not."""
@@ -113,6 +123,9 @@ class StoreDirectory:
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Hold the store's opening mutex: one process at a time creates, checks or opens."""
+        if self._alone:
+            yield
+            return
         handle = self._lock_handle("mutex")
         try:
             if handle is not None:
@@ -121,6 +134,67 @@ class StoreDirectory:
         finally:
             if handle is not None:
                 os.close(handle)
+
+    @contextmanager
+    def alone(self, wait_s: float) -> Iterator[None]:
+        """Hold the mutex while nobody has the store open, in this process or another.
+
+        Whoever opens the store meanwhile waits. BusyError if it does not become free within
+        ``wait_s``; the mutex is not held while waiting, or nobody could close.
+        """
+        deadline = time.monotonic() + wait_s
+        while (handle := self._lock_alone()) is None:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise BusyError(
+                    f"{self.path} is open, in this process or another; close it there, or wait"
+                )
+            time.sleep(min(_WAIT_PAUSE_S, left_s))
+        self._alone = True
+        try:
+            yield
+        finally:
+            self._alone = False
+            # A child forked meanwhile has a copy of the descriptor; closing ours would leave
+            # the mutex with it.
+            fcntl.flock(handle, fcntl.LOCK_UN)
+            os.close(handle)
+
+    def _lock_alone(self) -> int | None:
+        handle = self._lock_handle("mutex")
+        assert handle is not None  # only a reader may go without
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            free = not self.others_present() and not self._lmdb_is_open()
+        except BlockingIOError:
+            free = False
+        except BaseException:
+            os.close(handle)
+            raise
+        if not free:
+            os.close(handle)
+            return None
+        return handle
+
+    def _lmdb_is_open(self) -> bool:
+        """Has a program that does not keep our locks opened the file with LMDB itself?
+
+        LMDB keeps a lock on the first byte of its lock file. Those of this process it
+        would not show, but there are none: ours are held under our own locks too.
+        """
+        try:
+            handle = os.open(os.path.join(self.path, LOCK_FILE), os.O_RDWR)
+        except FileNotFoundError:
+            return False
+        except OSError as exc:
+            raise storage_error(f"cannot lock {self.path}", exc) from exc
+        try:
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+        except (BlockingIOError, PermissionError):
+            return True
+        finally:
+            os.close(handle)
+        return False
 
     def hold(self, durability: str | None) -> None:
         """Announce this process until ``release``; None announces a reader.
@@ -229,6 +303,53 @@ class StoreDirectory:
             return os.open(self.data_path, os.O_RDONLY if self._readonly else os.O_RDWR)
         except OSError as exc:
             raise storage_error(f"cannot open {self.data_path}", exc) from exc
+
+    # --- compacting --------------------------------------------------------------------
+
+    @contextmanager
+    def beside(self) -> Iterator[str]:
+        """A place for a store that may take over from this one; gone afterwards."""
+        place = os.path.join(self.path, _COMPACT)
+        try:
+            os.mkdir(place, mode=DIRECTORY_MODE)
+        except OSError as exc:
+            raise storage_error(f"cannot write to {self.path}", exc) from exc
+        try:
+            yield place
+        finally:
+            self.remove_leftovers()
+
+    def take_over(self, place: str) -> None:
+        """Put the data file of the store at ``place`` in the place of this one's, durably.
+
+        Raises OSError. Before the rename nothing has happened, and after it all.
+        """
+        new = os.path.join(place, DATA_FILE)
+        old = os.stat(self.data_path)
+        handle = os.open(new, os.O_RDWR)
+        try:
+            made = os.fstat(handle)
+            if (made.st_uid, made.st_gid) != (old.st_uid, old.st_gid):
+                # Who compacts for others must not lock them out.
+                os.fchown(handle, old.st_uid, old.st_gid)
+            os.fchmod(handle, stat.S_IMODE(old.st_mode))
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        os.rename(new, self.data_path)
+        self.sync_names()
+
+    def remove_leftovers(self) -> None:
+        """Remove what a compaction left that did not come to its end. Hold the mutex."""
+        place = os.path.join(self.path, _COMPACT)
+        if not os.path.lexists(place):
+            return
+        import shutil  # here, because opening a store should not have to wait for it
+
+        try:
+            shutil.rmtree(place)
+        except OSError as exc:
+            raise storage_error(f"cannot remove {place}", exc) from exc
 
     # --- unsynced writes ------------------------------------------------------------
 

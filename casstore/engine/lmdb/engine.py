@@ -50,6 +50,7 @@ from casstore.engine.lmdb.rows import find_row, open_row, seek_first, seek_last
 from casstore.engine.lmdb.transaction import Job, Plan, StaleError, Transaction
 from casstore.engine.lmdb.verification import verify_content
 from casstore.engine.protocol import (
+    COLD_AGE_MS,
     NewObject,
     ObjectInfo,
     Row,
@@ -63,14 +64,17 @@ from casstore.errors import (
     BusyError,
     CasstoreError,
     ClosedError,
+    CorruptionError,
     InvalidInputError,
     StorageError,
 )
 
 if TYPE_CHECKING:
     from casstore.engine.faults import Examination, Fault, Structure, Told
+    from casstore.engine.lmdb.background import BackgroundPacker
     from casstore.engine.lmdb.collection import Collection
-    from casstore.engine.protocol import IndexReport, PackReport, Roots
+    from casstore.engine.lmdb.packing import Scope
+    from casstore.engine.protocol import EngineSpace, IndexReport, PackReport, Roots
 
 DEFAULT_CACHE_BYTES: Final = 32 << 20
 
@@ -104,6 +108,7 @@ class LmdbEngine:
         cache_bytes: int = DEFAULT_CACHE_BYTES,
         lmdb_version: int | None = None,
         auto_train: bool = True,
+        auto_pack: bool = False,
         clock: Callable[[], int] | None = None,
     ) -> None:
         if durability not in DURABILITIES:
@@ -143,6 +148,14 @@ class LmdbEngine:
             threading.Thread(
                 target=self._sync_now_and_then, name="casstore-sync", daemon=True
             ).start()
+        #: The thread that packs now and then, if this engine was opened with one.
+        self.packer: BackgroundPacker | None = None
+        if auto_pack and not readonly:
+            from casstore.engine.lmdb.background import BackgroundPacker
+
+            self.packer = BackgroundPacker(
+                lambda progress: self.pack(progress, min_age_ms=COLD_AGE_MS), self._count_slabs
+            )
 
     @property
     def path(self) -> str:
@@ -482,10 +495,8 @@ class LmdbEngine:
     def used_bytes(self) -> int:
         """The pages that objects, rows and indexes take; the file is longer by its free ones."""
         env = self._env
-        own = (env.index, env.slabs, env.dictionaries, env.meta, env.collection, env.touches)
-        databases = (*own, *env.tables.values())
         with env.reading() as txn:
-            stats = [txn.stat(database) for database in databases]
+            stats = [txn.stat(database) for database in env.databases.values()]
         return sum(
             stat["psize"] * (stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"])
             for stat in stats
@@ -514,6 +525,8 @@ class LmdbEngine:
     def close(self) -> None:
         """Let go of all resources. Closing twice is allowed; every other call then fails."""
         self._stop_syncing.set()
+        if self.packer is not None:
+            self.packer.stop()
         training = self._training
         if training is not None and training is not threading.current_thread():
             training.join()
@@ -522,11 +535,43 @@ class LmdbEngine:
 
     # --- packing ----------------------------------------------------------------------------------
 
-    def pack(self, progress: Callable[[PackReport], None] | None = None) -> PackReport:
-        """Join small slabs into large ones, in short steps beside running writers."""
+    def pack(
+        self, progress: Callable[[PackReport], None] | None = None, *, min_age_ms: int = 0
+    ) -> PackReport:
+        """Join slabs older than ``min_age_ms`` into large ones, in short steps beside writers."""
         from casstore.engine.lmdb.packing import pack
 
-        return pack(self._env, self._compressor, progress)
+        cold_before_ms = self._clock() - min_age_ms if min_age_ms else None
+        return pack(
+            self._env,
+            self._compressor,
+            cold_before_ms=cold_before_ms,
+            prepare=self._adopt_cold_dictionary,
+            progress=progress,
+        )
+
+    def _adopt_cold_dictionary(self, scope: Scope) -> None:
+        from casstore.engine.lmdb.cold_dictionary import try_cold_dictionary
+
+        try:
+            trial = try_cold_dictionary(self._env, self._compressor, scope.packed_to, scope.newest)
+        except CorruptionError:
+            # Packing itself meets the damage next, and reports where it is.
+            return
+        if trial is not None:
+            self._compressor.use(self._shelf.add(trial.dictionary), trial.dictionary)
+
+    def _count_slabs(self) -> int:
+        with self._env.reading() as txn:
+            return txn.stat(self._env.slabs)["entries"]
+
+    # --- measuring --------------------------------------------------------------------------------
+
+    def measure_space(self, progress: Callable[[int, int], None] | None = None) -> EngineSpace:
+        """What the file's pages are used for; ``progress`` is told rows done, of how many."""
+        from casstore.engine.lmdb.measuring import measure
+
+        return measure(self._env, progress)
 
     # --- collecting -------------------------------------------------------------------------------
 

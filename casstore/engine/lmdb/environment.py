@@ -112,14 +112,18 @@ class Environment:
         map_bytes: int = DEFAULT_MAP_BYTES,
         lmdb_version: int | None = None,
         prove: Callable[[Environment], object],
+        directory: StoreDirectory | None = None,
     ) -> None:
-        """Open; ``prove`` verifies all content, and is called if that was asked for or is due."""
+        """Open; ``prove`` verifies all content, and is called if that was asked for or is due.
+
+        ``directory``: the store's own, by somebody who holds its mutex already.
+        """
         self.path = path
         self.durability = durability
         self.readonly = readonly
         self._map_bytes = map_bytes
         self._lmdb_version = 0 if lmdb_version is None else lmdb_version
-        self._directory = StoreDirectory(path, readonly=readonly)
+        self._directory = directory or StoreDirectory(path, readonly=readonly)
         self.gate = Gate()
         self.write_lock = threading.Lock()
         # To be woken when this closes; they belong to those who wait. Add inside the gate.
@@ -127,6 +131,8 @@ class Environment:
 
         self._directory.prepare(create=create and not readonly)
         with self._directory.exclusive():
+            if not readonly:
+                self._tidy_up()
             self._create_if_absent()
             self._check_file(verify=verify)
             suspect = self._is_suspect()
@@ -146,6 +152,14 @@ class Environment:
             except BaseException:
                 self._let_go()
                 raise
+
+    def _tidy_up(self) -> None:
+        try:
+            self._directory.remove_leftovers()
+        except StorageError:
+            # It may be somebody else's, who was killed while compacting. It takes room, and is
+            # no reason to keep the store shut.
+            return
 
     # --- opening ---------------------------------------------------------------------
 
@@ -179,6 +193,7 @@ class Environment:
             )
         # LMDB 1.0 as py-lmdb builds it refuses pages that are newer than the transaction.
         self.refuses_newer = extent.lmdb_version == 1
+        self.page_header_bytes = extent.header_bytes
         if extent.is_short:
             if not alone:
                 raise BusyError(
@@ -258,6 +273,8 @@ class Environment:
             raise CorruptionError(f"{self.path} lacks a table: {exc}") from exc
         except lmdb.Error as exc:
             raise translate(exc, self.path) from exc
+        #: All of them by name, whatever they are for.
+        self.databases = dict(databases)
         self.index = databases.pop(INDEX)
         self.slabs = databases.pop(SLABS)
         self.dictionaries = databases.pop(DICTIONARIES)

@@ -40,6 +40,10 @@ class Extent(NamedTuple):
     transactions: tuple[int, int]
     #: LMDB's format of the file: 0 for that of 0.9, 1 for that of 1.0.
     lmdb_version: int
+    #: How long a page's header is in that format.
+    header_bytes: int
+    #: What the file was last allowed to grow to.
+    map_bytes: int
 
     @property
     def is_short(self) -> bool:
@@ -69,21 +73,28 @@ def read_extent(path: str) -> Extent:
         raise CorruptionError(f"{path} claims pages of {page_bytes} bytes")
     transactions: list[int] = []
     last_pages: list[int] = []
+    map_sizes: list[int] = []
     for start in (0, page_bytes):
         if len(head) < start + header_bytes + _META.size:
             raise CorruptionError(f"{path} has {file_bytes} bytes, too few for its meta pages")
-        magic, version, _, _, _, page, transaction = _META.unpack_from(head, start + header_bytes)
+        magic, version, _, map_bytes, _, page, transaction = _META.unpack_from(
+            head, start + header_bytes
+        )
         if magic != META_MAGIC or version != META_VERSIONS[header_bytes]:
             raise CorruptionError(f"{path} has a damaged meta page")
         transactions.append(transaction)
         last_pages.append(page)
+        map_sizes.append(map_bytes)
     newest = 0 if transactions[0] > transactions[1] else 1
     if last_pages[newest] < last_pages[1 - newest]:
         # The file never shrinks, so the older state cannot reach further than the newer.
         raise CorruptionError(f"{path} has a damaged meta page: the older one is the longer")
     needed_bytes = (last_pages[newest] + 1) * page_bytes
     lmdb_version = list(META_VERSIONS).index(header_bytes)
-    return Extent(needed_bytes, file_bytes, (transactions[0], transactions[1]), lmdb_version)
+    return Extent(
+        needed_bytes, file_bytes, (transactions[0], transactions[1]), lmdb_version, header_bytes,
+        map_sizes[newest],
+    )  # fmt: skip
 
 
 def _find_header(head: bytes, path: str) -> int:

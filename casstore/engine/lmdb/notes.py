@@ -30,7 +30,7 @@ from casstore.errors import CorruptionError
 TOKEN_BYTES: Final = 16
 _OPEN: Final = b"open"
 _LEFTOVERS: Final = b"leftovers"
-_COLLECTED: Final = b"collected"
+COLLECTED_KEY: Final = b"collected"
 _CHANGE: Final = b"c"
 _BEHIND_CHANGES: Final = b"d"
 _NUMBER_BYTES: Final = 8
@@ -211,10 +211,10 @@ def note_leftovers(env: Environment, txn: lmdb.Transaction[bytes], *, there: boo
 
 def note_collected(env: Environment, txn: lmdb.Transaction[bytes]) -> None:
     """Say that a collection came to its end with this transaction."""
-    txn.put(_COLLECTED, txn.id().to_bytes(_NUMBER_BYTES, "big"), db=env.meta)
+    txn.put(COLLECTED_KEY, txn.id().to_bytes(_NUMBER_BYTES, "big"), db=env.meta)
 
 
 def collected_at(env: Environment, txn: Txn) -> int:
     """The transaction with which a collection last came to its end; 0: none ever did."""
-    found = txn.get(_COLLECTED, None, env.meta)
+    found = txn.get(COLLECTED_KEY, None, env.meta)
     return 0 if found is None else int.from_bytes(found, "big")

@@ -8,10 +8,19 @@ index no longer names keep their place in the run and lose their bytes.
 The work is done in steps. A step reads a few slabs and compresses without any lock; then
 one short transaction puts the joined slab in their place, if they are still what was read.
 Readers see either, whole. Whoever stops between two steps has lost nothing.
+
+Every object is proven before it is written anew. A slab that cannot be proven is reported
+and left exactly as it is: rewriting it would turn damage that a backup can mend into
+content with a checksum.
+
+A slab stays as it was written until it is cold (``cold_before_ms``): what was committed
+last is what a running agent reads next, from small slabs that are cheap to open, and the
+slab at the end would be rewritten by every round as long as the session grows.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -23,175 +32,355 @@ from casstore.engine.lmdb.compression import Compressor
 from casstore.engine.lmdb.environment import Environment, translate
 from casstore.engine.lmdb.reader import SlabReader
 from casstore.engine.lmdb.slab import Slab
-from casstore.engine.protocol import PackReport
+from casstore.engine.lmdb.tidying import tidy
+from casstore.engine.protocol import DamagedSlab, PackReport
+from casstore.errors import CorruptionError
 from casstore.format.digest import check_object
 
-# A slab with this much in it is left as it is, unless most of it is dead: joining it with
+# A slab with this much in it is left as it is, unless part of it is dead: joining it with
 # another would make one that is too large.
-_SMALL_RAW_BYTES: Final = slabs.TARGET_RAW_BYTES // 2
+SMALL_RAW_BYTES: Final = slabs.PACKED_RAW_BYTES // 2
+# One part in so many of a slab must be dead for a slab to be rewritten for that alone.
+_MANY_DEAD: Final = 4
+# A slab that is not joined is written anew only if it becomes smaller by one part in so many.
+_MIN_SAVING: Final = 20
 # How many slabs one read transaction may look at.
 _MAX_SLABS: Final = 1024
+# So many ids in a row that name nothing end a slab: each would cost it the length of a digest.
+# Fewer are carried along, or slabs between which others were collected could never be joined.
+_LONG_GAP: Final = 64
 
+# Up to which id slabs were packed, in decimal. What lies below is compressed hard already
+# and is looked at again only if part of it has died, or a neighbour can be joined to it.
+PACKED_TO_KEY: Final = b"packed_to"
+_ID_DIGITS: Final = 20
 
 NOTHING: Final = PackReport(0, 0, 0, 0, 0)
 
 
-class _Run(NamedTuple):
-    """Neighbouring slabs as they lie in the file, decoded, and the ids that the index names."""
+class Piece(NamedTuple):
+    """A slab as it lies in the file, and the ids in it that the index names."""
 
-    stored: list[tuple[bytes, bytes]]
+    key: bytes
+    value: bytes
+    directory: slabs.Directory
+    live: frozenset[int]
+    live_bytes: int
+    dead_bytes: int
+
+    @property
+    def last_id(self) -> int:
+        """The id under which the slab is stored."""
+        return self.directory.first_id + self.directory.objects - 1
+
+
+class Run(NamedTuple):
+    """Neighbouring slabs that fit into one, each decoded and proven."""
+
+    pieces: list[Piece]
     decoded: list[Slab]
-    live: set[int]
+
+    @property
+    def is_dead(self) -> bool:
+        """Is nothing of it named?"""
+        return not any(piece.live for piece in self.pieces)
+
+    @property
+    def dead_bytes(self) -> int:
+        """How much lies in it that nobody can find."""
+        return sum([piece.dead_bytes for piece in self.pieces])
+
+    @property
+    def dead_objects(self) -> int:
+        """How many objects lose their bytes when it is rewritten."""
+        return sum([dead_objects(piece) for piece in self.pieces])
+
+
+class Scope(NamedTuple):
+    """Which slabs to look at, and when one alone is worth the work."""
+
+    newest: int
+    #: Leave slabs alone that were stored at this time or later.
+    cold_before_ms: int | None
+    #: Slabs that end above this id have not been compressed hard.
+    packed_to: int
+    #: One part dead in so many makes a slab worth rewriting; 0: any.
+    many_dead: int = _MANY_DEAD
+
+
+class Look(NamedTuple):
+    """What was found from an id on: slabs to be rewritten as one, or to be left, or damaged."""
+
+    run: Run | None
+    #: Slabs that gain nothing, or are too young.
+    left: list[Piece]
+    damaged: list[DamagedSlab]
+    next_id: int
+    #: Was a slab left because it is too young?
+    young: bool
 
 
 def pack(
-    env: Environment, compressor: Compressor, progress: Callable[[PackReport], None] | None
+    env: Environment,
+    compressor: Compressor,
+    *,
+    cold_before_ms: int | None,
+    prepare: Callable[[Scope], None],
+    progress: Callable[[PackReport], None] | None,
 ) -> PackReport:
-    """Join small slabs, from the oldest to the newest there was at the beginning."""
+    """Join small slabs, from the oldest to the newest there was at the beginning.
+
+    ``prepare`` is told what will be looked at, before it is.
+    """
     env.require_writable()
-    with env.reading() as txn:
-        cursor = txn.cursor(db=env.slabs)
-        newest = int.from_bytes(cursor.key(), "big") if cursor.last() else 0
+    scope = scope_of(env, cold_before_ms)
+    prepare(scope)
     report = NOTHING
     next_id = 1
-    while next_id <= newest:
-        run, next_id = _read_run(env, compressor, next_id, newest)
-        if run is None:
+    packed_to = None
+    while next_id <= scope.newest:
+        look = read_run(env, compressor, next_id, scope)
+        next_id = look.next_id
+        if packed_to is None and look.young:
+            # Times grow with ids, but for clocks that were set back.
+            packed_to = look.left[0].directory.first_id - 1
+        if look.damaged:
+            report = report.plus(NOTHING._replace(damaged=tuple(look.damaged)))
+        if look.run is None:
             continue
-        if run.live or next_id > newest:
-            report = report.plus(_join(env, compressor, run))
-        else:
-            report = report.plus(_drop(env, run))
+        new = rewritten(look.run, compressor, scope)
+        if new != [(piece.key, piece.value) for piece in look.run.pieces]:
+            report = report.plus(_replace(env, look.run, new))
         if progress is not None:
             progress(report)
+    _note_packed(env, scope, scope.newest if packed_to is None else packed_to)
+    tidied = tidy(env)
+    report = report.plus(tidied)
+    if progress is not None and tidied.pages_saved:
+        progress(report)
     return report
 
 
-def _read_run(
-    env: Environment, compressor: Compressor, first_id: int, newest: int
-) -> tuple[_Run | None, int]:
-    """The next slabs to be joined, None if there is nothing to gain; where to go on from."""
-    stored: list[tuple[bytes, bytes]] = []
-    live: set[int] = set()
-    raw_bytes = objects = dead_bytes = 0
+def scope_of(env: Environment, cold_before_ms: int | None) -> Scope:
+    """Everything there is now."""
+    with env.reading() as txn:
+        cursor = txn.cursor(db=env.slabs)
+        newest = int.from_bytes(cursor.key(), "big") if cursor.last() else 0
+        row = txn.get(PACKED_TO_KEY, db=env.meta)
+        text = b"0" if row is None else bytes(row)
+    if not text.isdigit() or len(text) > _ID_DIGITS:
+        raise CorruptionError(f"{env.path} says it is packed up to {text[:40]!r}")
+    return Scope(newest, cold_before_ms, int(text))
+
+
+def read_run(env: Environment, compressor: Compressor, first_id: int, scope: Scope) -> Look:
+    """The next slabs from ``first_id`` on; those that belong together come as a run."""
+    pieces: list[Piece] = []
+    damaged: list[DamagedSlab] = []
+    raw_bytes = objects = gap = 0
     next_id = first_id
+    young = False
     with env.reading() as txn:
         cursor = txn.cursor(db=env.slabs)
         more = cursor.set_range(slabs.slab_key(first_id))
         for _ in range(_MAX_SLABS):
-            if not more or int.from_bytes(cursor.key(), "big") > newest:
-                next_id = newest + 1
+            last_id = int.from_bytes(cursor.key(), "big") if more else 0
+            if not more or last_id > scope.newest:
+                next_id = scope.newest + 1
                 break
-            key, value = bytes(cursor.key()), bytes(cursor.value())
-            directory = slabs.read_directory(key, value)
-            named = _named(env, txn, directory)
-            kept = sum([directory.lengths[at - directory.first_id] for at in named])
-            full = kept > _SMALL_RAW_BYTES
-            room = (
-                raw_bytes + kept <= slabs.TARGET_RAW_BYTES
-                and objects + directory.objects <= slabs.MAX_OBJECTS
+            try:
+                piece = look_at(env, txn, bytes(cursor.key()), bytes(cursor.value()))
+            except CorruptionError as exc:
+                if not pieces:
+                    damaged.append(DamagedSlab(last_id, str(exc)))
+                    next_id = last_id + 1
+                break
+            young = (
+                scope.cold_before_ms is not None
+                and piece.directory.stored_at_ms >= scope.cold_before_ms
             )
-            if stored and (full or not room):
+            full = young or piece.live_bytes > SMALL_RAW_BYTES
+            # Where slabs were dropped ids are missing, and a slab is a run of ids without a gap.
+            missing = piece.directory.first_id - next_id if pieces else 0
+            room = (
+                raw_bytes + piece.live_bytes <= slabs.PACKED_RAW_BYTES
+                and objects + missing + piece.directory.objects <= slabs.MAX_OBJECTS
+            )
+            if pieces and (full or not room or missing >= _LONG_GAP):
+                young = False
                 break
-            next_id = int.from_bytes(key, "big") + 1
-            stored.append((key, value))
-            live |= named
-            raw_bytes += kept
-            objects += directory.objects
-            dead_bytes += sum(directory.lengths) - kept
-            if full:
+            objects += missing
+            next_id = last_id + 1
+            pieces.append(piece)
+            raw_bytes += piece.live_bytes
+            objects += piece.directory.objects
+            gap = 0 if piece.live else gap + piece.directory.objects
+            if full or (raw_bytes and gap >= _LONG_GAP):
                 break
             more = cursor.next()
-        removable = not live and next_id <= newest
-        if len(stored) < 2 and dead_bytes <= raw_bytes and not removable:
-            return None, next_id
-        decoded = _decode(env, compressor, txn, stored, live)
-    return _Run(stored, decoded, live), next_id
+        if not pieces or young or not _is_worth_it(pieces, scope, next_id):
+            return Look(None, pieces, damaged, next_id, young)
+        decoded: list[Slab] = []
+        for piece in pieces:
+            try:
+                decoded.append(_prove(env, compressor, txn, piece))
+            except CorruptionError as exc:
+                damaged.append(DamagedSlab(piece.last_id, str(exc)))
+                next_id = piece.last_id + 1
+                break
+    proven = pieces[: len(decoded)]
+    if not proven or not _is_worth_it(proven, scope, next_id):
+        return Look(None, proven, damaged, next_id, young=False)
+    return Look(Run(proven, decoded), [], damaged, next_id, young=False)
 
 
-def _decode(
-    env: Environment,
-    compressor: Compressor,
-    txn: lmdb.Transaction[memoryview],
-    stored: list[tuple[bytes, bytes]],
-    live: set[int],
-) -> list[Slab]:
-    """The slabs, every object proven: what is damaged is found here, not written anew."""
-    reader = SlabReader(txn.cursor(db=env.slabs), SlabCache(0), compressor)
-    decoded: list[Slab] = []
-    for key, _ in stored:
-        slab = reader.decode_at(int.from_bytes(key, "big"))
-        for position in range(slab.directory.objects):
-            if slab.first_id + position in live:
-                item = reader.object(slab.first_id + position)
-                check_object(slab.directory.digest(position), item.kind, item.data)
-        decoded.append(slab)
-    return decoded
+def _is_worth_it(pieces: list[Piece], scope: Scope, next_id: int) -> bool:
+    if len(pieces) > 1 or pieces[0].last_id > scope.packed_to:
+        return True
+    live, dead = pieces[0].live_bytes, pieces[0].dead_bytes
+    if not pieces[0].live and next_id <= scope.newest:
+        return True
+    return dead > 0 and dead * scope.many_dead >= live + dead if scope.many_dead else dead > 0
 
 
-def _named(
-    env: Environment, txn: lmdb.Transaction[memoryview], directory: slabs.Directory
-) -> set[int]:
-    """The ids of a slab under which the index knows their objects."""
-    named: set[int] = set()
+def look_at(env: Environment, txn: lmdb.Transaction[memoryview], key: bytes, value: bytes) -> Piece:
+    """A slab as it lies in the file, its directory checked, and what of it is alive."""
+    directory = slabs.read_directory(key, value)
+    live: list[int] = []
+    live_bytes = 0
     for position in range(directory.objects):
         row = txn.get(directory.digest(position), None, env.index)
         if row is not None and slabs.read_id(row) == directory.first_id + position:
-            named.add(directory.first_id + position)
-    return named
+            live.append(directory.first_id + position)
+            live_bytes += directory.lengths[position]
+    dead_bytes = sum(directory.lengths) - live_bytes
+    return Piece(key, value, directory, frozenset(live), live_bytes, dead_bytes)
 
 
-def _join(env: Environment, compressor: Compressor, run: _Run) -> PackReport:
-    """Put one slab in the place of a run of them, if they are still what was read."""
+def _prove(
+    env: Environment, compressor: Compressor, txn: lmdb.Transaction[memoryview], piece: Piece
+) -> Slab:
+    """The slab, every object in it that counts checked against its digest."""
+    reader = SlabReader(txn.cursor(db=env.slabs), SlabCache(0), compressor)
+    slab = reader.decode_at(piece.last_id)
+    for object_id in sorted(piece.live):
+        digest = slab.directory.digest(object_id - slab.first_id)
+        check_object(digest, *reader.object(object_id))
+    return slab
+
+
+def rewritten(run: Run, compressor: Compressor, scope: Scope) -> list[tuple[bytes, bytes]]:
+    """What is to stand in the place of a run: one slab, none, or what stands there already."""
+    if run.is_dead and run.pieces[-1].last_id < scope.newest:
+        return []
+    joined = _encode(run, compressor, newest=scope.newest)
+    _require_same(run, joined, compressor)
+    before = len(run.pieces[0].value)
+    alone = len(run.pieces) == 1 and not run.dead_bytes
+    if alone and before - len(joined[1]) < before // _MIN_SAVING:
+        return [(run.pieces[0].key, run.pieces[0].value)]
+    return [joined]
+
+
+def _encode(run: Run, compressor: Compressor, *, newest: int) -> tuple[bytes, bytes]:
+    """The one slab that stands for a run of them, from its first live object to its last.
+
+    The last of the store ends in the newest id, alive or not: ids go on after it.
+    """
     columns = slabs.Columns()
-    stored_at_ms = dropped = 0
-    for slab in run.decoded:
-        directory = slab.directory
+    live = [object_id for piece in run.pieces for object_id in piece.live]
+    last_id = run.pieces[-1].last_id
+    first = min(live, default=last_id)
+    last = last_id if last_id >= newest else max(live)
+    stored_at_ms = 0
+    next_id = run.decoded[0].first_id
+    for piece, slab in zip(run.pieces, run.decoded, strict=True):
         # The youngest counts: nothing may look older than it is to a collector.
-        stored_at_ms = max(stored_at_ms, directory.stored_at_ms)
-        for position in range(directory.objects):
-            alive = slab.first_id + position in run.live
-            dropped += not alive and directory.lengths[position] > 0
-            columns.add(slab, position, alive=alive)
-    first_id = run.decoded[0].first_id
-    key, value = columns.encode(first_id, stored_at_ms, compressor.compress_hard)
-    before = sum([len(old) for _, old in run.stored])
-    if not _replace(env, run, (key, value)):
-        return NOTHING
-    return PackReport(len(run.stored), 1, before, len(value), dropped)
+        stored_at_ms = max(stored_at_ms, slab.directory.stored_at_ms)
+        columns.add_gap(len(range(max(first, next_id), min(last + 1, slab.first_id))))
+        next_id = slab.last_id + 1
+        for position in range(slab.directory.objects):
+            object_id = slab.first_id + position
+            if first <= object_id <= last:
+                columns.add(slab, position, alive=object_id in piece.live)
+    return columns.encode(first, stored_at_ms, compressor.compress_hard)
 
 
-def _drop(env: Environment, run: _Run) -> PackReport:
-    """Remove slabs of which nothing is alive. Never the newest: ids go on after it."""
-    if not _replace(env, run, None):
-        return NOTHING
-    before = sum([len(old) for _, old in run.stored])
-    dropped = sum([slab.directory.objects for slab in run.decoded])
-    return PackReport(len(run.stored), 0, before, 0, dropped)
+def _require_same(run: Run, joined: tuple[bytes, bytes], compressor: Compressor) -> None:
+    """Raise unless each live object stands in the new slab under its id, as it was."""
+    directory = slabs.read_directory(*joined)
+    new = Slab(
+        directory,
+        lambda raw_bytes: compressor.inflate(
+            directory.codec, directory.dictionary, joined[1][directory.payload_at :], raw_bytes
+        ),
+    )
+    for piece, old in zip(run.pieces, run.decoded, strict=True):
+        for object_id in piece.live:
+            before, after = object_id - old.first_id, object_id - new.first_id
+            if not 0 <= after < directory.objects or _entry(old, before) != _entry(new, after):
+                # A mistake of ours, or of the memory; what is stored stays as it is.
+                raise CorruptionError(f"object {object_id} would not have survived packing")
 
 
-def _replace(env: Environment, run: _Run, new: tuple[bytes, bytes] | None) -> bool:
-    """Exchange the slabs in one transaction; False if somebody else has changed them."""
+def _entry(slab: Slab, position: int) -> tuple[object, ...]:
+    digest, kind = slab.directory.digest(position), slab.directory.kinds[position]
+    distances, gaps = slab.links(position)
+    return digest, kind, list(distances), list(gaps), slab.stripped(position)
+
+
+def dead_objects(piece: Piece) -> int:
+    """How many objects of a slab have bytes that nobody can find."""
+    first = piece.directory.first_id
+    return sum(
+        length > 0 and object_id not in piece.live
+        for object_id, length in enumerate(piece.directory.lengths, first)
+    )
+
+
+def _replace(env: Environment, run: Run, new: list[tuple[bytes, bytes]]) -> PackReport:
+    """Exchange the slabs in one transaction, unless somebody else has changed them."""
     with env.write_lock:
         env.gate.check()
+        started = time.perf_counter()
         try:
             txn = env.begin_write()
             try:
-                unchanged = all(txn.get(old, db=env.slabs) == was for old, was in run.stored)
+                unchanged = all(
+                    txn.get(piece.key, db=env.slabs) == piece.value for piece in run.pieces
+                )
                 if unchanged:
-                    for old, _ in run.stored:
-                        txn.delete(old, db=env.slabs)
-                    if new is not None:
-                        # Under the key of the last, for that is the last id.
-                        txn.put(*new, db=env.slabs)
+                    for piece in run.pieces:
+                        txn.delete(piece.key, db=env.slabs)
+                    for key, value in new:
+                        txn.put(key, value, db=env.slabs)
                     txn.commit()
             finally:
                 # After a commit there is nothing left to abort.
                 txn.abort()
         except lmdb.Error as exc:
             raise translate(exc, env.path) from exc
+        locked_s = time.perf_counter() - started
         if not unchanged:
-            return False
+            return NOTHING
         env.announce()
         env.cover()
-    return True
+    before = sum([len(piece.value) for piece in run.pieces])
+    after = sum([len(value) for _, value in new])
+    return PackReport(
+        len(run.pieces), len(new), before, after, run.dead_objects, longest_lock_s=locked_s
+    )
+
+
+def _note_packed(env: Environment, scope: Scope, packed_to: int) -> None:
+    if packed_to <= scope.packed_to:
+        return
+    with env.write_lock:
+        env.gate.check()
+        try:
+            with env.begin_write() as txn:
+                txn.put(PACKED_TO_KEY, str(packed_to).encode(), db=env.meta)
+        except lmdb.Error as exc:
+            raise translate(exc, env.path) from exc
+        env.announce()
+        env.cover()

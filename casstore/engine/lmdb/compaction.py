@@ -1,0 +1,322 @@
+"""Compacting: the whole store written anew, in order, into a file without a gap.
+
+LMDB's file never becomes shorter, and rows that came out of order leave its pages half
+empty. So the store is copied: slabs packed as they pass, every table in the order of its
+keys, so that each page is filled before the next. Ids, digests, rows, creation time and
+LMDB's format stay what they are.
+
+Nobody else may have the store open, in this process or another. The opening mutex is held
+from the first look to the last; every open of the store passes through it, so no process can
+open the old file and write to it unseen. Should something that knows nothing of our locks
+have written to it, its transaction number tells, and the copy is thrown away.
+
+    compact/            the copy, a store of its own, while it is made
+    1. copy, each transaction flushed; verify the copy: structure, digests, rows, their sum
+    2. compare it with the old store, name by name and row by row
+    3. flush the file, rename it over the old one, flush the directory
+    4. remove compact/
+
+Until the rename the old store is untouched, and after it the new one is complete. What a
+killed process leaves in compact/ is removed by the next that opens or compacts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NamedTuple
+
+import lmdb
+
+from casstore.engine.lmdb import guard, notes, packing
+from casstore.engine.lmdb import slab as slabs
+from casstore.engine.lmdb.compression import NO_DICTIONARY, Compressor
+from casstore.engine.lmdb.creation import DICTIONARIES, INDEX, META, SLABS
+from casstore.engine.lmdb.dictionaries import DictionaryShelf, dictionary_key
+from casstore.engine.lmdb.directory import StoreDirectory, storage_error
+from casstore.engine.lmdb.environment import Environment, translate
+from casstore.engine.lmdb.verification import verify_content
+from casstore.errors import BusyError, CorruptionError, InvalidInputError
+
+# Written in one transaction: bounds what LMDB keeps in memory until it commits.
+_BATCH_BYTES: Final = 8 << 20
+_BATCH_ROWS: Final = 65_536
+
+#: Told what is being done, how much of it is, and of how much.
+Tell = Callable[[str, int, int], None]
+
+
+class Compacted(NamedTuple):
+    """What compacting did: the file before and after, and what stands in it."""
+
+    file_bytes_before: int
+    file_bytes_after: int
+    #: Keys and values of everything stored, after.
+    content_bytes: int
+    slabs_before: int
+    slabs_after: int
+    objects: int
+    objects_dropped: int
+    dictionaries_dropped: int
+
+
+def compact(path: str, *, wait_s: float, tell: Tell) -> Compacted:
+    """Write the store at ``path`` anew and put the new file in the place of the old.
+
+    BusyError if somebody has the store open and does not close it within ``wait_s``;
+    CorruptionError, StorageFullError and whatever ``tell`` raises leave it as it was.
+    """
+    directory = StoreDirectory(path)
+    directory.prepare(create=False)
+    if os.path.islink(directory.data_path):
+        raise InvalidInputError(
+            f"{directory.data_path} is a link; renaming would move the store away from where it "
+            "leads. Compact the directory that holds the file itself"
+        )
+    with directory.alone(wait_s):
+        # Removes what is left of an earlier attempt, and flushes what a killed writer left.
+        old = Environment(path, create=False, prove=verify_content, directory=directory)
+        try:
+            before = guard.read_extent(directory.data_path)
+            with directory.beside() as place:
+                try:
+                    report = _copy(old, place, before, tell)
+                except CorruptionError:
+                    # What does not fit together may be of two moments.
+                    _require_unchanged(directory, before)
+                    raise
+                old.close()
+                _require_unchanged(directory, before)
+                _swap(directory, place)
+                file_bytes = os.stat(directory.data_path).st_size
+        finally:
+            old.close()
+    return report._replace(file_bytes_before=before.file_bytes, file_bytes_after=file_bytes)
+
+
+def _copy(old: Environment, place: str, before: guard.Extent, tell: Tell) -> Compacted:
+    """Fill a new store at ``place`` with everything in ``old``, and prove it."""
+    new = Environment(
+        place, map_bytes=before.map_bytes, lmdb_version=before.lmdb_version, prove=verify_content
+    )
+    try:
+        copier = _Copier(old, new, tell)
+        copier.copy()
+        _compare(old, new, tell)
+        tell("verify", 0, copier.objects)
+        verify_content(new)
+        tell("verify", copier.objects, copier.objects)
+        report = copier.report()
+    finally:
+        new.close()
+    guard.verify_structure(os.path.join(place, os.path.basename(new.data_path)))
+    return report
+
+
+def _require_unchanged(directory: StoreDirectory, before: guard.Extent) -> None:
+    """Raise unless the old file is still what was copied."""
+    if guard.read_extent(directory.data_path).transactions != before.transactions:
+        raise BusyError(
+            f"{directory.path} was written to while it was compacted, by something that "
+            "does not keep casstore's locks; nothing was changed"
+        )
+
+
+def _swap(directory: StoreDirectory, place: str) -> None:
+    """Put the new file in the place of the old one."""
+    try:
+        directory.take_over(place)
+    except OSError as exc:
+        raise storage_error(f"cannot put the new file of {directory.path} in place", exc) from exc
+
+
+class _Batch:
+    """Rows on their way into the new store, as few transactions as can be.
+
+    Each leaves pages behind that the next ones replace.
+    """
+
+    def __init__(self, env: Environment) -> None:
+        self._env = env
+        self._rows: list[tuple[Any, list[tuple[bytes, bytes]]]] = []
+        self._bytes = self._count = 0
+        self.content_bytes = 0
+
+    def begin(self, database: Any) -> None:
+        """The rows to come are for this database."""
+        self._rows.append((database, []))
+
+    def add(self, key: bytes, value: bytes) -> None:
+        """Append a row; keys of one database must come in order."""
+        self._rows[-1][1].append((key, value))
+        self._bytes += len(key) + len(value)
+        self._count += 1
+        if self._bytes >= _BATCH_BYTES or self._count >= _BATCH_ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Commit what was added."""
+        env = self._env
+        try:
+            with env.write_lock, env.begin_write() as txn:
+                for database, rows in self._rows:
+                    _, added = txn.cursor(db=database).putmulti(rows, append=True)
+                    if added != len(rows):
+                        # py-lmdb leaves out a key that is not above the last.
+                        raise CorruptionError("the keys of a table are out of order")
+        except lmdb.Error as exc:
+            _require_room(env)
+            raise translate(exc, env.path) from exc
+        self.content_bytes += self._bytes
+        self._rows = [(self._rows[-1][0], [])]
+        self._bytes = self._count = 0
+
+
+def _require_room(env: Environment) -> None:
+    """Raise StorageFullError if the file cannot grow: LMDB calls a short write an I/O error."""
+    if not hasattr(os, "posix_fallocate"):
+        return
+    end = os.fstat(env.data_handle).st_size
+    try:
+        os.posix_fallocate(env.data_handle, end, _BATCH_BYTES)
+    except OSError as exc:
+        raise storage_error(f"no room for a new file of {env.path}", exc) from exc
+
+
+def _copied(env: Environment) -> list[str]:
+    """The databases that are copied row by row."""
+    return [name for name in env.databases if name not in (SLABS, DICTIONARIES, META)]
+
+
+class _Copier:
+    """Copies a store table by table; counts what it does."""
+
+    def __init__(self, old: Environment, new: Environment, tell: Tell) -> None:
+        self._old = old
+        self._new = new
+        self._tell = tell
+        self._batch = _Batch(new)
+        self._slabs_before = self._slabs_after = self._dropped = self._dictionaries_dropped = 0
+        self._named: set[int] = set()
+        self.objects = 0
+
+    def copy(self) -> None:
+        """Everything, the slabs first: they say which dictionaries are still needed."""
+        old, new = self._old, self._new
+        self._copy_slabs()
+        shelf = DictionaryShelf(old)
+        self._named.add(shelf.newest())
+        self._copy_dictionaries(shelf)
+        for name in _copied(old):
+            count = self._copy_table(name, old.databases[name], new.databases[name])
+            if name == INDEX:
+                self.objects = count
+        self._batch.flush()
+        self._copy_meta()
+
+    def report(self) -> Compacted:
+        """What was done; how long the files are is the caller's to say."""
+        return Compacted(
+            0, 0, self._batch.content_bytes, self._slabs_before, self._slabs_after,
+            self.objects, self._dropped, self._dictionaries_dropped,
+        )  # fmt: skip
+
+    def _copy_slabs(self) -> None:
+        old, batch = self._old, self._batch
+        compressor = Compressor(DictionaryShelf(old).load)
+        compressor.use(DictionaryShelf(old).newest())
+        # Whatever is dead goes, however little: who compacts may want it gone.
+        scope = packing.scope_of(old, None)._replace(many_dead=0)
+        next_id = 1
+        batch.begin(self._new.slabs)
+        while next_id <= scope.newest:
+            look = packing.read_run(old, compressor, next_id, scope)
+            next_id = look.next_id
+            if look.damaged:
+                raise CorruptionError(
+                    f"{old.path} is damaged and was left as it is: {look.damaged[0].reason}"
+                )
+            kept = [(piece.key, piece.value) for piece in look.left]
+            self._slabs_before += len(look.left)
+            if look.run is not None:
+                self._slabs_before += len(look.run.pieces)
+                self._dropped += look.run.dead_objects
+                kept = packing.rewritten(look.run, compressor, scope)
+            for key, value in kept:
+                self._named.add(slabs.read_directory(key, value).dictionary)
+                batch.add(key, value)
+            self._slabs_after += len(kept)
+            self._tell("copy", min(next_id - 1, scope.newest), scope.newest)
+
+    def _copy_dictionaries(self, shelf: DictionaryShelf) -> None:
+        with self._old.reading() as txn:
+            rows = [
+                (bytes(key), bytes(value)) for key, value in txn.cursor(db=self._old.dictionaries)
+            ]
+        wanted = {dictionary_key(number) for number in self._named - {NO_DICTIONARY}}
+        for number in sorted(self._named - {NO_DICTIONARY}):
+            shelf.load(number)  # raises if it is damaged or not there
+        self._batch.begin(self._new.dictionaries)
+        for key, value in rows:
+            if key in wanted:
+                self._batch.add(key, value)
+            else:
+                self._dictionaries_dropped += 1
+
+    def _copy_table(self, name: str, source: Any, target: Any) -> int:
+        count = 0
+        self._batch.begin(target)
+        with self._old.reading() as txn:
+            total = txn.stat(source)["entries"]
+            for key, value in txn.cursor(db=source):
+                self._batch.add(bytes(key), bytes(value))
+                count += 1
+                if not count % _BATCH_ROWS:
+                    self._tell(name, count, total)
+        return count
+
+    def _copy_meta(self) -> None:
+        """All rows of ``meta``, in the place of those that a new store begins with."""
+        old, new = self._old, self._new
+        with old.reading() as txn:
+            rows = [(bytes(key), bytes(value)) for key, value in txn.cursor(db=old.meta)]
+            last = txn.cursor(db=old.slabs)
+            newest = int.from_bytes(last.key(), "big") if last.last() else 0
+        try:
+            with new.write_lock, new.begin_write() as txn:
+                txn.drop(new.meta, delete=False)
+                for key, value in rows:
+                    txn.put(key, value, db=new.meta)
+                if any(key == notes.COLLECTED_KEY for key, _ in rows):
+                    # It is the number of a transaction, and the new file counts them anew.
+                    notes.note_collected(new, txn)
+                if newest:
+                    txn.put(packing.PACKED_TO_KEY, str(newest).encode(), db=new.meta)
+        except lmdb.Error as exc:
+            raise translate(exc, new.path) from exc
+        self._batch.content_bytes += sum(len(key) + len(value) for key, value in rows)
+
+
+def _compare(old: Environment, new: Environment, tell: Tell) -> None:
+    """Raise unless both stores name the same objects and hold the same rows.
+
+    That the copy's names lead to the right bytes is for its own verification to say.
+    """
+    names = _copied(old)
+    for at, name in enumerate(names):
+        with old.reading() as before, new.reading() as after:
+            if not _equal(
+                before.cursor(db=old.databases[name]), after.cursor(db=new.databases[name])
+            ):
+                raise CorruptionError(f"the copy of {old.path} differs in table {name}")
+        tell("compare", at + 1, len(names))
+
+
+def _equal(
+    one: Iterable[tuple[memoryview, memoryview]], other: Iterable[tuple[memoryview, memoryview]]
+) -> bool:
+    try:
+        return all(first == second for first, second in zip(one, other, strict=True))
+    except ValueError:
+        # One of them ended before the other.
+        return False

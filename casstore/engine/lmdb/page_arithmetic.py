@@ -1,0 +1,64 @@
+"""How many pages rows take when they are written in order: LMDB's own arithmetic.
+
+A leaf page holds a header, two bytes for each row and the rows: eight bytes, the key, the
+value, to an even number (LMDB 1.0: both to even numbers). A value too long for half a page
+lies on pages of its own, with one header. Rows that come in order fill each page before the
+next one is begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+_ROW_BYTES: Final = 8
+_POINTER_BYTES: Final = 2
+# What stands for a long value in its row, by the length of a page header: LMDB 1.0 writes more.
+_HEADER_BYTES_1_0: Final = 24
+_REFERENCE_BYTES: Final = {16: 8, _HEADER_BYTES_1_0: 24}
+# A page must have room for two rows.
+_MIN_ROWS: Final = 2
+
+
+class PageCount(NamedTuple):
+    """Pages of a table by what they are for."""
+
+    branch: int
+    leaf: int
+    overflow: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.branch + self.leaf + self.overflow
+
+
+def when_full(rows: Iterable[tuple[int, int]], page_bytes: int, header_bytes: int) -> PageCount:
+    """The pages for rows with keys and values of these lengths, written in order."""
+    room = page_bytes - header_bytes
+    longest = (room // _MIN_ROWS & -2) - _POINTER_BYTES
+    reference = _REFERENCE_BYTES[header_bytes]
+    evens_keys = header_bytes == _HEADER_BYTES_1_0
+    leaf = overflow = used = count = key_bytes = 0
+    for key, value in rows:
+        if evens_keys:
+            key += key & 1
+        size = _ROW_BYTES + key + value
+        if size > longest:
+            overflow += (header_bytes - 1 + value) // page_bytes + 1
+            size = _ROW_BYTES + key + reference
+        size += (size & 1) + _POINTER_BYTES
+        if not leaf or used + size > room:
+            leaf += 1
+            used = 0
+        used += size
+        count += 1
+        key_bytes += key
+    branch = 0
+    level = leaf
+    while level > 1:
+        # A branch page has a key for each page below it, all but the first of them.
+        size = _ROW_BYTES + key_bytes // count + 1 + _POINTER_BYTES
+        level = -(-level * size // room)
+        branch += level
+    return PageCount(branch, leaf, overflow)

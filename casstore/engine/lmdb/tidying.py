@@ -1,0 +1,81 @@
+"""Tidying: a small table whose pages are half empty is written anew, in order.
+
+Rows that come out of order split pages, and both halves wait for rows that may never come.
+LMDB fills pages only at the end of a table, so a table cannot be tidied piece by piece; it is
+written anew whole, in one transaction, if it is short enough not to keep writers waiting.
+Longer ones are left to compacting. Keys and values stay what they are, byte for byte.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+import lmdb
+
+from casstore.engine.lmdb.environment import Environment, translate
+from casstore.engine.lmdb.page_arithmetic import PageCount, when_full
+from casstore.engine.protocol import PackReport
+from casstore.errors import CorruptionError
+
+# Some tens of thousands of rows: a few hundredths of a second, most of it the disk's.
+MAX_TABLE_BYTES: Final = 4 << 20
+# Not worth it for less than one page in five; an index settles at two thirds full by itself.
+_MIN_GAIN: Final = 5
+_MIN_PAGES: Final = 8
+
+
+def tidy(env: Environment) -> PackReport:
+    """Write anew each table that becomes shorter by it; what was saved."""
+    report = PackReport(0, 0, 0, 0, 0)
+    for database in (env.index, *env.tables.values()):
+        if _is_untidy(env, database):
+            report = report.plus(_rewrite(env, database))
+    return report
+
+
+def count_pages(stat: Mapping[str, Any]) -> PageCount:
+    """The pages of a table as LMDB counts them."""
+    return PageCount(stat["branch_pages"], stat["leaf_pages"], stat["overflow_pages"])
+
+
+def _is_untidy(env: Environment, database: Any) -> bool:
+    with env.reading() as txn:
+        stat = txn.stat(database)
+        pages = count_pages(stat)
+        if pages.leaf < _MIN_PAGES or pages.total * stat["psize"] > MAX_TABLE_BYTES:
+            return False
+        rows = ((len(key), len(value)) for key, value in txn.cursor(db=database))
+        tidied = when_full(rows, stat["psize"], env.page_header_bytes)
+    return (pages.leaf - tidied.leaf) * _MIN_GAIN >= pages.leaf
+
+
+def _rewrite(env: Environment, database: Any) -> PackReport:
+    with env.write_lock:
+        env.gate.check()
+        started = time.perf_counter()
+        try:
+            txn = env.begin_write()
+            try:
+                before = count_pages(txn.stat(database)).total
+                rows = list(txn.cursor(db=database))
+                txn.drop(database, delete=False)
+                _, added = txn.cursor(db=database).putmulti(rows, append=True)
+                saved = before - count_pages(txn.stat(database)).total
+                if added != len(rows):
+                    # py-lmdb leaves out a key that is not above the last.
+                    raise CorruptionError(f"the keys of a table of {env.path} are out of order")
+                if saved > 0:
+                    txn.commit()
+            finally:
+                # After a commit there is nothing left to abort.
+                txn.abort()
+        except lmdb.Error as exc:
+            raise translate(exc, env.path) from exc
+        locked_s = time.perf_counter() - started
+        if saved <= 0:
+            return PackReport(0, 0, 0, 0, 0)
+        env.announce()
+        env.cover()
+    return PackReport(0, 0, 0, 0, 0, pages_saved=saved, longest_lock_s=locked_s)

@@ -1,0 +1,95 @@
+"""space: what a store's file is used for, and how much each way of tidying up would give back.
+
+    file  =  used pages  +  free pages                    free pages: ``compact``
+    used pages  =  content  +  what pages leave empty     empty parts: ``compact``
+    content  =  slabs, index, rows, dictionaries          small slabs, dead objects: ``pack``
+
+How much ``gc`` would collect is not known before it has marked everything from the rows on;
+its dry run tells. How often content was shared instead of being stored again is not known
+at all: an object does not say how often it was put.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from casstore.engine.protocol import EngineSpace, Measuring, SlabSpace, TableSpace
+from casstore.errors import InvalidInputError
+from casstore.maintenance.progress import Progress, Step
+from casstore.store import Store
+
+#: Why ``SpaceReport`` has no figure for collecting.
+UNKNOWN_UNTIL_GC_PLANS = "unknown until gc plans: gc.collect(store, dry_run=True)"
+
+
+class SpaceReport(NamedTuple):
+    """How much space a store takes, and for what."""
+
+    file_bytes: int
+    #: What the file takes on the disk; less if it has holes.
+    allocated_bytes: int
+    page_bytes: int
+    #: Pages of tables, and those that hold the file together.
+    used_bytes: int
+    tables: tuple[TableSpace, ...]
+    slabs: SlabSpace
+    dictionaries: int
+    dictionary_bytes: int
+    #: How long the file would be if everything were written anew as it is, in order.
+    tidy_file_bytes: int
+
+    @property
+    def free_bytes(self) -> int:
+        """Pages of the file that later writes will use."""
+        return self.file_bytes - self.used_bytes
+
+    @property
+    def content_bytes(self) -> int:
+        """All keys and values, as they are stored."""
+        return sum(table.content_bytes for table in self.tables)
+
+    @property
+    def live_bytes(self) -> int:
+        """The same without the share of dead objects."""
+        return self.content_bytes - self.slabs.dead_stored_bytes
+
+    @property
+    def fragmentation(self) -> float:
+        """The part of the file that holds nothing: free pages, and what used ones leave empty."""
+        return 1 - self.content_bytes / self.file_bytes if self.file_bytes else 0.0
+
+    @property
+    def compression(self) -> float:
+        """How many times longer the objects are than what is stored of them in slabs."""
+        stored = self.slabs.stored_bytes
+        return self.slabs.logical_bytes / stored if stored else 0.0
+
+    @property
+    def reclaimable_by_pack(self) -> int:
+        """At least this much of the slabs: the share of dead objects.
+
+        Joining small slabs saves more, how much is known when it is done.
+        """
+        return self.slabs.dead_stored_bytes
+
+    @property
+    def reclaimable_by_compact(self) -> int:
+        """What the file becomes shorter by, if everything is written anew as it is.
+
+        Compacting packs as well, so it may save more.
+        """
+        return max(0, self.file_bytes - self.tidy_file_bytes)
+
+
+def measure(store: Store, *, progress: Progress | None = None) -> SpaceReport:
+    """Count what the store's file is used for; reads everything but the contents of objects."""
+    engine = store.engine
+    if not isinstance(engine, Measuring):
+        raise InvalidInputError("the engine of this store has no file to measure")
+
+    def tell(done: int, total: int) -> None:
+        if progress is not None:
+            progress(Step("measure", done, total, "rows"))
+
+    found: EngineSpace = engine.measure_space(tell)
+    return SpaceReport(*found)

@@ -1,0 +1,170 @@
+"""Compacting, interrupted: by SIGKILL before each system call that matters, and by power loss.
+
+    compact_workload.py compact DIR     compacts, and acknowledges when it has
+    compact_workload.py verify
+
+Whatever happened, the store opens, has every commit, proves itself, goes on, and nothing is
+left of the attempt. ``kill`` has strace deliver the signal on entering the n-th call of a kind;
+``power`` draws crash images from the recorded calls.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+
+if __name__ == "__main__":
+    # As a program its own folder is the import path; casstore and campaigns lie above.
+    sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
+
+import casstore
+from campaigns import crash_workload, replay
+from campaigns.crash_images import Image
+from campaigns.disk_model import Disk
+from campaigns.replay import Violation, serve
+from campaigns.tally import Progress, Report, Tally, silent
+from casstore.engine.lmdb import guard
+from casstore.engine.protocol import Write
+from casstore.maintenance.compact import compact
+
+COMMITS = 12
+# Calls that change what a crash would leave. Opening the old store makes none of them but
+# flock and fallocate, so the attempt begins with mkdir.
+_CALLS = (
+    "mkdir,rename,?renameat,?renameat2,fsync,fdatasync,pwrite64,writev,pwritev,ftruncate,"
+    "fallocate,unlink,unlinkat,rmdir,fchmod,fchown"
+)
+_VOLATILE = ("lock.mdb", "data.mdb.new-lock")
+_PROGRAM = [sys.executable, "-B", str(Path(__file__).resolve())]
+
+
+def fill(place: Path, engine: int) -> None:
+    """Commits to be kept, and as many objects again that were deleted since."""
+    with redirect_stdout(None):
+        crash_workload.write(str(place), crash_workload.FULL, COMMITS, engine)
+    with casstore.open(place) as store:
+        gone = [store.put_blob(b"%d" % number * 500) for number in range(40)]
+        store.engine.write(Write(deletes=gone))
+
+
+def check(place: Path, acks: Sequence[str]) -> str:
+    """Judge what an interrupted compaction left."""
+    # A copy is made in a handful of transactions.
+    new = max(guard.read_extent(str(place / "data.mdb")).transactions) < COMMITS
+    answer = crash_workload.check(place, [""] * COMMITS, crash_workload.FULL)
+    if (place / "compact").exists():
+        raise Violation("the next open left something of the attempt behind")
+    if acks and not new:
+        raise Violation("it was done, and the old file came back")
+    return f"{answer}, {'new' if new else 'old'}"
+
+
+def calls(log: str) -> Iterator[tuple[str, int]]:
+    """Each call of a recorded run from the attempt's beginning on: (name, which of its kind)."""
+    counts: Counter[str] = Counter()
+    begun = False
+    for line in log.splitlines():
+        found = re.match(r"\d+ +(\w+)\(", line)
+        if found is None:
+            continue
+        counts[found[1]] += 1
+        begun = begun or bool(re.search(r'mkdir\(".*/compact"', line))
+        if begun and "EEXIST" not in line:
+            yield found[1], counts[found[1]]
+
+
+def run(
+    scratch: Path,
+    *,
+    count: int,
+    seed: int,
+    engines: Sequence[int] = (0, 1),
+    every: int = 1,
+    progress: Progress = silent,
+) -> Report:
+    """Kill at every call (or every so many), then check ``count`` crash images per engine."""
+    tally = Tally("compact", total=count * len(engines), progress=progress)
+    kill(tally, scratch, engines=engines, every=every)
+    power(tally, scratch, count=count, seed=seed, engines=engines)
+    return tally.report()
+
+
+def kill(tally: Tally, scratch: Path, *, engines: Sequence[int], every: int) -> None:
+    """Kill at every so many calls, each time with a fresh copy of one store."""
+    for engine in engines:
+        origin, place = scratch / f"origin-{engine}", scratch / f"killed-{engine}"
+        fill(origin, engine)
+        log = scratch / "strace.log"
+        shutil.copytree(origin, place)
+        command = ["strace", "-f", "-o", str(log), "-e", f"trace={_CALLS}", "-e", "signal=none"]
+        argv = [*_PROGRAM, "compact", str(place)]
+        subprocess.run([*command, *argv], check=True, stdout=subprocess.DEVNULL)
+        moments = list(calls(log.read_text()))
+        renames = [at for at, (name, _) in enumerate(moments) if name.startswith("rename")]
+        chosen = {*range(0, len(moments), every), renames[-1], renames[-1] + 1}
+        for at in sorted(chosen & set(range(len(moments)))):
+            name, number = moments[at]
+            shutil.rmtree(place)
+            shutil.copytree(origin, place)
+            inject = ["-e", f"inject={name}:signal=KILL:when={number}"]
+            ended = subprocess.run(
+                [*command, *inject, *argv], check=False, capture_output=True, text=True
+            )
+            trial = f"engine {engine}, killed at {name} {number} ({at} of {len(moments)})"
+            if ended.stdout:
+                tally.broke(trial, "it was not killed, and ended")
+            try:
+                tally.count(f"killed: {check(place, ())}")
+            except Violation as exc:
+                tally.broke(trial, str(exc))
+            tally.tried()
+
+
+def power(tally: Tally, scratch: Path, *, count: int, seed: int, engines: Sequence[int]) -> None:
+    """Check ``count`` crash images of one compaction on each engine."""
+    for engine in engines:
+        place = scratch.resolve() / f"power-{engine}"
+        place.mkdir()
+        recorded = place / "recorded"
+        fill(recorded, engine)
+        trace = replay.record(
+            [*_PROGRAM, "compact", str(recorded)], recorded, place / "strace.log",
+            volatile=_VOLATILE,
+        )  # fmt: skip
+        report = replay.replay(
+            trace, [*_PROGRAM, "verify"], place, seed=seed, count=count, strict_entries=True
+        )
+        # Drawn at random, hardly any image is of the moment that matters most: it has said
+        # that it is done, and the system goes down before writing another byte.
+        disk = Disk(trace.initial, strict_entries=True)
+        for change, event in enumerate(trace.events):
+            disk.apply(change, event)
+        last = Image(disk.contents(lambda change, place: False), tuple(disk.acknowledged), "")
+        last.materialise(place / "last")
+        try:
+            tally.count(f"acknowledged: {check(place / 'last', last.acknowledged)}")
+        except Violation as exc:
+            tally.broke(f"engine {engine}, acknowledged", str(exc))
+        tally.tried(report.images + 1)
+        for note, number in report.notes.items():
+            tally.count(f"power loss: {note}", number)
+        for failure in report.first_failures:
+            tally.broke(f"engine {engine}, {failure.image}", failure.reason)
+
+
+def _main(argv: Sequence[str]) -> None:
+    if argv[0] == "compact":
+        compact(argv[1])
+        print("ack", flush=True)
+    else:
+        serve(check)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:])
