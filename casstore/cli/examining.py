@@ -244,7 +244,7 @@ def salvage(app: App, source: str, target: str) -> None:
     with app.meter() as meter:
         report = salvaging.salvage(source, target, progress=meter)
     app.exit_code = 0 if report.complete else 1
-    document = {
+    document: dict[str, Any] = {
         "source": report.source,
         "target": target,
         "complete": report.complete,

@@ -13,13 +13,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from casstore.engine.protocol import Engine, ObjectInfo
+from casstore.engine.protocol import Engine, ObjectInfo, Row
 from casstore.format import tree
 from casstore.format.digest import Digest, Kind
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.roots import ROOTS
 from casstore.objects.pieces import PieceReader
 from casstore.session import keys
+from casstore.session.heads import decode_head
 from casstore.session.scanning import scan
 from casstore.store import Store
 
@@ -30,6 +31,8 @@ _OTHERS: Final = 1 << 63
 # Tables whose rows belong to a session, by the beginning of their keys.
 _OF_SESSIONS: Final = frozenset(("heads", "history", "queue", "attachments"))
 _REVISIONS: Final = frozenset(("heads", "history"))
+_DAY_MS: Final = 86_400_000
+_NEVER: Final = (1 << 32) - 1
 
 
 class Big(NamedTuple):
@@ -41,10 +44,15 @@ class Big(NamedTuple):
 
 
 class Day(NamedTuple):
-    """What was stored on one day, in UTC, and is still there."""
+    """What came on one day, in UTC, and is still there.
+
+    An object came with the first revision that reaches it; what no revision reaches, when it
+    was stored.
+    """
 
     #: Days since 1970.
     day: int
+    revisions: int
     objects: int
     size_bytes: int
 
@@ -90,36 +98,42 @@ def _objects(engine: Engine, phase: str, progress: Progress | None) -> Iterator[
             progress(Step(phase, seen, None, "objects"))
 
 
-def _roots(engine: Engine) -> Iterator[tuple[str, bytes, bytes]]:
-    """Every digest that a row names: the table, the row's key, the digest."""
+def _roots(engine: Engine) -> Iterator[tuple[str, Row, bytes]]:
+    """Every digest that a row names: the table, the row, the digest."""
     now_ms = engine.now_ms()
     for table in ROOTS.tables:
         for row in scan(engine, table, b"", None):
             for digest in ROOTS.named(table, row, now_ms):
-                yield table, row.key, digest
+                yield table, row, digest
 
 
 def measure_contents(store: Store, *, listed: int, progress: Progress | None = None) -> Contents:
     """Count what a store holds; the ``listed`` biggest objects by name."""
     engine = store.engine
-    named: Counter[bytes] = Counter()
-    revisions = 0
-    for table, key, digest in _roots(engine):
-        named[digest] += 1
-        revisions += table in _REVISIONS and not (table == "history" and keys.is_label(key))
-    counter = _Counter(store, named, listed)
+    counter = _Counter(store, listed)
+    for table, row, digest in _roots(engine):
+        committed_at_ms: int | None = None
+        if table in _REVISIONS:
+            head = decode_head(row.value)
+            if digest == head.manifest:
+                committed_at_ms = head.committed_at_ms
+        counter.name(digest, committed_at_ms)
     for info in _objects(engine, "count", progress):
         counter.add(info)
-    return counter.contents(revisions)
+    return counter.contents()
 
 
 class _Counter:
     """Counts objects on their way by, the newest first."""
 
-    def __init__(self, store: Store, named: Counter[bytes], listed: int) -> None:
+    def __init__(self, store: Store, listed: int) -> None:
         self._reader = PieceReader(store.engine)
-        self._named = named
+        self._named: Counter[bytes] = Counter()
+        self._came: dict[bytes, int] = {}
+        self._revisions: Counter[int] = Counter()
         self._listed = listed
+        # The day on which the first revision came that reaches an object.
+        self._days_came: array[int] = array("L")
         # How often each object would be written if every revision were written whole. Nodes
         # count only along paths: a manifest names other branches as well, and a picker's node.
         self._copies: array[float] = array("d")
@@ -131,6 +145,14 @@ class _Counter:
         self._whole = 0.0
         self._reached = [0, 0]
 
+    def name(self, digest: bytes, committed_at_ms: int | None) -> None:
+        """A row names this object; a revision does so since its commit."""
+        self._named[digest] += 1
+        if committed_at_ms is not None:
+            day = committed_at_ms // _DAY_MS
+            self._revisions[day] += 1
+            self._came[digest] = min(day, self._came.get(digest, _NEVER))
+
     def add(self, info: ObjectInfo) -> None:
         """Take the next object."""
         if not self._copies:
@@ -138,20 +160,26 @@ class _Counter:
             self._copies = array("d", bytes(8 * (info.id + 1)))
             self._copies_if_no_node = array("d", bytes(8 * (info.id + 1)))
             self._is_reached = bytearray(info.id + 1)
+            self._days_came = array("L", [_NEVER]) * (info.id + 1)
         size = info.size_bytes
         named = self._named.get(info.digest, 0)
         copies = self._copies[info.id] + named
         if info.kind != Kind.NODE:
             copies += self._copies_if_no_node[info.id]
+        day = min(self._days_came[info.id], self._came.get(info.digest, _NEVER))
         if named or self._is_reached[info.id]:
             for at, child in enumerate(info.children):
                 is_path = info.kind in (Kind.NODE, Kind.MANIFEST) and not at
                 (self._copies if is_path else self._copies_if_no_node)[child] += copies
                 self._is_reached[child] = 1
+                if day < self._days_came[child]:
+                    self._days_came[child] = day
             self._reached[0] += 1
             self._reached[1] += size
             self._whole += copies * size
-        for known, key in ((self._kinds, info.kind), (self._days, info.stored_at_ms // 86_400_000)):
+        if day == _NEVER:
+            day = info.stored_at_ms // _DAY_MS
+        for known, key in ((self._kinds, info.kind), (self._days, day)):
             counts = known.setdefault(key, [0, 0])
             counts[0] += 1
             counts[1] += size
@@ -172,7 +200,7 @@ class _Counter:
         if len(self._heap) > self._listed:
             heapq.heappop(self._heap)
 
-    def contents(self, revisions: int) -> Contents:
+    def contents(self) -> Contents:
         """All that was counted."""
         return Contents(
             sum(counts[0] for counts in self._kinds.values()),
@@ -180,12 +208,17 @@ class _Counter:
             self._reached[0],
             self._reached[1],
             self._whole,
-            revisions,
+            sum(self._revisions.values()),
             {kind: (counts[0], counts[1]) for kind, counts in sorted(self._kinds.items())},
             tuple(
                 [Big(Digest(digest), kind, size) for size, digest, kind in sorted(self._heap)[::-1]]
             ),
-            tuple([Day(day, *counts) for day, counts in sorted(self._days.items())]),
+            tuple(
+                [
+                    Day(day, self._revisions[day], *self._days.get(day, (0, 0)))
+                    for day in sorted({*self._days, *self._revisions})
+                ]
+            ),
         )
 
 
@@ -206,10 +239,11 @@ def _shares(store: Store, sessions: Sequence[str], progress: Progress | None) ->
     engine = store.engine
     bits = {keys.session_key(session): 1 << at for at, session in enumerate(sessions)}
     named: dict[bytes, int] = {}
-    for table, key, digest in _roots(engine):
+    for table, row, digest in _roots(engine):
         bit = _OTHERS
         if table in _OF_SESSIONS:
-            bit = bits.get(key[: len(key) - len(keys.after_session(key))], _OTHERS)
+            own = row.key[: len(row.key) - len(keys.after_session(row.key))]
+            bit = bits.get(own, _OTHERS)
         named[digest] = named.get(digest, 0) | bit
     reached: array[int] | None = None
     counts: dict[int, list[int]] = {}
@@ -226,8 +260,8 @@ def _shares(store: Store, sessions: Sequence[str], progress: Progress | None) ->
     shares: list[Share] = []
     for at, session in enumerate(sessions):
         bit = 1 << at
-        own = counts.get(bit, [0, 0])
+        alone = counts.get(bit, [0, 0])
         mine = [found for mask, found in counts.items() if mask & bit]
         total = [sum(found[part] for found in mine) for part in (0, 1)]
-        shares.append(Share(session, total[0], total[1], own[0], own[1]))
+        shares.append(Share(session, total[0], total[1], alone[0], alone[1]))
     return shares

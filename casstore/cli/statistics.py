@@ -85,9 +85,10 @@ _SHAPE: Final = Shape(
         ),
         "sessions_left_out": "sessions that were not measured, because of --sessions",
         "growth": Part(
-            "what is there, by the day it was stored",
+            "what is there, by the day of the first revision that has it",
             {
                 "day": "in UTC",
+                "revisions": "committed on it",
                 "objects": "how many",
                 "size_bytes": "uncompressed",
                 "total_bytes": "with all before",
@@ -208,6 +209,7 @@ def _document(
 def _day(day: Day, total: int) -> dict[str, Any]:
     return {
         "day": moment(day.day * _DAY_MS)[:10],
+        "revisions": day.revisions,
         "objects": day.objects,
         "size_bytes": day.size_bytes,
         "total_bytes": total,
@@ -246,7 +248,8 @@ def _write(to: Printer, told: dict[str, Any]) -> None:
     if growth:
         to.line()
         columns = [
-            Column("stored on"), Column("objects", right=True), Column("size", right=True),
+            Column("day"),
+            Column("revisions", right=True), Column("objects", right=True), Column("size", right=True),
             Column("total", right=True), Column(""),
         ]  # fmt: skip
         shown = growth[-_DAYS_SHOWN:]
@@ -254,7 +257,7 @@ def _write(to: Printer, told: dict[str, Any]) -> None:
         to.table(
             columns,
             [
-                [one["day"], f"{one['objects']:,}", size(one["size_bytes"]),
+                [one["day"], f"{one['revisions']:,}", f"{one['objects']:,}", size(one["size_bytes"]),
                  size(one["total_bytes"]), "▇" * max(1, round(20 * one["size_bytes"] / most))]
                 for one in shown
             ],

@@ -65,7 +65,9 @@ def fill(place: Path) -> None:
             files = {f"f{at}.py": {"size": at * turn, "text": "line\n" * at} for at in range(8)}
             agent.commit(
                 Commit(
-                    append=[said(f"n{turn}", "user" if turn % 2 == 0 else "assistant", f"turn {turn}")],
+                    append=[
+                        said(f"n{turn}", "user" if turn % 2 == 0 else "assistant", f"turn {turn}")
+                    ],
                     checkpoint=Checkpoint(
                         turn_state={"turn": turn},
                         tool_state={"cwd": "/repo", "files": files},
@@ -77,7 +79,9 @@ def fill(place: Path) -> None:
                 )
             )
         agent.label("middle", 6)
-        agent.commit(Commit(append=[said("b1", "user", "another way", parent="n7")], lease=UNFENCED))
+        agent.commit(
+            Commit(append=[said("b1", "user", "another way", parent="n7")], lease=UNFENCED)
+        )
         store.fork("agent", "other", at=10)
         store.session("other").commit(
             Commit(append=[said("o1", "user", "the fork says")], lease=UNFENCED)

@@ -65,7 +65,7 @@ def trees(draws: st.DrawFn) -> dict[int, int | None]:
     return parents
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(trees())
 def test_a_picture_shows_the_tree_it_was_drawn_from(parents: dict[int, int | None]) -> None:
     lines, nodes = draw(parents)
@@ -73,7 +73,7 @@ def test_a_picture_shows_the_tree_it_was_drawn_from(parents: dict[int, int | Non
     assert read(lines, nodes) == parents, "\n".join(lines)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(trees())
 def test_children_come_before_their_parents(parents: dict[int, int | None]) -> None:
     seen: set[int] = set()

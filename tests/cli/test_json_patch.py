@@ -47,9 +47,15 @@ def apply(document: Any, patch: list[dict[str, Any]]) -> Any:
 
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-5, 5) | st.text("ab/~$\0é", max_size=3) | st.binary(max_size=2),
-    lambda inner: st.lists(inner, max_size=5)
-    | st.dictionaries(st.text("ab/~$", max_size=2), inner, max_size=4),
+    st.none()
+    | st.booleans()
+    | st.integers(-5, 5)
+    | st.text("ab/~$\0é", max_size=3)
+    | st.binary(max_size=2),
+    lambda inner: (
+        st.lists(inner, max_size=5)
+        | st.dictionaries(st.text("ab/~$", max_size=2), inner, max_size=4)
+    ),
     max_leaves=20,
 )
 
@@ -73,7 +79,7 @@ def pairs(draws: st.DrawFn) -> tuple[Any, Any]:
     return {"list": old}, {"list": new}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(pairs())
 def test_a_patch_makes_the_new_value_of_the_old_one(pair: tuple[Any, Any]) -> None:
     with Store(MemoryEngine()) as store:
@@ -97,7 +103,7 @@ def test_a_pointer_escapes_what_stands_for_itself() -> None:
     assert pointer(()) == ""
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(VALUES)
 def test_a_value_comes_back_from_its_spelling_in_json(value: Any) -> None:
     assert unplain(plain(value)) == value
