@@ -47,8 +47,8 @@ def import_langgraph_sqlite(app: App, file: str) -> None:
 
     def render(to: Printer) -> None:
         to.line(
-            good("moved "), f"{count(report.imported, 'checkpoint')} of {report.checkpoints:,} from ",
-            name(file),
+            good("moved "),
+            f"{count(report.imported, 'checkpoint')} of {report.checkpoints:,} from ", name(file),
         )  # fmt: skip
         grown = f"{size(report.source_bytes)} as a database"
         if report.store_bytes is not None and report.store_bytes_before is not None:

@@ -258,7 +258,7 @@ def prune(
                 progress=meter if dry_run else None,
             )
             if dry_run:
-                report, listed = _planned(plan, plan_file)
+                report, listed = planned(plan, plan_file)
                 app.answer(
                     prune_document(report, None, listed),
                     lambda to: write_prune(to, report, None, listed),
@@ -281,7 +281,9 @@ def _execute_from(path: str, execute: Any) -> RetentionReport:
         raise StorageError(f"cannot read {path}: {exc}") from exc
 
 
-def _planned(plan: Plan, plan_file: str | None) -> tuple[RetentionReport, list[dict[str, Any]]]:
+def planned(
+    plan: Plan, plan_file: str | None = None
+) -> tuple[RetentionReport, list[dict[str, Any]]]:
     """What a plan would do; also written down, line by line, if that was asked for."""
     if plan_file is not None:
         try:

@@ -249,16 +249,17 @@ def _write(to: Printer, told: dict[str, Any]) -> None:
         to.line()
         columns = [
             Column("day"),
-            Column("revisions", right=True), Column("objects", right=True), Column("size", right=True),
-            Column("total", right=True), Column(""),
+            Column("revisions", right=True), Column("objects", right=True),
+            Column("size", right=True), Column("total", right=True), Column(""),
         ]  # fmt: skip
         shown = growth[-_DAYS_SHOWN:]
         most = max(one["size_bytes"] for one in shown) or 1
         to.table(
             columns,
             [
-                [one["day"], f"{one['revisions']:,}", f"{one['objects']:,}", size(one["size_bytes"]),
-                 size(one["total_bytes"]), "▇" * max(1, round(20 * one["size_bytes"] / most))]
+                [one["day"], f"{one['revisions']:,}", f"{one['objects']:,}",
+                 size(one["size_bytes"]), size(one["total_bytes"]),
+                 "▇" * max(1, round(20 * one["size_bytes"] / most))]
                 for one in shown
             ],
         )  # fmt: skip

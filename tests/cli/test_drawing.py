@@ -88,7 +88,7 @@ def test_two_branches_are_drawn_as_git_draws_them() -> None:
 
 
 def test_a_thousand_branches_of_one_node_take_two_lanes() -> None:
-    lines, _ = draw({0: None, **{node: 0 for node in range(1, 1001)}})
+    lines, _ = draw({0: None, **dict.fromkeys(range(1, 1001), 0)})
     assert max(len(line) for line in lines) == 3
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from casstore import UNFENCED, Commit, NodeDraft, Store
 from casstore.cli.naming import AmbiguousNameError, NameNotFoundError, resolve, split_store
 from casstore.engine.memory import MemoryEngine
-from casstore.errors import CasstoreError, InvalidInputError, SessionDeletedError
+from casstore.errors import InvalidInputError, NotFoundError, SessionDeletedError
 from tests.cli.running import HOSTILE, run
 
 
@@ -165,10 +165,9 @@ def test_a_store_is_split_off_only_if_it_is_there(tmp_path: Path) -> None:
 def test_any_text_is_resolved_or_refused_by_a_typed_error(store: Store, text: str) -> None:
     try:
         found = resolve(store, text)
-    except CasstoreError as exc:
-        assert isinstance(exc, (InvalidInputError, LookupError, SessionDeletedError))
-    else:
-        assert resolve(store, found.text).digest == found.digest
+    except (InvalidInputError, NotFoundError):
+        return
+    assert resolve(store, found.text).digest == found.digest
 
 
 def test_ambiguity_is_an_error_with_its_candidates(example: str) -> None:
