@@ -34,15 +34,18 @@ OUTCOMES = (
     (2, "the command line is wrong"),
 )
 ENDINGS = ((130, "interrupted by Ctrl-C"), (141, "nobody read the answer to its end"))
-GROUPS = (
-    errors.InvalidInputError,
-    errors.NotFoundError,
-    errors.ConflictError,
-    errors.StoreStateError,
-    errors.BusyError,
-    errors.CorruptionError,
-    errors.FormatError,
-    errors.StorageError,
+
+# The classes that stand for an exit code, in its order.
+GROUPS = sorted(
+    [
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type)
+        and issubclass(kind, errors.CasstoreError)
+        and kind is not errors.CasstoreError
+        and "exit_code" in vars(kind)
+    ],
+    key=lambda kind: kind.exit_code,
 )
 
 

@@ -89,6 +89,11 @@ def test_policies_are_set_shown_and_taken_away(own: str) -> None:
     run("policy", "--session", "nowhere", store=own, ends=4)
     run("policy", "--last", "1", "--delete", store=own, ends=2)
     run("policy", "--unlabelled", store=own, ends=3)
+    done = run(
+        "policy", "--hourly", "1", "--daily", "2", "--weekly", "3", "--monthly", "4", "--yearly",
+        "5", "--json", store=own,
+    ).json  # fmt: skip
+    assert (done["policy"]["monthly"], done["policy"]["last"]) == (4, 0)
 
 
 def test_pruning_by_a_plan_or_at_once(own: str, tmp_path: Path) -> None:
@@ -113,8 +118,9 @@ def test_pruning_by_a_plan_or_at_once(own: str, tmp_path: Path) -> None:
     run("prune", "--from", str(tmp_path / "nowhere"), "--yes", store=own, ends=10)
     run(
         "prune", "--hourly", "1", "--daily", "1", "--weekly", "1", "--monthly", "1", "--yearly",
-        "1", "--yes", store=own,
+        "1", "--within", "1s", "--unlabelled", "--yes", store=own,
     )  # fmt: skip
+    assert run("prune", "--everything", "--idle", "1d", "-y", "--json", store=own).json["sessions"]
 
 
 def test_erasing_a_subject_takes_its_sessions(own: str) -> None:
@@ -172,7 +178,8 @@ def test_damage_is_found_and_what_can_be_saved_is_saved(own: str, tmp_path: Path
     run("log", "s", store=str(saved))
     assert "saved what could be proven" in run("salvage", str(damaged), str(saved), ends=1).out
     run("salvage", own, str(tmp_path / "copy"))
-    run("rebuild", "--grace", "0", store=own)
+    assert "objects named" in run("rebuild", store=own).out
+    assert run("rebuild", "--grace", "0", "--json", store=own).json["objects_missing"] == 0
 
 
 def test_stats_count_what_is_there_and_whose_it_is(own: str) -> None:
