@@ -32,7 +32,7 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "100", **more}
 
 
-def process(*arguments: str, **more: object) -> subprocess.Popen[bytes]:
+def process(*arguments: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "casstore", *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(),
@@ -181,10 +181,10 @@ def test_ctrl_c_anywhere_else_ends_quietly(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     worker = process("put", str(fifo), "--store", place)
-    # Opening it for writing waits until the command reads.
-    with open(fifo, "wb") as feed:
-        feed.write(b"something")
-        feed.flush()
+    # Opening it for writing waits until the command has opened it; then it sleeps in reading.
+    with open(fifo, "wb"):
+        status = Path(f"/proc/{worker.pid}/stat")
+        until(lambda: status.read_text().rpartition(")")[2].split()[0] == "S", worker)
         worker.send_signal(signal.SIGINT)
         out, err = worker.communicate(timeout=60)
     assert (worker.returncode, out, err) == (130, b"", b"error: interrupted\n")
