@@ -17,6 +17,7 @@ _GENERAL: Final[tuple[tuple[type[CasstoreError], str], ...]] = (
     (errors.LeaseLostError, "wait until the lease is released or its time is up, then again"),
     (errors.HeadConflictError, "look at it again with casstore history, then again"),
     (errors.NameTakenError, "choose another name, or say --move"),
+    (errors.ConflictError, "look at what is there now, then again"),
     (errors.ReadOnlyError, "open it for writing, as a user who may write to it"),
     (errors.CorruptionError, "casstore check; then casstore salvage if it says so"),
     (errors.ForeignStoreError, "name the directory of a store with --store, or: casstore init"),

@@ -39,7 +39,7 @@ _NODE: Final = {
 }
 _SIDE: Final = {
     "name": "the name, spelled so that it means nothing else",
-    "store": "the directory of its store",
+    "store": "the directory of its store, or the exported file",
     "digest": "what it stands for",
 }
 
@@ -99,6 +99,7 @@ SHAPE: Final = Shape(
     "casstore diff agent other --stat",
     "casstore diff agent~5 agent --patch",
     "casstore diff backup::agent live::agent --exit-code",
+    "casstore diff monday.bundle tuesday.bundle --stat",
 )
 @click.argument("old", shell_complete=complete_name)
 @click.argument("new", shell_complete=complete_name)
@@ -122,14 +123,15 @@ def diff(
 ) -> None:
     """Compare two sessions, revisions, checkpoints, nodes, values or blobs.
 
-    OLD and NEW are names as for show, or STORE::NAME for one in another store. Equal parts
-    are skipped unread, so the time it takes grows with the difference. A JSON Patch of two
-    checkpoints is for a document {leaf, nodes: {id: node}, tool_state, …}.
+    OLD and NEW are names as for show, STORE::NAME for one in another store, or exported files:
+    FILE for the session in it, FILE::SESSION@REVISION for a revision. Equal parts are skipped
+    unread, so the time it takes grows with the difference. A JSON Patch of two checkpoints is for
+    a document {leaf, nodes: {id: node}, tool_state, …}.
     """
     if stat and patch:
         raise click.UsageError("either --stat or --patch")
     with ExitStack() as stack:
-        opened: dict[str, Store] = {}
+        opened: dict[str, tuple[Store, str]] = {}
         places = [_place(app, stack, opened, text) for text in (old, new)]
         found = compare(*places)
         if exit_code and not found.equal:
@@ -144,18 +146,28 @@ def diff(
         app.answer(document, lambda to: _Page(listing, to, full=full).write())
 
 
-def _place(app: App, stack: ExitStack, opened: dict[str, Store], text: str) -> Place:
+def _place(app: App, stack: ExitStack, opened: dict[str, tuple[Store, str]], text: str) -> Place:
+    """What a name stands for: in the store, in ``STORE::NAME``, in an exported file."""
     where, rest = naming.split_store(text)
-    path = os.path.realpath(app.path if where is None else where)
+    if where is None and os.path.isfile(text):
+        where, rest = text, ""
+    shown = app.path if where is None else where
+    path = os.path.realpath(shown)
     if path not in opened:
-        opened[path] = stack.enter_context(app.open(path=where))
-    store = opened[path]
-    target = naming.resolve(store, rest)
+        if os.path.isfile(path):
+            from casstore.cli.bundles import open_bundle
+
+            with app.meter() as meter:
+                opened[path] = open_bundle(stack, path, meter)
+        else:
+            opened[path] = stack.enter_context(app.open(path=where)), ""
+    store, session = opened[path]
+    target = naming.resolve(store, rest or f"session:{session}")
     if target.digest is None:
         raise InvalidInputError(
             f"{text!r}: nothing was committed yet, so there is nothing to compare"
         )
-    return Place(store, target, text)
+    return Place(store, target, text, os.path.abspath(shown))
 
 
 def _print_patch(found: Difference) -> None:
@@ -256,10 +268,9 @@ class _Listing:
 
 
 def _side(place: Place) -> dict[str, Any]:
-    path = getattr(place.store.engine, "path", None)
     return {
         "name": place.target.text,
-        "store": None if path is None else os.path.abspath(path),
+        "store": place.where,
         "digest": place.digest.hex(),
     }
 

@@ -47,6 +47,8 @@ class Place(NamedTuple):
     target: Target
     #: As it was asked for.
     asked: str
+    #: The directory of the store, or the exported file.
+    where: str
 
     @property
     def digest(self) -> Digest:

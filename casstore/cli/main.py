@@ -130,7 +130,8 @@ class CommandLine(click.Group):
         except CasstoreError as exc:
             from casstore.cli.advice import advice
 
-            failure = _Failure(type(exc).__name__, str(exc), advice(exc), exc.exit_code)
+            remedy = advice(exc) or _help_for(given)
+            failure = _Failure(type(exc).__name__, str(exc), remedy, exc.exit_code)
             _report(failure, as_json)
             return exc.exit_code
 
@@ -153,6 +154,12 @@ class _Failure:
 def _usage_hint(exc: click.ClickException) -> str | None:
     ctx = getattr(exc, "ctx", None)
     return None if ctx is None else f"{ctx.command_path} --help"
+
+
+def _help_for(given: list[str]) -> str:
+    """The help of the command that was given: what to read where nothing else helps."""
+    name = next((word for word in given if word in MODULE_OF), None)
+    return "casstore --help" if name is None else f"casstore {name} --help"
 
 
 def _report(failure: _Failure, as_json: bool) -> None:

@@ -19,7 +19,6 @@ from casstore.cli.advice import advice
 from casstore.cli.quantities import parse_duration, size
 from casstore.cli.reclaiming import gc_document, gc_exit_code, pack_document
 from casstore.cli.retaining import planned, prune_document
-from casstore.cli.vacuuming import vacuum_document, vacuum_exit_code
 from casstore.errors import (
     BusyError,
     CasstoreError,
@@ -27,7 +26,7 @@ from casstore.errors import (
     StorageError,
     StoreNotFoundError,
 )
-from casstore.maintenance import expiring, gc, pack, retention, vacuum
+from casstore.maintenance import expiring, gc, pack, retention
 from casstore.maintenance.policy import policy_from
 from casstore.maintenance.progress import Progress
 from casstore.maintenance.retention import Policy
@@ -51,7 +50,7 @@ class Care(NamedTuple):
 
 
 # What a configuration may say of a store, and of what type it is.
-_KEYS: Final = {
+_KEYS: Final[dict[str, type | tuple[type, ...]]] = {
     "grace": str, "batch": int, "retention": (dict, bool), "vacuum": bool, "pack": bool,
     "durability": str,
 }  # fmt: skip
@@ -247,6 +246,9 @@ def _steps(
         )
         codes.append(8 if pruned.refused_count else 0)
     if care.vacuum and not dry_run:
+        from casstore.cli.vacuuming import vacuum_document, vacuum_exit_code
+        from casstore.maintenance import vacuum
+
         done = vacuum.vacuum(store, grace_ms=care.grace_ms, progress=progress, stop=stop)
         report["vacuumed"] = vacuum_document(done, care.grace_ms)
         words.append(f"vacuum {done.outcome.value}")

@@ -63,15 +63,16 @@ VALUES = st.recursive(
 @st.composite
 def pairs(draws: st.DrawFn) -> tuple[Any, Any]:
     """A value and a changed one; lists of lists with items put in and taken out."""
-    if draws(st.booleans()):
+    flags = st.booleans()
+    if draws(flags):
         return draws(VALUES), draws(VALUES)
-    old = draws(st.lists(st.lists(VALUES, max_size=4), max_size=6))
-    new = copy.deepcopy(old)
+    old: list[list[Any]] = draws(st.lists(st.lists(VALUES, max_size=4), max_size=6))
+    new: list[Any] = copy.deepcopy(old)
     for _ in range(draws(st.integers(0, 4))):
         target: list[Any] = new
-        if new and draws(st.booleans()):
+        if new and draws(flags):
             target = new[draws(st.integers(0, len(new) - 1))]
-        if target and draws(st.booleans()):
+        if target and draws(flags):
             del target[draws(st.integers(0, len(target) - 1))]
         else:
             item: Any = draws(VALUES) if target is not new else [draws(VALUES)]
@@ -89,7 +90,7 @@ def test_a_patch_makes_the_new_value_of_the_old_one(pair: tuple[Any, Any]) -> No
 
 
 def test_a_patch_of_long_lists_counts_what_moved() -> None:
-    old = [{"at": at, "text": "x" * 80} for at in range(2000)]
+    old: list[dict[str, Any]] = [{"at": at, "text": "x" * 80} for at in range(2000)]
     new = [*old[5:700], {"new": 1}, *old[701:1500], *old[1510:], {"end": 2}]
     new[100] = {**new[100], "text": "y"}
     with Store(MemoryEngine()) as store:
@@ -111,6 +112,14 @@ def test_a_value_comes_back_from_its_spelling_in_json(value: Any) -> None:
 
 def test_links_and_bytes_are_told_from_maps_that_look_like_them() -> None:
     link = Link(Digest.of_blob(b"x"))
-    for value in (link, b"\xff", {"$link": "no"}, {"$bytes": 1}, {"$$": {}}, {"$a": 1, "b": 2}):
+    values: list[Any] = [
+        link,
+        b"\xff",
+        {"$link": "no"},
+        {"$bytes": 1},
+        {"$$": {}},
+        {"$a": 1, "b": 2},
+    ]
+    for value in values:
         assert unplain(plain(value)) == value
     assert plain(link) == {"$link": Digest.of_blob(b"x").hex()}

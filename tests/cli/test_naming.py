@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import casstore
 from casstore import UNFENCED, Commit, NodeDraft, Store
 from casstore.cli.naming import AmbiguousNameError, NameNotFoundError, resolve, split_store
 from casstore.engine.memory import MemoryEngine
+from casstore.engine.protocol import Listing
 from casstore.errors import InvalidInputError, NotFoundError, SessionDeletedError
 from tests.cli.running import HOSTILE, run
 
@@ -188,3 +190,29 @@ def test_a_hostile_name_can_be_used_but_is_never_printed_raw(example: str) -> No
         for char in ("\x1b", "\x07", "\u202e"):
             assert char not in written or arguments[-1] == "--json"
     assert "evil\\x1b[31m\\nname\\u202e" in run("sessions", store=example).out
+
+
+@pytest.mark.parametrize("kind", ["memory", "lmdb"])
+def test_an_engine_lists_digests_in_order_and_within_bounds(kind: str, tmp_path: Path) -> None:
+    with Store(MemoryEngine()) if kind == "memory" else casstore.open(tmp_path) as store:
+        digests = sorted(store.put_many([bytes([number]) for number in range(50)]))
+        engine = store.engine
+        assert isinstance(engine, Listing)
+        assert engine.digests(bytes(32), b"\xff" * 32, limit=100) == digests
+        assert engine.digests(digests[3], digests[7], limit=100) == digests[3:8]
+        assert engine.digests(digests[3], digests[7], limit=2) == digests[3:5]
+        after = bytes(31) + b"\1"
+        assert engine.digests(bytes(32), after, limit=5) == []
+        with pytest.raises(InvalidInputError):
+            engine.digests(b"short", b"\xff" * 32, limit=1)
+
+
+def test_the_digests_of_nodes_are_those_of_the_nodes(own: str) -> None:
+    with casstore.open(own) as opened:
+        session = opened.session("agent")
+        for scope in ("path", "full"):
+            nodes = session.nodes("path" if scope == "path" else "full")
+            assert list(nodes.digests()) == [node.digest for node in nodes]
+            assert list(nodes[2:5].digests()) == [node.digest for node in nodes[2:5]]
+        session.tombstone(["n2"])
+        assert list(session.nodes().digests()) == [node.digest for node in session.nodes()]
