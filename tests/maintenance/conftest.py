@@ -1,4 +1,4 @@
-"""What the tests of maintenance share: ``tests.maintenance.wounds`` is importable."""
+"""What the tests of maintenance share: the modules beside this one are importable."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ if __name__ == "__main__":
 
 import casstore
 from casstore.errors import BusyError, CorruptionError
-from casstore.maintenance import gc
+from casstore.maintenance import gc, vacuum
 
 # Long enough for an agent to put something and commit it.
 _GRACE_MS = 1000
@@ -39,7 +39,17 @@ def _pack(store: casstore.Store) -> None:
         raise CorruptionError(f"packing found damage: {report.damaged[0]}")
 
 
-_TASKS: dict[str, Callable[[casstore.Store], None]] = {"gc": _gc, "pack": _pack}
+def _vacuum(store: casstore.Store) -> None:
+    report = vacuum.vacuum(store, grace_ms=_GRACE_MS)
+    if report.problem is not None and not isinstance(report.problem, BusyError):
+        raise report.problem
+
+
+_TASKS: dict[str, Callable[[casstore.Store], None]] = {
+    "gc": _gc,
+    "pack": _pack,
+    "vacuum": _vacuum,
+}
 
 
 def main() -> None:

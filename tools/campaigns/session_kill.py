@@ -32,7 +32,7 @@ MAX_WORKERS = 3
 _WORKER = Path(__file__).with_name("session_workload.py")
 _KEEPER = Path(__file__).with_name("care_workload.py")
 # What each keeper does.
-KEEPERS = {"k0": "gc", "k1": "pack"}
+KEEPERS = {"k0": "gc", "k1": "pack,vacuum"}
 _EXAMINER = Path(__file__).with_name("session_examiner.py")
 _START_LIMIT_S = 60.0
 # Rare calls need not come; then the kill strikes whatever is going on.
