@@ -10,11 +10,11 @@ from typing import Any, Concatenate, Final, ParamSpec
 
 import click
 
-import casstore
 from casstore.cli.output import Printer, write_json
 from casstore.cli.progress import Meter
 from casstore.cli.shapes import Shape
 from casstore.store import Store
+from casstore.store import open as open_store
 
 Given = ParamSpec("Given")
 
@@ -50,8 +50,8 @@ class App:
         """Open the store; it must be there."""
         place = self.path if path is None else path
         if write:
-            return casstore.open(place, durability=self.durability, create=False)
-        return casstore.open(place, readonly=True, create=False)
+            return open_store(place, durability=self.durability, create=False)
+        return open_store(place, readonly=True, create=False)
 
     def meter(self, *, stoppable: bool = False) -> Meter:
         """Tell of progress, on stderr."""

@@ -9,10 +9,10 @@ from typing import Final
 import click
 from click.shell_completion import CompletionItem
 
-import casstore
 from casstore.cli.command import PATH_VARIABLE
 from casstore.cli.spelling import safe
 from casstore.errors import CasstoreError
+from casstore.store import open as open_store
 
 _OFFERED: Final = 50
 
@@ -24,7 +24,7 @@ def complete_name(
     given = ctx.params.get("store") or ctx.find_root().params.get("store")
     path = given or os.environ.get(PATH_VARIABLE) or os.curdir
     try:
-        with casstore.open(path, readonly=True, create=False) as store:
+        with open_store(path, readonly=True, create=False) as store:
             found = [
                 info.meta.session for info in store.sessions(prefix=incomplete, limit=_OFFERED)
             ]

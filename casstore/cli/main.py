@@ -36,6 +36,7 @@ _MODULES: Final = {
     "keeping": ("tag", "pin"),
     "comparing": ("diff",),
     "reclaiming": ("gc", "pack"),
+    "vacuuming": ("vacuum",),
     "compacting": ("compact",),
     "retaining": ("policy", "prune", "erase"),
     "statistics": ("stats",),

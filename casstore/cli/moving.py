@@ -6,7 +6,6 @@ from typing import Any, Final
 
 import click
 
-import casstore
 from casstore.cli import naming
 from casstore.cli.command import App, command
 from casstore.cli.completing import complete_name
@@ -16,6 +15,7 @@ from casstore.cli.shapes import Shape
 from casstore.errors import InvalidInputError
 from casstore.maintenance import backup as backing_up
 from casstore.maintenance import copying, exporting, importing, verification
+from casstore.store import open as open_store
 
 _SECTION: Final = "Moving"
 
@@ -86,7 +86,7 @@ def copy(app: App, target: str, mirror: bool, create: bool) -> None:
     """
     with (
         app.open() as store,
-        casstore.open(target, durability=app.durability, create=create) as into,
+        open_store(target, durability=app.durability, create=create) as into,
         app.meter() as meter,
     ):
         report = copying.copy(store, into, mirror=mirror, progress=meter)

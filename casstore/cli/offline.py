@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
-import casstore
 from casstore.cli.advice import advice
 from casstore.cli.quantities import parse_duration, size
 from casstore.cli.reclaiming import gc_document, gc_exit_code, pack_document
@@ -31,6 +30,7 @@ from casstore.maintenance.policy import policy_from
 from casstore.maintenance.progress import Progress
 from casstore.maintenance.retention import Policy
 from casstore.store import Store
+from casstore.store import open as open_store
 
 SCHEMA: Final = "casstore.offline-gc/1"
 _DURATIONS: Final = {"within": "within_ms", "idle": "idle_ms"}
@@ -95,10 +95,11 @@ def read_config(path: str) -> Config:
 
 def change_care(care: Care, changes: Mapping[str, Any], where: str) -> Care:
     """What is done, with changes as a configuration spells them."""
-    for key, value in changes.items():
+    for key, given in changes.items():
+        value: Any = given
         if key not in _KEYS:
             raise InvalidInputError(f"{where}: no {key!r}; there are {', '.join(_KEYS)}")
-        if not isinstance(value, _KEYS[key]) or (key == "batch" and isinstance(value, bool)):
+        if not isinstance(given, _KEYS[key]) or (key == "batch" and isinstance(given, bool)):
             raise InvalidInputError(f"{where}: {key} cannot be {value!r}")
         if key == "grace":
             care = care._replace(grace_ms=_duration(value, f"{where}: grace"))
@@ -209,8 +210,8 @@ def care_for(
 
 def _opened(path: str, care: Care, *, dry_run: bool) -> Store:
     if dry_run:
-        return casstore.open(path, readonly=True, create=False)
-    return casstore.open(path, durability=care.durability, create=False)
+        return open_store(path, readonly=True, create=False)
+    return open_store(path, durability=care.durability, create=False)
 
 
 def _file_bytes(path: str) -> int | None:

@@ -11,11 +11,11 @@ from typing import Final
 import click
 from click.shell_completion import get_completion_class
 
-import casstore
 from casstore.cli.command import App, command
 from casstore.cli.output import Printer, good, name
 from casstore.cli.shapes import Part, Shape
 from casstore.errors import StorageError
+from casstore.store import open as open_store
 from casstore.version import __version__
 
 _SECTION: Final = "Setup"
@@ -42,7 +42,7 @@ def init(app: App, directory: str | None, lmdb_version: int | None) -> None:
     """
     path = directory or app.path
     there = os.path.exists(os.path.join(path, "data.mdb"))
-    with casstore.open(path, durability=app.durability, lmdb_version=lmdb_version):
+    with open_store(path, durability=app.durability, lmdb_version=lmdb_version):
         pass
 
     def render(to: Printer) -> None:

@@ -63,7 +63,7 @@ VALUES = st.recursive(
 @st.composite
 def pairs(draws: st.DrawFn) -> tuple[Any, Any]:
     """A value and a changed one; lists of lists with items put in and taken out."""
-    flags = st.booleans()
+    flags: Any = st.booleans()
     if draws(flags):
         return draws(VALUES), draws(VALUES)
     old: list[list[Any]] = draws(st.lists(st.lists(VALUES, max_size=4), max_size=6))
