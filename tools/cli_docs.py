@@ -124,7 +124,7 @@ def document() -> str:
             contents.append((title, links))
     codes: list[tuple[str, ...]] = [(str(code), told) for code, told in OUTCOMES]
     for group in GROUPS:
-        said = " ".join((group.__doc__ or "").split())
+        said = " ".join((group.__doc__ or "").split()).replace("``", "`")
         codes.append((str(group.exit_code), f"`{group.__name__}`: {said}"))
     codes.append((str(errors.CasstoreError.exit_code), "any other error of casstore"))
     codes += [(str(code), told) for code, told in ENDINGS]

@@ -29,8 +29,8 @@ COMPLETE_VARIABLE: Final = "_CASSTORE_COMPLETE"
 _MODULES: Final = {
     "setting_up": ("init", "version", "completion"),
     "objects": ("put", "cat"),
-    "showing": ("show",),
     "sessions": ("sessions", "fork", "rewind", "delete"),
+    "showing": ("show",),
     "graph_log": ("log",),
     "history": ("history", "label"),
     "keeping": ("tag", "pin"),

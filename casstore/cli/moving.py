@@ -44,7 +44,7 @@ def backup(app: App, target: str, update: bool, replace: bool, compacted: bool) 
     Runs beside agents at work. The backup appears when it is complete, verified and on the
     disk; it opens like any store.
     """
-    with app.open(write=True) as store, app.meter() as meter:
+    with app.open() as store, app.meter() as meter:
         report = backing_up.backup(
             store, target, update=update, replace=replace, compact=compacted, progress=meter
         )

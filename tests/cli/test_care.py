@@ -248,3 +248,23 @@ def test_the_offline_collector_vacuums(own: str) -> None:
     assert "vacuum done" in done.summary
     assert done.report["vacuumed"]["sessions"][0]["nodes_removed"] == 1
     assert done.report["error"] is None
+
+
+def test_dedup_counts_the_active_path_of_a_revision_and_no_other_branch(tmp_path: Path) -> None:
+    place = str(tmp_path / "branched")
+    with casstore.open(place, durability="relaxed") as store:
+        session = store.session("s")
+        for turn in range(5):
+            draft = casstore.NodeDraft(f"n{turn}", {"role": "user", "text": os.urandom(50).hex()})
+            session.commit(casstore.Commit(append=[draft], lease=casstore.UNFENCED))
+        aside = casstore.NodeDraft("b", {"role": "user", "text": os.urandom(50).hex()}, parent="n0")
+        session.commit(casstore.Commit(append=[aside], lease=casstore.UNFENCED))
+    told = run("stats", "--json", store=place).json
+    nodes, manifests = [
+        next(one for one in told["kinds"] if one["kind"] == kind)["size_bytes"]
+        for kind in ("node", "manifest")
+    ]
+    # Paths of 1, 2, 3, 4, 5 and 2 nodes. The last manifest names the other branch as well, and
+    # each names the first message of the user.
+    wanted = nodes / 6 * (1 + 2 + 3 + 4 + 5 + 2) + manifests
+    assert abs(told["factors"]["whole_copies_bytes"] - wanted) < nodes / 6
