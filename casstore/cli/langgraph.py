@@ -33,7 +33,7 @@ _SECTION: Final = "Moving"
 )
 @click.argument("file")
 def import_langgraph_sqlite(app: App, file: str) -> None:
-    """Move a database of LangGraph's SqliteSaver into the store, and compare all of it.
+    """Move a database of LangGraph's SqliteSaver into the store, and compare it.
 
     FILE, the database, is only read. Stopped anywhere, the next call goes on from there. Needs
     casstore[langgraph] to be installed.

@@ -91,7 +91,7 @@ class CommandLine(click.Group):
         found = [self.get_command(ctx, one) for one in MODULE_OF]
         for section in SECTIONS:
             rows = [
-                (one.name or "", one.get_short_help_str(80))
+                (one.name or "", one.get_short_help_str(100))
                 for one in found
                 if one is not None and one.section == section
             ]
@@ -122,6 +122,10 @@ class CommandLine(click.Group):
         except BrokenPipeError:
             _let_go_of_stdout()
             return BROKEN_PIPE
+        except click.exceptions.NoArgsIsHelpError as exc:
+            # Nothing was asked for: what there is to ask for.
+            click.echo(exc.format_message(), err=True)
+            return USAGE
         except click.ClickException as exc:
             _report(_Failure("Usage", exc.format_message(), _usage_hint(exc), USAGE), as_json)
             return USAGE

@@ -65,7 +65,7 @@ class _Counted:
 @click.option("--tag", help="Let this tag keep the object: nothing else does, after the grace.")
 @click.option("--move", is_flag=True, help="Take the tag over if it names something else.")
 def put(app: App, files: tuple[str, ...], value: bool, tag: str | None, move: bool) -> None:
-    """Store files as blobs, or as values with --value; - is standard input, and the default.
+    """Store files as blobs, or JSON as values; FILE - is standard input, and the default.
 
     A blob is read in parts, whatever its length, and its digest is what b3sum prints.
     In values, {"$bytes": "<base64>"} stands for bytes and {"$link": "<digest>"} for a link.

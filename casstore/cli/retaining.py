@@ -230,7 +230,7 @@ def prune(
     yes: bool,
     **given: Any,
 ) -> None:
-    """Take away the revisions and sessions that no policy keeps, and rows whose time is up.
+    """Take away revisions and sessions that no policy keeps, and what has expired.
 
     The policy is the one given, else each session's own, else the store's default, else
     everything stays. What is in use stays and is told. The space comes back with gc.

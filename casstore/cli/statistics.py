@@ -108,7 +108,7 @@ _SHAPE: Final = Shape(
     help="List so many of the biggest objects.",
 )  # fmt: skip
 def stats(app: App, wanted: int, biggest: int) -> None:
-    """Say how large the store is, what for, what it saves, whose it is, and how it grows.
+    """Say how large the store is, what sharing saves, whose it is, and how it grows.
 
     Dedup is what would be stored if every revision were written whole, its path and the state
     beside it, against what is stored.

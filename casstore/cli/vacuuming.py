@@ -105,10 +105,11 @@ def vacuum_exit_code(report: VacuumReport, *, interrupted: bool) -> int:
     help="What was put within this time stays stored; 0: removed nodes go at once.",
 )  # fmt: skip
 def vacuum(app: App, sessions: tuple[str, ...], grace_ms: int) -> None:
-    """Remove hidden nodes from all revisions, expired rows, and what nobody reaches; pack.
+    """Remove hidden nodes, expired rows and what nobody reaches for good; then pack.
 
-    Runs beside agents at work. Ctrl-C stops it between sessions and transactions; the next run
-    goes on. The file does not become shorter by it: see compact.
+    Hidden nodes go from all revisions of their sessions. Runs beside agents at work. Ctrl-C stops
+    it between sessions and transactions; the next run goes on. The file does not become shorter
+    by it: see compact.
     """
     with app.open(write=True) as store, app.meter(stoppable=True) as meter:
         report = vacuuming.vacuum(

@@ -237,6 +237,14 @@ def test_colours_only_on_a_terminal_and_only_if_wanted(example: str) -> None:
     assert "\u202e" not in on_terminal("sessions", "--json", "--store", example)
 
 
+def test_a_bar_is_drawn_on_a_terminal_and_taken_away_again(example: str) -> None:
+    shown = on_terminal("check", "--store", example)
+    assert "objects" in shown
+    assert shown.rstrip().splitlines()[-1].count("sound") == 1
+    assert "\x1b[2K" in shown
+    assert "\x1b[2K" not in on_terminal("check", "--quiet", "--store", example)
+
+
 def test_binary_is_not_written_to_a_terminal(example: str) -> None:
     assert "this is binary" in on_terminal("cat", "binary", "--store", example)
     assert "one\r\ntwo" in on_terminal("cat", "text", "--store", example)
