@@ -36,7 +36,7 @@ DOORS = {
     "blake3": ("casstore.format.digest",),
     "msgpack": ("casstore.format.canonical",),
     "pyfastcdc": ("casstore.format.chunking",),
-    "zstandard": ("casstore.engine.lmdb.compression",),
+    "zstandard": ("casstore.engine.compression",),
     "lmdb": ("casstore.engine.lmdb",),
     "click": ("casstore.cli",),
     "rich": ("casstore.cli",),

@@ -41,6 +41,7 @@ _MODULES: Final = {
     "retaining": ("policy", "prune", "erase"),
     "statistics": ("stats",),
     "examining": ("check", "rebuild", "salvage"),
+    "moving": ("backup", "copy", "export", "import", "verify"),
     "langgraph": ("import-langgraph-sqlite",),
 }
 MODULE_OF: Final = {command: module for module, names in _MODULES.items() for command in names}

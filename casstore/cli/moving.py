@@ -248,7 +248,7 @@ def import_(app: App, file: str, session_name: str | None, fast_forward: bool) -
 )
 @click.argument("file")
 def verify(app: App, file: str) -> None:
-    """Prove a bundle without any store: every digest, every link, every row.
+    """Prove FILE, a bundle, without any store: every digest, every link, every row.
 
     A store is proven by check.
     """

@@ -422,6 +422,11 @@ def _put_receipt(key: bytes, turn: str, meaning: bytes, head: HeadRow, grown: Gr
         grown.next_seq - count,
         count,
     )
+    return put_receipt(key, turn, receipt)
+
+
+def put_receipt(key: bytes, turn: str, receipt: Receipt) -> PutRow:
+    """The change that writes a receipt down."""
     return PutRow(*receipt_key(key, turn), encode_receipt(receipt))
 
 

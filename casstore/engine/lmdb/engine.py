@@ -23,10 +23,10 @@ import lmdb
 
 from casstore.engine import conditions
 from casstore.engine.clock import wall_clock_ms
+from casstore.engine.compression import Compressor
 from casstore.engine.lmdb import notes
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.cache import SlabCache
-from casstore.engine.lmdb.compression import Compressor
 from casstore.engine.lmdb.dictionaries import (
     FIRST_TRIAL_BYTES,
     MIN_GAIN,
@@ -74,7 +74,13 @@ if TYPE_CHECKING:
     from casstore.engine.lmdb.background import BackgroundPacker
     from casstore.engine.lmdb.collection import Collection
     from casstore.engine.lmdb.packing import Scope
-    from casstore.engine.protocol import EngineSpace, IndexReport, PackReport, Roots
+    from casstore.engine.protocol import (
+        EngineSpace,
+        HotCopyReport,
+        IndexReport,
+        PackReport,
+        Roots,
+    )
 
 DEFAULT_CACHE_BYTES: Final = 32 << 20
 
@@ -670,6 +676,22 @@ class LmdbEngine:
         from casstore.engine.lmdb import examination
 
         examination.write_mark(self._env, mark)
+
+    # --- copying ----------------------------------------------------------------------------------
+
+    def copy_to(
+        self,
+        target: str,
+        *,
+        compact: bool = False,
+        replace: bool = False,
+        pulse: Callable[[int, int | None], None] | None = None,
+    ) -> HotCopyReport:
+        """Make ``target`` a store of its own, as of one moment, beside running writers."""
+        from casstore.engine.lmdb.hot_copy import copy_store
+
+        self._env.gate.check()
+        return copy_store(self._env, target, compact=compact, replace=replace, pulse=pulse)
 
     # --- verifying --------------------------------------------------------------------------------
 
