@@ -22,6 +22,9 @@ from casstore.format.digest import Kind
 from casstore.format.node import DecodedNode, NodeHeader
 from casstore.objects import graph
 from casstore.objects.pieces import PieceReader
+from casstore.session import keys
+from casstore.session.heads import decode_head
+from casstore.session.scanning import scan
 from casstore.store import Store
 
 _SECTION: Final = "Sessions"
@@ -166,10 +169,12 @@ class Fork(NamedTuple):
 def forks_of(store: Store) -> list[Fork]:
     """All forks there are."""
     found: list[Fork] = []
-    for info in store.sessions():
-        origin = None if info.head is None else info.head.origin
-        if origin is not None:
-            found.append(Fork(info.meta.session, *origin))
+    # From the rows alone: a store may have very many sessions, and few are forks of these.
+    for row in scan(store.engine, "heads", b"", None):
+        head = decode_head(row.value)
+        session = head.long_id or keys.session_of(row.key)
+        if head.origin is not None and session is not None:
+            found.append(Fork(session, *head.origin))
     return found
 
 

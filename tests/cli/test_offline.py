@@ -132,6 +132,20 @@ def test_a_configuration_with_a_mistake_is_refused_whole(
         read_config(str(config))
 
 
+def test_the_configuration_in_the_document_is_one(tmp_path: Path) -> None:
+    document = (ROOT / "docs" / "cli.md").read_text()
+    config = tmp_path / "gc.toml"
+    config.write_text(document.split("```toml\n")[1].split("```")[0])
+    found = read_config(str(config))
+    assert found.stores == ("/var/lib/agents/*",)
+    policy = found.care.policy
+    assert policy is not None
+    assert (policy.last, policy.idle_ms, found.care.pack) == (20, 90 * 86_400_000, True)
+    other = found.care_of("/var/lib/agents/archive").policy
+    assert other is not None
+    assert other.everything
+
+
 def test_a_mistake_on_the_command_line_ends_with_2(own: str, tmp_path: Path) -> None:
     gc(ends=2)
     gc(own, "--grace", "soon", ends=2)
