@@ -38,6 +38,8 @@ DOORS = {
     "pyfastcdc": ("casstore.format.chunking",),
     "zstandard": ("casstore.engine.compression",),
     "lmdb": ("casstore.engine.lmdb",),
+    "click": ("casstore.cli",),
+    "rich": ("casstore.cli",),
     "langgraph": ("casstore.adapters.langgraph",),
     "langchain_core": ("casstore.adapters.langgraph",),
     "ormsgpack": ("casstore.adapters.langgraph",),

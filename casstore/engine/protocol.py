@@ -286,6 +286,15 @@ class Engine(Protocol):
         ...
 
 
+@runtime_checkable
+class Listing(Protocol):
+    """An engine that can say which digests there are."""
+
+    def digests(self, first: bytes, last: bytes, *, limit: int) -> list[bytes]:
+        """At most ``limit`` digests of stored objects from ``first`` to ``last``, in order."""
+        ...
+
+
 # --- care: what an engine may offer beside --------------------------------------------------
 
 

@@ -201,6 +201,18 @@ class LmdbEngine:
                     ids[digest] = None if row is None else slabs.read_id(row)
         return commits.pop() if len(commits) == 1 else None, ids
 
+    def digests(self, first: bytes, last: bytes, *, limit: int) -> list[bytes]:
+        """At most ``limit`` digests of stored objects from ``first`` to ``last``, in order."""
+        conditions.check_digests((first, last))
+        found: list[bytes] = []
+        with self._env.reading() as txn:
+            cursor = txn.cursor(db=self._env.index)
+            more = cursor.set_range(first)
+            while more and len(found) < limit and bytes(cursor.key()) <= last:
+                found.append(bytes(cursor.key()))
+                more = cursor.next()
+        return found
+
     def get_many(self, digests: Sequence[bytes]) -> list[StoredObject | None]:
         """The objects in the order asked for; None where there is none."""
         self._env.gate.check()
