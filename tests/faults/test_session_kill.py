@@ -32,7 +32,9 @@ def test_killed_runtimes_lose_nothing_and_do_nothing_twice(scratch: Path) -> Non
 def test_agents_and_those_who_care_for_the_store_are_killed_and_nothing_is_lost(
     scratch: Path,
 ) -> None:
-    report = care.run(scratch, count=9, seed=5, kills_per_store=3)
+    place = scratch / "care"
+    place.mkdir()
+    report = care.run(place, count=9, seed=5, kills_per_store=3)
     assert report.findings == ()
     assert report.kept()
     assert report.total("keepers killed") >= 6

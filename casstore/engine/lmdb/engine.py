@@ -15,6 +15,7 @@ with that object included.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
@@ -136,6 +137,7 @@ class LmdbEngine:
         self._queue: CommitQueue[Job, WriteResult] = CommitQueue(self._run_batch)
         self._touches = notes.RecentTouches()
         self._commits = 0
+        self._pid = os.getpid()
         self._stop_syncing = threading.Event()
         self._sync_failure: CasstoreError | None = None
         # How much was stored since a dictionary was last tried, and when one is tried next.
@@ -530,6 +532,10 @@ class LmdbEngine:
 
     def close(self) -> None:
         """Let go of all resources. Closing twice is allowed; every other call then fails."""
+        if os.getpid() != self._pid:
+            # A forked child has let go already, and has none of the threads. One of them may
+            # have held a lock at that moment, which nobody will ever release here.
+            return
         self._stop_syncing.set()
         if self.packer is not None:
             self.packer.stop()
