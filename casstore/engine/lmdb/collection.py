@@ -18,6 +18,7 @@ import lmdb
 
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.environment import Environment, translate
+from casstore.engine.lmdb.journal import settle
 from casstore.engine.lmdb.rows import open_row
 from casstore.engine.protocol import CollectReport, FindRoots, Row
 from casstore.errors import CorruptionError
@@ -42,6 +43,8 @@ def collect(
         try:
             txn = env.begin_write()
             try:
+                # From here on the tables and the index alone say what there is.
+                settle(env, txn)
                 marks = _mark(env, txn, find_roots, keep_after_ms)
                 if marks.swept and not dry_run:
                     # Parents first: their ids are higher, and they were met first.

@@ -27,9 +27,10 @@ INDEX: Final = "index"
 SLABS: Final = "slabs"
 DICTIONARIES: Final = "dictionaries"
 META: Final = "meta"
+JOURNAL: Final = "journal"
 _NEW_READERS: Final = 16
 #: The databases of a store, by LMDB's name for them.
-DATABASES: Final = (INDEX, SLABS, DICTIONARIES, META, *TABLES)
+DATABASES: Final = (INDEX, SLABS, DICTIONARIES, META, JOURNAL, *TABLES)
 
 
 def create_store(directory: StoreDirectory, map_bytes: int, lmdb_version: int) -> None:

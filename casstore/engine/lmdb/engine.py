@@ -4,6 +4,7 @@
     slabs         last id → slab (see ``slab``)
     dictionaries  number → trained zstd dictionary
     meta          family, format, creation time, current dictionary
+    journal       the last names and row changes, until they are laid in place (see ``journal``)
     …             one database for each table of rows
 
 A write joins a batch (``group``). The batch is prepared outside the write lock (which
@@ -16,7 +17,8 @@ with that object included.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import lmdb
@@ -44,6 +46,7 @@ from casstore.engine.lmdb.environment import (
     translate,
 )
 from casstore.engine.lmdb.group import CommitQueue, Ticket
+from casstore.engine.lmdb.journal import Journal, Pending, merge, settle
 from casstore.engine.lmdb.reader import SlabReader
 from casstore.engine.lmdb.rows import find_row, open_row, seek_first, seek_last
 from casstore.engine.lmdb.transaction import Job, Plan, StaleError, Transaction
@@ -118,6 +121,7 @@ class LmdbEngine:
             lmdb_version=lmdb_version,
             prove=verify_content,
         )
+        self._journal = Journal(self._env)
         self._cache = SlabCache(cache_bytes)
         self._queue: CommitQueue[Job, WriteResult] = CommitQueue(self._run_batch)
         self._commits = 0
@@ -168,14 +172,14 @@ class LmdbEngine:
         """What the index says of these digests, and as of which commit; None if of several."""
         commits: set[int] = set()
         ids: dict[bytes, int | None] = {}
-        index = self._env.index
+        env = self._env
         for start in range(0, len(unique), _READ_BATCH):
-            with self._env.reading() as txn:
-                commits.add(txn.id())
-                find = txn.get
+            with env.reading() as txn:
+                commit = txn.id()
+                commits.add(commit)
+                pending = self._journal.at(txn, commit)
                 for digest in unique[start : start + _READ_BATCH]:
-                    row = find(digest, None, index)
-                    ids[digest] = None if row is None else slabs.read_id(row)
+                    ids[digest] = pending.find_id(txn, env, digest)
         return commits.pop() if len(commits) == 1 else None, ids
 
     def get_many(self, digests: Sequence[bytes]) -> list[StoredObject | None]:
@@ -186,10 +190,10 @@ class LmdbEngine:
         for start in range(0, len(digests), _READ_BATCH):
             with self._env.reading() as txn:
                 reader = self._reader(txn)
-                index = self._env.index
+                pending = self._journal.at(txn, txn.id())
                 for digest in digests[start : start + _READ_BATCH]:
-                    row = txn.get(digest, None, index)
-                    found.append(None if row is None else reader.object(slabs.read_id(row)))
+                    object_id = pending.find_id(txn, self._env, digest)
+                    found.append(None if object_id is None else reader.object(object_id))
         return found
 
     def _reader(self, txn: lmdb.Transaction[memoryview]) -> SlabReader:
@@ -202,18 +206,23 @@ class LmdbEngine:
         infos: list[ObjectInfo] = []
         with self._env.reading() as txn:
             cursor = txn.cursor(db=self._env.slabs)
+            pending = self._journal.at(txn, txn.id())
             # The slab that holds the id wanted last is the first that ends at or above it.
             inside = before is not None and before <= slabs.MAX_ID
             more = inside and cursor.set_range(slabs.slab_key(max(before or 0, 0)))
             more = more or cursor.last()
             while more and len(infos) < limit:
                 directory = slabs.read_directory(cursor.key(), cursor.value())
-                infos.extend(self._live_objects(txn, directory, before))
+                infos.extend(self._live_objects(txn, pending, directory, before))
                 more = cursor.prev()
         return infos
 
     def _live_objects(
-        self, txn: lmdb.Transaction[memoryview], directory: slabs.Directory, before: int | None
+        self,
+        txn: lmdb.Transaction[memoryview],
+        pending: Pending,
+        directory: slabs.Directory,
+        before: int | None,
     ) -> list[ObjectInfo]:
         infos: list[ObjectInfo] = []
         child_at = len(directory.distances)
@@ -221,8 +230,7 @@ class LmdbEngine:
             child_at -= directory.child_counts[position]
             object_id = directory.first_id + position
             digest = directory.digest(position)
-            row = txn.get(digest, db=self._env.index)
-            if row is None or slabs.read_id(row) != object_id:
+            if pending.find_id(txn, self._env, digest) != object_id:
                 continue
             if before is not None and object_id >= before:
                 continue
@@ -245,8 +253,12 @@ class LmdbEngine:
             conditions.check_key(table, key)
         tables = self._env.tables
         with self._env.reading() as txn:
+            pending = self._journal.at(txn, txn.id()).rows
             found: list[bytes | None] = []
             for table, key in keys:
+                if table in pending and key in pending[table]:
+                    found.append(pending[table][key])
+                    continue
                 row = find_row(txn.cursor(db=tables[table]), table, key)
                 found.append(None if row is None else row[0])
             return found
@@ -264,17 +276,30 @@ class LmdbEngine:
         conditions.check_table(table)
         if limit < 1:
             raise InvalidInputError(f"a limit of {limit}; at least 1")
-        rows: list[Row] = []
         with self._env.reading() as txn:
-            cursor = txn.cursor(db=self._env.tables[table])
-            more = seek_last(cursor, stop) if reverse else seek_first(cursor, start)
-            while more and len(rows) < limit:
-                key = bytes(cursor.key())
-                if key < start if reverse else stop is not None and key >= stop:
-                    break
-                rows.append(Row(key, open_row(table, key, cursor.value())))
-                more = cursor.prev() if reverse else cursor.next()
-        return rows
+            pending = self._journal.at(txn, txn.id())
+            stored = self._stored_rows(txn, table, start, stop, reverse=reverse)
+            changed = pending.changed_between(table, start, stop, reverse=reverse)
+            rows = merge(stored, changed, reverse=reverse) if changed else stored
+            return [Row(*row) for row in islice(rows, limit)]
+
+    def _stored_rows(
+        self,
+        txn: lmdb.Transaction[memoryview],
+        table: str,
+        start: bytes,
+        stop: bytes | None,
+        *,
+        reverse: bool,
+    ) -> Iterator[tuple[bytes, bytes]]:
+        cursor = txn.cursor(db=self._env.tables[table])
+        more = seek_last(cursor, stop) if reverse else seek_first(cursor, start)
+        while more:
+            key = bytes(cursor.key())
+            if key < start if reverse else stop is not None and key >= stop:
+                return
+            yield key, open_row(table, key, cursor.value())
+            more = cursor.prev() if reverse else cursor.next()
 
     def now_ms(self) -> int:
         """The engine's clock, in milliseconds since 1970."""
@@ -391,14 +416,16 @@ class LmdbEngine:
             txn = env.begin_write()
             results: list[WriteResult | CasstoreError] = []
             try:
-                transaction = Transaction(
-                    env, txn, self._clock(), [ticket.work for ticket in batch]
-                )
+                commit = txn.id()
+                pending = self._journal.at(txn, commit - 1)
+                jobs = [ticket.work for ticket in batch]
+                transaction = Transaction(env, txn, pending, self._clock(), jobs)
                 for ticket in batch:
                     results.append(self._apply(transaction, ticket.work))
                 if transaction.changed:
                     transaction.finish()
                     txn.commit()
+                    self._journal.note(commit, transaction.pending)
                     env.announce()
                 else:
                     txn.abort()
@@ -466,7 +493,9 @@ class LmdbEngine:
     def used_bytes(self) -> int:
         """The pages that objects, rows and indexes take; the file is longer by its free ones."""
         env = self._env
-        databases = (env.index, env.slabs, env.dictionaries, env.meta, *env.tables.values())
+        databases = (
+            env.index, env.slabs, env.dictionaries, env.meta, env.journal, *env.tables.values()
+        )  # fmt: skip
         with env.reading() as txn:
             stats = [txn.stat(database) for database in databases]
         return sum(
@@ -509,7 +538,24 @@ class LmdbEngine:
         """Join small slabs into large ones, in short steps beside running writers."""
         from casstore.engine.lmdb.packing import pack
 
+        # What is packed must be named by the index alone; what comes later is not packed.
+        self._settle()
         return pack(self._env, self._compressor, progress)
+
+    def _settle(self) -> None:
+        """Lay what the journal holds in place, if it holds anything."""
+        env = self._env
+        env.require_writable()
+        with env.write_lock:
+            env.gate.check()
+            try:
+                with env.begin_write() as txn:
+                    settled = settle(env, txn)
+            except lmdb.Error as exc:
+                raise translate(exc, env.path) from exc
+            if settled:
+                env.announce()
+                env.cover()
 
     # --- collecting -------------------------------------------------------------------------------
 

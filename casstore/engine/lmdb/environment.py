@@ -24,6 +24,7 @@ from casstore.engine.lmdb.creation import (
     DATABASES,
     DICTIONARIES,
     INDEX,
+    JOURNAL,
     META,
     SLABS,
     create_store,
@@ -260,6 +261,7 @@ class Environment:
         self.slabs = databases.pop(SLABS)
         self.dictionaries = databases.pop(DICTIONARIES)
         self.meta = databases.pop(META)
+        self.journal = databases.pop(JOURNAL)
         self.tables = databases
 
     # --- transactions -------------------------------------------------------------------

@@ -3,7 +3,7 @@
 Nothing is changed by a write before its last check has passed, so a refused one leaves
 the transaction as it found it and the next of the batch can go on. The new objects of
 a batch share slabs, which are written last; those of a refused write stay behind in
-them, unnamed, until the slab is rewritten.
+them, unnamed, until the slab is rewritten. Names and rows go to the journal.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import NamedTuple, cast
 import lmdb
 
 from casstore.engine import conditions
+from casstore.engine.lmdb import journal
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.environment import Environment
-from casstore.engine.lmdb.row_changes import RowChanges
-from casstore.engine.lmdb.rows import SUM_KEY, RowSum
+from casstore.engine.lmdb.journal import Changes, Pending
+from casstore.engine.lmdb.rows import find_row
 from casstore.engine.protocol import NewObject, PutRow, Write, WriteResult
 from casstore.errors import CasstoreError, CorruptionError, ObjectNotFoundError
 
@@ -80,21 +81,27 @@ class Transaction:
         self,
         env: Environment,
         txn: lmdb.Transaction[bytes],
+        pending: Pending,
         now_ms: int,
         jobs: Sequence[Job],
     ) -> None:
         self._env = env
         self._txn = txn
+        #: What the journal holds; after ``finish``, with the work of this transaction.
+        self.pending = pending
         self._now_ms = now_ms
         # What the index says of a digest, as far as anybody asked, with all changes so far.
         self._ids: dict[bytes, int | None] = {}
-        # The ids that the index has yet to learn.
+        # What is new in the index, and what is gone.
         self._named: dict[bytes, int] = {}
+        self._unnamed: list[bytes] = []
+        # Rows as they were found in the tables, and as this batch leaves them.
+        self._found: dict[tuple[str, bytes], bytes | None] = {}
+        self._rows: dict[str, Changes] = {}
         self._first_new_id = self._first_free_id()
         self._slots: list[_Slot] = []
         # Where the new objects of each plan lie.
         self._places: dict[int, _Places] = {}
-        self._rows = RowChanges(txn, env.tables)
         self.changed = False
         self._begin(jobs)
 
@@ -119,7 +126,7 @@ class Transaction:
         """Raise if this write must be refused; changes nothing."""
         write = job.write
         if write.conditions:
-            conditions.require(write.conditions, self._rows.find, self._has_object, self._now_ms)
+            conditions.require(write.conditions, self._find_row, self._has_object, self._now_ms)
         for digest in job.hits:
             # A hit counts only if the row is still there: the collector may have removed
             # the object after this write was prepared (the first rule of collection).
@@ -139,11 +146,30 @@ class Transaction:
             value = None
             if isinstance(change, PutRow):
                 value = conditions.stamped(change, self._now_ms) if change.stamps else change.value
-            self._rows.change(change.table, change.key, value)
+            table = change.table
+            if table in self._rows:
+                self._rows[table][change.key] = value
+            else:
+                self._rows[table] = {change.key: value}
         for digest in write.deletes:
             self._unname(digest)
         self.changed = self.changed or bool(new_objects or write.rows or write.deletes)
         return WriteResult(self._now_ms, new_objects)
+
+    def _find_row(self, table: str, key: bytes) -> bytes | None:
+        """The row as the writes before have left it."""
+        changes = self._rows.get(table)
+        if changes is not None and key in changes:
+            return changes[key]
+        changes = self.pending.rows.get(table)
+        if changes is not None and key in changes:
+            return changes[key]
+        place = (table, key)
+        if place in self._found:
+            return self._found[place]
+        row = find_row(self._txn.cursor(self._env.tables[table]), table, key)
+        value = self._found[place] = None if row is None else row[0]
+        return value
 
     def _has_object(self, digest: bytes) -> bool:
         return self._find_id(digest) is not None
@@ -151,8 +177,7 @@ class Transaction:
     def _find_id(self, digest: bytes) -> int | None:
         if digest in self._ids:
             return self._ids[digest]
-        row = self._txn.get(digest, None, self._env.index)
-        object_id = self._ids[digest] = None if row is None else slabs.read_id(row)
+        object_id = self._ids[digest] = self.pending.find_id(self._txn, self._env, digest)
         return object_id
 
     def _require_children(self, objects: Sequence[NewObject], places: _Places) -> None:
@@ -191,7 +216,7 @@ class Transaction:
     def _unname(self, digest: bytes) -> None:
         self._ids[digest] = None
         if self._named.pop(digest, None) is None:
-            self._txn.delete(digest, db=self._env.index)
+            self._unnamed.append(digest)
 
     def _first_free_id(self) -> int:
         """Ids start at 1 and go on after the last slab, which is never removed."""
@@ -201,8 +226,10 @@ class Transaction:
     def finish(self) -> None:
         """Write what the batch amounts to: its slabs, their names, and its rows."""
         self._write_slabs()
-        self._write_names()
-        self._write_rows()
+        if self._rows or self._named or self._unnamed:
+            self.pending = journal.append(
+                self._env, self._txn, self.pending, self._rows, self._named, self._unnamed
+            )
 
     def _write_slabs(self) -> None:
         for slot in self._slots:
@@ -220,22 +247,3 @@ class Transaction:
             if not self._txn.put(key, value, append=True, db=self._env.slabs):
                 # py-lmdb reports an out-of-order append by returning False.
                 raise CorruptionError(f"{self._env.path}: slab {key.hex()} is not the last")
-
-    def _write_names(self) -> None:
-        if not self._named:
-            return
-        rows = [(digest, slabs.slab_key(object_id)) for digest, object_id in self._named.items()]
-        # In order, neighbours share the way down the tree.
-        rows.sort()
-        _, added = self._txn.cursor(self._env.index).putmulti(rows, overwrite=False)
-        if added != len(rows):
-            # Each was looked up in this very state, and was not there.
-            raise CorruptionError(f"{self._env.path}: the index is out of order")
-
-    def _write_rows(self) -> None:
-        """Write the rows that have changed, and the sum over all rows."""
-        if not self._rows:
-            return
-        total = RowSum(self._txn.get(SUM_KEY, db=self._env.meta))
-        self._rows.write(total)
-        self._txn.put(SUM_KEY, total.encode(), db=self._env.meta)
