@@ -114,9 +114,9 @@ def put_base(lineage: bytes, base: Base) -> PutRow:
     return PutRow("nodes", keys.lineage_row(lineage), pack_checked(list(base)))
 
 
-def put_place(lineage: bytes, node_part: bytes, place: Place) -> PutRow:
+def put_place(lineage: bytes, node_part: bytes, seq: int, digest: bytes) -> PutRow:
     """The row that finds a node by its id."""
-    value = place.seq.to_bytes(_SEQ_BYTES, "big") + place.digest
+    value = seq.to_bytes(_SEQ_BYTES, "big") + digest
     return PutRow("nodes", keys.lineage_node(lineage, node_part), value)
 
 
