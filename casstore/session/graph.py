@@ -142,9 +142,7 @@ def change_graph(
     return growth.finish(change)
 
 
-def _grow_straight(
-    state: State, nodes: list[SpelledNode], writer: PieceWriter
-) -> Grown | None:
+def _grow_straight(state: State, nodes: list[SpelledNode], writer: PieceWriter) -> Grown | None:
     """The usual commit in one go: nodes behind the leaf, each the next one's parent.
 
     None, and nothing has happened, if this is not such a one: the graph has one branch, and
@@ -162,7 +160,7 @@ def _grow_straight(
     ):
         return None
     ids = tuple([node.id for node in nodes])
-    if len({above.id, *ids}) <= len(ids) or any([node.parent is not LEAF for node in nodes]):
+    if len({above.id, *ids}) <= len(ids) or any(node.parent is not LEAF for node in nodes):
         return None
     own, emit = head.lineage, writer.emit
     header, digest, first_user = above, manifest.leaf, manifest.first_user

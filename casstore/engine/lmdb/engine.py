@@ -177,9 +177,15 @@ class LmdbEngine:
             with env.reading() as txn:
                 commit = txn.id()
                 commits.add(commit)
-                pending = self._journal.at(txn, commit)
+                recent = self._journal.at(txn, commit).ids
+                find, index = txn.get, env.index
                 for digest in unique[start : start + _READ_BATCH]:
-                    ids[digest] = pending.find_id(txn, env, digest)
+                    # As Pending.find_id does; spelled out because every write comes through here.
+                    if digest in recent:
+                        ids[digest] = recent[digest]
+                    else:
+                        row = find(digest, None, index)
+                        ids[digest] = None if row is None else slabs.read_id(row)
         return commits.pop() if len(commits) == 1 else None, ids
 
     def get_many(self, digests: Sequence[bytes]) -> list[StoredObject | None]:

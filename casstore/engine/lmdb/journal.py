@@ -42,8 +42,6 @@ from casstore.format.digest import DIGEST_BYTES
 # pages, and make the one commit that lays them wait longer.
 SETTLE_CHANGES: Final = 512
 SETTLE_BYTES: Final = 1 << 20
-# How many states are kept: readers may still be in the one before the newest.
-_KEPT: Final = 4
 
 _TABLE_NUMBERS: Final = {table: number for number, table in enumerate(TABLES)}
 _NAME_BYTES: Final = DIGEST_BYTES + 8
@@ -128,22 +126,26 @@ class Journal:
 
     def __init__(self, env: Environment) -> None:
         self._env = env
-        # By transaction, oldest first; replaced, never changed, so that nobody needs a lock.
-        self._states: dict[int, Pending] = {0: NOTHING}
+        # By transaction: the newest that was seen, and the one before it, in which readers may
+        # still be. Replaced, never changed, so that nobody needs a lock.
+        self._newest = self._before = (0, NOTHING)
 
     def at(self, txn: AnyTransaction, seen: int) -> Pending:
         """What the journal holds for ``txn``, which sees the work of transaction ``seen``."""
-        found = self._states.get(seen)
-        if found is None:
-            found = self._follow(txn)
-            self.note(seen, found)
-        return found
+        for number, pending in (self._newest, self._before):
+            if number == seen:
+                return pending
+        pending = self._follow(txn)
+        self.note(seen, pending)
+        return pending
 
     def note(self, seen: int, pending: Pending) -> None:
         """Keep the state that transaction ``seen`` left, which was committed."""
-        states = self._states
-        newest = list(states)[1 - _KEPT :]
-        self._states = {number: states[number] for number in newest} | {seen: pending}
+        if seen > self._newest[0]:
+            self._before = self._newest
+            self._newest = seen, pending
+        else:
+            self._before = seen, pending
 
     def _follow(self, txn: AnyTransaction) -> Pending:
         """The state of ``txn``: from one that was seen before, or from the file alone."""
@@ -151,7 +153,7 @@ class Journal:
         if not cursor.first():
             return NOTHING
         first = bytes(cursor.key())
-        for known in reversed(self._states.values()):
+        for _, known in (self._newest, self._before):
             # Keys are never given twice: if both ends are there, so is all between them.
             if known.first == first and cursor.set_key(known.last):
                 more = cursor.next()

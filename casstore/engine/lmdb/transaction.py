@@ -59,19 +59,8 @@ class Job:
         self.plan = Plan(None, {}, [])
 
 
-class _Slot:
-    """A slab of this transaction: its ids are given, its objects named one by one."""
-
-    __slots__ = ("children", "draft", "first_id")
-
-    def __init__(self, draft: slabs.Draft, first_id: int) -> None:
-        self.draft = draft
-        self.first_id = first_id
-        # The ids that each object links to; None for one that is not named.
-        self.children: list[list[int] | None] = [None] * len(draft.objects)
-
-
-_Places = dict[bytes, tuple[_Slot, int]]
+#: The ids that the new objects of a plan will have, by digest.
+_Places = dict[bytes, int]
 
 
 class Transaction:
@@ -99,8 +88,10 @@ class Transaction:
         self._found: dict[tuple[str, bytes], bytes | None] = {}
         self._rows: dict[str, Changes] = {}
         self._first_new_id = self._first_free_id()
-        self._slots: list[_Slot] = []
-        # Where the new objects of each plan lie.
+        # The slabs of this transaction, each with its first id.
+        self._slabs: list[tuple[slabs.Draft, int]] = []
+        # The ids that each new object links to, by its own id, once it is named.
+        self._children: dict[int, list[int]] = {}
         self._places: dict[int, _Places] = {}
         self.changed = False
         self._begin(jobs)
@@ -111,16 +102,18 @@ class Transaction:
         # this transaction sees the very same state.
         last_commit = self._txn.id() - 1
         next_id = self._first_new_id
-        for plan in {id(job.plan): job.plan for job in jobs}.values():
+        for job in jobs:
+            plan = job.plan
+            if id(plan) in self._places:
+                continue
             if plan.commit == last_commit:
                 self._ids.update(plan.ids)
             places = self._places[id(plan)] = {}
             for draft in plan.drafts:
-                slot = _Slot(draft, next_id)
-                self._slots.append(slot)
-                for position, item in enumerate(draft.objects):
-                    places[item.digest] = (slot, position)
-                next_id += len(draft.objects)
+                self._slabs.append((draft, next_id))
+                for item in draft.objects:
+                    places[item.digest] = next_id
+                    next_id += 1
 
     def check(self, job: Job) -> None:
         """Raise if this write must be refused; changes nothing."""
@@ -142,15 +135,19 @@ class Transaction:
         """
         write = job.write
         new_objects = self._name(job.new, self._places[id(job.plan)]) if job.new else 0
+        rows = self._rows
         for change in write.rows:
             value = None
             if isinstance(change, PutRow):
-                value = conditions.stamped(change, self._now_ms) if change.stamps else change.value
-            table = change.table
-            if table in self._rows:
-                self._rows[table][change.key] = value
+                table, key, value, stamps = change
+                if stamps:
+                    value = conditions.stamped(change, self._now_ms)
             else:
-                self._rows[table] = {change.key: value}
+                table, key = change
+            if table in rows:
+                rows[table][key] = value
+            else:
+                rows[table] = {key: value}
         for digest in write.deletes:
             self._unname(digest)
         self.changed = self.changed or bool(new_objects or write.rows or write.deletes)
@@ -183,33 +180,31 @@ class Transaction:
     def _require_children(self, objects: Sequence[NewObject], places: _Places) -> None:
         """Raise if a child is neither stored nor one of the objects before it."""
         inside: set[bytes] = set()
-        for item in objects:
-            for child in item.children:
-                child_id = self._find_id(child)
+        ids = self._ids
+        for digest, _, _, children in objects:
+            for child in children:
+                child_id = ids[child] if child in ids else self._find_id(child)
                 if child_id is None:
                     if child not in inside:
                         raise ObjectNotFoundError(child)
-                elif child_id >= self._first_new_id:
-                    slot, position = places[item.digest]
-                    if child_id >= slot.first_id + position:
-                        # Stored just now, by a job that was prepared apart. A child must be
-                        # older than its parent, so the parent must find a new place.
-                        raise StaleError(child.hex())
-            inside.add(item.digest)
+                elif child_id >= self._first_new_id and child_id >= places[digest]:
+                    # Stored just now, by a job that was prepared apart. A child must be
+                    # older than its parent, so the parent must find a new place.
+                    raise StaleError(child.hex())
+            inside.add(digest)
 
     def _name(self, objects: Sequence[NewObject], places: _Places) -> int:
         """Give these objects their ids; the number of those that had none."""
         ids = self._ids
         named = 0
-        for item in objects:
-            digest = item.digest
+        for digest, _, _, children in objects:
             # If it was stored by somebody else since this write was prepared, theirs
             # counts, because objects may link to it already; ours stays behind unnamed.
-            if self._find_id(digest) is None:
-                slot, position = places[digest]
-                ids[digest] = self._named[digest] = slot.first_id + position
+            if (ids[digest] if digest in ids else self._find_id(digest)) is None:
+                own = places[digest]
+                ids[digest] = self._named[digest] = own
                 # None is None: ``check`` found them all.
-                slot.children[position] = cast(list[int], [ids[child] for child in item.children])
+                self._children[own] = cast("list[int]", [ids[child] for child in children])
                 named += 1
         return named
 
@@ -232,18 +227,12 @@ class Transaction:
             )
 
     def _write_slabs(self) -> None:
-        for slot in self._slots:
-            dead = [ids is None for ids in slot.children]
-            if all(dead):
-                continue
-            # An unnamed object keeps as many columns as it has links, all pointing at itself.
-            children = [
-                [object_id] * len(item.children) if ids is None else ids
-                for object_id, (ids, item) in enumerate(
-                    zip(slot.children, slot.draft.objects, strict=True), slot.first_id
-                )
-            ]
-            key, value = slabs.encode(slot.draft, slot.first_id, dead, children, self._now_ms)
+        children = self._children
+        for draft, first_id in self._slabs:
+            ids = range(first_id, first_id + len(draft.objects))
+            if first_id not in children and children.keys().isdisjoint(ids):
+                continue  # all of its writes were refused
+            key, value = slabs.encode(draft, first_id, children, self._now_ms)
             if not self._txn.put(key, value, append=True, db=self._env.slabs):
                 # py-lmdb reports an out-of-order append by returning False.
                 raise CorruptionError(f"{self._env.path}: slab {key.hex()} is not the last")
