@@ -40,7 +40,6 @@ from casstore.session.picking import find_first_user
 from casstore.session.state import HiddenNodes, Runtime, State
 from casstore.session.tombstones import heal_leaf, reveal
 
-
 _DRAFTS: Final = (NodeDraft, Node)
 
 

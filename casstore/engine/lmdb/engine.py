@@ -48,7 +48,7 @@ from casstore.engine.lmdb.environment import (
 from casstore.engine.lmdb.group import CommitQueue, Ticket
 from casstore.engine.lmdb.journal import Journal, Pending, merge, settle
 from casstore.engine.lmdb.reader import SlabReader
-from casstore.engine.lmdb.rows import find_row, open_row, seek_first, seek_last
+from casstore.engine.lmdb.rows import open_row, seek_first, seek_last
 from casstore.engine.lmdb.transaction import Job, Plan, StaleError, Transaction
 from casstore.engine.lmdb.verification import verify_content
 from casstore.engine.protocol import (
@@ -257,17 +257,9 @@ class LmdbEngine:
         """Rows of one moment, in the order asked for; None where there is none."""
         for table, key in keys:
             conditions.check_key(table, key)
-        tables = self._env.tables
         with self._env.reading() as txn:
-            pending = self._journal.at(txn, txn.id()).rows
-            found: list[bytes | None] = []
-            for table, key in keys:
-                if table in pending and key in pending[table]:
-                    found.append(pending[table][key])
-                    continue
-                row = find_row(txn.cursor(db=tables[table]), table, key)
-                found.append(None if row is None else row[0])
-            return found
+            pending = self._journal.at(txn, txn.id())
+            return [pending.find_row(txn, self._env, table, key) for table, key in keys]
 
     def scan_rows(
         self,

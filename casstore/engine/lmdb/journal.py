@@ -29,6 +29,7 @@ from casstore.engine.lmdb.rows import (
     JOURNAL,
     SUM_KEY,
     RowSum,
+    find_row,
     prove_row,
     row_hash,
 )
@@ -42,6 +43,9 @@ from casstore.format.digest import DIGEST_BYTES
 # pages, and make the one commit that lays them wait longer.
 SETTLE_CHANGES: Final = 512
 SETTLE_BYTES: Final = 1 << 20
+# How many rows of the tables are kept in memory, and how long they may be.
+_MAX_LAID: Final = 1024
+_MAX_LAID_BYTES: Final = 1024
 
 _TABLE_NUMBERS: Final = {table: number for number, table in enumerate(TABLES)}
 _NAME_BYTES: Final = DIGEST_BYTES + 8
@@ -54,11 +58,24 @@ Changes = dict[bytes, bytes | None]
 class Pending:
     """What the journal holds at one moment. Never changed once it was handed out."""
 
-    __slots__ = ("changes", "first", "ids", "last", "rows", "size_bytes", "total", "unnamed")
+    __slots__ = (
+        "_laid",
+        "changes",
+        "first",
+        "ids",
+        "last",
+        "proof",
+        "rows",
+        "size_bytes",
+        "total",
+        "unnamed",
+    )
 
     def __init__(self) -> None:
         #: The keys of the first and the last entry; empty if there is none.
         self.first = self.last = b""
+        #: The checksum of the last entry.
+        self.proof = b""
         #: By table and key.
         self.rows: dict[str, Changes] = {}
         #: The ids of objects by digest; None: the index must not be believed, it is gone.
@@ -69,15 +86,19 @@ class Pending:
         self.size_bytes = 0
         #: The part of the store's sum that the entries are.
         self.total = 0
+        # Rows that were looked up in the tables. Those do not change while the journal grows,
+        # so all states from one settling to the next share what they have found.
+        self._laid: dict[tuple[str, bytes], bytes | None] = {}
 
     def copy(self) -> Pending:
         """A state that may be added to; the tables are still those of this one."""
         other = Pending()
-        other.first, other.last = self.first, self.last
+        other.first, other.last, other.proof = self.first, self.last, self.proof
         other.rows = dict(self.rows)
         other.ids = self.ids.copy()
         other.unnamed = self.unnamed
         other.changes, other.size_bytes, other.total = self.changes, self.size_bytes, self.total
+        other._laid = self._laid
         return other
 
     def add(
@@ -93,6 +114,25 @@ class Pending:
             self.unnamed = self.unnamed.union(unnamed)
         self.ids.update(named)
         self.changes += len(named) + len(unnamed)
+
+    def find_row(
+        self, txn: AnyTransaction, env: Environment, table: str, key: bytes
+    ) -> bytes | None:
+        """A row; None if it is certainly not there."""
+        changes = self.rows.get(table)
+        if changes is not None and key in changes:
+            return changes[key]
+        place = (table, key)
+        laid = self._laid
+        if place in laid:
+            return laid[place]
+        found = find_row(txn.cursor(env.tables[table]), table, key)
+        value = None if found is None else found[0]
+        if value is None or len(value) <= _MAX_LAID_BYTES:
+            if len(laid) >= _MAX_LAID:
+                laid.clear()
+            laid[place] = value
+        return value
 
     def find_id(self, txn: AnyTransaction, env: Environment, digest: bytes) -> int | None:
         """The id of an object; None if it is not stored."""
@@ -118,9 +158,6 @@ class Pending:
         )
 
 
-NOTHING: Final = Pending()
-
-
 class Journal:
     """The journal as a process follows it: the states of the last transactions."""
 
@@ -128,7 +165,7 @@ class Journal:
         self._env = env
         # By transaction: the newest that was seen, and the one before it, in which readers may
         # still be. Replaced, never changed, so that nobody needs a lock.
-        self._newest = self._before = (0, NOTHING)
+        self._newest = self._before = (0, Pending())
 
     def at(self, txn: AnyTransaction, seen: int) -> Pending:
         """What the journal holds for ``txn``, which sees the work of transaction ``seen``."""
@@ -151,21 +188,25 @@ class Journal:
         """The state of ``txn``: from one that was seen before, or from the file alone."""
         cursor = txn.cursor(self._env.journal)
         if not cursor.first():
-            return NOTHING
+            return Pending()
         first = bytes(cursor.key())
         for _, known in (self._newest, self._before):
-            # Keys are never given twice: if both ends are there, so is all between them.
-            if known.first == first and cursor.set_key(known.last):
+            # If both ends are there, so is all between them: entries are only ever added.
+            if (
+                known.first == first
+                and cursor.set_key(known.last)
+                and bytes(cursor.value()).endswith(known.proof)
+            ):
                 more = cursor.next()
                 return _read_on(cursor, known) if more else known
         cursor.first()
-        return _read_on(cursor, NOTHING)
+        return _read_on(cursor, Pending())
 
 
 def read_pending(env: Environment, txn: AnyTransaction) -> Pending:
     """What the journal holds, from the file, every entry proven."""
     cursor = txn.cursor(env.journal)
-    return _read_on(cursor, NOTHING) if cursor.first() else NOTHING
+    return _read_on(cursor, Pending()) if cursor.first() else Pending()
 
 
 def _read_on(cursor: lmdb.Cursor[bytes] | lmdb.Cursor[memoryview], known: Pending) -> Pending:
@@ -178,7 +219,7 @@ def _read_on(cursor: lmdb.Cursor[bytes] | lmdb.Cursor[memoryview], known: Pendin
         rows, names, unnamed = _decode(key, value)
         pending.add(rows, names, unnamed)
         pending.first = pending.first or key
-        pending.last = key
+        pending.last, pending.proof = key, hashed[:CHECKSUM_BYTES]
         pending.size_bytes += len(value)
         pending.total += int.from_bytes(hashed, "big")
         more = cursor.next()
@@ -218,7 +259,7 @@ def append(
     after.add(rows, named, unnamed)
     if after.changes > SETTLE_CHANGES or after.size_bytes > SETTLE_BYTES:
         _lay(env, txn, after)
-        return NOTHING
+        return Pending()
     spelled: list[int | bytes | None] = []
     for table, changes in rows.items():
         number = _TABLE_NUMBERS[table]
@@ -229,13 +270,14 @@ def append(
     after.size_bytes += len(entry)
     if after.size_bytes > SETTLE_BYTES:
         _lay(env, txn, after)
-        return NOTHING
+        return Pending()
     # Transactions count up, but a store that was copied counts from the beginning.
     number = max(txn.id(), int.from_bytes(pending.last, "big") + 1)
     after.last = number.to_bytes(8, "big")
     after.first = pending.first or after.last
     hashed = row_hash(JOURNAL, after.last, entry)
-    if not txn.put(after.last, entry + hashed[:CHECKSUM_BYTES], append=True, db=env.journal):
+    after.proof = hashed[:CHECKSUM_BYTES]
+    if not txn.put(after.last, entry + after.proof, append=True, db=env.journal):
         # py-lmdb reports an out-of-order append by returning False.
         raise CorruptionError(f"{env.path}: entry {after.last.hex()} is not the journal's last")
     after.total += int.from_bytes(hashed, "big")

@@ -18,7 +18,6 @@ from casstore.engine.lmdb import journal
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.environment import Environment
 from casstore.engine.lmdb.journal import Changes, Pending
-from casstore.engine.lmdb.rows import find_row
 from casstore.engine.protocol import NewObject, PutRow, Write, WriteResult
 from casstore.errors import CasstoreError, CorruptionError, ObjectNotFoundError
 
@@ -84,8 +83,7 @@ class Transaction:
         # What is new in the index, and what is gone.
         self._named: dict[bytes, int] = {}
         self._unnamed: list[bytes] = []
-        # Rows as they were found in the tables, and as this batch leaves them.
-        self._found: dict[tuple[str, bytes], bytes | None] = {}
+        # Rows as this batch leaves them.
         self._rows: dict[str, Changes] = {}
         self._first_new_id = self._first_free_id()
         # The slabs of this transaction, each with its first id.
@@ -158,15 +156,7 @@ class Transaction:
         changes = self._rows.get(table)
         if changes is not None and key in changes:
             return changes[key]
-        changes = self.pending.rows.get(table)
-        if changes is not None and key in changes:
-            return changes[key]
-        place = (table, key)
-        if place in self._found:
-            return self._found[place]
-        row = find_row(self._txn.cursor(self._env.tables[table]), table, key)
-        value = self._found[place] = None if row is None else row[0]
-        return value
+        return self.pending.find_row(self._txn, self._env, table, key)
 
     def _has_object(self, digest: bytes) -> bool:
         return self._find_id(digest) is not None
