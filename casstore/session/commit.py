@@ -453,8 +453,7 @@ def _replay(
     reader = runtime.reader()
     manifest = objects.read_manifest(reader, digest)
     chain = lineage.Chain(runtime.engine, own, base, manifest.next_seq)
-    places = list(chain.places(range(first, first + count)))
-    created = objects.read_headers(reader, [place.digest for place in places])
+    created = objects.read_headers(reader, chain.digests(range(first, first + count)))
     if change.release and isinstance(change.lease, Lease):
         leases.release(runtime, session, change.lease)
     return CommitResult(

@@ -81,7 +81,7 @@ def example_slab() -> tuple[bytes, bytes]:
         NewObject(digest_of(Kind.VALUE, value), Kind.VALUE, value, [blob]),
     ]
     draft = slab.draft(objects, lambda raw: (slab.CODEC_RAW, 0, raw))
-    return slab.encode(draft, 1, [False, False], [[], [1]], 1_700_000_000_000)
+    return slab.encode(draft, 1, {1: [], 2: [1]}, 1_700_000_000_000)
 
 
 def test_the_example_slab_has_these_bytes() -> None:

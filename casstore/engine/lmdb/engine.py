@@ -195,11 +195,17 @@ class LmdbEngine:
         found: list[StoredObject | None] = []
         for start in range(0, len(digests), _READ_BATCH):
             with self._env.reading() as txn:
-                reader = self._reader(txn)
-                pending = self._journal.at(txn, txn.id())
+                read = self._reader(txn).object
+                recent = self._journal.at(txn, txn.id()).ids
+                find, index = txn.get, self._env.index
                 for digest in digests[start : start + _READ_BATCH]:
-                    object_id = pending.find_id(txn, self._env, digest)
-                    found.append(None if object_id is None else reader.object(object_id))
+                    # As Pending.find_id does; spelled out because every read comes through here.
+                    if digest in recent:
+                        object_id = recent[digest]
+                    else:
+                        row = find(digest, None, index)
+                        object_id = None if row is None else slabs.read_id(row)
+                    found.append(None if object_id is None else read(object_id))
         return found
 
     def _reader(self, txn: lmdb.Transaction[memoryview]) -> SlabReader:

@@ -41,8 +41,10 @@ from casstore.format.digest import DIGEST_BYTES
 
 # How many changes gather before they are laid in place, and how many bytes. More save
 # pages, and make the one commit that lays them wait longer.
-SETTLE_CHANGES: Final = 512
-SETTLE_BYTES: Final = 1 << 20
+SETTLE_CHANGES: Final = 1024
+SETTLE_BYTES: Final = 256 << 10
+# A row this long has pages of its own, in the journal as in its table: it is laid at once.
+_LONG_ROW_BYTES: Final = 2048
 # How many rows of the tables are kept in memory, and how long they may be.
 _MAX_LAID: Final = 1024
 _MAX_LAID_BYTES: Final = 1024
@@ -257,13 +259,16 @@ def append(
     """
     after = pending.copy()
     after.add(rows, named, unnamed)
-    if after.changes > SETTLE_CHANGES or after.size_bytes > SETTLE_BYTES:
+    if after.changes > SETTLE_CHANGES:
         _lay(env, txn, after)
         return Pending()
     spelled: list[int | bytes | None] = []
     for table, changes in rows.items():
         number = _TABLE_NUMBERS[table]
         for key, value in changes.items():
+            if value is not None and len(value) > _LONG_ROW_BYTES:
+                _lay(env, txn, after)
+                return Pending()
             spelled += (number, key, value)
     names = b"".join([digest + slab_key(object_id) for digest, object_id in named.items()])
     entry = pack_checked([spelled, names, b"".join(unnamed)])
