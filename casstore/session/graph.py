@@ -131,8 +131,8 @@ def change_graph(
         # What was hidden stays hidden in earlier revisions. If the new graph has the very
         # same node, somebody wants it back.
         return grown._replace(hidden=reveal(runtime, state.head, growth.digests(), writer))
-    if fresh and change.leaf is LAST:
-        straight = _grow_straight(state, nodes, writer)
+    if change.leaf is LAST:
+        straight = _grow_straight(runtime, state, nodes, writer, fresh=fresh)
         if straight is not None:
             return straight
     head = state.head
@@ -141,7 +141,9 @@ def change_graph(
     return growth.finish(change)
 
 
-def _grow_straight(state: State, nodes: list[SpelledNode], writer: PieceWriter) -> Grown | None:
+def _grow_straight(
+    runtime: Runtime, state: State, nodes: list[SpelledNode], writer: PieceWriter, *, fresh: bool
+) -> Grown | None:
     """The usual commit in one go: nodes behind the leaf, each the next one's parent.
 
     None, and nothing has happened, if this is not such a one: the graph has one branch, and
@@ -161,6 +163,12 @@ def _grow_straight(state: State, nodes: list[SpelledNode], writer: PieceWriter) 
     ids = tuple([node.id for node in nodes])
     if len({above.id, *ids}) <= len(ids) or any(node.parent is not LEAF for node in nodes):
         return None
+    older = state.older
+    if not fresh:
+        chain = runtime.chain(state)
+        if any(chain.find([node.part for node in nodes])):
+            return None
+        older = _older(chain, head.lineage)
     own, emit = head.lineage, writer.emit
     header, digest, first_user = above, manifest.leaf, manifest.first_user
     depth, users = above.depth, above.users
@@ -194,8 +202,13 @@ def _grow_straight(state: State, nodes: list[SpelledNode], writer: PieceWriter) 
         ids,
         header,
         page,
-        state.older,
+        older,
     )
+
+
+def _older(chain: Chain, own: bytes) -> tuple[bytes, ...]:
+    """The lineages that ``own`` goes on from."""
+    return tuple([part.lineage for part in chain.segments if part.lineage != own])
 
 
 class _Growth:
@@ -368,8 +381,7 @@ class _Growth:
         if self._base is None:
             return ()
         if self._chain is not None:
-            names = [segment.lineage for segment in self._chain.segments]
-            return tuple([name for name in names if name != self._lineage])
+            return _older(self._chain, self._lineage)
         return None if self._state is None else self._state.older
 
     def _rows(self, page: Page | None) -> tuple[list[PutRow], Page]:

@@ -63,7 +63,6 @@ class Pending:
     __slots__ = (
         "_laid",
         "changes",
-        "first",
         "ids",
         "last",
         "proof",
@@ -74,10 +73,8 @@ class Pending:
     )
 
     def __init__(self) -> None:
-        #: The keys of the first and the last entry; empty if there is none.
-        self.first = self.last = b""
-        #: The checksum of the last entry.
-        self.proof = b""
+        #: The key of the last entry, and its checksum; empty if there is none.
+        self.last = self.proof = b""
         #: By table and key.
         self.rows: dict[str, Changes] = {}
         #: The ids of objects by digest; None: the index must not be believed, it is gone.
@@ -95,7 +92,7 @@ class Pending:
     def copy(self) -> Pending:
         """A state that may be added to; the tables are still those of this one."""
         other = Pending()
-        other.first, other.last, other.proof = self.first, self.last, self.proof
+        other.last, other.proof = self.last, self.proof
         other.rows = dict(self.rows)
         other.ids = self.ids.copy()
         other.unnamed = self.unnamed
@@ -191,11 +188,10 @@ class Journal:
         cursor = txn.cursor(self._env.journal)
         if not cursor.first():
             return Pending()
-        first = bytes(cursor.key())
         for _, known in (self._newest, self._before):
-            # If both ends are there, so is all between them: entries are only ever added.
+            # If the last is still there, so are those before it: they go all together.
             if (
-                known.first == first
+                known.last
                 and cursor.set_key(known.last)
                 and bytes(cursor.value()).endswith(known.proof)
             ):
@@ -220,7 +216,6 @@ def _read_on(cursor: lmdb.Cursor[bytes] | lmdb.Cursor[memoryview], known: Pendin
         value, hashed = prove_row(JOURNAL, key, cursor.value())
         rows, names, unnamed = _decode(key, value)
         pending.add(rows, names, unnamed)
-        pending.first = pending.first or key
         pending.last, pending.proof = key, hashed[:CHECKSUM_BYTES]
         pending.size_bytes += len(value)
         pending.total += int.from_bytes(hashed, "big")
@@ -279,7 +274,6 @@ def append(
     # Transactions count up, but a store that was copied counts from the beginning.
     number = max(txn.id(), int.from_bytes(pending.last, "big") + 1)
     after.last = number.to_bytes(8, "big")
-    after.first = pending.first or after.last
     hashed = row_hash(JOURNAL, after.last, entry)
     after.proof = hashed[:CHECKSUM_BYTES]
     if not txn.put(after.last, entry + after.proof, append=True, db=env.journal):
@@ -299,7 +293,7 @@ def settle(env: Environment, txn: lmdb.Transaction[bytes]) -> bool:
     nothing to do.
     """
     pending = read_pending(env, txn)
-    if not pending.first:
+    if not pending.last:
         return False
     _lay(env, txn, pending)
     return True
@@ -312,7 +306,7 @@ def _lay(env: Environment, txn: lmdb.Transaction[bytes], pending: Pending) -> No
     for table, changes in pending.rows.items():
         _lay_rows(txn, env.tables[table], table, changes, total)
     _lay_names(env, txn, pending)
-    if pending.first:
+    if pending.last:
         txn.drop(env.journal, delete=False)
     txn.put(SUM_KEY, total.encode())
 
