@@ -229,7 +229,9 @@ def tamper(path: str, change: str) -> None:
             txn.delete(key, db=database)
         else:
             # Proven, summed, and senseless: no list, or a table that does not exist.
-            value = pack_checked([] if change == "no list" else [[99, b"a", b"b"], b"", b""])
+            value = pack_checked(
+                [] if change == "no list" else [["no table", b"a", b"b"], b"", b""]
+            )
             hashed = row_hash(JOURNAL, key, value)
             txn.put(key, value + hashed[:8], db=database)
             total = RowSum(txn.get(SUM_KEY))

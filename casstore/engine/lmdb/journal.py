@@ -7,7 +7,7 @@ gathered, the next one lays it all in place, in order, each row once.
 
     key      8 bytes big-endian, higher than all before
     entry    a row as others are (see ``rows``), holding a list:
-             [table, key, value or nil, …]  the rows, a table by its place in TABLES
+             rows      [table, key, value or nil, …]
              named     digest (32) ‖ id (8), joined
              unnamed   digests, joined
 
@@ -49,7 +49,7 @@ _LONG_ROW_BYTES: Final = 2048
 _MAX_LAID: Final = 1024
 _MAX_LAID_BYTES: Final = 1024
 
-_TABLE_NUMBERS: Final = {table: number for number, table in enumerate(TABLES)}
+_TABLES: Final = frozenset(TABLES)
 _NAME_BYTES: Final = DIGEST_BYTES + 8
 
 AnyTransaction: TypeAlias = "lmdb.Transaction[bytes] | lmdb.Transaction[memoryview]"
@@ -228,8 +228,10 @@ def _decode(key: bytes, value: bytes) -> tuple[dict[str, Changes], dict[bytes, i
         spelled, named, unnamed = unpack_checked(value)
         rows: dict[str, Changes] = {}
         for at in range(0, len(spelled), 3):
-            number, row_key, row = spelled[at : at + 3]
-            rows.setdefault(TABLES[number], {})[row_key] = row
+            table, row_key, row = spelled[at : at + 3]
+            if table not in _TABLES:
+                raise ValueError(f"no table {table!r}")
+            rows.setdefault(table, {})[row_key] = row
         names = {
             named[at : at + DIGEST_BYTES]: read_id(named[at + DIGEST_BYTES : at + _NAME_BYTES])
             for at in range(0, len(named), _NAME_BYTES)
@@ -257,14 +259,13 @@ def append(
     if after.changes > SETTLE_CHANGES:
         _lay(env, txn, after)
         return Pending()
-    spelled: list[int | bytes | None] = []
+    spelled: list[str | bytes | None] = []
     for table, changes in rows.items():
-        number = _TABLE_NUMBERS[table]
         for key, value in changes.items():
             if value is not None and len(value) > _LONG_ROW_BYTES:
                 _lay(env, txn, after)
                 return Pending()
-            spelled += (number, key, value)
+            spelled += (table, key, value)
     names = b"".join([digest + slab_key(object_id) for digest, object_id in named.items()])
     entry = pack_checked([spelled, names, b"".join(unnamed)])
     after.size_bytes += len(entry)
