@@ -18,6 +18,7 @@ from casstore.engine.protocol import (
     DeleteRow,
     NewObject,
     PutRow,
+    RowChange,
     Write,
 )
 from casstore.format import canonical, chunking, header, limits, splitting, tree
@@ -120,8 +121,8 @@ def test_the_example_entry_of_the_journal_has_these_bytes(tmp_path: Path) -> Non
     title = "Example 3: an entry of the journal"
     blob = NewObject(plain_hash(b"Hello, blob"), Kind.BLOB, b"Hello, blob", ())
     engine = LmdbEngine(str(tmp_path / "s"), durability="process")
-    rows = [PutRow("heads", b"s\0", b"head"), DeleteRow("receipts", b"old")]
-    engine.write(Write(objects=[blob], rows=rows))
+    changes: list[RowChange] = [PutRow("heads", b"s\0", b"head"), DeleteRow("receipts", b"old")]
+    engine.write(Write(objects=[blob], rows=changes))
     with engine._env.reading() as txn:
         [(key, stored)] = [(bytes(key), bytes(row)) for key, row in txn.cursor(engine._env.journal)]
         total = bytes(txn.get(b"rows_sum") or b"")
