@@ -11,9 +11,10 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from casstore.engine.lmdb import journal
+from casstore.engine.lmdb import journal, packing
 from casstore.engine.lmdb.engine import LmdbEngine
-from casstore.engine.lmdb.journal import Journal
+from casstore.engine.lmdb.environment import Environment
+from casstore.engine.lmdb.journal import Journal, settle_now
 from casstore.engine.lmdb.rows import JOURNAL, SUM_KEY, RowSum, row_hash
 from casstore.engine.protocol import (
     DeleteRow,
@@ -98,7 +99,7 @@ def test_many_bytes_are_laid_in_place_before_many_changes(engine: LmdbEngine) ->
 def test_rows_are_read_in_order_wherever_they_lie(engine: LmdbEngine) -> None:
     keys = [b"%02d" % number for number in range(20)]
     engine.write(Write(rows=[PutRow("records", key, b"old") for key in keys[::2]]))
-    engine._settle()
+    settle_now(engine._env)
     changes: list[RowChange] = [PutRow("records", key, b"new") for key in keys[1::4]]
     changes += [PutRow("records", keys[4], b"changed"), DeleteRow("records", keys[6])]
     changes += [DeleteRow("records", keys[0]), DeleteRow("records", b"never there")]
@@ -123,7 +124,7 @@ def test_rows_are_read_in_order_wherever_they_lie(engine: LmdbEngine) -> None:
 def test_an_object_deleted_and_stored_again_is_named_once(engine: LmdbEngine) -> None:
     item = blob(1)
     engine.write(Write(objects=[item]))
-    engine._settle()
+    settle_now(engine._env)
     engine.write(Write(deletes=[item.digest]))
     assert engine.missing([item.digest]) == [item.digest]
     engine.write(Write(objects=[item]))
@@ -131,12 +132,12 @@ def test_an_object_deleted_and_stored_again_is_named_once(engine: LmdbEngine) ->
     assert found is not None
     assert found.data == item.data
     assert engine.verify() == 1
-    engine._settle()
+    settle_now(engine._env)
     assert engine.verify() == 1
     [info] = engine.scan_objects()
     assert info.id == 2
     engine.write(Write(deletes=[item.digest]))
-    engine._settle()
+    settle_now(engine._env)
     assert engine.verify() == 0
 
 
@@ -183,12 +184,13 @@ def test_another_process_reads_what_was_not_laid_and_adds_to_it(engine: LmdbEngi
     other = """
 import sys
 from casstore.engine.lmdb.engine import LmdbEngine
+from casstore.engine.lmdb.journal import settle_now
 from casstore.engine.protocol import PutRow, RowIs, RowKey, Write
 engine = LmdbEngine(sys.argv[1], durability="process")
 assert engine.get_rows([RowKey("records", b"a")]) == [b"1"]
 engine.write(Write(conditions=[RowIs("records", b"a", b"1")], rows=[PutRow("records", b"a", b"2")]))
 if sys.argv[2] == "settle":
-    engine._settle()
+    settle_now(engine._env)
 engine.write(Write(rows=[PutRow("records", b"b", b"3")]))
 """
     for how in ("leave", "settle", "leave"):
@@ -213,6 +215,24 @@ def test_a_reader_of_an_older_state_sees_that_state(engine: LmdbEngine) -> None:
         pending = engine._journal.at(txn, seen)
         assert pending.find_row(txn, env, "records", b"a") == b"1"
     assert engine.get_rows([RowKey("records", b"a")]) == [b"5"]
+
+
+def test_what_is_stored_while_packing_begins_is_not_taken_for_dead(
+    engine: LmdbEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name is in the journal alone, and packing looks into the index."""
+    engine.write(Write(objects=[blob(1)]))
+    engine.write(Write(objects=[blob(2)]))
+
+    def settle_and_store(env: Environment) -> None:
+        settle_now(env)
+        engine.write(Write(objects=[blob(3)]))
+        engine.write(Write(objects=[blob(4)]))
+
+    monkeypatch.setattr(packing, "settle_now", settle_and_store)
+    report = engine.pack()
+    assert (report.slabs_before, report.slabs_after, report.objects_dropped) == (2, 1, 0)
+    assert engine.verify() == 4
 
 
 def tamper(path: str, change: str) -> None:

@@ -46,7 +46,7 @@ from casstore.engine.lmdb.environment import (
     translate,
 )
 from casstore.engine.lmdb.group import CommitQueue, Ticket
-from casstore.engine.lmdb.journal import Journal, Pending, merge, settle
+from casstore.engine.lmdb.journal import Journal, Pending, merge
 from casstore.engine.lmdb.reader import SlabReader
 from casstore.engine.lmdb.rows import open_row, seek_first, seek_last
 from casstore.engine.lmdb.transaction import Job, Plan, StaleError, Transaction
@@ -542,24 +542,7 @@ class LmdbEngine:
         """Join small slabs into large ones, in short steps beside running writers."""
         from casstore.engine.lmdb.packing import pack
 
-        # What is packed must be named by the index alone; what comes later is not packed.
-        self._settle()
         return pack(self._env, self._compressor, progress)
-
-    def _settle(self) -> None:
-        """Lay what the journal holds in place, if it holds anything."""
-        env = self._env
-        env.require_writable()
-        with env.write_lock:
-            env.gate.check()
-            try:
-                with env.begin_write() as txn:
-                    settled = settle(env, txn)
-            except lmdb.Error as exc:
-                raise translate(exc, env.path) from exc
-            if settled:
-                env.announce()
-                env.cover()
 
     # --- collecting -------------------------------------------------------------------------------
 

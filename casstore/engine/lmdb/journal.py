@@ -23,7 +23,7 @@ from typing import Final, TypeAlias
 
 import lmdb
 
-from casstore.engine.lmdb.environment import Environment
+from casstore.engine.lmdb.environment import Environment, translate
 from casstore.engine.lmdb.rows import (
     CHECKSUM_BYTES,
     JOURNAL,
@@ -298,6 +298,20 @@ def settle(env: Environment, txn: lmdb.Transaction[bytes]) -> bool:
         return False
     _lay(env, txn, pending)
     return True
+
+
+def settle_now(env: Environment) -> None:
+    """Lay all that the journal holds in place, in a transaction of its own."""
+    with env.write_lock:
+        env.gate.check()
+        try:
+            with env.begin_write() as txn:
+                settled = settle(env, txn)
+        except lmdb.Error as exc:
+            raise translate(exc, env.path) from exc
+        if settled:
+            env.announce()
+            env.cover()
 
 
 def _lay(env: Environment, txn: lmdb.Transaction[bytes], pending: Pending) -> None:

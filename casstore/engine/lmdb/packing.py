@@ -21,6 +21,7 @@ from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.cache import SlabCache
 from casstore.engine.lmdb.compression import Compressor
 from casstore.engine.lmdb.environment import Environment, translate
+from casstore.engine.lmdb.journal import settle_now
 from casstore.engine.lmdb.reader import SlabReader
 from casstore.engine.lmdb.slab import Slab
 from casstore.engine.protocol import PackReport
@@ -52,6 +53,9 @@ def pack(
     with env.reading() as txn:
         cursor = txn.cursor(db=env.slabs)
         newest = int.from_bytes(cursor.key(), "big") if cursor.last() else 0
+    # After that look, not before: everything up to the newest must be named by the index
+    # alone. What others store from now on is named by the journal, and is not packed.
+    settle_now(env)
     report = NOTHING
     next_id = 1
     while next_id <= newest:
