@@ -15,7 +15,7 @@ the table says.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from casstore.engine.protocol import Engine, PutRow, RowKey
@@ -115,9 +115,9 @@ def put_base(lineage: bytes, base: Base) -> PutRow:
     return PutRow("nodes", keys.lineage_row(lineage), pack_checked(list(base)))
 
 
-def put_place(lineage: bytes, node_part: bytes, place: Place) -> PutRow:
+def put_place(lineage: bytes, node_part: bytes, seq: int, digest: bytes) -> PutRow:
     """The row that finds a node by its id."""
-    value = place.seq.to_bytes(_SEQ_BYTES, "big") + place.digest
+    value = seq.to_bytes(_SEQ_BYTES, "big") + digest
     return PutRow("nodes", keys.lineage_node(lineage, node_part), value)
 
 
@@ -271,13 +271,18 @@ class Chain:
             return parts[0]
         return [seq for part in reversed(parts) for seq in part]
 
-    def places(self, seqs: Sequence[int]) -> Iterator[Place]:
-        """The nodes with these seqs."""
-        page: Page | None = None
+    def digests(self, seqs: Sequence[int]) -> list[bytes]:
+        """The digests of the nodes with these seqs."""
+        found: list[bytes] = []
+        first = stop = 0
+        joined = b""
         for seq in seqs:
-            if page is None or not page.first <= seq < page.stop:
+            if not first <= seq < stop:
                 page = self.page(seq)
-            yield Place(seq, page.digest(seq))
+                first, stop, joined = page.first, page.stop, page.digests
+            at = (seq - first) * DIGEST_BYTES
+            found.append(joined[at : at + DIGEST_BYTES])
+        return found
 
 
 def decode_base(data: bytes) -> Base:

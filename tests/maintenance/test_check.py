@@ -203,9 +203,10 @@ def put_slab(path: Path, items: list[NewObject], children: list[list[int]]) -> N
     with wounding(path) as cut:
         last = int.from_bytes(cut.rows("slabs")[-1][0], "big")
         draft = slabs.draft(items, lambda raw: (slabs.CODEC_RAW, 0, raw))
-        ids = [[last + 1 + child for child in row] for row in children]
-        dead = [False] * len(items)
-        cut.put("slabs", *slabs.encode(draft, last + 1, dead, ids, 1))
+        ids = {
+            own: [last + 1 + child for child in row] for own, row in enumerate(children, last + 1)
+        }
+        cut.put("slabs", *slabs.encode(draft, last + 1, ids, 1))
         for at, item in enumerate(items):
             cut.put("index", item.digest, (last + 1 + at).to_bytes(8, "big"))
 

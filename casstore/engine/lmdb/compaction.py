@@ -35,6 +35,8 @@ from casstore.engine.lmdb.creation import DICTIONARIES, INDEX, META, SLABS
 from casstore.engine.lmdb.dictionaries import DictionaryShelf, dictionary_key
 from casstore.engine.lmdb.directory import StoreDirectory, storage_error
 from casstore.engine.lmdb.environment import Environment, translate
+from casstore.engine.lmdb.journal import settle_now
+from casstore.engine.lmdb.rows import SUM_KEY, RowSum
 from casstore.engine.lmdb.verification import verify_content
 from casstore.errors import BusyError, CorruptionError, InvalidInputError
 
@@ -77,6 +79,8 @@ def compact(path: str, *, wait_s: float, tell: Tell) -> Compacted:
         # Removes what is left of an earlier attempt, and flushes what a killed writer left.
         old = Environment(path, create=False, prove=verify_content, directory=directory)
         try:
+            # From here on the tables and the index alone say what there is.
+            settle_now(old)
             before = guard.read_extent(directory.data_path)
             with directory.beside() as place:
                 try:
@@ -276,10 +280,12 @@ class _Copier:
         return count
 
     def _copy_meta(self) -> None:
-        """All rows of ``meta``, in the place of those that a new store begins with."""
+        """All rows of ``meta``, in the place of those that a new store begins with; and the sum."""
         old, new = self._old, self._new
         with old.reading() as txn:
             rows = [(bytes(key), bytes(value)) for key, value in txn.cursor(db=old.meta)]
+            stored = txn.get(SUM_KEY)
+            total = RowSum(None if stored is None else bytes(stored))
             last = txn.cursor(db=old.slabs)
             newest = int.from_bytes(last.key(), "big") if last.last() else 0
         try:
@@ -287,6 +293,7 @@ class _Copier:
                 txn.drop(new.meta, delete=False)
                 for key, value in rows:
                     txn.put(key, value, db=new.meta)
+                txn.put(SUM_KEY, total.encode())
                 if any(key == notes.COLLECTED_KEY for key, _ in rows):
                     # It is the number of a transaction, and the new file counts them anew.
                     notes.note_collected(new, txn)

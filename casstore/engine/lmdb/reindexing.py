@@ -16,6 +16,7 @@ from casstore.engine.id_set import IdSet
 from casstore.engine.lmdb import notes
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.environment import Environment, translate
+from casstore.engine.lmdb.journal import settle
 from casstore.engine.lmdb.rows import SUM_KEY, RowSum, open_row, prove_row
 from casstore.engine.protocol import IndexReport, Roots, Row
 from casstore.errors import CorruptionError
@@ -33,6 +34,8 @@ def rebuild_index(
             env.gate.check()
             try:
                 with env.begin_write() as txn:
+                    # From here on the tables and the index alone say what there is.
+                    settle(env, txn)
                     report = _rebuild(env, txn, roots, now_ms, keep_after_ms)
             except lmdb.Error as exc:
                 raise translate(exc, env.path) from exc
@@ -140,6 +143,7 @@ def drop_damaged_rows(env: Environment, table: str) -> int:
         env.gate.check()
         try:
             with env.begin_write() as txn:
+                settle(env, txn)
                 dropped = _drop(env, txn, table)
         except lmdb.Error as exc:
             raise translate(exc, env.path) from exc
@@ -161,6 +165,6 @@ def _drop(env: Environment, txn: lmdb.Transaction[bytes], wanted: str) -> int:
                 damaged.append(key)
     for key in damaged:
         txn.delete(key, db=env.tables[wanted])
-    if damaged or RowSum(txn.get(SUM_KEY, db=env.meta)).encode() != total.encode():
-        txn.put(SUM_KEY, total.encode(), db=env.meta)
+    if damaged or RowSum(txn.get(SUM_KEY)).encode() != total.encode():
+        txn.put(SUM_KEY, total.encode())
     return len(damaged)
