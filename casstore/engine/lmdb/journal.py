@@ -41,7 +41,7 @@ from casstore.format.digest import DIGEST_BYTES
 
 # How many changes gather before they are laid in place, and how many bytes. More save
 # pages, and make the one commit that lays them wait longer.
-SETTLE_CHANGES: Final = 1024
+SETTLE_CHANGES: Final = 512
 SETTLE_BYTES: Final = 256 << 10
 # A row this long has pages of its own, in the journal as in its table: it is laid at once.
 _LONG_ROW_BYTES: Final = 2048
