@@ -29,6 +29,7 @@ from tests.maintenance.wounds import (
     PAGE_BYTES,
     Wound,
     flip,
+    lay_in_place,
     open_store,
     overwrite,
     pages_of,
@@ -150,6 +151,7 @@ def lose_the_time_of_creation(path: Path) -> None:
 
 @wound(faults.PAGE_DAMAGED)
 def overwrite_a_leaf_of_the_node_table(path: Path) -> None:
+    lay_in_place(path)
     overwrite(path, pages_of(path, "nodes")[0][-1])
 
 
@@ -236,6 +238,13 @@ def list_links_that_are_not_there(path: Path) -> None:
 def take_the_name_of_a_manifest_away(path: Path) -> None:
     with wounding(path) as cut:
         cut.delete("index", decode_head(head_of(cut, "s1")).manifest)
+
+
+@wound(faults.JOURNAL_DAMAGED)
+def change_an_entry_of_the_journal(path: Path) -> None:
+    with wounding(path, laid=False) as cut:
+        key, value = cut.rows("journal")[1]
+        cut.put("journal", key, flip(value, 40))
 
 
 @wound(faults.ROW_DAMAGED)
@@ -430,8 +439,12 @@ def test_harmless_findings_do_not_crowd_out_errors(path: Path) -> None:
     assert codes.HEAD_MISSING in {one.code for one in report.findings}
 
 
-@pytest.mark.parametrize("table", ["heads", "history", "nodes", "slabs", "index", "queue"])
+@pytest.mark.parametrize(
+    "table", ["heads", "history", "nodes", "slabs", "index", "queue", "journal"]
+)
 def test_a_table_with_a_damaged_root_is_left_alone(path: Path, table: str) -> None:
+    if table != "journal":
+        lay_in_place(path)
     overwrite(path, pages_of(path, table)[0][0])
     report = checked(path)
     assert {one.where.table for one in report.findings if one.code == faults.PAGE_DAMAGED} == {
@@ -440,6 +453,7 @@ def test_a_table_with_a_damaged_root_is_left_alone(path: Path, table: str) -> No
 
 
 def test_a_page_that_holds_what_belongs_elsewhere_is_damaged(path: Path) -> None:
+    lay_in_place(path)
     data = (path / "data.mdb").read_bytes()
     other = pages_of(path, "nodes")[0][-1] * PAGE_BYTES
     place = pages_of(path, "heads")[0][0]

@@ -25,6 +25,7 @@ from tests.maintenance.wounds import (
     PAGE_BYTES,
     everything,
     flip,
+    lay_in_place,
     open_store,
     overwrite,
     pages_of,
@@ -189,6 +190,8 @@ def test_a_lost_dictionary_is_told(tmp_path: Path) -> None:
 def test_a_lost_leaf_of_rows_falls_back_to_what_lies_about(tmp_path: Path) -> None:
     path = tmp_path / "s"
     before = make(path)
+    # Until then the tables of the state before are those of the newest, page by page.
+    lay_in_place(path)
     overwrite(path, *pages_of(path, "heads")[0])
     report = salvage(path, tmp_path / "t")
     after = saved(tmp_path / "t")
@@ -310,12 +313,14 @@ def test_what_was_removed_stays_so_where_its_place_can_still_be_read(tmp_path: P
         blob = store.put_blob(b"kept")
         for number in range(150):
             store.tag(f"tag-{number:03}", blob, note="x" * 90)
+    lay_in_place(path)
     first = pages_of(path, "pins")[0][1] * PAGE_BYTES
     old = (path / "data.mdb").read_bytes()[first : first + PAGE_BYTES]
     assert b"tag-000" in old
     with open_store(path) as store:
         assert store.unpin("tag-000")
         step(store, "s1", "a")
+    lay_in_place(path)
     # The page as it was lies about somewhere, as pages do that are not used again yet.
     with (path / "data.mdb").open("ab") as file:
         number = file.tell() // PAGE_BYTES

@@ -637,46 +637,48 @@ class LmdbEngine:
 
         return examination.check_structure(self._env, self._env.data_path)
 
-    def check_rows(self, tables: Sequence[str], told: Told | None = None) -> list[Fault]:
-        """Prove every row of these tables; all tables: the sum over them, too."""
+    def check_rows(
+        self, tables: Sequence[str], told: Told | None = None, *, whole: bool = True
+    ) -> list[Fault]:
+        """Prove every row of these tables; ``whole``: these are all, so the sum over them, too."""
         from casstore.engine.lmdb import examination
 
         for table in tables:
             conditions.check_table(table)
-        return examination.check_rows(self._env, tables, told)
+        return examination.check_rows(self._env, tables, told, whole=whole)
 
     def readable_rows(self, table: str, *, start: bytes, limit: int) -> list[Row]:
         """Rows from ``start`` on, in order, without those that are damaged."""
         from casstore.engine.lmdb import examination
 
         conditions.check_table(table)
-        return examination.readable_rows(self._env, table, start, limit)
+        return examination.readable_rows(self._env, self._journal, table, start, limit)
 
     def examine(self, *, after: int, content: Callable[[int], bool] | None) -> Examination:
         """Objects with an id above ``after``, some slabs at a time, straight from the file."""
         from casstore.engine.lmdb import examination
 
         compressor = examination.fresh_compressor(self._env)
-        return examination.examine(self._env, compressor, after, content)
+        return examination.examine(self._env, self._journal, compressor, after, content)
 
     def find_ids(self, digests: Sequence[bytes]) -> list[int | None]:
         """The ids of objects, all of one moment; None where there is none."""
         from casstore.engine.lmdb import examination
 
         conditions.check_digests(digests)
-        return examination.find_ids(self._env, digests)
+        return examination.find_ids(self._env, self._journal, digests)
 
     def find_names(self, ids: Sequence[int]) -> list[bytes | None]:
         """The digests by which objects are found, all of one moment; None: by none."""
         from casstore.engine.lmdb import examination
 
-        return examination.find_names(self._env, ids)
+        return examination.find_names(self._env, self._journal, ids)
 
     def check_index(self, excused: Callable[[int], bool], told: Told | None = None) -> list[Fault]:
         """Look for names that lead nowhere, but not to ids that are ``excused``."""
         from casstore.engine.lmdb import examination
 
-        return examination.check_index(self._env, excused, told)
+        return examination.check_index(self._env, self._journal, excused, told)
 
     def read_mark(self) -> bytes | None:
         """What the last check left behind."""

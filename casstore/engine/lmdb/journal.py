@@ -19,7 +19,7 @@ reads only what others have added.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import lmdb
 
@@ -140,6 +140,15 @@ class Pending:
         row = txn.get(digest, None, env.index)
         return None if row is None else read_id(row)
 
+    def is_named(
+        self, txn: AnyTransaction, env: Environment, digest: bytes, object_id: int
+    ) -> bool:
+        """Is the object known by this id? For those who expect the index to be damaged."""
+        if digest in self.ids:
+            return self.ids[digest] == object_id
+        row = txn.get(digest, None, env.index)
+        return row is not None and bytes(row) == slab_key(object_id)
+
     def changed_between(
         self, table: str, start: bytes, stop: bytes | None, *, reverse: bool
     ) -> list[tuple[bytes, bytes | None]]:
@@ -213,17 +222,30 @@ def _read_on(cursor: lmdb.Cursor[bytes] | lmdb.Cursor[memoryview], known: Pendin
     more = True
     while more:
         key = bytes(cursor.key())
-        value, hashed = prove_row(JOURNAL, key, cursor.value())
-        rows, names, unnamed = _decode(key, value)
-        pending.add(rows, names, unnamed)
+        entry, size_bytes, hashed = open_entry(key, cursor.value())
+        pending.add(*entry)
         pending.last, pending.proof = key, hashed[:CHECKSUM_BYTES]
-        pending.size_bytes += len(value)
+        pending.size_bytes += size_bytes
         pending.total += int.from_bytes(hashed, "big")
         more = cursor.next()
     return pending
 
 
-def _decode(key: bytes, value: bytes) -> tuple[dict[str, Changes], dict[bytes, int], list[bytes]]:
+class Entry(NamedTuple):
+    """What one transaction changed."""
+
+    rows: dict[str, Changes]
+    named: dict[bytes, int]
+    unnamed: list[bytes]
+
+
+def open_entry(key: bytes, stored: bytes | memoryview) -> tuple[Entry, int, bytes]:
+    """An entry as it is stored, checked; how long it is, and the hash that stands for it."""
+    value, hashed = prove_row(JOURNAL, key, stored)
+    return _decode(key, value), len(value), hashed
+
+
+def _decode(key: bytes, value: bytes) -> Entry:
     try:
         spelled, named, unnamed = unpack_checked(value)
         rows: dict[str, Changes] = {}
@@ -239,7 +261,7 @@ def _decode(key: bytes, value: bytes) -> tuple[dict[str, Changes], dict[bytes, i
         gone = [unnamed[at : at + DIGEST_BYTES] for at in range(0, len(unnamed), DIGEST_BYTES)]
     except (TypeError, ValueError, IndexError, InvalidInputError) as exc:
         raise CorruptionError(f"entry {key.hex()} of the journal is damaged") from exc
-    return rows, names, gone
+    return Entry(rows, names, gone)
 
 
 def count_names(env: Environment, txn: AnyTransaction, pending: Pending) -> int:
@@ -307,6 +329,22 @@ def settle(env: Environment, txn: lmdb.Transaction[bytes]) -> bool:
         return False
     _lay(env, txn, pending)
     return True
+
+
+def forget_names(env: Environment, txn: lmdb.Transaction[bytes]) -> None:
+    """Leave only rows in the journal: the index was made anew, and alone says what is named."""
+    pending = read_pending(env, txn)
+    if not pending.ids:
+        return
+    total = RowSum(txn.get(SUM_KEY))
+    total.subtract_number(pending.total)
+    txn.put(SUM_KEY, total.encode())
+    txn.drop(env.journal, delete=False)
+    if pending.rows:
+        empty = Pending()
+        # Keys go on from the last: it tells those who follow the journal that it is another.
+        empty.last = pending.last
+        append(env, txn, empty, pending.rows, {}, [])
 
 
 def settle_now(env: Environment) -> None:
