@@ -23,6 +23,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import lmdb
 
+from casstore.engine.lmdb.creation import INDEX
 from casstore.engine.lmdb.environment import Environment, translate
 from casstore.engine.lmdb.rows import (
     CHECKSUM_BYTES,
@@ -316,6 +317,39 @@ def append(
     total.add(hashed)
     txn.put(SUM_KEY, total.encode())
     return after
+
+
+def laid_rows(
+    env: Environment, txn: AnyTransaction, pending: Pending, database: str
+) -> Iterator[tuple[bytes, bytes]]:
+    """All that a database will hold when the journal is laid in place, as it is stored."""
+    stored = ((bytes(key), bytes(value)) for key, value in txn.cursor(env.databases[database]))
+    changed: list[tuple[bytes, bytes | None]] = []
+    if database == INDEX:
+        changed = sorted(
+            (digest, None if object_id is None else slab_key(object_id))
+            for digest, object_id in pending.ids.items()
+        )
+    elif database in _TABLES:
+        for key, value in pending.changed_between(database, b"", None, reverse=False):
+            proof = b"" if value is None else row_hash(database, key, value)[:CHECKSUM_BYTES]
+            changed.append((key, None if value is None else value + proof))
+    return merge(stored, changed, reverse=False)
+
+
+def laid_sum(env: Environment, txn: AnyTransaction, pending: Pending) -> RowSum:
+    """What the sum over all rows will be when the journal is laid in place."""
+    known = txn.get(SUM_KEY)
+    total = RowSum(None if known is None else bytes(known))
+    total.subtract_number(pending.total)
+    for table, changes in pending.rows.items():
+        for key, value in changes.items():
+            stored = txn.get(key, None, env.tables[table])
+            if stored is not None:
+                total.subtract(prove_row(table, key, stored)[1])
+            if value is not None:
+                total.add(row_hash(table, key, value))
+    return total
 
 
 def settle(env: Environment, txn: lmdb.Transaction[bytes]) -> bool:

@@ -179,10 +179,16 @@ def scope_of(env: Environment, cold_before_ms: int | None) -> Scope:
     return Scope(newest, cold_before_ms, int(text))
 
 
-def read_run(env: Environment, compressor: Compressor, first_id: int, scope: Scope) -> Look:
+def read_run(
+    env: Environment,
+    compressor: Compressor,
+    first_id: int,
+    scope: Scope,
+    pending: Pending = _LAID,
+) -> Look:
     """The next slabs from ``first_id`` on; those that belong together come as a run.
 
-    All that the scope spans must have been laid in place.
+    ``pending``: what the journal names of all that the scope spans, if that may be anything.
     """
     pieces: list[Piece] = []
     damaged: list[DamagedSlab] = []
@@ -198,7 +204,7 @@ def read_run(env: Environment, compressor: Compressor, first_id: int, scope: Sco
                 next_id = scope.newest + 1
                 break
             try:
-                piece = look_at(env, txn, _LAID, bytes(cursor.key()), bytes(cursor.value()))
+                piece = look_at(env, txn, pending, bytes(cursor.key()), bytes(cursor.value()))
             except CorruptionError as exc:
                 if not pieces:
                     damaged.append(DamagedSlab(last_id, str(exc)))
