@@ -29,6 +29,9 @@ from casstore.engine.protocol import (
 from casstore.errors import ConditionFailedError, CorruptionError
 from casstore.format.canonical import pack_checked
 from casstore.format.digest import Kind, digest_of
+from casstore.maintenance import gc
+from casstore.maintenance.space import measure
+from casstore.store import Store
 
 ROOT = Path(__file__).parent.parent
 ENGINES = (0, 1)
@@ -233,6 +236,60 @@ def test_what_is_stored_while_packing_begins_is_not_taken_for_dead(
     report = engine.pack()
     assert (report.slabs_before, report.slabs_after, report.objects_dropped) == (2, 1, 0)
     assert engine.verify() == 4
+
+
+def test_a_collection_takes_names_that_only_the_journal_has(engine: LmdbEngine) -> None:
+    with Store(engine) as store:
+        kept = store.put_blob(b"kept")
+        lost = store.put_blob(b"nobody reaches this")
+        store.tag("kept", kept)
+        assert (entries(engine), laid(engine, "pins")) == (3, [])
+        assert gc.collect(store, grace_ms=0, dry_run=True).objects_unreached == 1
+        assert entries(engine) == 3
+        assert gc.collect(store, grace_ms=0).objects_swept == 1
+        assert engine.missing([kept, lost]) == [lost]
+        assert engine.verify() == 1
+        assert store.put_blob(b"nobody reaches this") == lost
+        assert engine.verify() == 2
+
+
+def test_a_row_that_the_journal_took_away_keeps_nothing(engine: LmdbEngine) -> None:
+    with Store(engine) as store:
+        kept = store.put_blob(b"kept")
+        store.tag("kept", kept)
+        settle_now(engine._env)
+        assert gc.collect(store, grace_ms=0).objects_swept == 0
+        store.unpin("kept")
+        assert laid(engine, "pins") != []
+        assert gc.collect(store, grace_ms=0).objects_swept == 1
+        assert engine.missing([kept]) == [kept]
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_a_collection_counts_an_object_that_was_stored_again_once(
+    engine: LmdbEngine, settled: bool
+) -> None:
+    with Store(engine) as store:
+        gone, back = store.put_blob(b"gone"), store.put_blob(b"and back")
+        settle_now(engine._env)
+        engine.write(Write(deletes=[gone, back]))
+        store.put_blob(b"and back")
+        if settled:
+            settle_now(engine._env)
+        report = gc.collect(store, grace_ms=0)
+        assert (report.objects_kept, report.objects_swept) == (0, 1)
+        assert engine.verify() == 0
+
+
+def test_what_only_the_journal_names_is_not_dead(engine: LmdbEngine) -> None:
+    with Store(engine) as store:
+        for number in range(5):
+            store.put_blob(b"blob %d" % number)
+        assert entries(engine) == 5
+        found = measure(store).slabs
+        assert (found.objects, found.dead_objects) == (5, 0)
+        assert store.pack(min_age_ms=0).objects_dropped == 0
+        assert engine.verify() == 5
 
 
 def tamper(path: str, change: str) -> None:

@@ -15,8 +15,8 @@ from casstore.engine.lmdb import cold_dictionary, packing, tidying
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.compression import Compressor
 from casstore.engine.lmdb.engine import LmdbEngine
-from casstore.engine.lmdb.journal import settle_now
 from casstore.engine.lmdb.environment import Environment
+from casstore.engine.lmdb.journal import settle_now
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import NewObject, PackReport, Write
 from casstore.errors import CorruptionError, InvalidInputError, ReadOnlyError

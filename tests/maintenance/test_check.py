@@ -11,10 +11,11 @@ import pytest
 from casstore.engine import faults
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.engine import LmdbEngine
+from casstore.engine.lmdb.rows import CHECKSUM_BYTES
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import DeleteRow, NewObject, Write
-from casstore.errors import InvalidInputError
-from casstore.format.canonical import pack_checked
+from casstore.errors import CorruptionError, InvalidInputError
+from casstore.format.canonical import pack_checked, unpack_checked
 from casstore.format.digest import Digest, Kind, digest_of
 from casstore.maintenance import findings as codes
 from casstore.maintenance import gc
@@ -461,6 +462,66 @@ def test_a_page_that_holds_what_belongs_elsewhere_is_damaged(path: Path) -> None
     [finding] = checked(path).findings
     assert (finding.code, finding.where.table) == (faults.PAGE_DAMAGED, "heads")
     assert finding.what == f"page {place} is damaged"
+
+
+# --- the journal ----------------------------------------------------------------------------
+
+
+def change_names(path: Path, change: Callable[[dict[bytes, int]], None]) -> bytes:
+    """Change the names in the last entry of the journal that has any, its proof with it."""
+    with wounding(path, laid=False) as cut:
+        for key, stored in reversed(cut.rows("journal")):
+            rows, joined, unnamed = unpack_checked(stored[:-CHECKSUM_BYTES])
+            if not joined:
+                continue
+            named = {
+                joined[at : at + 32]: int.from_bytes(joined[at + 32 : at + 40], "big")
+                for at in range(0, len(joined), 40)
+            }
+            digest: bytes = next(iter(named))
+            change(named)
+            joined = b"".join(each + number.to_bytes(8, "big") for each, number in named.items())
+            cut.put_row("journal", key, pack_checked([rows, joined, unnamed]))
+            cut.fix_sum()
+            return digest
+    raise AssertionError("no entry names anything")
+
+
+def test_a_name_in_the_journal_that_leads_elsewhere_is_found(path: Path) -> None:
+    digest = change_names(path, lambda named: named.update({next(iter(named)): 1}))
+    found = [one for one in checked(path).findings if one.code == faults.INDEX_DANGLING]
+    assert [(one.where.digest, one.where.table) for one in found] == [(digest, "journal")]
+
+
+def test_an_object_that_is_named_twice_is_found(path: Path) -> None:
+    digest = change_names(path, lambda named: None)
+    assert checked(path).counts == {}
+    with wounding(path, laid=False) as cut:
+        cut.put("index", digest, (1).to_bytes(8, "big"))
+    [found] = checked(path).findings
+    assert (found.code, found.where.digest) == (faults.INDEX_DANGLING, digest)
+
+
+def test_an_entry_that_is_lost_is_found_by_the_sum(path: Path) -> None:
+    with wounding(path, laid=False) as cut:
+        # One that changes a row and names nothing, so that nothing else tells.
+        key = next(
+            key
+            for key, stored in cut.rows("journal")
+            if not unpack_checked(stored[:-CHECKSUM_BYTES])[1]
+        )
+        cut.delete("journal", key)
+    assert faults.ROWS_SUM_WRONG in checked(path, "connectivity").counts
+
+
+def test_a_damaged_entry_is_found_at_every_level_and_nothing_is_made_of_it(path: Path) -> None:
+    change_an_entry_of_the_journal(path)
+    for level in LEVELS:
+        report = checked(path, level)
+        assert report.counts == {faults.JOURNAL_DAMAGED: 1}
+        assert not report.sound
+    with open_store(path) as store, pytest.raises(CorruptionError):
+        rebuild(store)
 
 
 # --- since the last one -----------------------------------------------------------------

@@ -209,6 +209,64 @@ def test_a_deleted_session_does_not_come_back_from_old_pages(tmp_path: Path) -> 
     assert "s2" not in saved(tmp_path / "t")
 
 
+def test_a_lost_journal_costs_the_last_commit_and_no_more(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    make(path)
+    lay_in_place(path)
+    with open_store(path) as store:
+        for number in range(6):
+            step(store, "s0", f"more {number}", text=LONG)
+        store.delete_session("path")
+        store.tag("later", store.session("s3").entry(1).manifest)
+        store.unpin("release")
+        store.session("s0").queue.enqueue([3], batch_id="b3")
+        before = everything(store)
+        step(store, "s1", "the last")
+    tree = pages_of(path, "journal")[0]
+    # The pages that the last commit wrote; all others belong to the state before it, too.
+    overwrite(path, tree[0], tree[-1])
+    report = salvage(path, tmp_path / "t")
+    assert {gap.table for gap in report.gaps} >= {"heads", "pins", "queue"}
+    assert "journal" in report.gaps[0].why
+    assert saved(tmp_path / "t") == before
+    assert "path" in report.outcomes("deleted")
+
+
+def test_what_the_journal_says_stands_though_its_table_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    make(path)
+    lay_in_place(path)
+    with open_store(path) as store:
+        step(store, "s0", "late", text=LONG)
+        store.unpin("release")
+        before = everything(store)
+    overwrite(path, *pages_of(path, "heads")[0], *pages_of(path, "pins")[0])
+    salvage(path, tmp_path / "t")
+    after = saved(tmp_path / "t")
+    assert after["s0"] == before["s0"]
+    assert after["pins"] == before["pins"] == []
+
+
+def test_a_damaged_entry_of_the_journal_does_not_take_others_along(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    make(path)
+    lay_in_place(path)
+    with open_store(path) as store:
+        for name in ("s0", "s1", "s3"):
+            step(store, name, "later")
+        before = everything(store)
+    with wounding(path, laid=False) as cut:
+        # In both trees: what is left of it lies in pages that nothing leads to.
+        (key, value) = cut.rows("journal")[1]
+        cut.put("journal", key, flip(value))
+    with wounding(path, laid=False) as cut:
+        cut.put("meta", b"checked", b"")
+    report = salvage(path, tmp_path / "t")
+    after = saved(tmp_path / "t")
+    assert {name for name in before if after[name] == before[name]} >= before.keys() - {"s1"}
+    assert not report.complete
+
+
 # --- losses, by name ------------------------------------------------------------------------------
 
 
