@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -493,6 +494,12 @@ def test_a_name_in_the_journal_that_leads_elsewhere_is_found(path: Path) -> None
     assert [(one.where.digest, one.where.table) for one in found] == [(digest, "journal")]
 
 
+def test_more_names_in_the_journal_than_objects_are_seen_at_a_glance(path: Path) -> None:
+    many = {number.to_bytes(32, "big"): 1 for number in range(5000)}
+    change_names(path, lambda named: named.update(many))
+    assert checked(path, "quick").counts == {faults.INDEX_DANGLING: 1}
+
+
 def test_an_object_that_is_named_twice_is_found(path: Path) -> None:
     digest = change_names(path, lambda named: None)
     assert checked(path).counts == {}
@@ -500,6 +507,23 @@ def test_an_object_that_is_named_twice_is_found(path: Path) -> None:
         cut.put("index", digest, (1).to_bytes(8, "big"))
     [found] = checked(path).findings
     assert (found.code, found.where.digest) == (faults.INDEX_DANGLING, digest)
+
+
+def test_damage_to_an_object_that_only_the_journal_names_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    content = random.Random(1).randbytes(1500)
+    with open_store(path) as store:
+        for name in ("s1", "s2"):
+            step(store, name, "a")
+        store.session("s1").attachments.put(content)
+    data = (path / "data.mdb").read_bytes()
+    assert content in data
+    (path / "data.mdb").write_bytes(data.replace(content, flip(content)))
+    with wounding(path, laid=False) as cut:
+        assert cut.rows("index") == []
+    report = checked(path)
+    assert report.counts == {faults.OBJECT_DAMAGED: 1}
+    assert [one.session for one in report.affected] == ["s1"]
 
 
 def test_an_entry_that_is_lost_is_found_by_the_sum(path: Path) -> None:
