@@ -180,6 +180,15 @@ def test_names_and_rows_of_the_journal_are_kept(tmp_path: Path) -> None:
         assert check(store, level="full").counts == {}
 
 
+def test_rows_of_the_journal_name_what_counts(tmp_path: Path) -> None:
+    with open_store(tmp_path / "s") as store:
+        step(store, "s1", "a", text=LONG)
+        before = everything(store), names(store)
+        report = rebuild(store, grace_ms=0)
+        assert (report.objects_named, report.objects_dropped) == (len(before[1]), 0)
+        assert (everything(store), names(store)) == before
+
+
 def test_a_damaged_row_under_a_newer_one_in_the_journal_goes(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with open_store(path) as store:
