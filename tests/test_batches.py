@@ -269,6 +269,37 @@ def test_a_batch_whose_commit_failed_runs_again_as_if_for_the_first_time(
     assert find_row(engine, "heads", b"key") == blob.digest
 
 
+def test_a_write_refused_in_a_run_that_was_interrupted_may_pass_in_the_next(
+    engine: LmdbEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of the first run sticks to what was prepared."""
+    refused = Write(objects=[new_blob(b"late")], conditions=[RowIs("heads", b"key", b"there")])
+    passes = Write(objects=[new_blob(b"early")])
+    jobs = [Job(refused), Job(passes)]
+    engine._prepare(jobs)
+    begin = engine._env.begin_write
+
+    class Failing:
+        def __init__(self, txn: lmdb.Transaction[bytes]) -> None:
+            self._txn = txn
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._txn, name)
+
+        def commit(self) -> None:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._env, "begin_write", lambda: Failing(begin()))
+        with pytest.raises(KeyboardInterrupt):
+            engine._commit([Ticket(job) for job in jobs])
+    engine.write(Write(rows=[PutRow("heads", b"key", b"there")]))
+    tickets: list[Ticket[Job, WriteResult]] = [Ticket(job) for job in jobs]
+    engine._commit(tickets)
+    assert [ticket.error for ticket in tickets] == [None, None]
+    assert_reads_back(engine, *refused.objects, *passes.objects)
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_random_batches_agree_with_the_reference_run_in_the_same_order(
     engine: LmdbEngine, seed: int

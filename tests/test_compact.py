@@ -19,7 +19,7 @@ import casstore
 from casstore.engine.lmdb import compaction, guard, packing
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.lmdb.environment import Environment
-from casstore.engine.protocol import Write
+from casstore.engine.protocol import TABLES, Write
 from casstore.errors import (
     BusyError,
     CorruptionError,
@@ -63,12 +63,11 @@ def fill(path: Path, **options: Any) -> None:
 def everything(store: Store) -> tuple[Any, ...]:
     """Objects with their ids, rows, and what the store says of itself."""
     env = engine_of(store)._env
+    rows: dict[str, Any] = {table: store.engine.scan_rows(table, limit=10**6) for table in TABLES}
     with env.reading() as txn:
-        rows = {
-            name: [(bytes(key), bytes(value)) for key, value in txn.cursor(db=database)]
-            for name, database in env.databases.items()
-            if name not in ("slabs", "dictionaries", "meta")
-        }
+        for name in ("collection", "touches"):
+            database = env.databases[name]
+            rows[name] = [(bytes(key), bytes(value)) for key, value in txn.cursor(db=database)]
         meta = {bytes(key): bytes(value) for key, value in txn.cursor(db=env.meta)}
     meta.pop(b"packed_to", None)
     meta.pop(b"collected", None)  # counted in transactions, which begin anew

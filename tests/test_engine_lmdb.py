@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from casstore.engine.lmdb import journal
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.protocol import Engine
 from casstore.testing import EngineFactory, PersistentEngineContract, Reopen, compare_with_reference
@@ -63,4 +64,10 @@ class TestLmdb10(LmdbContract):
 
 
 class TestLmdbWithoutCache(LmdbContract):
+    """And with a journal that is laid in place after every few changes."""
+
     options: ClassVar[dict[str, Any]] = {"cache_bytes": 0, "durability": "relaxed"}
+
+    @pytest.fixture(autouse=True)
+    def settles_often(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(journal, "SETTLE_CHANGES", 5)

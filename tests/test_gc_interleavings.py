@@ -229,7 +229,7 @@ def _believe_hits(self: Transaction, job: Job) -> None:
     self._ids.update(job.plan.ids)
 
 
-def _do_not_catch_up(self: Marks, txn: Any, limit: int | None = None) -> bool:
+def _do_not_catch_up(self: Marks, txn: Any, pending: Any, limit: int | None = None) -> bool:
     """The second rule removed."""
     return True
 

@@ -16,6 +16,7 @@ from casstore.engine.lmdb import cold_dictionary, packing, tidying
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.lmdb.environment import Environment
+from casstore.engine.lmdb.journal import settle_now
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import NewObject, PackReport, Write
 from casstore.errors import CorruptionError, InvalidInputError, ReadOnlyError
@@ -326,6 +327,7 @@ def test_tables_that_are_half_empty_are_written_anew(tmp_path: Path) -> None:
             with env.reading() as txn:
                 return sum(txn.stat(database)["leaf_pages"] for database in tables.values())
 
+        settle_now(env)
         before, pages = rows(), leaves()
         report = store.pack(min_age_ms=0)
         assert rows() == before

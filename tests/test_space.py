@@ -55,7 +55,7 @@ def test_the_figures_are_those_that_others_count(tmp_path: Path, version: int) -
     # Plain LMDB counts the same rows, bytes and pages.
     env = lmdb.open(str(path), max_dbs=64, readonly=True)
     # LMDB 1.0 ends names in a zero byte.
-    names = [name.decode().rstrip("\0") for name in _names(env)]
+    names = [name.decode().rstrip("\0") for name in _names(env) if name != b"rows_sum"]
     assert sorted(names) == sorted(table.name for table in report.tables)
     for table in report.tables:
         database = env.open_db(table.name.encode(), create=False)

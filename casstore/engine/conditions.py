@@ -32,6 +32,7 @@ FindRow = Callable[[str, bytes], bytes | None]
 HasObject = Callable[[bytes], bool]
 
 _TABLES = frozenset(TABLES)
+_TIMED = (RowLive, RowLapsed)
 
 
 def require(
@@ -70,13 +71,11 @@ def _time_at(value: bytes, offset: int) -> int:
 
 def stamped(change: PutRow, now_ms: int) -> bytes:
     """The value of a row with the engine's time written into its stamps."""
-    if not change.stamps:
-        return change.value
-    value = bytearray(change.value)
-    for stamp in change.stamps:
-        time = max(0, now_ms + stamp.add_ms)
-        value[stamp.offset : stamp.offset + TIME_BYTES] = time.to_bytes(TIME_BYTES, "big")
-    return bytes(value)
+    value = change.value
+    for offset, add_ms in change.stamps:
+        time = max(0, now_ms + add_ms).to_bytes(TIME_BYTES, "big")
+        value = value[:offset] + time + value[offset + TIME_BYTES :]
+    return value
 
 
 def validate(write: Write) -> None:
@@ -96,21 +95,24 @@ def validate(write: Write) -> None:
         if isinstance(condition, ObjectsExist):
             check_digests(condition.digests)
             continue
-        check_key(condition.table, condition.key)
-        if isinstance(condition, (RowLive, RowLapsed)) and condition.offset < 0:
+        table, key = condition[:2]
+        if table not in _TABLES or not 0 < len(key) <= MAX_ROW_KEY_BYTES:
+            check_key(table, key)
+        if isinstance(condition, _TIMED) and condition.offset < 0:
             raise InvalidInputError(f"a time at offset {condition.offset}")
     for change in rows:
-        check_key(change.table, change.key)
+        table, key = change[:2]
+        if table not in _TABLES or not 0 < len(key) <= MAX_ROW_KEY_BYTES:
+            check_key(table, key)
         if isinstance(change, PutRow):
-            if len(change.value) > MAX_ROW_VALUE_BYTES:
-                raise InvalidInputError(
-                    f"a row of {len(change.value)} bytes (at most {MAX_ROW_VALUE_BYTES})"
-                )
-            for stamp in change.stamps:
-                if not 0 <= stamp.offset <= len(change.value) - TIME_BYTES:
-                    raise InvalidInputError(f"a stamp at {stamp.offset} outside its row")
-                if abs(stamp.add_ms) > MAX_STAMP_MS:
-                    raise InvalidInputError(f"a stamp of {stamp.add_ms} ms from now")
+            size = len(change.value)
+            if size > MAX_ROW_VALUE_BYTES:
+                raise InvalidInputError(f"a row of {size} bytes (at most {MAX_ROW_VALUE_BYTES})")
+            for offset, add_ms in change.stamps:
+                if not 0 <= offset <= size - TIME_BYTES:
+                    raise InvalidInputError(f"a stamp at {offset} outside its row")
+                if abs(add_ms) > MAX_STAMP_MS:
+                    raise InvalidInputError(f"a stamp of {add_ms} ms from now")
     if deletes:
         check_digests(deletes)
 

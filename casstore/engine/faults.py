@@ -20,6 +20,7 @@ INDEX_DANGLING: Final = "index_dangling"
 OBJECT_DAMAGED: Final = "object_damaged"
 ROW_DAMAGED: Final = "row_damaged"
 ROWS_SUM_WRONG: Final = "rows_sum_wrong"
+JOURNAL_DAMAGED: Final = "journal_damaged"
 
 
 class Fault(NamedTuple):
@@ -81,8 +82,10 @@ class Checking(Protocol):
         """Look at how tables are laid out, as far as that can be wrong."""
         ...
 
-    def check_rows(self, tables: Sequence[str], told: Told | None = None) -> list[Fault]:
-        """Prove every row of these tables; all tables: the sum over them, too."""
+    def check_rows(
+        self, tables: Sequence[str], told: Told | None = None, *, whole: bool = True
+    ) -> list[Fault]:
+        """Prove every row of these tables; ``whole``: these are all, so the sum over them, too."""
         ...
 
     def readable_rows(self, table: str, *, start: bytes, limit: int) -> list[Row]:

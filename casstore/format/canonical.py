@@ -390,13 +390,20 @@ def inspect(data: bytes) -> tuple[Any, list[tuple[int, bytes]]]:
     # Too deep, not a number, a key too long: only a walk says where, and it costs more than
     # unpacking did. A NaN or infinity starts with one of two byte pairs, and a long key needs
     # long data: pieces without any of that, nearly all of them, need no walk.
-    if (
-        not _nests(value, MAX_DEPTH)
-        or len(data) > MAX_KEY_BYTES
-        or (b"\xcb" in data and (b"\xcb\x7f" in data or b"\xcb\xff" in data))
-    ):
+    if not _nests(value, MAX_DEPTH) or len(data) > MAX_KEY_BYTES or _may_hold_strange_float(data):
         _encode(_unpack(data, lambda code, payload: None), MAX_DEPTH)
     return value, links
+
+
+def _may_hold_strange_float(data: bytes) -> bool:
+    """Is there a place in the bytes that a NaN or infinity could start at?"""
+    # One byte is found many times faster than two.
+    at = data.find(0xCB)
+    while at >= 0:
+        if data[at + 1 : at + 2] in (b"\x7f", b"\xff"):
+            return True
+        at = data.find(0xCB, at + 1)
+    return False
 
 
 def is_link(value: Any) -> bool:

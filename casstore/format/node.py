@@ -72,19 +72,20 @@ def spell_payload(value: Any, name: str, emit: Emit) -> Spelled:
         return NULL
     try:
         whole = _spell_whole(value)
-        return spell(value, PAYLOAD_ROOM, emit) if whole is None else whole
+        return whole or spell(value, PAYLOAD_ROOM, emit)
     except InvalidValueError as exc:
         raise exc.within(name) from exc.__cause__
 
 
 def _spell_whole(value: Any) -> Spelled | None:
     """Spell a value without moving anything out; None if it is too long, or cannot be spelled."""
-    if type(value) in (dict, list, tuple):
+    kind = type(value)
+    if kind is dict or kind is list or kind is tuple:
         whole = pack_plain(
             value, PAYLOAD_ROOM, NODE_PAYLOAD_MAX_BYTES, NODE_PAYLOAD_MAX_BYTES + 1, _name_nothing
         )
         return None if whole is None else Spelled(*whole)
-    if type(value) in (str, bytes) and len(value) <= NODE_PAYLOAD_MAX_BYTES:
+    if (kind is str or kind is bytes) and len(value) <= NODE_PAYLOAD_MAX_BYTES:
         data = scalar_bytes(value)
         return Spelled(data, []) if len(data) <= NODE_PAYLOAD_MAX_BYTES else None
     return None
@@ -104,16 +105,14 @@ def check_time(time: object) -> None:
 
 def encode_node(header: NodeHeader, cause: Spelled, payload: Spelled) -> tuple[bytes, list[bytes]]:
     """The bytes of a node and the digests it links to, in order."""
-    links: list[bytes] = []
-    parent = _NIL
-    if header.parent is not None:
-        links.append(header.parent)
-        parent = link_bytes(ROLE_LINK, header.parent)
-    links += cause.links
-    links += payload.links
+    *plain, parent = header
+    links = [*cause.links, *payload.links]
+    above = _NIL
+    if parent is not None:
+        links.insert(0, parent)
+        above = link_bytes(ROLE_LINK, parent)
     # The first byte of the seven plain fields is their own list's header.
-    plain = pack_checked(list(header[:7]))[1:]
-    return b"".join((_HEADER, plain, parent, cause.data, payload.data)), links
+    return b"".join((_HEADER, pack_checked(plain)[1:], above, cause.data, payload.data)), links
 
 
 def fill_node(opened: DecodedNode, resolve: Resolver) -> DecodedNode:

@@ -47,7 +47,7 @@ _NAMED_SESSIONS: Final = 1000
 _NAMED_REVISIONS: Final = 20
 _MARK_VERSION: Final = 1
 # Without these no object can be read; without those no graph.
-_OBJECT_TABLES: Final = frozenset(("main", "meta", "slabs", "index", "dictionaries"))
+_OBJECT_TABLES: Final = frozenset(("main", "meta", "slabs", "index", "dictionaries", "journal"))
 _GRAPH_TABLES: Final = frozenset(("heads", "history", "nodes"))
 
 
@@ -172,7 +172,7 @@ class _Check:
         if self._level != QUICK:
             tables = [table for table in TABLES if table not in unsafe]
             told = self._tell("rows", "rows")
-            self._attempt(lambda: self._take(checking.check_rows(tables, told)))
+            self._attempt(lambda: self._take(checking.check_rows(tables, told, whole=not unsafe)))
             if since_last and readable:
                 mark = self._read_mark()
                 self._start = mark.full if self._content is not None else mark.connectivity

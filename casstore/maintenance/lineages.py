@@ -50,7 +50,7 @@ class Table(NamedTuple):
         """The rows, as they are stored."""
         puts = [] if self.base is None else [lineage.put_base(self.lineage, self.base)]
         puts += [
-            lineage.put_place(self.lineage, part, place) for part, place in self.places.items()
+            lineage.put_place(self.lineage, part, *place) for part, place in self.places.items()
         ]
         for page in self.pages:
             puts += lineage.put_pages(self.lineage, None, page)[0]

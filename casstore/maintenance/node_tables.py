@@ -21,7 +21,7 @@ from casstore.objects import graph as objects
 from casstore.objects.pieces import PieceReader
 from casstore.session import keys
 from casstore.session.heads import Base
-from casstore.session.lineage import Page, Place, new_lineage, put_base, put_pages, put_place
+from casstore.session.lineage import Page, new_lineage, put_base, put_pages, put_place
 
 # Stands where a number was given to a node that is not in this graph; no path leads there.
 _FILLER: Final = bytes(DIGEST_BYTES)
@@ -309,7 +309,7 @@ def _rows_of(lineage: Lineage) -> Iterator[PutRow]:
     if lineage.base is not None:
         yield put_base(lineage.name, lineage.base)
     for node_part, seq in lineage.parts.items():
-        yield put_place(lineage.name, node_part, Place(seq, lineage.digests[seq - lineage.first]))
+        yield put_place(lineage.name, node_part, seq, lineage.digests[seq - lineage.first])
     page: Page | None = None
     for start in range(0, len(lineage.digests), _ROWS_BATCH):
         stop = start + _ROWS_BATCH

@@ -7,6 +7,7 @@ against the digest they were asked for by.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from casstore.engine.protocol import Engine, NewObject, StoredObject, Write
 from casstore.errors import CorruptionError, LimitError, ObjectNotFoundError
@@ -33,7 +34,7 @@ class PieceReader:
         self.pieces_read += len(found)
         for digest, item in zip(digests, found, strict=True):
             if item is not None:
-                check_object(digest, item.kind, item.data)
+                check_object(digest, *item)
         return found
 
     def get(self, digest: bytes) -> StoredObject:
@@ -54,12 +55,11 @@ class PieceReader:
 
     def follow(self, digests: Sequence[bytes]) -> list[StoredObject]:
         """Objects that another object links to; a missing one is damage (P3)."""
-        objects: list[StoredObject] = []
-        for digest, item in zip(digests, self.find_many(digests), strict=True):
-            if item is None:
-                raise CorruptionError(f"object {digest.hex()} is linked to but missing")
-            objects.append(item)
-        return objects
+        objects = self.find_many(digests)
+        if None in objects:
+            missing = digests[objects.index(None)]
+            raise CorruptionError(f"object {missing.hex()} is linked to but missing")
+        return cast("list[StoredObject]", objects)
 
 
 class BoundedReader(PieceReader):

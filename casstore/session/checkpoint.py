@@ -43,20 +43,22 @@ def store_checkpoint(manifest: Manifest, given: Checkpoint, writer: PieceWriter)
     if type(given.frames) not in (list, tuple):
         raise InvalidInputError(f"frames are a list, not {type(given.frames).__name__}")
     emit = writer.emit
-    return manifest._replace(
-        plugin_revision=revision,
-        current_frame=frame,
-        tool_state=_component(given, "tool_state", writer),
-        plugin_snapshot=_component(given, "plugin_snapshot", writer),
-        execution_state=_component(given, "execution_state", writer),
-        turn_state=spell_field(given.turn_state, "turn_state", emit),
-        frames=spell_field(list(given.frames), "frames", emit) if given.frames else NOTHING,
-        config=spell_field(given.config, "config", emit),
+    return Manifest(
+        *manifest[:3],
+        revision,
+        frame,
+        *manifest[5:7],
+        _component(given.tool_state, "tool_state", writer),
+        _component(given.plugin_snapshot, "plugin_snapshot", writer),
+        _component(given.execution_state, "execution_state", writer),
+        spell_field(given.turn_state, "turn_state", emit),
+        spell_field(list(given.frames), "frames", emit) if given.frames else NOTHING,
+        spell_field(given.config, "config", emit),
+        *manifest[13:],
     )
 
 
-def _component(given: Checkpoint, name: str, writer: PieceWriter) -> bytes | None:
-    body = getattr(given, name)
+def _component(body: Any, name: str, writer: PieceWriter) -> bytes | None:
     if body is None:
         return None
     if type(body) is Link:

@@ -125,14 +125,15 @@ def _try_at_once(
         or change.expected not in (None, known.head.revision)
     ):
         return None
-    attempt = _Attempt(runtime, session, key, change)
+    conditions: list[Condition] = []
     if change.turn is not None:
-        attempt.require(RowIs(*receipt_key(key, change.turn), None))
-    attempt.require(leases.live(key, change.lease))
-    attempt.require(RowIs(*head_key(key), known.row))
-    for node in spelled.nodes:
-        for own in (known.head.lineage, *known.older):
-            attempt.require(RowIs("nodes", keys.lineage_node(own, node.part), None))
+        conditions.append(RowIs("receipts", key + keys.part(change.turn, "a turn id"), None))
+    conditions.append(leases.live(key, change.lease))
+    conditions.append(RowIs("heads", key, known.row))
+    for own in (known.head.lineage, *known.older):
+        for node in spelled.nodes:
+            conditions.append(RowIs("nodes", keys.lineage_node(own, node.part), None))
+    attempt = _Attempt(runtime, session, key, change, conditions)
     try:
         return attempt.run(spelled, known, fresh=True)
     except (ConflictError, GraphError, NotFoundError):
@@ -203,17 +204,21 @@ def _read(runtime: Runtime, session: str, key: bytes, change: Commit) -> _Rows:
 class _Attempt:
     """A commit against the rows of one moment."""
 
-    def __init__(self, runtime: Runtime, session: str, key: bytes, change: Commit) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        session: str,
+        key: bytes,
+        change: Commit,
+        conditions: Sequence[Condition] = (),
+    ) -> None:
         self._runtime = runtime
         self._session = session
         self._key = key
         self._change = change
-        self._conditions: list[Condition] = []
+        # Written only if these hold.
+        self._conditions = list(conditions)
         self._changes: list[RowChange] = []
-
-    def require(self, condition: Condition) -> None:
-        """Write only if this holds."""
-        self._conditions.append(condition)
 
     def run(self, spelled: _Spelled, state: State | None, *, fresh: bool = False) -> CommitResult:
         """Make the objects and write them. ``fresh``: the ids of the nodes are new for sure."""
@@ -286,19 +291,20 @@ class _Attempt:
     # --- writing --------------------------------------------------------------------------
 
     def _next_head(self, state: State | None, grown: Grown, manifest: bytes) -> HeadRow:
+        head = None if state is None else state.head
         return HeadRow(
-            revision=1 if state is None else state.head.revision + 1,
-            created_at_ms=0 if state is None else state.head.created_at_ms,
-            committed_at_ms=0,
-            manifest=manifest,
-            lineage=grown.lineage,
-            base=grown.base,
-            hidden=grown.hidden,
-            operation=heads.COMMIT,
-            turn=self._change.turn,
-            rewound_to=None,
-            origin=None if state is None else state.head.origin,
-            long_id=self._session if keys.is_cut(self._session) else None,
+            1 if head is None else head.revision + 1,
+            0 if head is None else head.created_at_ms,
+            0,
+            manifest,
+            grown.lineage,
+            grown.base,
+            grown.hidden,
+            heads.COMMIT,
+            self._change.turn,
+            None,
+            None if head is None else head.origin,
+            self._session if keys.is_cut(self._session) else None,
         )
 
     def _write(
@@ -467,8 +473,8 @@ def _outcome(
     reader = runtime.reader()
     manifest = objects.read_manifest(reader, receipt.manifest)
     chain = lineage.Chain(runtime.engine, receipt.lineage, receipt.base, manifest.next_seq)
-    places = list(chain.places(range(receipt.first, receipt.first + receipt.node_count)))
-    created = objects.read_headers(reader, [place.digest for place in places])
+    seqs = range(receipt.first, receipt.first + receipt.node_count)
+    created = objects.read_headers(reader, chain.digests(seqs))
     leaf = manifest.leaf_id if receipt.leaf is None else receipt.leaf
     return leaf, receipt.all_nodes([header.id for header in created])
 

@@ -8,7 +8,7 @@ commit parents are inserted before their children, otherwise in the order given.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from casstore.engine.protocol import PutRow
 from casstore.errors import (
@@ -22,6 +22,7 @@ from casstore.format.canonical import Link
 from casstore.format.digest import Digest, Kind
 from casstore.format.manifest import FIELD_ROOM, NOTHING, Manifest
 from casstore.format.node import (
+    NULL,
     NodeHeader,
     check_time,
     encode_node,
@@ -38,6 +39,8 @@ from casstore.session.lineage import Chain, Page, Place
 from casstore.session.picking import find_first_user
 from casstore.session.state import HiddenNodes, Runtime, State
 from casstore.session.tombstones import heal_leaf, reveal
+
+_DRAFTS: Final = (NodeDraft, Node)
 
 
 class SpelledNode(NamedTuple):
@@ -75,25 +78,28 @@ class Grown(NamedTuple):
 def spell_nodes(drafts: Sequence[NodeDraft | Node], writer: PieceWriter) -> list[SpelledNode]:
     """Check and spell the nodes of a commit: all that does not depend on the graph."""
     spelled: list[SpelledNode] = []
+    emit = writer.emit
     for draft in drafts:
-        if not isinstance(draft, NodeDraft | Node):
+        if not isinstance(draft, _DRAFTS):
             raise InvalidInputError(f"a node is a NodeDraft or a Node, not {draft!r:.80}")
-        part = keys.part(draft.id, "a node id")
-        if draft.parent is not None and draft.parent is not LEAF:
-            keys.id_bytes(draft.parent, "a parent id")
-        if draft.frame is not None:
-            keys.id_bytes(draft.frame, "a frame id")
-        check_time(draft.time)
+        node_id, payload, parent, cause, frame, time = draft[:6]
+        part = keys.part(node_id, "a node id")
+        if parent is not LEAF and parent is not None:
+            keys.id_bytes(parent, "a parent id")
+        if frame is not None:
+            keys.id_bytes(frame, "a frame id")
+        if time is not None:
+            check_time(time)
         spelled.append(
             SpelledNode(
-                draft.id,
+                node_id,
                 part,
-                draft.parent,
-                draft.frame,
-                draft.time,
-                spell_payload(draft.cause, "cause", writer.emit),
-                spell_payload(draft.payload, "payload", writer.emit),
-                messages.is_user_message(draft.payload),
+                parent,
+                frame,
+                time,
+                NULL if cause is None else spell_payload(cause, "cause", emit),
+                spell_payload(payload, "payload", emit),
+                messages.is_user_message(payload),
             )
         )
     return spelled
@@ -125,10 +131,84 @@ def change_graph(
         # What was hidden stays hidden in earlier revisions. If the new graph has the very
         # same node, somebody wants it back.
         return grown._replace(hidden=reveal(runtime, state.head, growth.digests(), writer))
+    if change.leaf is LAST:
+        straight = _grow_straight(runtime, state, nodes, writer, fresh=fresh)
+        if straight is not None:
+            return straight
     head = state.head
     growth = _Growth(runtime, state, state.manifest, head.lineage, head.base, writer)
     growth.append(nodes, fresh=fresh)
     return growth.finish(change)
+
+
+def _grow_straight(
+    runtime: Runtime, state: State, nodes: list[SpelledNode], writer: PieceWriter, *, fresh: bool
+) -> Grown | None:
+    """The usual commit in one go: nodes behind the leaf, each the next one's parent.
+
+    None, and nothing has happened, if this is not such a one: the graph has one branch, and
+    nothing of it is hidden. What it makes is what ``_Growth`` would make.
+    """
+    manifest, head, above, page = state.manifest, state.head, state.leaf, state.page
+    seq = manifest.next_seq
+    if (
+        not nodes
+        or above is None
+        or page is None
+        or manifest.tips is not NOTHING
+        or head.hidden is not None
+        or seq <= lineage.first_own(head.base)
+    ):
+        return None
+    ids = tuple([node.id for node in nodes])
+    if len({above.id, *ids}) <= len(ids) or any(node.parent is not LEAF for node in nodes):
+        return None
+    older = state.older
+    if not fresh:
+        chain = runtime.chain(state)
+        if any(chain.find([node.part for node in nodes])):
+            return None
+        older = _older(chain, head.lineage)
+    own, emit = head.lineage, writer.emit
+    header, digest, first_user = above, manifest.leaf, manifest.first_user
+    depth, users = above.depth, above.users
+    distances = [seq - above.seq] + [1] * (len(ids) - 1)
+    digests: list[bytes] = []
+    rows: list[PutRow] = []
+    for node_id, part, _, frame, time, cause, payload, is_user in nodes:
+        depth += 1
+        users += is_user
+        header = NodeHeader(node_id, seq, depth, users, frame, time, header.id, digest)
+        digest = emit(Kind.NODE, *encode_node(header, cause, payload))
+        if is_user and first_user is None:
+            first_user = digest
+        rows.append(lineage.put_place(own, part, seq, digest))
+        digests.append(digest)
+        seq += 1
+    added = Page(manifest.next_seq, distances, b"".join(digests))
+    more, page = lineage.put_pages(own, page, added)
+    rows += more
+    return Grown(
+        header.id,
+        digest,
+        first_user,
+        manifest.nodes + len(ids),
+        seq,
+        NOTHING,
+        own,
+        head.base,
+        None,
+        rows,
+        ids,
+        header,
+        page,
+        older,
+    )
+
+
+def _older(chain: Chain, own: bytes) -> tuple[bytes, ...]:
+    """The lineages that ``own`` goes on from."""
+    return tuple([part.lineage for part in chain.segments if part.lineage != own])
 
 
 class _Growth:
@@ -301,15 +381,14 @@ class _Growth:
         if self._base is None:
             return ()
         if self._chain is not None:
-            names = [segment.lineage for segment in self._chain.segments]
-            return tuple([name for name in names if name != self._lineage])
+            return _older(self._chain, self._lineage)
         return None if self._state is None else self._state.older
 
     def _rows(self, page: Page | None) -> tuple[list[PutRow], Page]:
         created = self._created
         first = self._manifest.next_seq
         rows = [
-            lineage.put_place(self._lineage, part, Place(header.seq, digest))
+            lineage.put_place(self._lineage, part, header.seq, digest)
             for header, digest, part in created
         ]
         own_first = lineage.first_own(self._base)

@@ -21,7 +21,7 @@ from casstore.format.canonical import pack_checked
 from casstore.format.digest import digest_of, turn_hash
 from casstore.format.manifest import Manifest
 from casstore.format.node import NULL, spell_payload
-from casstore.session.data import LAST, LEAF, Commit, Node, NodeDraft
+from casstore.session.data import LAST, LEAF, Commit
 from casstore.session.graph import SpelledNode
 
 VERSION: Final = 1
@@ -48,43 +48,39 @@ def intent_hash(
             _frames(change.checkpoint.frames),
             manifest.config.data,
         ]
+    steps: list[list[Any]] = []
+    for at, (draft, node) in enumerate(zip(drafts, nodes, strict=True)):
+        if node.parent is LEAF:
+            parent = at - 1 if at else None
+        else:
+            parent = None if node.parent is None else positions.get(node.parent)
+        steps.append([parent, node.frame, node.cause.data, _payload(draft.payload, node)])
     content = [
         VERSION,
         session,
         change.replace is not None,
-        [
-            [
-                _parent(at, node, positions),
-                node.frame,
-                node.cause.data,
-                _payload(draft, node),
-            ]
-            for at, (draft, node) in enumerate(zip(drafts, nodes, strict=True))
-        ],
+        steps,
         leaf,
         checkpoint,
-        [list(entry) for entry in change.usage],
-        sorted({batch.id for claim in change.completes for batch in claim.batches}),
-        sorted(set(change.attachments)),
+        [list(entry) for entry in change.usage] if change.usage else [],
+        _batch_ids(change) if change.completes else [],
+        sorted(set(change.attachments)) if change.attachments else [],
         change.label,
     ]
     return turn_hash(pack_checked(content))
 
 
-def _parent(at: int, node: SpelledNode, positions: dict[str, int]) -> int | None:
-    if node.parent is LEAF:
-        return at - 1 if at else None
-    return positions.get(node.parent) if node.parent is not None else None
+def _batch_ids(change: Commit) -> list[str]:
+    return sorted({batch.id for claim in change.completes for batch in claim.batches})
 
 
-def _payload(draft: NodeDraft | Node, node: SpelledNode) -> bytes:
-    payload = draft.payload
+def _payload(payload: Any, node: SpelledNode) -> bytes:
     if type(payload) is not dict:
         return node.payload.data
-    if _is_message(payload):
+    if "parts" in payload and _is_message(payload):
         return _spelled(_without_ids(payload))
     inner: Any = payload.get("message")
-    if _is_message(inner):
+    if inner is not None and _is_message(inner):
         return _spelled({**payload, "message": _without_ids(inner)})
     return node.payload.data
 

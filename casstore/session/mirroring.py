@@ -222,7 +222,7 @@ class _Copy:
             header, digest = self._take(item, found, above)
             if header is not None:
                 part = keys.part(header.id, "a node id")
-                rows.append(lineage.put_place(self.lineage, part, Place(header.seq, digest)))
+                rows.append(lineage.put_place(self.lineage, part, header.seq, digest))
                 distances.append(
                     0 if header.parent is None or above is None else header.seq - above.seq
                 )

@@ -74,24 +74,23 @@ class Nodes(Sequence[Node]):
             yield page
 
     def _read(self, seqs: Sequence[int], before: bytes | None = None) -> list[Node]:
-        places = list(self._chain.places(seqs))
-        digests = [place.digest for place in places]
+        digests = self._chain.digests(seqs)
         reader = self._runtime.reader()
         if self._payloads:
             found = objects.read_nodes(reader, digests)
         else:
             found = [DecodedNode(one, None, None) for one in objects.read_headers(reader, digests)]
         nodes: list[Node] = []
-        for place, one in zip(places, found, strict=True):
-            header = one.header
-            if header.seq != place.seq or (
-                self._path and before is not None and header.parent != before
-            ):
+        path = self._path
+        for seq, digest, (header, cause, payload) in zip(seqs, digests, found, strict=True):
+            node_id, own, depth, _, frame, time, parent_id, parent = header
+            if own != seq or (path and before is not None and parent != before):
                 raise CorruptionError(
-                    f"the node table does not match node {place.digest.hex()}; check the store"
+                    f"the node table does not match node {digest.hex()}; check the store"
                 )
-            before = place.digest
-            nodes.append(public_node(place, one))
+            before = digest
+            name = Digest.known(digest)
+            nodes.append(Node(node_id, payload, parent_id, cause, frame, time, seq, depth, name))
         return nodes
 
 

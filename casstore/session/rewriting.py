@@ -161,7 +161,8 @@ class _Work:
 
     def _rows(self, state: State) -> Iterator[tuple[RowKey, bytes]]:
         """All revisions, oldest first."""
-        start, stop = keys.history(self._key, 0), keys.labels(self._key)
+        # Up to the head that was seen: if it has moved since, the exchange will find out.
+        start, stop = keys.history(self._key, 0), keys.history(self._key, state.head.revision)
         for row in scan(self._runtime.engine, "history", start, stop):
             yield RowKey("history", row.key), row.value
         yield head_key(self._key), state.row

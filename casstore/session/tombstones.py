@@ -111,8 +111,8 @@ def heal_leaf(runtime: Runtime, state: State, hidden: HiddenNodes) -> str | None
     chain = runtime.chain(state)
     seqs = chain.seqs()
     for stop in range(len(seqs), 0, -_HEAL_BATCH):
-        batch = list(chain.places(seqs[max(0, stop - _HEAL_BATCH) : stop]))
-        visible = [place.digest for place in batch if place.digest not in hidden]
+        batch = chain.digests(seqs[max(0, stop - _HEAL_BATCH) : stop])
+        visible = [digest for digest in batch if digest not in hidden]
         for node in reversed(objects.read_nodes(reader, visible)):
             if messages.message_in(node.payload) is not None:
                 found: str = node.header.id

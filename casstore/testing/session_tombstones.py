@@ -62,6 +62,14 @@ class TombstoneConformance(SessionFixtures):
         step(session, "b")
         assert path(session) == ["a", "b"]
 
+    def test_tombstone_lasts_through_every_later_commit(self, session: Session) -> None:
+        step(session, "a", "b", "c")
+        session.tombstone(["b"])
+        for node in "defg":
+            step(session, node)
+            assert session.node("b") is None
+        assert path(session) == full(session) == ["a", "c", "d", "e", "f", "g"]
+
     @pytest.mark.parametrize("hidden", [["a"], ["b"], ["b", "c"], ["a", "b"], ["a", "c"]])
     def test_fault_09_a_path_stays_whole_without_a_hidden_node(
         self, session: Session, hidden: list[str]

@@ -9,12 +9,17 @@ from pathlib import Path
 from blake3 import blake3
 
 from casstore.engine.lmdb import slab
+from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.protocol import (
     MAX_OBJECT_BYTES,
     MAX_ROW_KEY_BYTES,
     MAX_ROW_VALUE_BYTES,
     TABLES,
+    DeleteRow,
     NewObject,
+    PutRow,
+    RowChange,
+    Write,
 )
 from casstore.format import canonical, chunking, header, limits, splitting, tree
 from casstore.format.canonical import Link, encode
@@ -81,7 +86,7 @@ def example_slab() -> tuple[bytes, bytes]:
         NewObject(digest_of(Kind.VALUE, value), Kind.VALUE, value, [blob]),
     ]
     draft = slab.draft(objects, lambda raw: (slab.CODEC_RAW, 0, raw))
-    return slab.encode(draft, 1, [False, False], [[], [1]], 1_700_000_000_000)
+    return slab.encode(draft, 1, {1: [], 2: [1]}, 1_700_000_000_000)
 
 
 def test_the_example_slab_has_these_bytes() -> None:
@@ -110,6 +115,22 @@ def test_the_example_slab_reads_back_by_the_steps_of_the_document() -> None:
     assert canonical.decode(rebuilt) == {"at": Link(Digest(digests[0]))}
     directory = slab.read_directory(key, data)
     assert (directory.first_id, directory.objects, directory.payload_at) == (1, 2, directory_end)
+
+
+def test_the_example_entry_of_the_journal_has_these_bytes(tmp_path: Path) -> None:
+    title = "Example 3: an entry of the journal"
+    blob = NewObject(plain_hash(b"Hello, blob"), Kind.BLOB, b"Hello, blob", ())
+    engine = LmdbEngine(str(tmp_path / "s"), durability="process")
+    changes: list[RowChange] = [PutRow("heads", b"s\0", b"head"), DeleteRow("receipts", b"old")]
+    engine.write(Write(objects=[blob], rows=changes))
+    with engine._env.reading() as txn:
+        [(key, stored)] = [(bytes(key), bytes(row)) for key, row in txn.cursor(engine._env.journal)]
+        total = bytes(txn.get(b"rows_sum") or b"")
+    engine.close()
+    assert example_bytes(title) == stored[:-8]
+    hashed = plain_hash(b"\x07journal" + b"\0\x08" + key + stored[:-8])
+    assert stored[-8:] == hashed[:8]
+    assert total == hashed
 
 
 def test_the_slab_diagram_has_the_offsets_of_the_header() -> None:

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from casstore.engine.lmdb.engine import LmdbEngine
+from casstore.engine.lmdb.rows import CHECKSUM_BYTES
 from casstore.engine.memory import MemoryEngine
 from casstore.errors import CorruptionError, InvalidInputError, ReadOnlyError
+from casstore.format.canonical import unpack_checked
 from casstore.maintenance import gc
 from casstore.maintenance.check import check, rebuild
 from casstore.session import keys
@@ -19,6 +21,7 @@ from tests.maintenance.wounds import (
     LONG,
     everything,
     flip,
+    lay_in_place,
     open_store,
     populate,
     step,
@@ -150,6 +153,58 @@ def test_damaged_rows_of_the_node_table_are_made_anew(tmp_path: Path) -> None:
         with pytest.raises(CorruptionError):
             everything(store)
         assert rebuild(store).rows_dropped > 5
+        assert (everything(store), node_rows(store)) == before
+        assert check(store, level="full").counts == {}
+
+
+def test_names_and_rows_of_the_journal_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with open_store(path) as store:
+        populate(store)
+    lay_in_place(path)
+    with open_store(path) as store:
+        for number in range(5):
+            step(store, "s1", f"late {number}", text=LONG)
+        before = everything(store), names(store), node_rows(store)
+    with wounding(path, laid=False) as cut:
+        late = set(cut.rows("journal"))
+        cut.drop("index")
+    assert len(late) == 5
+    with open_store(path) as store:
+        report = rebuild(store)
+        assert (report.objects_named, report.objects_missing) == (len(before[1]), 0)
+        assert (everything(store), names(store), node_rows(store)) == before
+        assert check(store, level="full").counts == {}
+        step(store, "s1", "more")
+    with open_store(path, verify=True) as store:
+        assert check(store, level="full").counts == {}
+
+
+def test_rows_of_the_journal_name_what_counts(tmp_path: Path) -> None:
+    with open_store(tmp_path / "s") as store:
+        step(store, "s1", "a", text=LONG)
+        before = everything(store), names(store)
+        report = rebuild(store, grace_ms=0)
+        assert (report.objects_named, report.objects_dropped) == (len(before[1]), 0)
+        assert (everything(store), names(store)) == before
+
+
+def test_a_damaged_row_under_a_newer_one_in_the_journal_goes(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with open_store(path) as store:
+        populate(store)
+    lay_in_place(path)
+    with open_store(path) as store:
+        step(store, "s1", "late")
+        before = everything(store), node_rows(store)
+    with wounding(path, laid=False) as cut:
+        [(_, stored)] = cut.rows("journal")
+        spelled = unpack_checked(stored[:-CHECKSUM_BYTES])[0]
+        late = {spelled[at + 1] for at in range(0, len(spelled), 3) if spelled[at] == "nodes"}
+        [(key, value)] = [row for row in cut.rows("nodes") if row[0] in late]
+        cut.put("nodes", key, flip(value))
+    with open_store(path) as store:
+        assert rebuild(store).rows_dropped == 1
         assert (everything(store), node_rows(store)) == before
         assert check(store, level="full").counts == {}
 

@@ -25,6 +25,7 @@ from tests.maintenance.wounds import (
     PAGE_BYTES,
     everything,
     flip,
+    lay_in_place,
     open_store,
     overwrite,
     pages_of,
@@ -189,6 +190,8 @@ def test_a_lost_dictionary_is_told(tmp_path: Path) -> None:
 def test_a_lost_leaf_of_rows_falls_back_to_what_lies_about(tmp_path: Path) -> None:
     path = tmp_path / "s"
     before = make(path)
+    # Until then the tables of the state before are those of the newest, page by page.
+    lay_in_place(path)
     overwrite(path, *pages_of(path, "heads")[0])
     report = salvage(path, tmp_path / "t")
     after = saved(tmp_path / "t")
@@ -204,6 +207,64 @@ def test_a_deleted_session_does_not_come_back_from_old_pages(tmp_path: Path) -> 
     overwrite(path, *pages_of(path, "heads")[0], *pages_of(path, "history")[0])
     salvage(path, tmp_path / "t")
     assert "s2" not in saved(tmp_path / "t")
+
+
+def test_a_lost_journal_costs_the_last_commit_and_no_more(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    make(path)
+    lay_in_place(path)
+    with open_store(path) as store:
+        for number in range(6):
+            step(store, "s0", f"more {number}", text=LONG)
+        store.delete_session("path")
+        store.tag("later", store.session("s3").entry(1).manifest)
+        store.unpin("release")
+        store.session("s0").queue.enqueue([3], batch_id="b3")
+        before = everything(store)
+        step(store, "s1", "the last")
+    tree = pages_of(path, "journal")[0]
+    # The pages that the last commit wrote; all others belong to the state before it, too.
+    overwrite(path, tree[0], tree[-1])
+    report = salvage(path, tmp_path / "t")
+    assert {gap.table for gap in report.gaps} >= {"heads", "pins", "queue"}
+    assert "journal" in report.gaps[0].why
+    assert saved(tmp_path / "t") == before
+    assert "path" in report.outcomes("deleted")
+
+
+def test_what_the_journal_says_stands_though_its_table_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    make(path)
+    lay_in_place(path)
+    with open_store(path) as store:
+        step(store, "s0", "late", text=LONG)
+        store.unpin("release")
+        before = everything(store)
+    overwrite(path, *pages_of(path, "heads")[0], *pages_of(path, "pins")[0])
+    salvage(path, tmp_path / "t")
+    after = saved(tmp_path / "t")
+    assert after["s0"] == before["s0"]
+    assert after["pins"] == before["pins"] == []
+
+
+def test_a_damaged_entry_of_the_journal_does_not_take_others_along(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    make(path)
+    lay_in_place(path)
+    with open_store(path) as store:
+        for name in ("s0", "s1", "s3"):
+            step(store, name, "later")
+        before = everything(store)
+    with wounding(path, laid=False) as cut:
+        # In both trees: what is left of it lies in pages that nothing leads to.
+        (key, value) = cut.rows("journal")[1]
+        cut.put("journal", key, flip(value))
+    with wounding(path, laid=False) as cut:
+        cut.put("meta", b"checked", b"")
+    report = salvage(path, tmp_path / "t")
+    after = saved(tmp_path / "t")
+    assert {name for name in before if after[name] == before[name]} >= before.keys() - {"s1"}
+    assert not report.complete
 
 
 # --- losses, by name ------------------------------------------------------------------------------
@@ -310,12 +371,14 @@ def test_what_was_removed_stays_so_where_its_place_can_still_be_read(tmp_path: P
         blob = store.put_blob(b"kept")
         for number in range(150):
             store.tag(f"tag-{number:03}", blob, note="x" * 90)
+    lay_in_place(path)
     first = pages_of(path, "pins")[0][1] * PAGE_BYTES
     old = (path / "data.mdb").read_bytes()[first : first + PAGE_BYTES]
     assert b"tag-000" in old
     with open_store(path) as store:
         assert store.unpin("tag-000")
         step(store, "s1", "a")
+    lay_in_place(path)
     # The page as it was lies about somewhere, as pages do that are not used again yet.
     with (path / "data.mdb").open("ab") as file:
         number = file.tell() // PAGE_BYTES

@@ -11,8 +11,17 @@ import lmdb
 
 import casstore
 from casstore.engine.lmdb.creation import DATABASES
+from casstore.engine.lmdb.environment import Environment
+from casstore.engine.lmdb.journal import settle_now
 from casstore.engine.lmdb.pages import PageFile, read_record
-from casstore.engine.lmdb.rows import CHECKSUM_BYTES, SUM_KEY, RowSum, prove_row, row_hash
+from casstore.engine.lmdb.rows import (
+    CHECKSUM_BYTES,
+    JOURNAL,
+    SUM_KEY,
+    RowSum,
+    prove_row,
+    row_hash,
+)
 from casstore.engine.protocol import TABLES
 from casstore.session.data import UNFENCED, Attachment, Checkpoint, Commit, NodeDraft
 from casstore.store import Store
@@ -59,15 +68,26 @@ class Wound:
     def fix_sum(self) -> None:
         """Make the sum over the rows right again, so that only the wound itself is wrong."""
         total = RowSum()
-        for table in TABLES:
+        for table in (*TABLES, JOURNAL):
             for key, stored in self.rows(table):
                 total.add(prove_row(table, key, stored)[1])
-        self.put("meta", SUM_KEY, total.encode())
+        self._txn.put(SUM_KEY, total.encode())
+
+
+def lay_in_place(path: Path) -> None:
+    """Empty the journal of a closed store, so that rows and names are in their tables."""
+    env = Environment(str(path), create=False, prove=lambda env: None)
+    try:
+        settle_now(env)
+    finally:
+        env.close()
 
 
 @contextmanager
-def wounding(path: Path) -> Iterator[Wound]:
-    """Open a closed store's file to change it at will."""
+def wounding(path: Path, *, laid: bool = True) -> Iterator[Wound]:
+    """Open a closed store's file to change it at will; ``laid``: with an empty journal."""
+    if laid:
+        lay_in_place(path)
     env = lmdb.open(str(path), max_dbs=len(DATABASES), map_size=1 << 30, lock=False)
     try:
         databases = {name: env.open_db(name.encode(), create=False) for name in DATABASES}
@@ -98,6 +118,7 @@ def pages_of(path: Path, database: str) -> tuple[list[int], list[int]]:
         roots = {
             entry.key.rstrip(b"\0").decode(): read_record(entry.value or b"").root
             for _, entry in pages.walk(main, _fail, lambda page, count: True)
+            if entry.is_database
         }
         if database == "main":
             return [main], []

@@ -70,8 +70,8 @@ def _slab(
 ) -> bytes:
     """A slab of one object whose directory is well made, whatever it says."""
     item = NewObject(digest, kind, b"", ())
-    draft = slabs.Draft([item], [True], [length], 0, codec, dictionary, payload)
-    return slabs.encode(draft, first_id, [False], [list(children)], 0)[1]
+    draft = slabs.Draft([item], [kind], [length], 0, codec, dictionary, payload)
+    return slabs.encode(draft, first_id, {first_id: list(children)}, 0)[1]
 
 
 def _resealed(value: bytes, at: int, patch: bytes, *, key: bytes = slabs.slab_key(_ID)) -> bytes:

@@ -16,10 +16,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import lmdb
+
 import casstore
 from campaigns.tally import Progress, Report, Tally, silent
 from casstore import UNFENCED, Checkpoint, Commit, NodeDraft
+from casstore.engine.lmdb.rows import CHECKSUM_BYTES
 from casstore.errors import CasstoreError
+from casstore.format.canonical import unpack_checked
 from casstore.maintenance import gc
 from casstore.maintenance.salvage import salvage
 from casstore.session import keys
@@ -144,6 +148,7 @@ def build(path: Path, seed: int, engine: int) -> Specimen:
         builder = _Builder(store, rng)
         builder.build()
         closures = _closures(store)
+    late = _late_rows(path)
     data = (path / "data.mdb").read_bytes()
     found = _map(path / "data.mdb")
     object_pages = _object_pages(found)
@@ -153,7 +158,8 @@ def build(path: Path, seed: int, engine: int) -> Specimen:
         for revision, content in revisions.items():
             row, ids = closures[name, revision]
             pages = frozenset(page for each in ids for page in object_pages[each])
-            sessions[name][revision] = Revision(content, found.pages[row], pages)
+            place = found.pages["journal", late[row]] if row in late else found.pages[row]
+            sessions[name][revision] = Revision(content, place, pages)
     users = len([number for number in found.dictionaries.values() if number])
     return Specimen(data, sessions, frozenset(builder.deleted), len(data) // PAGE_BYTES, users)
 
@@ -182,6 +188,19 @@ def _closures(store: casstore.Store) -> dict[tuple[str, int], tuple[_Place, froz
                     ahead.extend(infos[each].children)
             found[session, head.revision] = ((table, row.key), frozenset(reached))
     return found
+
+
+def _late_rows(path: Path) -> dict[_Place, bytes]:
+    """The rows that only the journal has as they are; and the keys of the entries that do."""
+    rows: dict[_Place, bytes] = {}
+    env = lmdb.open(str(path), max_dbs=1, readonly=True, lock=False)
+    journal = env.open_db(b"journal", create=False)
+    with env.begin() as txn:
+        for key, stored in txn.cursor(db=journal):
+            spelled = unpack_checked(stored[:-CHECKSUM_BYTES])[0]
+            rows.update({(spelled[at], spelled[at + 1]): key for at in range(0, len(spelled), 3)})
+    env.close()
+    return rows
 
 
 # --- pages, by py-lmdb's own verifier ----------------------------------------------------------

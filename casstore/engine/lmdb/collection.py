@@ -26,6 +26,7 @@ import lmdb
 from casstore.engine.lmdb import notes
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.environment import Environment, translate
+from casstore.engine.lmdb.journal import settle
 from casstore.engine.lmdb.marking import Candidates, Marks, Pulse
 from casstore.engine.protocol import MarkReport, Roots, SweepReport
 from casstore.errors import CollectionOvertakenError, InvalidInputError
@@ -174,7 +175,7 @@ class Collection:
         for _ in range(_MAX_CATCH_UPS):
             # Most of it without the lock, so that writers wait only for the rest.
             with self._env.reading() as reading:
-                marks.catch_up(reading)
+                marks.catch_up(reading, marks.pending(reading, reading.id()))
             removed: list[int] = []
 
             def remove(txn: lmdb.Transaction[bytes], removed: list[int] = removed) -> bool:
@@ -182,13 +183,18 @@ class Collection:
                     raise CollectionOvertakenError(
                         f"rows of {self._env.path} were written unnoticed; collect again"
                     )
-                if not marks.catch_up(txn, limit):
+                pending = marks.pending(txn, txn.id() - 1)
+                if not marks.catch_up(txn, pending, limit):
                     return False
                 doomed = [
                     (digest, object_id)
                     for object_id, digest in zip(candidates.ids, candidates.digests, strict=True)
                     if not marks.is_reached(object_id)
                 ]
+                if any(digest in pending.ids for digest, _ in doomed):
+                    # Some were named a moment before the marking. Once for a whole collection:
+                    # what is named from then on has a higher id than any that is looked at.
+                    settle(self._env, txn)
                 # All at once, so the order is free here: neighbours share the way down the tree.
                 for digest, object_id in sorted(doomed):
                     row = txn.get(digest, None, self._env.index)

@@ -11,7 +11,8 @@ open the old file and write to it unseen. Should something that knows nothing of
 have written to it, its transaction number tells, and the copy is thrown away.
 
     compact/            the copy, a store of its own, while it is made
-    1. copy, each transaction flushed; verify the copy: structure, digests, rows, their sum
+    1. copy, with what the journal holds in its place and each transaction flushed; verify the
+       copy: structure, digests, rows, their sum
     2. compare it with the old store, name by name and row by row
     3. flush the file, rename it over the old one, flush the directory
     4. remove compact/
@@ -31,10 +32,12 @@ import lmdb
 from casstore.engine.compression import NO_DICTIONARY, Compressor
 from casstore.engine.lmdb import guard, notes, packing
 from casstore.engine.lmdb import slab as slabs
-from casstore.engine.lmdb.creation import DICTIONARIES, INDEX, META, SLABS
+from casstore.engine.lmdb.creation import DICTIONARIES, INDEX, JOURNAL, META, SLABS
 from casstore.engine.lmdb.dictionaries import DictionaryShelf, dictionary_key
 from casstore.engine.lmdb.directory import StoreDirectory, storage_error
 from casstore.engine.lmdb.environment import Environment, translate
+from casstore.engine.lmdb.journal import laid_rows, laid_sum, read_pending
+from casstore.engine.lmdb.rows import SUM_KEY
 from casstore.engine.lmdb.verification import verify_content
 from casstore.errors import BusyError, CorruptionError, InvalidInputError
 
@@ -185,7 +188,7 @@ def _require_room(env: Environment) -> None:
 
 def _copied(env: Environment) -> list[str]:
     """The databases that are copied row by row."""
-    return [name for name in env.databases if name not in (SLABS, DICTIONARIES, META)]
+    return [name for name in env.databases if name not in (SLABS, DICTIONARIES, META, JOURNAL)]
 
 
 class _Copier:
@@ -195,6 +198,8 @@ class _Copier:
         self._old = old
         self._new = new
         self._tell = tell
+        with old.reading() as txn:
+            self._pending = read_pending(old, txn)
         self._batch = _Batch(new)
         self._slabs_before = self._slabs_after = self._dropped = self._dictionaries_dropped = 0
         self._named: set[int] = set()
@@ -208,7 +213,7 @@ class _Copier:
         self._named.add(shelf.newest())
         self._copy_dictionaries(shelf)
         for name in _copied(old):
-            count = self._copy_table(name, old.databases[name], new.databases[name])
+            count = self._copy_table(name, new.databases[name])
             if name == INDEX:
                 self.objects = count
         self._batch.flush()
@@ -230,7 +235,7 @@ class _Copier:
         next_id = 1
         batch.begin(self._new.slabs)
         while next_id <= scope.newest:
-            look = packing.read_run(old, compressor, next_id, scope)
+            look = packing.read_run(old, compressor, next_id, scope, self._pending)
             next_id = look.next_id
             if look.damaged:
                 raise CorruptionError(
@@ -263,23 +268,24 @@ class _Copier:
             else:
                 self._dictionaries_dropped += 1
 
-    def _copy_table(self, name: str, source: Any, target: Any) -> int:
+    def _copy_table(self, name: str, target: Any) -> int:
         count = 0
         self._batch.begin(target)
         with self._old.reading() as txn:
-            total = txn.stat(source)["entries"]
-            for key, value in txn.cursor(db=source):
-                self._batch.add(bytes(key), bytes(value))
+            total = txn.stat(self._old.databases[name])["entries"]
+            for key, value in laid_rows(self._old, txn, self._pending, name):
+                self._batch.add(key, value)
                 count += 1
                 if not count % _BATCH_ROWS:
-                    self._tell(name, count, total)
+                    self._tell(name, count, max(count, total))
         return count
 
     def _copy_meta(self) -> None:
-        """All rows of ``meta``, in the place of those that a new store begins with."""
+        """All rows of ``meta``, in the place of those that a new store begins with; and the sum."""
         old, new = self._old, self._new
         with old.reading() as txn:
             rows = [(bytes(key), bytes(value)) for key, value in txn.cursor(db=old.meta)]
+            total = laid_sum(old, txn, self._pending)
             last = txn.cursor(db=old.slabs)
             newest = int.from_bytes(last.key(), "big") if last.last() else 0
         try:
@@ -287,6 +293,7 @@ class _Copier:
                 txn.drop(new.meta, delete=False)
                 for key, value in rows:
                     txn.put(key, value, db=new.meta)
+                txn.put(SUM_KEY, total.encode())
                 if any(key == notes.COLLECTED_KEY for key, _ in rows):
                     # It is the number of a transaction, and the new file counts them anew.
                     notes.note_collected(new, txn)
@@ -304,17 +311,14 @@ def _compare(old: Environment, new: Environment, tell: Tell) -> None:
     """
     names = _copied(old)
     for at, name in enumerate(names):
-        with old.reading() as before, new.reading() as after:
-            if not _equal(
-                before.cursor(db=old.databases[name]), after.cursor(db=new.databases[name])
-            ):
+        with old.reading() as before, new.reading_bytes() as after:
+            laid = laid_rows(old, before, read_pending(old, before), name)
+            if not _equal(laid, after.cursor(db=new.databases[name])):
                 raise CorruptionError(f"the copy of {old.path} differs in table {name}")
         tell("compare", at + 1, len(names))
 
 
-def _equal(
-    one: Iterable[tuple[memoryview, memoryview]], other: Iterable[tuple[memoryview, memoryview]]
-) -> bool:
+def _equal(one: Iterable[tuple[bytes, bytes]], other: Iterable[tuple[bytes, bytes]]) -> bool:
     try:
         return all(first == second for first, second in zip(one, other, strict=True))
     except ValueError:

@@ -29,9 +29,10 @@ DICTIONARIES: Final = "dictionaries"
 META: Final = "meta"
 COLLECTION: Final = "collection"
 TOUCHES: Final = "touches"
+JOURNAL: Final = "journal"
 _NEW_READERS: Final = 16
 #: The databases of a store, by LMDB's name for them.
-DATABASES: Final = (INDEX, SLABS, DICTIONARIES, META, COLLECTION, TOUCHES, *TABLES)
+DATABASES: Final = (INDEX, SLABS, DICTIONARIES, META, COLLECTION, TOUCHES, JOURNAL, *TABLES)
 
 
 def create_store(directory: StoreDirectory, map_bytes: int, lmdb_version: int) -> None:

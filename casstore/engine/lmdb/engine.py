@@ -4,6 +4,7 @@
     slabs         last id → slab (see ``slab``)
     dictionaries  number → trained zstd dictionary
     meta          family, format, creation time, current dictionary
+    journal       the last names and row changes, until they are laid in place (see ``journal``)
     …             one database for each table of rows
 
 A write joins a batch (``group``). The batch is prepared outside the write lock (which
@@ -17,7 +18,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import lmdb
@@ -46,8 +48,9 @@ from casstore.engine.lmdb.environment import (
     translate,
 )
 from casstore.engine.lmdb.group import CommitQueue, Ticket
+from casstore.engine.lmdb.journal import Journal, Pending, merge
 from casstore.engine.lmdb.reader import SlabReader
-from casstore.engine.lmdb.rows import find_row, open_row, seek_first, seek_last
+from casstore.engine.lmdb.rows import open_row, seek_first, seek_last
 from casstore.engine.lmdb.transaction import Job, Plan, StaleError, Transaction
 from casstore.engine.lmdb.verification import verify_content
 from casstore.engine.protocol import (
@@ -133,6 +136,7 @@ class LmdbEngine:
             lmdb_version=lmdb_version,
             prove=verify_content,
         )
+        self._journal = Journal(self._env)
         self._cache = SlabCache(cache_bytes)
         self._queue: CommitQueue[Job, WriteResult] = CommitQueue(self._run_batch)
         self._touches = notes.RecentTouches()
@@ -193,27 +197,38 @@ class LmdbEngine:
         """What the index says of these digests, and as of which commit; None if of several."""
         commits: set[int] = set()
         ids: dict[bytes, int | None] = {}
-        index = self._env.index
+        env = self._env
         for start in range(0, len(unique), _READ_BATCH):
-            with self._env.reading() as txn:
-                commits.add(txn.id())
-                find = txn.get
+            with env.reading() as txn:
+                commit = txn.id()
+                commits.add(commit)
+                recent = self._journal.at(txn, commit).ids
+                find, index = txn.get, env.index
                 for digest in unique[start : start + _READ_BATCH]:
-                    row = find(digest, None, index)
-                    ids[digest] = None if row is None else slabs.read_id(row)
+                    # As Pending.find_id does; spelled out because every write comes through here.
+                    if digest in recent:
+                        ids[digest] = recent[digest]
+                    else:
+                        row = find(digest, None, index)
+                        ids[digest] = None if row is None else slabs.read_id(row)
         return commits.pop() if len(commits) == 1 else None, ids
 
     def digests(self, first: bytes, last: bytes, *, limit: int) -> list[bytes]:
         """At most ``limit`` digests of stored objects from ``first`` to ``last``, in order."""
         conditions.check_digests((first, last))
-        found: list[bytes] = []
         with self._env.reading() as txn:
+            recent = self._journal.at(txn, txn.id()).ids
+            found = [name for name, own in recent.items() if own and first <= name <= last]
             cursor = txn.cursor(db=self._env.index)
             more = cursor.set_range(first)
-            while more and len(found) < limit and bytes(cursor.key()) <= last:
-                found.append(bytes(cursor.key()))
+            left = limit
+            while more and left and bytes(cursor.key()) <= last:
+                name = bytes(cursor.key())
+                if name not in recent:
+                    found.append(name)
+                    left -= 1
                 more = cursor.next()
-        return found
+        return sorted(found)[:limit]
 
     def get_many(self, digests: Sequence[bytes]) -> list[StoredObject | None]:
         """The objects in the order asked for; None where there is none."""
@@ -222,11 +237,17 @@ class LmdbEngine:
         found: list[StoredObject | None] = []
         for start in range(0, len(digests), _READ_BATCH):
             with self._env.reading() as txn:
-                reader = self._reader(txn)
-                index = self._env.index
+                read = self._reader(txn).object
+                recent = self._journal.at(txn, txn.id()).ids
+                find, index = txn.get, self._env.index
                 for digest in digests[start : start + _READ_BATCH]:
-                    row = txn.get(digest, None, index)
-                    found.append(None if row is None else reader.object(slabs.read_id(row)))
+                    # As Pending.find_id does; spelled out because every read comes through here.
+                    if digest in recent:
+                        object_id = recent[digest]
+                    else:
+                        row = find(digest, None, index)
+                        object_id = None if row is None else slabs.read_id(row)
+                    found.append(None if object_id is None else read(object_id))
         return found
 
     def _reader(self, txn: lmdb.Transaction[memoryview]) -> SlabReader:
@@ -239,18 +260,23 @@ class LmdbEngine:
         infos: list[ObjectInfo] = []
         with self._env.reading() as txn:
             cursor = txn.cursor(db=self._env.slabs)
+            pending = self._journal.at(txn, txn.id())
             # The slab that holds the id wanted last is the first that ends at or above it.
             inside = before is not None and before <= slabs.MAX_ID
             more = inside and cursor.set_range(slabs.slab_key(max(before or 0, 0)))
             more = more or cursor.last()
             while more and len(infos) < limit:
                 directory = slabs.read_directory(cursor.key(), cursor.value())
-                infos.extend(self._live_objects(txn, directory, before))
+                infos.extend(self._live_objects(txn, pending, directory, before))
                 more = cursor.prev()
         return infos
 
     def _live_objects(
-        self, txn: lmdb.Transaction[memoryview], directory: slabs.Directory, before: int | None
+        self,
+        txn: lmdb.Transaction[memoryview],
+        pending: Pending,
+        directory: slabs.Directory,
+        before: int | None,
     ) -> list[ObjectInfo]:
         infos: list[ObjectInfo] = []
         child_at = len(directory.distances)
@@ -258,8 +284,7 @@ class LmdbEngine:
             child_at -= directory.child_counts[position]
             object_id = directory.first_id + position
             digest = directory.digest(position)
-            row = txn.get(digest, db=self._env.index)
-            if row is None or slabs.read_id(row) != object_id:
+            if pending.find_id(txn, self._env, digest) != object_id:
                 continue
             if before is not None and object_id >= before:
                 continue
@@ -280,13 +305,9 @@ class LmdbEngine:
         """Rows of one moment, in the order asked for; None where there is none."""
         for table, key in keys:
             conditions.check_key(table, key)
-        tables = self._env.tables
         with self._env.reading() as txn:
-            found: list[bytes | None] = []
-            for table, key in keys:
-                row = find_row(txn.cursor(db=tables[table]), table, key)
-                found.append(None if row is None else row[0])
-            return found
+            pending = self._journal.at(txn, txn.id())
+            return [pending.find_row(txn, self._env, table, key) for table, key in keys]
 
     def scan_rows(
         self,
@@ -301,17 +322,30 @@ class LmdbEngine:
         conditions.check_table(table)
         if limit < 1:
             raise InvalidInputError(f"a limit of {limit}; at least 1")
-        rows: list[Row] = []
         with self._env.reading() as txn:
-            cursor = txn.cursor(db=self._env.tables[table])
-            more = seek_last(cursor, stop) if reverse else seek_first(cursor, start)
-            while more and len(rows) < limit:
-                key = bytes(cursor.key())
-                if key < start if reverse else stop is not None and key >= stop:
-                    break
-                rows.append(Row(key, open_row(table, key, cursor.value())))
-                more = cursor.prev() if reverse else cursor.next()
-        return rows
+            pending = self._journal.at(txn, txn.id())
+            stored = self._stored_rows(txn, table, start, stop, reverse=reverse)
+            changed = pending.changed_between(table, start, stop, reverse=reverse)
+            rows = merge(stored, changed, reverse=reverse) if changed else stored
+            return [Row(*row) for row in islice(rows, limit)]
+
+    def _stored_rows(
+        self,
+        txn: lmdb.Transaction[memoryview],
+        table: str,
+        start: bytes,
+        stop: bytes | None,
+        *,
+        reverse: bool,
+    ) -> Iterator[tuple[bytes, bytes]]:
+        cursor = txn.cursor(db=self._env.tables[table])
+        more = seek_last(cursor, stop) if reverse else seek_first(cursor, start)
+        while more:
+            key = bytes(cursor.key())
+            if key < start if reverse else stop is not None and key >= stop:
+                return
+            yield key, open_row(table, key, cursor.value())
+            more = cursor.prev() if reverse else cursor.next()
 
     def now_ms(self) -> int:
         """The engine's clock, in milliseconds since 1970."""
@@ -428,14 +462,16 @@ class LmdbEngine:
             txn = env.begin_write()
             results: list[WriteResult | CasstoreError] = []
             try:
-                transaction = Transaction(
-                    env, txn, self._clock(), [ticket.work for ticket in batch], self._touches
-                )
+                commit = txn.id()
+                pending = self._journal.at(txn, commit - 1)
+                jobs = [ticket.work for ticket in batch]
+                transaction = Transaction(env, txn, pending, self._clock(), jobs, self._touches)
                 for ticket in batch:
                     results.append(self._apply(transaction, ticket.work))
                 if transaction.changed:
                     transaction.finish()
                     txn.commit()
+                    self._journal.note(commit, transaction.pending)
                     env.announce()
                 else:
                     txn.abort()
@@ -630,46 +666,48 @@ class LmdbEngine:
 
         return examination.check_structure(self._env, self._env.data_path)
 
-    def check_rows(self, tables: Sequence[str], told: Told | None = None) -> list[Fault]:
-        """Prove every row of these tables; all tables: the sum over them, too."""
+    def check_rows(
+        self, tables: Sequence[str], told: Told | None = None, *, whole: bool = True
+    ) -> list[Fault]:
+        """Prove every row of these tables; ``whole``: these are all, so the sum over them, too."""
         from casstore.engine.lmdb import examination
 
         for table in tables:
             conditions.check_table(table)
-        return examination.check_rows(self._env, tables, told)
+        return examination.check_rows(self._env, tables, told, whole=whole)
 
     def readable_rows(self, table: str, *, start: bytes, limit: int) -> list[Row]:
         """Rows from ``start`` on, in order, without those that are damaged."""
         from casstore.engine.lmdb import examination
 
         conditions.check_table(table)
-        return examination.readable_rows(self._env, table, start, limit)
+        return examination.readable_rows(self._env, self._journal, table, start, limit)
 
     def examine(self, *, after: int, content: Callable[[int], bool] | None) -> Examination:
         """Objects with an id above ``after``, some slabs at a time, straight from the file."""
         from casstore.engine.lmdb import examination
 
         compressor = examination.fresh_compressor(self._env)
-        return examination.examine(self._env, compressor, after, content)
+        return examination.examine(self._env, self._journal, compressor, after, content)
 
     def find_ids(self, digests: Sequence[bytes]) -> list[int | None]:
         """The ids of objects, all of one moment; None where there is none."""
         from casstore.engine.lmdb import examination
 
         conditions.check_digests(digests)
-        return examination.find_ids(self._env, digests)
+        return examination.find_ids(self._env, self._journal, digests)
 
     def find_names(self, ids: Sequence[int]) -> list[bytes | None]:
         """The digests by which objects are found, all of one moment; None: by none."""
         from casstore.engine.lmdb import examination
 
-        return examination.find_names(self._env, ids)
+        return examination.find_names(self._env, self._journal, ids)
 
     def check_index(self, excused: Callable[[int], bool], told: Told | None = None) -> list[Fault]:
         """Look for names that lead nowhere, but not to ids that are ``excused``."""
         from casstore.engine.lmdb import examination
 
-        return examination.check_index(self._env, excused, told)
+        return examination.check_index(self._env, self._journal, excused, told)
 
     def read_mark(self) -> bytes | None:
         """What the last check left behind."""

@@ -25,6 +25,7 @@ from casstore.engine.lmdb.creation import (
     DATABASES,
     DICTIONARIES,
     INDEX,
+    JOURNAL,
     META,
     SLABS,
     TOUCHES,
@@ -281,6 +282,7 @@ class Environment:
         self.meta = databases.pop(META)
         self.collection = databases.pop(COLLECTION)
         self.touches = databases.pop(TOUCHES)
+        self.journal = databases.pop(JOURNAL)
         self.tables = databases
 
     @property

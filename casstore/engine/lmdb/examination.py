@@ -2,12 +2,15 @@
 
 Everything is read in snapshots. LMDB trusts its pages, so they are looked at first, without
 LMDB but under a read transaction, which keeps writers from using them again; tables whose
-pages are damaged are not to be read through LMDB at all.
+pages are damaged are not to be read through LMDB at all. What the journal holds counts before
+the tables and the index, always as the same snapshot has it; with a part of it unreadable,
+they tell nothing for sure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Final
 
 import lmdb
@@ -17,6 +20,7 @@ from casstore.engine.faults import (
     DICTIONARY_DAMAGED,
     HEADER_DAMAGED,
     INDEX_DANGLING,
+    JOURNAL_DAMAGED,
     OBJECT_DAMAGED,
     PAGE_DAMAGED,
     ROW_DAMAGED,
@@ -32,9 +36,17 @@ from casstore.engine.faults import (
 from casstore.engine.id_set import IdSet
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.cache import SlabCache
-from casstore.engine.lmdb.creation import DATABASES, DICTIONARIES, INDEX, META, SLABS
+from casstore.engine.lmdb.creation import DATABASES, DICTIONARIES, INDEX, JOURNAL, META, SLABS
 from casstore.engine.lmdb.dictionaries import DictionaryShelf, open_dictionary
 from casstore.engine.lmdb.environment import Environment, translate
+from casstore.engine.lmdb.journal import (
+    Journal,
+    Pending,
+    count_names,
+    merge,
+    open_entry,
+    read_pending,
+)
 from casstore.engine.lmdb.pages import Lost, PageFile, read_record
 from casstore.engine.lmdb.reader import SlabReader
 from casstore.engine.lmdb.rows import SUM_KEY, RowSum, open_row, prove_row, seek_first
@@ -44,6 +56,8 @@ from casstore.format.digest import check_object
 from casstore.format.header import CREATED_KEY, require_header
 
 MARK_KEY: Final = b"checked"
+# What findings call the unnamed database, which leads to all others.
+_UNNAMED: Final = "main"
 # What one read transaction looks at, so that none is open long.
 _SLABS_A_BATCH: Final = 64
 _BYTES_A_BATCH: Final = 8 << 20
@@ -83,10 +97,24 @@ def check_header(env: Environment) -> list[Fault]:
                 faults.append(_overlap(bytes(key), last_id - count + 1, above))
             ids += count
             above = max(above, last_id)
-        named = txn.stat(env.index)["entries"]
+        unreadable = _check_journal(env, txn)
+        faults += unreadable
+        named = 0 if unreadable else count_names(env, txn, read_pending(env, txn))
         if named > ids:
             what = f"the index names {named} objects, but slabs hold {ids} at the most"
             faults.append(Fault(INDEX_DANGLING, what, table=INDEX))
+    return faults
+
+
+def _check_journal(env: Environment, txn: lmdb.Transaction[memoryview]) -> list[Fault]:
+    """Entries that cannot be proven."""
+    faults: list[Fault] = []
+    for name, stored in txn.cursor(db=env.journal):
+        key = bytes(name)
+        try:
+            open_entry(key, stored)
+        except CorruptionError as exc:
+            faults.append(Fault(JOURNAL_DAMAGED, str(exc), table=JOURNAL, key=key))
     return faults
 
 
@@ -110,12 +138,17 @@ def _overlap(key: bytes, first_id: int, above: int) -> Fault:
 
 
 def check_structure(env: Environment, data_path: str) -> Structure:
-    """Walk the pages of all tables without LMDB, as one snapshot has them."""
+    """Walk the pages of all tables without LMDB, as one snapshot has them; then the journal."""
     for _ in range(_BEGIN_TRIES):
         with env.reading() as txn, PageFile(data_path) as pages:
             metas = [meta for meta in pages.metas() if meta.transaction == txn.id()]
             if metas:
-                return _walk_tables(pages, metas[0].main.root)
+                structure = _walk_tables(pages, metas[0].main.root)
+                if JOURNAL in structure.unsafe:
+                    return structure
+                damaged = _check_journal(env, txn)
+                unsafe = structure.unsafe | {JOURNAL} if damaged else structure.unsafe
+                return Structure(structure.faults + damaged, unsafe)
         # Two commits came between beginning and looking: the meta page was used again.
     raise BusyError(f"commits to {env.path} come faster than its meta pages can be read")
 
@@ -138,12 +171,12 @@ def _walk_tables(pages: PageFile, root: int) -> Structure:
         return lost
 
     records: dict[str, tuple[int, int]] = {}
-    for _, entry in pages.walk(root, note("main"), visit):
+    for _, entry in pages.walk(root, note(_UNNAMED), visit):
         if entry.is_database and entry.value is not None:
             record = read_record(entry.value)
             records[entry.key.rstrip(b"\0").decode(errors="replace")] = record.root, record.entries
-    if "main" in unsafe:
-        return Structure(faults, frozenset((*DATABASES, "main")))
+    if _UNNAMED in unsafe:
+        return Structure(faults, frozenset((*DATABASES, _UNNAMED)))
     for table in DATABASES:
         if table not in records:
             note(table)(Lost(root, b"", None, f"table {table} is not there"))
@@ -164,8 +197,10 @@ def _walk_tables(pages: PageFile, root: int) -> Structure:
 # --- rows -----------------------------------------------------------------------------------
 
 
-def check_rows(env: Environment, tables: Sequence[str], told: Told | None) -> list[Fault]:
-    """Prove rows, and their sum if all tables are asked for: one snapshot, so no false alarm."""
+def check_rows(
+    env: Environment, tables: Sequence[str], told: Told | None, *, whole: bool
+) -> list[Fault]:
+    """Prove rows, and their sum if these are all: one snapshot, so no false alarm."""
     faults: list[Fault] = []
     total = RowSum()
     seen = 0
@@ -180,41 +215,54 @@ def check_rows(env: Environment, tables: Sequence[str], told: Told | None) -> li
                 seen += 1
                 if told is not None and not seen % _TOLD_EVERY:
                     told(seen)
-        stored_sum = _bytes_of(txn.get(SUM_KEY, db=env.meta))
         # With a row damaged, or a table left out, the sum cannot be right.
-        whole = not faults and set(tables) == set(env.tables)
-        if whole and total.encode() != RowSum(stored_sum).encode():
-            what = "the rows are not those last written: some are older or missing"
-            faults.append(Fault(ROWS_SUM_WRONG, what, table=META, key=SUM_KEY))
+        if not faults and whole and set(tables) == set(env.tables):
+            total.add_number(read_pending(env, txn).total)
+            if total.encode() != RowSum(_bytes_of(txn.get(SUM_KEY))).encode():
+                what = "the rows are not those last written: some are older or missing"
+                faults.append(Fault(ROWS_SUM_WRONG, what, table=_UNNAMED, key=SUM_KEY))
     return faults
 
 
-def readable_rows(env: Environment, table: str, start: bytes, limit: int) -> list[Row]:
+def readable_rows(
+    env: Environment, journal: Journal, table: str, start: bytes, limit: int
+) -> list[Row]:
     """Rows from ``start`` on, without those that are damaged."""
-    rows: list[Row] = []
     with env.reading() as txn:
-        cursor = txn.cursor(db=env.tables[table])
-        more = seek_first(cursor, start)
-        while more and len(rows) < limit:
-            key = bytes(cursor.key())
-            try:
-                rows.append(Row(key, open_row(table, key, cursor.value())))
-            except CorruptionError:
-                # ``check_rows`` has told of it.
-                pass
-            more = cursor.next()
-    return rows
+        changed = journal.at(txn, txn.id()).changed_between(table, start, None, reverse=False)
+        rows = merge(_readable(env, txn, table, start), changed, reverse=False)
+        return [Row(*row) for row in islice(rows, limit)]
+
+
+def _readable(
+    env: Environment, txn: lmdb.Transaction[memoryview], table: str, start: bytes
+) -> Iterator[tuple[bytes, bytes]]:
+    cursor = txn.cursor(db=env.tables[table])
+    more = seek_first(cursor, start)
+    while more:
+        key = bytes(cursor.key())
+        try:
+            yield key, open_row(table, key, cursor.value())
+        except CorruptionError:
+            # ``check_rows`` has told of it.
+            pass
+        more = cursor.next()
 
 
 # --- objects ----------------------------------------------------------------------------------
 
 
 def examine(
-    env: Environment, compressor: Compressor, after: int, content: Callable[[int], bool] | None
+    env: Environment,
+    journal: Journal,
+    compressor: Compressor,
+    after: int,
+    content: Callable[[int], bool] | None,
 ) -> Examination:
     """The next slabs, entry by entry."""
     found = Examination([], [], None)
     with env.reading() as txn:
+        pending = journal.at(txn, txn.id())
         reader = SlabReader(txn.cursor(db=env.slabs), SlabCache(0), compressor)
         cursor = txn.cursor(db=env.slabs)
         more = cursor.set_range(slabs.slab_key(after + 1))
@@ -234,7 +282,9 @@ def examine(
             else:
                 if directory.first_id <= above:
                     found.faults.append(_overlap(key, directory.first_id, above))
-                size_bytes += _examine_slab(env, txn, reader, directory, after, content, found)
+                size_bytes += _examine_slab(
+                    env, txn, pending, reader, directory, after, content, found
+                )
             above = after = int.from_bytes(key, "big")
             more = cursor.next()
     return found._replace(after=after if more else None)
@@ -243,6 +293,7 @@ def examine(
 def _examine_slab(
     env: Environment,
     txn: lmdb.Transaction[memoryview],
+    pending: Pending,
     reader: SlabReader,
     directory: slabs.Directory,
     after: int,
@@ -259,8 +310,7 @@ def _examine_slab(
         if object_id <= after or kind == slabs.DEAD:
             continue
         digest = directory.digest(position)
-        row = txn.get(digest, db=env.index)
-        named = row is not None and bytes(row) == slabs.slab_key(object_id)
+        named = pending.is_named(txn, env, digest, object_id)
         one = Examined(object_id, digest, kind, children, named)
         if named and content is not None and content(object_id):
             one = _with_content(reader, one)
@@ -279,36 +329,43 @@ def _with_content(reader: SlabReader, one: Examined) -> Examined:
     return one._replace(item=item, links=links)
 
 
-def find_ids(env: Environment, digests: Sequence[bytes]) -> list[int | None]:
-    """What the index says of these, in one snapshot."""
+def find_ids(env: Environment, journal: Journal, digests: Sequence[bytes]) -> list[int | None]:
+    """What the journal and the index say of these, in one snapshot."""
     with env.reading() as txn:
-        rows = [txn.get(digest, db=env.index) for digest in digests]
+        recent = journal.at(txn, txn.id()).ids
         return [
-            None if row is None or len(row) != slabs.ID_BYTES else int.from_bytes(row, "big")
-            for row in rows
+            recent[digest] if digest in recent else _indexed(txn.get(digest, db=env.index))
+            for digest in digests
         ]
 
 
-def find_names(env: Environment, ids: Sequence[int]) -> list[bytes | None]:
-    """The digests under which the index knows these ids, in one snapshot."""
+def _indexed(row: memoryview | None) -> int | None:
+    return None if row is None or len(row) != slabs.ID_BYTES else int.from_bytes(row, "big")
+
+
+def find_names(env: Environment, journal: Journal, ids: Sequence[int]) -> list[bytes | None]:
+    """The digests under which these ids are known, in one snapshot."""
     names: list[bytes | None] = []
     with env.reading() as txn:
+        pending = journal.at(txn, txn.id())
         cursor = txn.cursor(db=env.slabs)
         for object_id in ids:
             digest = _digest_at(cursor, object_id)
-            row = None if digest is None else txn.get(digest, db=env.index)
-            named = row is not None and bytes(row) == slabs.slab_key(object_id)
+            named = digest is not None and pending.is_named(txn, env, digest, object_id)
             names.append(digest if named else None)
     return names
 
 
-def check_index(env: Environment, excused: Callable[[int], bool], told: Told | None) -> list[Fault]:
+def check_index(
+    env: Environment, journal: Journal, excused: Callable[[int], bool], told: Told | None
+) -> list[Fault]:
     """Names that lead to no object, or to another one."""
-    faults: list[Fault] = []
+    faults = _check_late_names(env, journal, excused)
     start = b""
     seen = 0
     while True:
         with env.reading() as txn:
+            recent = journal.at(txn, txn.id()).ids
             cursor = txn.cursor(db=env.index)
             more = cursor.set_range(start) if start else cursor.first()
             slab = txn.cursor(db=env.slabs)
@@ -318,8 +375,10 @@ def check_index(env: Environment, excused: Callable[[int], bool], told: Told | N
                 digest, row = bytes(cursor.key()), bytes(cursor.value())
                 object_id = int.from_bytes(row, "big")
                 # Asked in the same snapshot as the name itself: nothing comes in between.
-                if not excused(object_id) and (
-                    len(row) != slabs.ID_BYTES or _digest_at(slab, object_id) != digest
+                if (
+                    digest not in recent
+                    and not excused(object_id)
+                    and (len(row) != slabs.ID_BYTES or _digest_at(slab, object_id) != digest)
                 ):
                     what = f"the index leads from {digest.hex()} to id {object_id}, which is not it"
                     faults.append(Fault(INDEX_DANGLING, what, digest, INDEX, digest))
@@ -328,6 +387,26 @@ def check_index(env: Environment, excused: Callable[[int], bool], told: Told | N
                 seen += 1
         if told is not None:
             told(seen)
+
+
+def _check_late_names(
+    env: Environment, journal: Journal, excused: Callable[[int], bool]
+) -> list[Fault]:
+    """Names that are still in the journal."""
+    faults: list[Fault] = []
+    with env.reading() as txn:
+        slab = txn.cursor(db=env.slabs)
+        pending = journal.at(txn, txn.id())
+        for digest, object_id in pending.ids.items():
+            if object_id is None or excused(object_id):
+                continue
+            if _digest_at(slab, object_id) != digest:
+                what = f"the journal leads from {digest.hex()} to id {object_id}, which is not it"
+                faults.append(Fault(INDEX_DANGLING, what, digest, JOURNAL))
+            elif digest not in pending.unnamed and txn.get(digest, db=env.index) is not None:
+                what = f"both the journal and the index name {digest.hex()}"
+                faults.append(Fault(INDEX_DANGLING, what, digest, INDEX, digest))
+    return faults
 
 
 def _digest_at(cursor: lmdb.Cursor[memoryview], object_id: int) -> bytes | None:

@@ -8,6 +8,11 @@ but may be outdated, so such rows count only where the newest tree has lost the 
 them. Of several the greatest is taken, because most rows start with what counts up in them:
 a revision, a fence, a state.
 
+The journal lies over the tables of its tree, entry by entry. A commit only adds to it or
+empties it, so as long as the newest tree has one, what the tree before has of it belongs to
+it, too. Entries that no tree leads to were laid in place, or are lost; their rows count as
+those of old pages do.
+
 A long slab lies apart from its key. If the leaf that held the key is gone, the index says
 where the slab's objects belong, and the checksum, which covers the key, confirms it.
 """
@@ -19,7 +24,7 @@ import shutil
 import tempfile
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 import lmdb
@@ -27,9 +32,11 @@ import lmdb
 from casstore.engine.compression import Compressor
 from casstore.engine.id_set import IdSet
 from casstore.engine.lmdb import slab as slabs
-from casstore.engine.lmdb.creation import DICTIONARIES, SLABS
+from casstore.engine.lmdb.creation import DICTIONARIES, JOURNAL, SLABS
 from casstore.engine.lmdb.dictionaries import DICTIONARY_MAGIC, open_dictionary
 from casstore.engine.lmdb.directory import DATA_FILE
+from casstore.engine.lmdb.journal import Entry as JournalEntry
+from casstore.engine.lmdb.journal import open_entry
 from casstore.engine.lmdb.pages import (
     LEAF,
     OVERFLOW,
@@ -67,6 +74,7 @@ _ROWS_A_TRANSACTION: Final = 10_000
 
 #: Tables whose rows are worth saving. The nodes' can be made anew from the manifests.
 SAVED_TABLES: Final = tuple(table for table in TABLES if table != "nodes")
+_SAVED: Final = frozenset(SAVED_TABLES)
 
 # Tables whose rows start with what counts up: the greater of two is the newer one.
 _COUNTING: Final = frozenset(
@@ -102,6 +110,17 @@ class _Found(NamedTuple):
     size: int
 
 
+class _Taken(NamedTuple):
+    """A row that was found. ``on_top``: by the journal, and it counts before the table's."""
+
+    table: str
+    key: bytes
+    rank: int
+    #: None: the row is gone.
+    value: bytes | None
+    on_top: bool = False
+
+
 class _Keyless(NamedTuple):
     """A slab in a run of pages that no leaf leads to."""
 
@@ -132,7 +151,12 @@ class Excavation:
                 lock=False,
             )
             self._tables = {name: self._scratch.open_db(name.encode()) for name in SAVED_TABLES}
-            self._waiting: list[tuple[str, bytes, int, bytes]] = []
+            self._waiting: list[_Taken] = []
+            #: What can be read of the journals, by rank and key, and whether there is one.
+            self._journals: list[dict[bytes, JournalEntry]] = [{}, {}]
+            self._has_journal = [False, False]
+            #: Rows that are known to be gone.
+            self._gone: set[tuple[str, bytes]] = set()
             self._visited = IdSet()
             #: Parts of tables, by rank, that could not be read.
             self._gaps: list[dict[str, list[Lost]]] = [{}, {}]
@@ -170,12 +194,14 @@ class Excavation:
         metas = self._file.metas()
         for rank in (NEWEST, BEFORE):
             self._dig_tree(metas[rank] if rank < len(metas) else None, rank)
+        self._lay_journals()
         if len(metas) == 1:
             # The one that is left may be the older. Then the last commit is to be found in
             # pages that nothing leads to: by rows that say that they are newer.
             why = "a meta page is lost, and with it perhaps the way to the last commit"
             for table in (*_TELLING, SLABS, DICTIONARIES):
                 self._gaps[NEWEST][table].append(Lost(0, b"", None, why))
+            self._gone.clear()
         self._keep_rows()
         runs = self._dig_strays()
         self._keep_rows()
@@ -207,6 +233,9 @@ class Excavation:
                 self._dig_dictionaries(roots[name], rank)
             else:
                 self._dig_rows(name, roots[name], rank)
+        gaps[JOURNAL] = []
+        if JOURNAL in roots:
+            self._dig_journal(roots[JOURNAL], rank)
         # Only so that their pages are known to belong to somebody.
         for name in sorted(roots.keys() - gaps.keys()):
             for _, entry in self._file.walk(roots[name], lambda lost: None, self._visit):
@@ -292,6 +321,46 @@ class Excavation:
         if damaged:
             gaps.append(Lost(0, below, None, "a row is damaged"))
 
+    def _dig_journal(self, root: int, rank: int) -> None:
+        gaps = self._gaps[rank][JOURNAL]
+        self._has_journal[rank] = True
+        for page, entry in self._file.walk(root, gaps.append, self._visit):
+            self._visit_run(entry)
+            opened = self._open_entry(entry)
+            if opened is None:
+                gaps.append(Lost(page, entry.key, entry.key + b"\0", "an entry is damaged"))
+            else:
+                self._journals[rank][entry.key] = opened
+        if gaps:
+            # Any row may have been changed by what is lost.
+            why = f"a part of the journal is lost: {gaps[0].why}"
+            for table in SAVED_TABLES:
+                self._gaps[rank][table].append(Lost(gaps[0].page, b"", None, why))
+
+    def _open_entry(self, entry: Entry) -> JournalEntry | None:
+        stored = self._file.value(entry)
+        if stored is None or len(entry.key) != _ID_BYTES:
+            return None
+        try:
+            return open_entry(entry.key, stored)[0]
+        except CorruptionError:
+            return None
+
+    def _lay_journals(self) -> None:
+        """Change the rows of each tree as its journal says, in the order of its entries."""
+        newest, before = self._journals
+        for (table, key), value in _fold(before).items():
+            if self._is_lost(table, key, NEWEST):
+                self._waiting.append(_Taken(table, key, BEFORE, value, on_top=True))
+        self._keep_rows()
+        if self._has_journal[NEWEST] and self._gaps[NEWEST][JOURNAL]:
+            newest = before | newest
+        for (table, key), value in _fold(newest).items():
+            self._waiting.append(_Taken(table, key, NEWEST, value, on_top=True))
+            if value is None:
+                self._gone.add((table, key))
+        self._keep_rows()
+
     def _prove(self, table: str, entry: Entry) -> bytes | None:
         stored = self._file.value(entry)
         if stored is None or len(stored) < CHECKSUM_BYTES or not 0 < len(entry.key) < 512:
@@ -332,14 +401,27 @@ class Excavation:
         if len(entry.key) == _NUMBER_BYTES and self._take_dictionary(entry):
             return
         for table in wounded:
-            # Work that was done must not come back while it is known to be done.
-            ranks = (NEWEST, BEFORE) if table == "queue" else (NEWEST,)
-            if all(self._is_lost(table, entry.key, rank) for rank in ranks):
+            if self._may_be_stray(table, entry.key):
                 value = self._prove(table, entry)
                 if value is not None:
                     self._take_row(table, entry.key, STRAY, value)
                     self.stray_rows += 1
                     return
+        opened = self._open_entry(entry) if wounded else None
+        if opened is None:
+            return
+        for (table, key), value in _fold({entry.key: opened}).items():
+            if value is not None and self._may_be_stray(table, key):
+                self._take_row(table, key, STRAY, value)
+                self.stray_rows += 1
+
+    def _may_be_stray(self, table: str, key: bytes) -> bool:
+        """Can a row be lost here, so that one of an old page counts?"""
+        # Work that was done must not come back while it is known to be done.
+        ranks = (NEWEST, BEFORE) if table == "queue" else (NEWEST,)
+        return (table, key) not in self._gone and all(
+            self._is_lost(table, key, rank) for rank in ranks
+        )
 
     # --- what lost its key ----------------------------------------------------------------
 
@@ -449,10 +531,13 @@ class Excavation:
         yield from range(next_id, next_id + slabs.MAX_OBJECTS)
 
     def _index_rows(self) -> Iterator[tuple[bytes, int]]:
-        """Whatever looks like a row of the index, of any time: proven where it is used."""
+        """Whatever names an object or looks so, of any time: proven where it is used."""
         for page in self._file.pages():
             for entry in page.entries:
-                if (
+                opened = self._open_entry(entry) if len(entry.key) == _ID_BYTES else None
+                if opened is not None:
+                    yield from opened.named.items()
+                elif (
                     len(entry.key) == DIGEST_BYTES
                     and entry.value is not None
                     and entry.size == _ID_BYTES
@@ -462,24 +547,33 @@ class Excavation:
     # --- rows -----------------------------------------------------------------------------
 
     def _take_row(self, table: str, key: bytes, rank: int, value: bytes) -> None:
-        self._waiting.append((table, key, rank, value))
+        self._waiting.append(_Taken(table, key, rank, value))
         if len(self._waiting) >= _ROWS_A_TRANSACTION:
             self._keep_rows()
 
     def _keep_rows(self) -> None:
         assert self._scratch is not None
         with self._scratch.begin(write=True) as txn:
-            for table, key, rank, value in self._waiting:
+            for table, key, rank, value, on_top in self._waiting:
                 database = self._tables[table]
                 known = txn.get(key, db=database)
-                if known is not None and (
-                    # Only a number that has grown says for sure that a row is newer.
-                    (
-                        known[0] == NEWEST
-                        and value[:_NUMBER_AT_START] <= known[1:][:_NUMBER_AT_START]
+                over = on_top and known is not None and known[0] >= rank
+                if value is None:
+                    if over:
+                        txn.delete(key, db=database)
+                    continue
+                if (
+                    known is not None
+                    and not over
+                    and (
+                        # Only a number that has grown says for sure that a row is newer.
+                        (
+                            known[0] == NEWEST
+                            and value[:_NUMBER_AT_START] <= known[1:][:_NUMBER_AT_START]
+                        )
+                        or (known[0] < rank and table not in _COUNTING)
+                        or (rank != NEWEST and known[1:] >= value)
                     )
-                    or (known[0] < rank and table not in _COUNTING)
-                    or (rank != NEWEST and known[1:] >= value)
                 ):
                     continue
                 txn.put(key, bytes((rank,)) + value, db=database)
@@ -677,3 +771,13 @@ class Marked(NamedTuple):
     ids: IdSet
     held: IdSet
     places: dict[bytes, int]
+
+
+def _fold(entries: Mapping[bytes, JournalEntry]) -> dict[tuple[str, bytes], bytes | None]:
+    """The rows that entries of a journal amount to, in the tables that are worth saving."""
+    rows: dict[tuple[str, bytes], bytes | None] = {}
+    for _, entry in sorted(entries.items()):
+        for table, changes in entry.rows.items():
+            if table in _SAVED:
+                rows.update({(table, key): value for key, value in changes.items()})
+    return rows

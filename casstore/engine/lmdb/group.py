@@ -35,22 +35,28 @@ class Ticket(Generic[Work, Result]):
         self.work = work
         self.result: Result | None = None
         self.error: CasstoreError | None = None
-        # Held from the start: acquiring it again is how a follower sleeps.
-        self._wake = threading.Lock()
-        self._wake.acquire()
+        # Only who follows ever sleeps.
+        self._wake: threading.Lock | None = None
 
     @property
     def done(self) -> bool:
         """Has a leader answered this writer?"""
         return self.result is not None or self.error is not None
 
+    def follow(self) -> None:
+        """Be ready to sleep; call before anybody can wake this writer."""
+        # Held from the start: acquiring it again is how a follower sleeps.
+        self._wake = threading.Lock()
+        self._wake.acquire()
+
     def sleep(self) -> None:
         """Wait for an answer, or for the lead."""
+        assert self._wake is not None
         self._wake.acquire()
 
     def wake(self) -> None:
         """Let the writer look: it is answered, or it leads. Waking twice is harmless."""
-        if self._wake.locked():
+        if self._wake is not None and self._wake.locked():
             self._wake.release()
 
 
@@ -84,10 +90,12 @@ class CommitQueue(Generic[Work, Result]):
                 self._waiting.append(ticket)
                 if self._leader is None:
                     self._leader = ticket
-                elif self._lingers and len(self._waiting) >= self._crowd:
-                    self._lingers = False
-                    if self._gathered.locked():  # an interrupted leader may have left it open
-                        self._gathered.release()
+                else:
+                    ticket.follow()
+                    if self._lingers and len(self._waiting) >= self._crowd:
+                        self._lingers = False
+                        if self._gathered.locked():  # an interrupted leader may have left it open
+                            self._gathered.release()
             if self._leader is not ticket:
                 ticket.sleep()
             if not ticket.done:
@@ -133,6 +141,11 @@ class CommitQueue(Generic[Work, Result]):
             if self._leader is not ticket:
                 if ticket in self._waiting:
                     self._waiting.remove(ticket)
+                return
+            if len(self._waiting) == 1:
+                # Nobody else is about.
+                self._waiting.clear()
+                self._leader, self._crowd = None, 1
                 return
             answered = [other for other in self._waiting if other.done or other is ticket]
             self._waiting = deque(

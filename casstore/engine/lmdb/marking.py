@@ -7,7 +7,8 @@ for "it is reached". The pass reads directories, never the objects themselves.
 
 Nothing here has to be of one moment. Objects are never changed, ids never given twice, and
 what appears while the pass runs has a higher id than any it looks at; ``catch_up`` sees to
-that, and to rows that were written meanwhile (``notes``).
+that, and to rows that were written meanwhile (``notes``). But each look-up is: the journal is
+asked as the same transaction has it as the table or the index behind it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import lmdb
 from casstore.engine.lmdb import notes
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.environment import Environment
+from casstore.engine.lmdb.journal import Journal, Pending, count_names, merge
 from casstore.engine.lmdb.notes import Txn
 from casstore.engine.lmdb.rows import open_row
 from casstore.engine.lmdb.slab import Directory
@@ -66,10 +68,15 @@ class Marks:
         #: Once marked: does everything that slabs hold have a name?
         self.is_clean = False
         self._keep_after_ms = keep_after_ms
+        self._journal = Journal(env)
         with env.reading() as txn:
             self.last_id = _last_id(env, txn)
+            # What the index does not say yet, and will when the journal is laid in place.
+            pending = self._journal.at(txn, txn.id())
+            self._named_late = [each for each in pending.ids.values() if each is not None]
+            self._unnamed_late = _unnamed_ids(env, txn, pending)
             # Nothing but a collection takes a name away, and this is the only one.
-            self._names = txn.stat(env.index)["entries"]
+            self._names = count_names(env, txn, pending)
         self._begin()
 
     def _begin(self) -> None:
@@ -144,7 +151,14 @@ class Marks:
         return MarkReport(roots, kept, names - kept, kept_bytes, names_bytes - kept_bytes)
 
     def _read_index(self) -> None:
-        """Note which ids the index names."""
+        """Note which ids have names, as the index says or, at the beginning, the journal."""
+        self._read_index_rows()
+        for object_id in self._unnamed_late:
+            self._named[object_id] = 0
+        for object_id in self._named_late:
+            self._named[object_id] = 1
+
+    def _read_index_rows(self) -> None:
         named, last_id = self._named, self.last_id
         at = b""
         while True:
@@ -175,31 +189,43 @@ class Marks:
         digests: set[bytes] = set()
         # One transaction: a head that moves while tables are read is in one of them.
         with self._env.reading() as txn:
+            pending = self._journal.at(txn, txn.id())
             for table in self._roots.tables:
-                for key, stored in txn.cursor(db=self._env.tables[table]):
-                    row = Row(bytes(key), open_row(table, bytes(key), stored))
+                for row in self._rows(txn, pending, table):
                     for digest in self._roots.named(table, row, self._now_ms):
                         if digest not in digests:
                             digests.add(digest)
-                            self._reach_root(txn, table, row.key, digest)
+                            self._reach_root(txn, pending, table, row.key, digest)
             for number, touch in notes.touches_after(self._env, txn, 0):
                 self._touches_seen = number
-                self._reach_touched(txn, touch)
+                self._reach_touched(txn, pending, touch)
         # What was written since the collection was announced may be older than these rows;
         # catching up looks at it once more.
         self._open.clear()
         return len(digests)
 
-    def _reach_root(self, txn: Txn, table: str, key: bytes, digest: bytes) -> None:
-        row = txn.get(digest, None, self._env.index)
-        if row is None:
+    def _rows(self, txn: Txn, pending: Pending, table: str) -> Iterator[Row]:
+        """All rows of a table, as they are with what the journal holds."""
+        stored = (
+            (bytes(key), open_row(table, bytes(key), value))
+            for key, value in txn.cursor(db=self._env.tables[table])
+        )
+        changed = pending.changed_between(table, b"", None, reverse=False)
+        for key, value in merge(stored, changed, reverse=False):
+            yield Row(key, value)
+
+    def _reach_root(
+        self, txn: Txn, pending: Pending, table: str, key: bytes, digest: bytes
+    ) -> None:
+        object_id = pending.find_id(txn, self._env, digest)
+        if object_id is None:
             raise CorruptionError(
                 f"row {key.hex()} of table {table} in {self._env.path} names object "
                 f"{digest.hex()}, which is not stored"
             )
-        self._reach(slabs.read_id(row))
+        self._reach(object_id)
 
-    def _reach_touched(self, txn: Txn, touch: notes.Touch) -> None:
+    def _reach_touched(self, txn: Txn, pending: Pending, touch: notes.Touch) -> None:
         own = touch.object_id
         if touch.at_ms < self._keep_after_ms or own > self.last_id:
             return
@@ -208,7 +234,7 @@ class Marks:
         if cursor.set_range(slabs.slab_key(own)):
             directory = slabs.read_directory(cursor.key(), cursor.value())
             position = own - directory.first_id
-            if position >= 0 and self._is_named(txn, directory, position):
+            if position >= 0 and self._is_named(txn, pending, directory, position):
                 self._reach(own)
 
     def _reach(self, object_id: int) -> None:
@@ -287,7 +313,11 @@ class Marks:
 
     # --- catching up ----------------------------------------------------------------------
 
-    def catch_up(self, txn: Txn, limit: int | None = None) -> bool:
+    def pending(self, txn: Txn, seen: int) -> Pending:
+        """What the journal holds for ``txn``, which sees the work of transaction ``seen``."""
+        return self._journal.at(txn, seen)
+
+    def catch_up(self, txn: Txn, pending: Pending, limit: int | None = None) -> bool:
         """Mark from all that was stored and written since; False if ``limit`` was too little.
 
         The second rule of collection: nothing is removed in a transaction that has not
@@ -296,13 +326,13 @@ class Marks:
         """
         budget = _Budget(limit)
         done = (
-            self._scan_new(txn, budget)
-            and self._read_changes(txn, budget)
-            and self._read_touches(txn, budget)
+            self._scan_new(txn, pending, budget)
+            and self._read_changes(txn, pending, budget)
+            and self._read_touches(txn, pending, budget)
         )
         return self._descend(txn, budget) and done
 
-    def _scan_new(self, txn: Txn, budget: _Budget) -> bool:
+    def _scan_new(self, txn: Txn, pending: Pending, budget: _Budget) -> bool:
         cursor = txn.cursor(db=self._env.slabs)
         more = cursor.set_range(slabs.slab_key(self._scanned_id + 1))
         while more:
@@ -310,7 +340,7 @@ class Marks:
             start = 0
             for position, links in enumerate(directory.child_counts):
                 if directory.first_id + position > self._scanned_id and self._is_named(
-                    txn, directory, position
+                    txn, pending, directory, position
                 ):
                     for child in directory.children(position, start):
                         self._reach_child(directory, position, child)
@@ -321,28 +351,29 @@ class Marks:
                 return False
         return True
 
-    def _is_named(self, txn: Txn, directory: Directory, position: int) -> bool:
-        row = txn.get(directory.digest(position), None, self._env.index)
-        return row is not None and slabs.read_id(row) == directory.first_id + position
+    def _is_named(self, txn: Txn, pending: Pending, directory: Directory, position: int) -> bool:
+        found = pending.find_id(txn, self._env, directory.digest(position))
+        return found == directory.first_id + position
 
-    def _read_changes(self, txn: Txn, budget: _Budget) -> bool:
+    def _read_changes(self, txn: Txn, pending: Pending, budget: _Budget) -> bool:
         for number, (table, key) in notes.changes_after(self._env, txn, self._changes_seen):
             if not budget.spend(1):
                 return False
             self._changes_seen = number
-            stored = txn.get(key, None, self._env.tables[table])
-            if stored is not None and table in self._roots.tables:
-                row = Row(key, open_row(table, key, stored))
-                for digest in self._roots.named(table, row, self._now_ms):
-                    self._reach_root(txn, table, key, digest)
+            if table not in self._roots.tables:
+                continue
+            value = pending.find_row(txn, self._env, table, key)
+            if value is not None:
+                for digest in self._roots.named(table, Row(key, value), self._now_ms):
+                    self._reach_root(txn, pending, table, key, digest)
         return True
 
-    def _read_touches(self, txn: Txn, budget: _Budget) -> bool:
+    def _read_touches(self, txn: Txn, pending: Pending, budget: _Budget) -> bool:
         for number, touch in notes.touches_after(self._env, txn, self._touches_seen):
             if not budget.spend(1):
                 return False
             self._touches_seen = number
-            self._reach_touched(txn, touch)
+            self._reach_touched(txn, pending, touch)
         return True
 
     def _descend(self, txn: Txn, budget: _Budget) -> bool:
@@ -483,3 +514,9 @@ class _Budget:
 def _last_id(env: Environment, txn: Txn) -> int:
     cursor: lmdb.Cursor[bytes] | lmdb.Cursor[memoryview] = txn.cursor(db=env.slabs)
     return int.from_bytes(cursor.key(), "big") if cursor.last() else 0
+
+
+def _unnamed_ids(env: Environment, txn: Txn, pending: Pending) -> list[int]:
+    """The ids under which the index still names what the journal says is gone."""
+    rows = [txn.get(digest, None, env.index) for digest in pending.unnamed]
+    return [slabs.read_id(row) for row in rows if row is not None]

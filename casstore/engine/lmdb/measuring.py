@@ -14,6 +14,7 @@ from casstore.engine.lmdb import packing
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.creation import DICTIONARIES, META
 from casstore.engine.lmdb.environment import Environment
+from casstore.engine.lmdb.journal import read_pending
 from casstore.engine.lmdb.page_arithmetic import PageCount, when_full
 from casstore.engine.lmdb.tidying import count_pages
 from casstore.engine.protocol import DamagedSlab, EngineSpace, SlabSpace, TableSpace
@@ -103,6 +104,7 @@ def _measure_slabs(env: Environment) -> SlabSpace:
     more = True
     while more:
         with env.reading() as txn:
+            pending = read_pending(env, txn)
             cursor = txn.cursor(db=env.slabs)
             more = cursor.set_range(slabs.slab_key(next_id))
             for _ in range(_BATCH_SLABS):
@@ -115,7 +117,7 @@ def _measure_slabs(env: Environment) -> SlabSpace:
                 stored += len(value)
                 more = cursor.next()
                 try:
-                    piece = packing.look_at(env, txn, key, value)
+                    piece = packing.look_at(env, txn, pending, key, value)
                 except CorruptionError as exc:
                     damaged.append(DamagedSlab(last_id, str(exc)))
                     continue

@@ -30,6 +30,7 @@ from casstore.engine.compression import Compressor
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.cache import SlabCache
 from casstore.engine.lmdb.environment import Environment, translate
+from casstore.engine.lmdb.journal import Pending, settle_now
 from casstore.engine.lmdb.reader import SlabReader
 from casstore.engine.lmdb.slab import Slab
 from casstore.engine.lmdb.tidying import tidy
@@ -56,6 +57,8 @@ PACKED_TO_KEY: Final = b"packed_to"
 _ID_DIGITS: Final = 20
 
 NOTHING: Final = PackReport(0, 0, 0, 0, 0)
+# For slabs whose objects are all named by the index.
+_LAID: Final = Pending()
 
 
 class Piece(NamedTuple):
@@ -134,6 +137,9 @@ def pack(
     """
     env.require_writable()
     scope = scope_of(env, cold_before_ms)
+    # After that look, not before: everything up to the newest must be named by the index
+    # alone. What others store from now on is named by the journal, and is not packed.
+    settle_now(env)
     prepare(scope)
     report = NOTHING
     next_id = 1
@@ -173,8 +179,17 @@ def scope_of(env: Environment, cold_before_ms: int | None) -> Scope:
     return Scope(newest, cold_before_ms, int(text))
 
 
-def read_run(env: Environment, compressor: Compressor, first_id: int, scope: Scope) -> Look:
-    """The next slabs from ``first_id`` on; those that belong together come as a run."""
+def read_run(
+    env: Environment,
+    compressor: Compressor,
+    first_id: int,
+    scope: Scope,
+    pending: Pending = _LAID,
+) -> Look:
+    """The next slabs from ``first_id`` on; those that belong together come as a run.
+
+    ``pending``: what the journal names of all that the scope spans, if that may be anything.
+    """
     pieces: list[Piece] = []
     damaged: list[DamagedSlab] = []
     raw_bytes = objects = gap = 0
@@ -189,7 +204,7 @@ def read_run(env: Environment, compressor: Compressor, first_id: int, scope: Sco
                 next_id = scope.newest + 1
                 break
             try:
-                piece = look_at(env, txn, bytes(cursor.key()), bytes(cursor.value()))
+                piece = look_at(env, txn, pending, bytes(cursor.key()), bytes(cursor.value()))
             except CorruptionError as exc:
                 if not pieces:
                     damaged.append(DamagedSlab(last_id, str(exc)))
@@ -243,14 +258,20 @@ def _is_worth_it(pieces: list[Piece], scope: Scope, next_id: int) -> bool:
     return dead > 0 and dead * scope.many_dead >= live + dead if scope.many_dead else dead > 0
 
 
-def look_at(env: Environment, txn: lmdb.Transaction[memoryview], key: bytes, value: bytes) -> Piece:
+def look_at(
+    env: Environment,
+    txn: lmdb.Transaction[memoryview],
+    pending: Pending,
+    key: bytes,
+    value: bytes,
+) -> Piece:
     """A slab as it lies in the file, its directory checked, and what of it is alive."""
     directory = slabs.read_directory(key, value)
     live: list[int] = []
     live_bytes = 0
     for position in range(directory.objects):
-        row = txn.get(directory.digest(position), None, env.index)
-        if row is not None and slabs.read_id(row) == directory.first_id + position:
+        found = pending.find_id(txn, env, directory.digest(position))
+        if found == directory.first_id + position:
             live.append(directory.first_id + position)
             live_bytes += directory.lengths[position]
     dead_bytes = sum(directory.lengths) - live_bytes

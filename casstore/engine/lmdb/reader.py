@@ -51,7 +51,8 @@ class SlabReader:
         if slab is None or not slab.first_id <= object_id <= slab.last_id:
             slab = self.slab(object_id)
         position = object_id - slab.first_id
-        return StoredObject(slab.kind(position), slab.data(position, self.digest))
+        kind = slab.directory.kinds[position] & ~slabs.KEEPS_LINKS
+        return StoredObject(kind, slab.data(position, self.digest))
 
     def slab(self, object_id: int) -> Slab:
         """The decoded slab that holds this id."""

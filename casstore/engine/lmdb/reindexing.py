@@ -3,12 +3,15 @@
 A slab may still hold objects that were collected: their bytes go when it is packed. The
 index alone tells them from the living, so without it reachability decides, as it did for
 the collector. If a digest stands in several slabs, the highest id is the living one: an
-object is stored again only when it is not there.
+object is stored again only when it is not there. The journal gives its names up, and the
+index then says them all. A journal that cannot be read is no case for this: what it holds
+is derived from nothing.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import lmdb
 
@@ -16,6 +19,14 @@ from casstore.engine.id_set import IdSet
 from casstore.engine.lmdb import notes
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.environment import Environment, translate
+from casstore.engine.lmdb.journal import (
+    Pending,
+    count_names,
+    forget_names,
+    merge,
+    read_pending,
+    settle,
+)
 from casstore.engine.lmdb.rows import SUM_KEY, RowSum, open_row, prove_row
 from casstore.engine.protocol import IndexReport, Roots, Row
 from casstore.errors import CorruptionError
@@ -51,10 +62,11 @@ def _rebuild(
     keep_after_ms: int,
 ) -> IndexReport:
     wanted: set[bytes] = set()
+    pending = read_pending(env, txn)
     for table in roots.tables:
-        for key, stored in txn.cursor(db=env.tables[table]):
-            wanted.update(roots.named(table, Row(key, open_row(table, key, stored)), now_ms))
-    before = txn.stat(env.index)["entries"]
+        for row in _rows(env, txn, pending, table):
+            wanted.update(roots.named(table, row, now_ms))
+    before = count_names(env, txn, pending)
     reached, held, young = IdSet(), IdSet(), IdSet()
     # Descending: parents come before children, and of equal digests the living one.
     cursor = txn.cursor(db=env.slabs)
@@ -83,18 +95,29 @@ def _rebuild(
                 young.add(object_id)
         more = cursor.prev()
     missing = len(wanted) + sum([object_id not in held for object_id in reached])
-    found = _name(env, txn, reached, young)
+    found = _name(env, txn, pending, reached, young)
+    forget_names(env, txn)
     # Whatever was collected and not packed yet is left without a name again.
     notes.note_leftovers(env, txn, there=True)
     named = txn.stat(env.index)["entries"]
     return IndexReport(named, found, before - (named - found), missing)
 
 
+def _rows(
+    env: Environment, txn: lmdb.Transaction[bytes], pending: Pending, table: str
+) -> Iterator[Row]:
+    stored = ((key, open_row(table, key, value)) for key, value in txn.cursor(db=env.tables[table]))
+    changed = pending.changed_between(table, b"", None, reverse=False)
+    return (Row(*row) for row in merge(stored, changed, reverse=False))
+
+
 def _is_dead(directory: slabs.Directory, position: int) -> bool:
     return directory.kinds[position] & ~slabs.KEEPS_LINKS == slabs.DEAD
 
 
-def _name(env: Environment, txn: lmdb.Transaction[bytes], reached: IdSet, young: IdSet) -> int:
+def _name(
+    env: Environment, txn: lmdb.Transaction[bytes], pending: Pending, reached: IdSet, young: IdSet
+) -> int:
     """Write the index; how many objects were not in the old one under this id.
 
     Ascending: children come first, so it is known of a young object whether all it links to
@@ -117,8 +140,8 @@ def _name(env: Environment, txn: lmdb.Transaction[bytes], reached: IdSet, young:
             whole = all(child in named for child in children)
             if object_id in reached or (object_id in young and whole):
                 named.add(object_id)
-                row = txn.get(directory.digest(position), db=env.index)
-                found += row != slabs.slab_key(object_id)
+                digest = directory.digest(position)
+                found += not pending.is_named(txn, env, digest, object_id)
         more = cursor.next()
     txn.drop(env.index, delete=False)
     more = cursor.first()
@@ -149,18 +172,20 @@ def drop_damaged_rows(env: Environment, table: str) -> int:
 
 
 def _drop(env: Environment, txn: lmdb.Transaction[bytes], wanted: str) -> int:
-    total = RowSum()
     damaged: list[bytes] = []
-    for table, database in env.tables.items():
-        for key, stored in txn.cursor(db=database):
-            try:
-                total.add(prove_row(table, key, stored)[1])
-            except CorruptionError:
-                if table != wanted:
-                    raise
-                damaged.append(key)
+    for key, stored in txn.cursor(db=env.tables[wanted]):
+        try:
+            prove_row(wanted, key, stored)
+        except CorruptionError:
+            damaged.append(key)
     for key in damaged:
         txn.delete(key, db=env.tables[wanted])
-    if damaged or RowSum(txn.get(SUM_KEY, db=env.meta)).encode() != total.encode():
-        txn.put(SUM_KEY, total.encode(), db=env.meta)
+    # Only now: what the journal holds cannot be laid over a row that nobody can prove.
+    settle(env, txn)
+    total = RowSum()
+    for table, database in env.tables.items():
+        for key, stored in txn.cursor(db=database):
+            total.add(prove_row(table, key, stored)[1])
+    if damaged or RowSum(txn.get(SUM_KEY)).encode() != total.encode():
+        txn.put(SUM_KEY, total.encode())
     return len(damaged)

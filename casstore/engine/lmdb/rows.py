@@ -8,7 +8,8 @@ the sum tells that they are not the latest.
 
     stored row  =  value ‖ first 8 bytes of h
     h           =  BLAKE3(length of table, 1 byte ‖ table ‖ length of key, 2 bytes ‖ key ‖ value)
-    sum         =  all h added as big-endian numbers, modulo 2^256
+    sum         =  all h added as big-endian numbers, modulo 2^256; in the unnamed database,
+                   whose page every transaction writes anyway
 """
 
 from __future__ import annotations
@@ -23,12 +24,16 @@ from casstore.format.digest import DIGEST_BYTES, plain_hash
 
 CHECKSUM_BYTES: Final = 8
 SUM_KEY: Final = b"rows_sum"
+#: The entries of the journal are rows too, under this name (see ``journal``).
+JOURNAL: Final = "journal"
 _SUM_RANGE: Final = 1 << (8 * DIGEST_BYTES)
 
 
 # What the hash of a row starts with: the length of the table's name, and the name; then
 # the length of the key.
-_TABLE_PREFIXES: Final = {table: bytes((len(table),)) + table.encode() for table in TABLES}
+_TABLE_PREFIXES: Final = {
+    table: bytes((len(table),)) + table.encode() for table in (*TABLES, JOURNAL)
+}
 _KEY_LENGTHS: Final = [length.to_bytes(2, "big") for length in range(MAX_ROW_KEY_BYTES + 1)]
 
 
@@ -133,6 +138,14 @@ class RowSum:
     def subtract(self, hashed: bytes) -> None:
         """A row went."""
         self._total -= int.from_bytes(hashed, "big")
+
+    def add_number(self, total: int) -> None:
+        """Several rows came, whose hashes add up to this."""
+        self._total += total
+
+    def subtract_number(self, total: int) -> None:
+        """Several rows went, whose hashes add up to this."""
+        self._total -= total
 
     def encode(self) -> bytes:
         """The sum as it is stored."""

@@ -18,7 +18,7 @@ Everything is little-endian; a column is as wide as its largest number needs.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from struct import Struct, pack, unpack_from
 from typing import Final, NamedTuple
@@ -79,7 +79,8 @@ class Draft(NamedTuple):
     """Objects on their way into one slab, with all the work done that needs no ids."""
 
     objects: list[NewObject]
-    stripped: list[bool]
+    #: With the mark of those that keep their links.
+    kinds: list[int]
     lengths: list[int]
     gap_width: int
     codec: int
@@ -92,21 +93,24 @@ def draft(objects: list[NewObject], compress: Callable[[bytes], tuple[int, int, 
 
     ``compress`` turns raw bytes into (codec, dictionary, payload).
     """
-    stripped: list[bool] = []
+    kinds: list[int] = []
     parts: list[bytes] = []
     lengths: list[int] = []
     gaps: list[int] = []
-    for _, _, data, children in objects:
-        cut = not children or _cut_links(data, children, parts, gaps)
-        stripped.append(cut)
-        if not children or not cut:
+    for _, kind, data, children in objects:
+        size = len(data)
+        if not children:
             parts.append(data)
-            lengths.append(len(data))
+        elif _cut_links(data, children, parts, gaps):
+            size -= DIGEST_BYTES * len(children)
         else:
-            lengths.append(len(data) - DIGEST_BYTES * len(children))
+            parts.append(data)
+            kind |= KEEPS_LINKS
+        kinds.append(kind)
+        lengths.append(size)
     gap_width = _width(gaps)
     codec, dictionary, payload = compress(_column(gaps, gap_width) + b"".join(parts))
-    return Draft(objects, stripped, lengths, gap_width, codec, dictionary, payload)
+    return Draft(objects, kinds, lengths, gap_width, codec, dictionary, payload)
 
 
 def _cut_links(data: bytes, children: Sequence[bytes], parts: list[bytes], gaps: list[int]) -> bool:
@@ -115,19 +119,17 @@ def _cut_links(data: bytes, children: Sequence[bytes], parts: list[bytes], gaps:
     False, and nothing is added, if the links do not all stand in the data in the order
     given; the object then keeps them.
     """
-    kept: list[bytes] = []
-    own_gaps: list[int] = []
+    parts_before, gaps_before = len(parts), len(gaps)
     at = 0
     for digest in children:
         found = data.find(digest, at)
         if found < 0:
+            del parts[parts_before:], gaps[gaps_before:]
             return False
-        kept.append(data[at:found])
-        own_gaps.append(found - at)
+        parts.append(data[at:found])
+        gaps.append(found - at)
         at = found + DIGEST_BYTES
-    kept.append(data[at:])
-    parts += kept
-    gaps += own_gaps
+    parts.append(data[at:])
     return True
 
 
@@ -155,21 +157,31 @@ def _read_column(value: bytes | memoryview, at: int, count: int, width: int) -> 
 
 
 def encode(
-    draft: Draft, first_id: int, dead: Sequence[bool], children: list[list[int]], stored_at_ms: int
+    draft: Draft, first_id: int, children: Mapping[int, list[int]], stored_at_ms: int
 ) -> tuple[bytes, bytes]:
     """The key and value of a slab whose objects got ids from ``first_id`` on.
 
-    ``children`` are the ids that each object links to.
+    ``children`` are the ids that each object links to, by its own; what is not there is dead.
     """
-    objects, stripped, lengths, gap_width, codec, dictionary, payload = draft
-    kinds = [
-        (DEAD if gone else item.kind) | (0 if cut else KEEPS_LINKS)
-        for item, cut, gone in zip(objects, stripped, dead, strict=True)
-    ]
-    counts = [len(ids) for ids in children]
+    objects, drafted, lengths, gap_width, codec, dictionary, payload = draft
+    # A draft may be used again, if its transaction is interrupted.
+    kinds = drafted.copy()
+    digests: list[bytes] = []
+    counts: list[int] = []
     # Distances are small where ids are large, and never negative (a child is older).
-    distances = [own - child for own, ids in enumerate(children, first_id) for child in ids]
-    digests = [item.digest for item in objects]
+    distances: list[int] = []
+    own = first_id
+    for item in objects:
+        digests.append(item.digest)
+        ids = children.get(own)
+        if ids is None:
+            # It keeps as many columns as it has links, all pointing at itself.
+            ids = [own] * len(item.children)
+            kinds[own - first_id] = DEAD | kinds[own - first_id] & KEEPS_LINKS
+        counts.append(len(ids))
+        for child in ids:
+            distances.append(own - child)
+        own += 1
     return _join(
         first_id, stored_at_ms, digests, kinds, lengths, counts, distances,
         gap_width, codec, dictionary, payload,

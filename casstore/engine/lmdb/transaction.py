@@ -3,22 +3,21 @@
 Nothing is changed by a write before its last check has passed, so a refused one leaves
 the transaction as it found it and the next of the batch can go on. The new objects of
 a batch share slabs, which are written last; those of a refused write stay behind in
-them, unnamed, until the slab is rewritten.
+them, unnamed, until the slab is rewritten. Names and rows go to the journal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, cast
 
 import lmdb
 
 from casstore.engine import conditions
-from casstore.engine.lmdb import notes
+from casstore.engine.lmdb import journal, notes
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.environment import Environment
-from casstore.engine.lmdb.row_changes import RowChanges
-from casstore.engine.lmdb.rows import SUM_KEY, RowSum
+from casstore.engine.lmdb.journal import Changes, Pending
 from casstore.engine.protocol import NewObject, PutRow, Write, WriteResult
 from casstore.errors import CasstoreError, CorruptionError, ObjectNotFoundError
 
@@ -59,19 +58,8 @@ class Job:
         self.plan = Plan(None, {}, [])
 
 
-class _Slot:
-    """A slab of this transaction: its ids are given, its objects named one by one."""
-
-    __slots__ = ("children", "draft", "first_id")
-
-    def __init__(self, draft: slabs.Draft, first_id: int) -> None:
-        self.draft = draft
-        self.first_id = first_id
-        # The ids that each object links to; None for one that is not named.
-        self.children: list[list[int] | None] = [None] * len(draft.objects)
-
-
-_Places = dict[bytes, tuple[_Slot, int]]
+#: The ids that the new objects of a plan will have, by digest.
+_Places = dict[bytes, int]
 
 
 class Transaction:
@@ -81,22 +69,29 @@ class Transaction:
         self,
         env: Environment,
         txn: lmdb.Transaction[bytes],
+        pending: Pending,
         now_ms: int,
         jobs: Sequence[Job],
         recent: notes.RecentTouches,
     ) -> None:
         self._env = env
         self._txn = txn
+        #: What the journal holds; after ``finish``, with the work of this transaction.
+        self.pending = pending
         self._now_ms = now_ms
         # What the index says of a digest, as far as anybody asked, with all changes so far.
         self._ids: dict[bytes, int | None] = {}
-        # The ids that the index has yet to learn.
+        # What is new in the index, and what is gone.
         self._named: dict[bytes, int] = {}
+        self._unnamed: list[bytes] = []
+        # Rows as this batch leaves them.
+        self._rows: dict[str, Changes] = {}
         self._first_new_id = self._first_free_id()
-        self._slots: list[_Slot] = []
-        # Where the new objects of each plan lie.
+        # The slabs of this transaction, each with its first id.
+        self._slabs: list[tuple[slabs.Draft, int]] = []
+        # The ids that each new object links to, by its own id, once it is named.
+        self._children: dict[int, list[int]] = {}
         self._places: dict[int, _Places] = {}
-        self._rows = RowChanges(txn, env.tables)
         self._recent = recent
         # Objects that were put again, with nothing that names them.
         self._touched: dict[int, None] = {}
@@ -109,22 +104,24 @@ class Transaction:
         # this transaction sees the very same state.
         last_commit = self._txn.id() - 1
         next_id = self._first_new_id
-        for plan in {id(job.plan): job.plan for job in jobs}.values():
+        for job in jobs:
+            plan = job.plan
+            if id(plan) in self._places:
+                continue
             if plan.commit == last_commit:
                 self._ids.update(plan.ids)
             places = self._places[id(plan)] = {}
             for draft in plan.drafts:
-                slot = _Slot(draft, next_id)
-                self._slots.append(slot)
-                for position, item in enumerate(draft.objects):
-                    places[item.digest] = (slot, position)
-                next_id += len(draft.objects)
+                self._slabs.append((draft, next_id))
+                for item in draft.objects:
+                    places[item.digest] = next_id
+                    next_id += 1
 
     def check(self, job: Job) -> None:
         """Raise if this write must be refused; changes nothing."""
         write = job.write
         if write.conditions:
-            conditions.require(write.conditions, self._rows.find, self._has_object, self._now_ms)
+            conditions.require(write.conditions, self._find_row, self._has_object, self._now_ms)
         for digest in job.hits:
             # A hit counts only if the row is still there: the collector may have removed
             # the object after this write was prepared (the first rule of collection).
@@ -140,11 +137,19 @@ class Transaction:
         """
         write = job.write
         new_objects = self._name(job.new, self._places[id(job.plan)]) if job.new else 0
+        rows = self._rows
         for change in write.rows:
             value = None
             if isinstance(change, PutRow):
-                value = conditions.stamped(change, self._now_ms) if change.stamps else change.value
-            self._rows.change(change.table, change.key, value)
+                table, key, value, stamps = change
+                if stamps:
+                    value = conditions.stamped(change, self._now_ms)
+            else:
+                table, key = change
+            if table in rows:
+                rows[table][key] = value
+            else:
+                rows[table] = {key: value}
         for digest in write.deletes:
             self._unname(digest)
         if job.hits and not write.rows:
@@ -154,46 +159,50 @@ class Transaction:
         )
         return WriteResult(self._now_ms, new_objects)
 
+    def _find_row(self, table: str, key: bytes) -> bytes | None:
+        """The row as the writes before have left it."""
+        changes = self._rows.get(table)
+        if changes is not None and key in changes:
+            return changes[key]
+        return self.pending.find_row(self._txn, self._env, table, key)
+
     def _has_object(self, digest: bytes) -> bool:
         return self._find_id(digest) is not None
 
     def _find_id(self, digest: bytes) -> int | None:
         if digest in self._ids:
             return self._ids[digest]
-        row = self._txn.get(digest, None, self._env.index)
-        object_id = self._ids[digest] = None if row is None else slabs.read_id(row)
+        object_id = self._ids[digest] = self.pending.find_id(self._txn, self._env, digest)
         return object_id
 
     def _require_children(self, objects: Sequence[NewObject], places: _Places) -> None:
         """Raise if a child is neither stored nor one of the objects before it."""
         inside: set[bytes] = set()
-        for item in objects:
-            for child in item.children:
-                child_id = self._find_id(child)
+        ids = self._ids
+        for digest, _, _, children in objects:
+            for child in children:
+                child_id = ids[child] if child in ids else self._find_id(child)
                 if child_id is None:
                     if child not in inside:
                         raise ObjectNotFoundError(child)
-                elif child_id >= self._first_new_id:
-                    slot, position = places[item.digest]
-                    if child_id >= slot.first_id + position:
-                        # Stored just now, by a job that was prepared apart. A child must be
-                        # older than its parent, so the parent must find a new place.
-                        raise StaleError(child.hex())
-            inside.add(item.digest)
+                elif child_id >= self._first_new_id and child_id >= places[digest]:
+                    # Stored just now, by a job that was prepared apart. A child must be
+                    # older than its parent, so the parent must find a new place.
+                    raise StaleError(child.hex())
+            inside.add(digest)
 
     def _name(self, objects: Sequence[NewObject], places: _Places) -> int:
         """Give these objects their ids; the number of those that had none."""
         ids = self._ids
         named = 0
-        for item in objects:
-            digest = item.digest
+        for digest, _, _, children in objects:
             # If it was stored by somebody else since this write was prepared, theirs
             # counts, because objects may link to it already; ours stays behind unnamed.
-            if self._find_id(digest) is None:
-                slot, position = places[digest]
-                ids[digest] = self._named[digest] = slot.first_id + position
+            if (ids[digest] if digest in ids else self._find_id(digest)) is None:
+                own = places[digest]
+                ids[digest] = self._named[digest] = own
                 # None is None: ``check`` found them all.
-                slot.children[position] = cast(list[int], [ids[child] for child in item.children])
+                self._children[own] = cast("list[int]", [ids[child] for child in children])
                 named += 1
         return named
 
@@ -214,7 +223,7 @@ class Transaction:
     def _unname(self, digest: bytes) -> None:
         self._ids[digest] = None
         if self._named.pop(digest, None) is None:
-            self._txn.delete(digest, db=self._env.index)
+            self._unnamed.append(digest)
 
     def _first_free_id(self) -> int:
         """Ids start at 1 and go on after the last slab, which is never removed."""
@@ -224,47 +233,33 @@ class Transaction:
     def finish(self) -> None:
         """Write what the batch amounts to: its slabs, their names, and its rows."""
         self._write_slabs()
-        self._write_names()
-        self._write_rows()
+        if self._rows:
+            # Wherever they are laid: a collector asks by table and key.
+            notes.note_rows(self._env, self._txn, self._puts(), self._now_ms)
+        if self._rows or self._named or self._unnamed:
+            self.pending = journal.append(
+                self._env, self._txn, self.pending, self._rows, self._named, self._unnamed
+            )
         if self._touched:
             notes.touch(self._env, self._txn, self._touched, self._now_ms)
             for object_id in self._touched:
                 # Should this transaction fail, it is touched a minute late.
                 self._recent.remember(object_id, self._now_ms)
 
+    def _puts(self) -> Iterator[tuple[str, bytes]]:
+        """The places of the rows that come or change."""
+        for table, changes in self._rows.items():
+            for key, value in changes.items():
+                if value is not None:
+                    yield table, key
+
     def _write_slabs(self) -> None:
-        for slot in self._slots:
-            dead = [ids is None for ids in slot.children]
-            if all(dead):
-                continue
-            # An unnamed object keeps as many columns as it has links, all pointing at itself.
-            children = [
-                [object_id] * len(item.children) if ids is None else ids
-                for object_id, (ids, item) in enumerate(
-                    zip(slot.children, slot.draft.objects, strict=True), slot.first_id
-                )
-            ]
-            key, value = slabs.encode(slot.draft, slot.first_id, dead, children, self._now_ms)
+        children = self._children
+        for draft, first_id in self._slabs:
+            ids = range(first_id, first_id + len(draft.objects))
+            if first_id not in children and children.keys().isdisjoint(ids):
+                continue  # all of its writes were refused
+            key, value = slabs.encode(draft, first_id, children, self._now_ms)
             if not self._txn.put(key, value, append=True, db=self._env.slabs):
                 # py-lmdb reports an out-of-order append by returning False.
                 raise CorruptionError(f"{self._env.path}: slab {key.hex()} is not the last")
-
-    def _write_names(self) -> None:
-        if not self._named:
-            return
-        rows = [(digest, slabs.slab_key(object_id)) for digest, object_id in self._named.items()]
-        # In order, neighbours share the way down the tree.
-        rows.sort()
-        _, added = self._txn.cursor(self._env.index).putmulti(rows, overwrite=False)
-        if added != len(rows):
-            # Each was looked up in this very state, and was not there.
-            raise CorruptionError(f"{self._env.path}: the index is out of order")
-
-    def _write_rows(self) -> None:
-        """Write the rows that have changed, and the sum over all rows."""
-        if not self._rows:
-            return
-        total = RowSum(self._txn.get(SUM_KEY, db=self._env.meta))
-        self._rows.write(total)
-        notes.note_rows(self._env, self._txn, self._rows.puts(), self._now_ms)
-        self._txn.put(SUM_KEY, total.encode(), db=self._env.meta)

@@ -11,6 +11,7 @@ from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.cache import SlabCache
 from casstore.engine.lmdb.dictionaries import DictionaryShelf
 from casstore.engine.lmdb.environment import Environment
+from casstore.engine.lmdb.journal import Pending, count_names, read_pending
 from casstore.engine.lmdb.reader import SlabReader
 from casstore.engine.lmdb.rows import SUM_KEY, RowSum, open_row, row_hash
 from casstore.errors import CorruptionError
@@ -37,7 +38,8 @@ def _verify_rows(env: Environment) -> None:
             for key, stored in txn.cursor(db=database):
                 name = bytes(key)
                 total.add(row_hash(table, name, open_row(table, name, stored)))
-        stored_sum = txn.get(SUM_KEY, db=env.meta)
+        total.add_number(read_pending(env, txn).total)
+        stored_sum = txn.get(SUM_KEY)
         if total.encode() != RowSum(None if stored_sum is None else bytes(stored_sum)).encode():
             raise CorruptionError(
                 f"the rows of {env.path} are not those last written: some are older or missing"
@@ -52,6 +54,7 @@ def _verify_objects(env: Environment) -> int:
     more = True
     while more:
         with env.reading() as txn:
+            pending = read_pending(env, txn)
             reader = SlabReader(txn.cursor(db=env.slabs), cache, compressor)
             cursor = txn.cursor(db=env.slabs)
             more = cursor.set_range(slabs.slab_key(last_id + 1))
@@ -60,10 +63,10 @@ def _verify_objects(env: Environment) -> int:
                     break
                 above = last_id
                 last_id = int.from_bytes(cursor.key(), "big")
-                checked += _verify_slab(env, txn, reader, last_id, above)
+                checked += _verify_slab(env, txn, pending, reader, last_id, above)
                 more = cursor.next()
     with env.reading() as txn:
-        indexed = txn.stat(env.index)["entries"]
+        indexed = count_names(env, txn, read_pending(env, txn))
     if indexed != checked:
         raise CorruptionError(f"{env.path} names {indexed} objects but holds {checked}")
     return checked
@@ -72,6 +75,7 @@ def _verify_objects(env: Environment) -> int:
 def _verify_slab(
     env: Environment,
     txn: lmdb.Transaction[memoryview],
+    pending: Pending,
     reader: SlabReader,
     last_id: int,
     above: int,
@@ -84,8 +88,7 @@ def _verify_slab(
         if object_id <= above:
             continue
         digest = slab.directory.digest(position)
-        row = txn.get(digest, db=env.index)
-        if row is None or slabs.read_id(row) != object_id:
+        if pending.find_id(txn, env, digest) != object_id:
             continue
         if any(child >= object_id for child in slab.children(position)):
             raise CorruptionError(f"object {digest.hex()} is older than one it links to")
