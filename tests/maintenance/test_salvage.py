@@ -18,6 +18,7 @@ from casstore.maintenance.check import check
 from casstore.maintenance.progress import Step
 from casstore.maintenance.salvage import SalvageReport, salvage
 from casstore.session import keys
+from casstore.session.data import Checkpoint
 from casstore.session.heads import decode_head
 from casstore.store import Store
 from tests.maintenance.wounds import (
@@ -232,6 +233,15 @@ def test_a_lost_journal_costs_the_last_commit_and_no_more(tmp_path: Path) -> Non
     assert "path" in report.outcomes("deleted")
 
 
+def lie_about(path: Path, page: int) -> None:
+    """Leave a copy of a page where nothing leads to it, as one that is not used again yet."""
+    with (path / "data.mdb").open("r+b") as file:
+        file.seek(page * PAGE_BYTES)
+        old = file.read(PAGE_BYTES)
+        number = file.seek(0, 2) // PAGE_BYTES
+        file.write(number.to_bytes(8, sys.byteorder) + old[8:])
+
+
 def test_what_the_journal_says_stands_though_its_table_is_lost(tmp_path: Path) -> None:
     path = tmp_path / "s"
     make(path)
@@ -240,7 +250,9 @@ def test_what_the_journal_says_stands_though_its_table_is_lost(tmp_path: Path) -
         step(store, "s0", "late", text=LONG)
         store.unpin("release")
         before = everything(store)
-    overwrite(path, *pages_of(path, "heads")[0], *pages_of(path, "pins")[0])
+    [pins] = pages_of(path, "pins")[0]
+    lie_about(path, pins)
+    overwrite(path, *pages_of(path, "heads")[0], pins)
     salvage(path, tmp_path / "t")
     after = saved(tmp_path / "t")
     assert after["s0"] == before["s0"]
@@ -272,7 +284,7 @@ def test_a_damaged_entry_of_the_journal_does_not_take_others_along(tmp_path: Pat
 
 def lose_slab(path: Path, digest: bytes) -> None:
     """Damage the slab that holds an object, wherever in the file a copy of it lies."""
-    with wounding(path) as cut:
+    with wounding(path, laid=False) as cut:
         slab = next(value for _, value in cut.rows("slabs") if digest in value[: 28 + 40 * 32])
     checksum = slab[20:28]
     data = (path / "data.mdb").read_bytes()
@@ -322,6 +334,22 @@ def test_a_lost_node_and_a_lost_component_are_named(tmp_path: Path) -> None:
     assert "tool_state" in {piece.name for piece in outcome(report, "s3").lost}
     assert all(piece.why for one in report.sessions for piece in one.lost)
     saved(tmp_path / "t")
+
+
+def test_what_is_lost_is_named_though_only_the_journal_knew_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with open_store(path) as store:
+        step(store, "s1", "a")
+        step(store, "s1", "b", checkpoint=Checkpoint(tool_state={"log": [LONG]}))
+        step(store, "s1", "c")
+        tools = store.session("s1").checkpoint()
+        assert tools is not None
+    with wounding(path, laid=False) as cut:
+        assert cut.rows("index") == []
+    lose_slab(path, tools.tool_state.digest)
+    report = salvage(path, tmp_path / "t")
+    assert outcome(report, "s1").revision == 1
+    assert {"tool_state", "node 'b'"} <= {piece.name for piece in outcome(report, "s1").lost}
 
 
 def test_queued_work_attachments_and_tags_whose_bytes_are_gone_are_named(tmp_path: Path) -> None:
