@@ -156,6 +156,14 @@ class NodeNotFoundError(NotFoundError):
         self.node = node
 
 
+class BranchNotFoundError(NotFoundError, ValueError):
+    """The conversation has no such branch: never had, or it was deleted."""
+
+    def __init__(self, branch: str) -> None:
+        super().__init__(f"no branch {branch!r} in this conversation; branches() lists them")
+        self.branch = branch
+
+
 class ComponentNotFoundError(NotFoundError):
     """A component of a checkpoint is a link to something that is not stored."""
 
