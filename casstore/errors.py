@@ -94,6 +94,17 @@ class NotCanonicalError(InvalidValueError):
     """Bytes decode to a value, but are not the one spelling that casstore accepts (P4)."""
 
 
+class BadLineError(InvalidInputError):
+    """A line of a source cannot be imported. ``committed`` is the last line that was, 0: none."""
+
+    def __init__(self, line: int, reason: str, committed: int = 0) -> None:
+        done = f"; lines up to {committed} are imported" if committed else "; nothing was imported"
+        super().__init__(f"line {line}: {reason}{done}")
+        self.line = line
+        self.reason = reason
+        self.committed = committed
+
+
 class NoVectorIndexError(InvalidInputError):
     """Items cannot be found by meaning: there is no vector index."""
 
