@@ -410,6 +410,27 @@ def test_a_deleted_session_may_be_written_again(sessions: Any) -> None:
     assert run(sessions.load(KEY)) == entries[:2]
 
 
+def test_what_is_remembered_of_a_deleted_session_does_not_count(
+    store: Store, sessions: Any
+) -> None:
+    entries = transcript(SESSION, 3, chars=20)
+    run(sessions.append(KEY, entries[:1]))
+    other: Any = CasstoreSessionStore(store)
+    run(other.delete(KEY))
+    run(other.append(KEY, entries[1:2]))
+    run(sessions.append(KEY, [entries[0], entries[2]]))
+    assert run(sessions.load(KEY)) == [entries[1], entries[0], entries[2]]
+
+
+def test_times_only_grow(store: Store, sessions: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = []
+    for now_ms in (2_000_000_000_000, 1_900_000_000_000, 1_900_000_000_000):
+        monkeypatch.setattr(store.engine, "now_ms", lambda now_ms=now_ms: now_ms)
+        run(sessions.append(KEY, [{"type": "x"}]))
+        times.append(run(sessions.list_sessions(PROJECT))[0]["mtime"])
+    assert times == [2_000_000_000_000, 2_000_000_000_001, 2_000_000_000_002]
+
+
 def put(sessions: Any, project: str, session: str, subpath: str = "") -> None:
     key: SessionKey = {"project_key": project, "session_id": session}
     if subpath:

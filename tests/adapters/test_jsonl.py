@@ -234,13 +234,29 @@ def test_a_source_that_changes_meanwhile_says_how_far_it_came(
 
     file_content = file.read_bytes()
     with file.open("rb", buffering=0) as unbuffered, pytest.raises(BadLineError) as caught:
-        import_jsonl(store, unbuffered, session_id="s", progress=spoil)  # type: ignore[arg-type]
+        import_jsonl(store, unbuffered, session_id="s", progress=spoil)
     assert (caught.value.line, caught.value.committed) == (6, 4)
     assert len(payloads(store, "s")) == 4
     file.write_bytes(file_content)
     report = import_jsonl(store, file)
     assert (report.already, report.imported) == (4, 6)
     assert len(payloads(store, "s")) == 10
+
+
+def test_what_is_written_meanwhile_is_left_for_the_next_time(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jsonl, "_BATCH_NODES", 2)
+    file = tmp_path / "s.jsonl"
+    file.write_bytes(spelled(MESSAGES))
+
+    def write_half_a_line(step: Step) -> None:
+        with file.open("ab") as growing:
+            growing.write(b'{"role": "us')
+
+    with file.open("rb", buffering=0) as unbuffered:
+        import_jsonl(store, unbuffered, session_id="s", progress=write_half_a_line)
+    assert payloads(store, "s") == MESSAGES
 
 
 # --- again ----------------------------------------------------------------------------------

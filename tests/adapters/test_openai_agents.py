@@ -379,6 +379,7 @@ def test_usage_of_a_turn_that_was_cleared_is_not_stored(store: Store, session: A
     talk(session, "a")
     other: Any = CasstoreSession(store, "talk")
     run(other.clear_session())
+    talk(other, "of another run")
     run(session.store_run_usage(Result(total=10)))
     assert run(session.get_session_usage()) is None
 

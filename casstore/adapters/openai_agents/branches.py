@@ -49,9 +49,7 @@ class Branches(NamedTuple):
 
     def put(self, branch: Branch) -> Branches:
         """The same with this branch as it now is."""
-        return self._replace(
-            by_name={**self.by_name, branch.name: branch}, used=self.used | {branch.name}
-        )
+        return self._replace(by_name={**self.by_name, branch.name: branch})
 
     def drop(self, name: str) -> Branches:
         """The same without this branch; its name stays taken."""

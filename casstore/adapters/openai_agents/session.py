@@ -194,7 +194,12 @@ class CasstoreSession(SqliteNames):
         )
         model = getattr(result.last_agent, "model", None)
         name = model if type(model) is str else "unknown"
-        await self._write(lambda at: self._conversation.put_usage(at, used, name))
+
+        def note(at: At) -> None:
+            # Of a run before a clear that this object has not heard of yet, nothing is left.
+            self._conversation.put_usage(at, used, name)
+
+        await self._write(note, as_known=True)
 
     async def usage(self, branch_id: str | None = None) -> dict[str, list[TurnUsage]]:
         """What was noted for the turns of each branch, or of one alone."""
@@ -234,8 +239,13 @@ class CasstoreSession(SqliteNames):
 
         return await asyncio.to_thread(read)
 
-    async def _write(self, change: Callable[[At], Result]) -> Result:
-        place = self._line.take_place(lambda: change(self._standing()))
+    async def _write(self, change: Callable[[At], Result], *, as_known: bool = False) -> Result:
+        def write() -> Result:
+            known = self._at
+            at = known if as_known and known.clears >= 0 else self._standing()
+            return change(at)
+
+        place = self._line.take_place(write)
         return await _settled(asyncio.to_thread(place.finish))
 
 
