@@ -364,6 +364,17 @@ def test_where_one_stands_is_ones_own(store: Store, session: Any) -> None:
     assert shown(session) == ["a", "a!", "b", "b!"]
 
 
+def test_a_picker_shows_no_branch_that_is_gone(store: Store, session: Any) -> None:
+    talk(session, "a", "b")
+    run(session.branch(1, "side"))
+    talk(session, "c", "d", "e")
+    assert store.session("talk").info().user_message_count == 3
+    run(session.delete_branch("side", force=True))
+    assert store.session("talk").info().user_message_count == 2
+    run(session.prune())
+    assert store.session("talk").info().user_message_count == 2
+
+
 def test_a_clear_takes_everybody_back_to_main(store: Store, session: Any) -> None:
     talk(session, "a", "b")
     run(session.branch(2, "side"))

@@ -206,7 +206,7 @@ class Conversation:
                 for node in self._session.nodes("full")
                 if node.id in kept
             ]
-            leaf = view.leaf if view.leaf in kept else None
+            leaf = view.leaf if view.leaf in kept else view.branches.get(MAIN).leaf
             return _commit(view, view.branches, replace=nodes, leaf=leaf)
 
         self._change(change)
@@ -251,7 +251,9 @@ class Conversation:
             branch = view.branches.get(name)
             usage = self.usage(view)
             left = {key: rows for key, rows in usage.items() if key != branch.name}
-            return _commit(view, view.branches.drop(name), usage=left if usage else None)
+            # What a picker shows of the session is not a branch that is gone.
+            leaf = view.branches.get(MAIN).leaf if view.leaf == branch.leaf else view.leaf
+            return _commit(view, view.branches.drop(name), leaf=leaf, usage=left if usage else None)
 
         self._change(change)
 
