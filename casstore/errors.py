@@ -57,6 +57,10 @@ class LimitError(InvalidValueError):
     """A value, frame or answer is deeper, longer or larger than casstore handles at once."""
 
 
+class BundleLimitError(LimitError):
+    """A bundle asks for more than its reader was told to allow: a bomb, or raise the limit."""
+
+
 class GraphError(InvalidInputError):
     """The nodes of a commit do not make a graph; ``node`` is the first at fault."""
 
@@ -127,6 +131,20 @@ class ObjectNotFoundError(NotFoundError):
     def __init__(self, digest: bytes) -> None:
         super().__init__(f"no object {digest.hex()} in this store")
         self.digest = digest
+
+
+class ObjectsMissingError(NotFoundError):
+    """A thin file leaves out objects that this store does not have; ``digests`` names them."""
+
+    def __init__(self, path: str, digests: Sequence[bytes]) -> None:
+        named = ", ".join([digest.hex() for digest in digests[:3]])
+        more = f" and {len(digests) - 3} more" if len(digests) > 3 else ""
+        super().__init__(
+            f"{path} leaves out what this store lacks: {named}{more}; "
+            "export it again for this store, or whole"
+        )
+        self.path = path
+        self.digests: tuple[bytes, ...] = tuple(digests)
 
 
 class PathNotFoundError(NotFoundError):
@@ -309,6 +327,22 @@ class CheckpointGoneError(ConflictError):
         self.checkpoint = checkpoint
 
 
+class SessionDivergedError(ConflictError):
+    """Both sides have a session of this id, and neither is an earlier state of the other."""
+
+    def __init__(self, session: str, reason: str) -> None:
+        super().__init__(f"session {session!r} {reason}; bring it in under another name")
+        self.session = session
+
+
+class TargetExistsError(ConflictError):
+    """A file or directory of this name is there, and the call was not told to replace it."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path} exists; choose another name, or say that it may be replaced")
+        self.path = path
+
+
 class StoreStateError(CasstoreError):
     """The store object cannot serve this call in its present state."""
 
@@ -346,6 +380,16 @@ class CorruptionError(CasstoreError):
     exit_code = 8
 
 
+class BundleError(CorruptionError):
+    """A bundle is cut short, damaged or made up; ``offset`` is the byte from which on it fails."""
+
+    def __init__(self, path: str, offset: int, reason: str) -> None:
+        super().__init__(f"{path} fails at byte {offset}: {reason}; export or copy it again")
+        self.path = path
+        self.offset = offset
+        self.reason = reason
+
+
 class FormatError(CasstoreError):
     """The files are of another family or version than this release reads."""
 
@@ -354,6 +398,10 @@ class FormatError(CasstoreError):
 
 class ForeignStoreError(FormatError):
     """The environment was made by something else; it is left untouched."""
+
+
+class ForeignBundleError(FormatError):
+    """The file is no bundle, or of a kind or version that this release does not read."""
 
 
 class FormatVersionError(FormatError):

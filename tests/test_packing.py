@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import casstore
+from casstore.engine.compression import Compressor
 from casstore.engine.lmdb import cold_dictionary, packing, tidying
 from casstore.engine.lmdb import slab as slabs
-from casstore.engine.lmdb.compression import Compressor
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.lmdb.environment import Environment
 from casstore.engine.memory import MemoryEngine

@@ -28,10 +28,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(1, str(Path(__file__).parent.parent))
 
-from benchmarks import collecting, sessions, space, store
+from benchmarks import collecting, langgraph, sessions, space, store
 from benchmarks.measuring import Goal
 
-PARTS = store.ALL | sessions.ALL | collecting.ALL | space.ALL
+PARTS = store.ALL | sessions.ALL | collecting.ALL | space.ALL | langgraph.ALL
 
 
 def render(number: float, unit: str) -> str:

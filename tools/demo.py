@@ -276,11 +276,11 @@ def main() -> None:
         shutil.rmtree(place, ignore_errors=True)
         print("\ninterrupted; the store was removed", file=sys.stderr)
         raise SystemExit(130) from None
-    print(f"\nThe store is in {place}/. Try:")
-    print(
-        f"   {sys.executable} -c \"import casstore; s = casstore.open('{place}'); "
-        "print(s.session('main').load().nodes[-1].payload['text'])\""
-    )
+    command = Path(sys.executable).with_name("casstore")
+    casstore_command = str(command) if command.exists() else f"{sys.executable} -m casstore"
+    print(f"\nThe store is in {place}/. Look into it:")
+    for what in ("log main", "diff main@100 main@200 --stat", "stats"):
+        print(f"   {casstore_command} {what} --store {place}")
 
 
 if __name__ == "__main__":

@@ -52,6 +52,7 @@ CAMPAIGNS = {
     "truncate": _Entry("truncate", 1000, "lengths per engine"),
     "kill": _Entry("kill", 200, "kills"),
     "sessions": _Entry("session_kill", 200, "kills of agent runtimes that share sessions"),
+    "care": _Entry("care", 200, "kills of agents beside keepers, which are killed as often"),
     "replay": _Entry("crash_workload", 1000, "crash images per durability (needs strace)"),
     "compact": _Entry(
         "compact_workload", 500, "crash images per engine, besides a kill at every call (strace)"

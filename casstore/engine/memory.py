@@ -86,6 +86,13 @@ class MemoryEngine:
             self._require_open()
             return [digest for digest in dict.fromkeys(digests) if digest not in self._objects]
 
+    def digests(self, first: bytes, last: bytes, *, limit: int) -> list[bytes]:
+        """At most ``limit`` digests of stored objects from ``first`` to ``last``, in order."""
+        check_digests((first, last))
+        with self._lock:
+            self._require_open()
+            return sorted([one for one in self._objects if first <= one <= last])[:limit]
+
     def get_many(self, digests: Sequence[bytes]) -> list[StoredObject | None]:
         """The objects in the order asked for; None where there is none."""
         check_digests(digests)

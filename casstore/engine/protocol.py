@@ -286,6 +286,15 @@ class Engine(Protocol):
         ...
 
 
+@runtime_checkable
+class Listing(Protocol):
+    """An engine that can say which digests there are."""
+
+    def digests(self, first: bytes, last: bytes, *, limit: int) -> list[bytes]:
+        """At most ``limit`` digests of stored objects from ``first`` to ``last``, in order."""
+        ...
+
+
 # --- care: what an engine may offer beside --------------------------------------------------
 
 
@@ -527,5 +536,33 @@ class Rebuilding(Protocol):
         """Remove the rows of a table that cannot be proven, and make the sum over all rows anew.
 
         How many there were. CorruptionError, and nothing happens, if another table has any.
+        """
+        ...
+
+
+class HotCopyReport(NamedTuple):
+    """A copy of a store that was made while the store was in use."""
+
+    size_bytes: int
+    objects: int
+
+
+@runtime_checkable
+class HotCopying(Protocol):
+    """An engine that can copy its whole store as of one moment, beside writers."""
+
+    def copy_to(
+        self,
+        target: str,
+        *,
+        compact: bool = False,
+        replace: bool = False,
+        pulse: Callable[[int, int | None], None] | None = None,
+    ) -> HotCopyReport:
+        """Make ``target`` a store of its own, verified and on the disk, or leave it as it was.
+
+        It holds everything acknowledged before the call. ``compact`` leaves out free space.
+        ``pulse`` is told how many bytes were copied, and of how many if that is known; raising
+        from it stops the copy. TargetExistsError unless ``replace``.
         """
         ...

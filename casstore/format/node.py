@@ -19,10 +19,12 @@ from casstore.format.canonical import (
     ROLE_LINK,
     ROLE_TEXT,
     Resolver,
+    cut_items,
     fill_links,
     inspect,
     is_link,
     link_bytes,
+    links_in,
     pack_checked,
     pack_plain,
     scalar_bytes,
@@ -152,6 +154,12 @@ def open_node(digest: bytes, data: bytes) -> tuple[DecodedNode, list[tuple[int, 
         raise _not_a_node(digest)
     header = NodeHeader(node_id, seq, depth, users, frame, time, parent_id, parent)
     return DecodedNode(header, cause, payload), links if parent is None else links[1:]
+
+
+def cut_node(data: bytes) -> tuple[Spelled, Spelled]:
+    """The cause and the payload of a node that was opened, as they are spelled in it."""
+    cause, payload = cut_items(data)[-2:]
+    return Spelled(cause, links_in(cause)), Spelled(payload, links_in(payload))
 
 
 def _not_a_node(digest: bytes) -> CorruptionError:

@@ -32,8 +32,9 @@ from casstore.maintenance.policy import DAY_MS
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.retention_execution import MAX_PLAN_AGE_MS
 from casstore.maintenance.unneeded_lineages import sweep_lineages
-from casstore.session import catalogue, commit, keys, marks, pins, protection
+from casstore.session import catalogue, keys, marks, pins, protection
 from casstore.session.heads import decode_head, head_key
+from casstore.session.receipts import SettledReceipt, decode_receipt
 from casstore.session.scanning import scan
 from casstore.session.state import Runtime
 from casstore.store import Store
@@ -160,17 +161,18 @@ class _Expiring:
 
     def receipt(self, row: Row, oldest_ms: int) -> Condition | None:
         """A receipt of a turn that nobody repeats any more."""
-        committed_at_ms = commit.settled_at_ms(row.value)
-        if committed_at_ms is None:
-            committed_at_ms = self._committed_at_ms(row)
+        told = decode_receipt(row.value)
+        if isinstance(told, SettledReceipt):
+            committed_at_ms: int | None = told.committed_at_ms
+        else:
+            committed_at_ms = self._committed_at_ms(row, told.revision)
         if committed_at_ms is None or committed_at_ms > oldest_ms:
             return None
         return RowIs("receipts", row.key, row.value)
 
-    def _committed_at_ms(self, row: Row) -> int | None:
+    def _committed_at_ms(self, row: Row, revision: int) -> int | None:
         """When the revision of a receipt was committed; None if that is not known."""
         key = row.key[: len(row.key) - len(keys.after_session(row.key))]
-        revision = commit.receipt_revision(row.value)
         places = [RowKey("history", keys.history(key, revision)), head_key(key)]
         for place, found in zip(places, self._runtime.engine.get_rows(places), strict=True):
             if found is None:

@@ -15,8 +15,9 @@ from casstore.errors import CasstoreError, CorruptionError
 from casstore.format.digest import Digest
 from casstore.maintenance import findings as codes
 from casstore.maintenance.findings import Findings, Where
-from casstore.session import attachments, catalogue, commit, keys, leases, lineage, pins, queue
+from casstore.session import attachments, catalogue, keys, leases, lineage, pins, queue
 from casstore.session.heads import HeadRow, decode_head
+from casstore.session.receipts import decode_receipt
 
 _PAGE: Final = 256
 # Tables whose keys start with a session's.
@@ -262,7 +263,7 @@ class RowsCheck:
         catalogue.decode_meta(row.key, row.value)
 
     def _receipt(self, row: Row) -> None:
-        commit.receipt_target(row.value)
+        decode_receipt(row.value)
 
     def _node(self, row: Row) -> None:
         if keys.is_lineage_page(row.key):

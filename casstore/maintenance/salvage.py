@@ -35,8 +35,9 @@ from casstore.format.digest import Digest
 from casstore.maintenance.loss_naming import LostPiece, name_losses
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.rebuild import rebuild_nodes
-from casstore.session import attachments, commit, keys, pins, queue
+from casstore.session import attachments, keys, pins, queue
 from casstore.session.heads import HeadRow, decode_head, encode_head
+from casstore.session.receipts import SettledReceipt, decode_receipt
 from casstore.store import Store
 
 # What one write takes into the new store.
@@ -405,15 +406,17 @@ class _Salvage:
         for row in found.rows("receipts", key, stop):
             # A turn whose outcome is lost may be taken again.
             try:
-                revision, manifest = commit.receipt_target(row.value)
+                receipt = decode_receipt(row.value)
             except CorruptionError as exc:
                 self._lose("receipts", name, row.key.hex(), str(exc))
                 continue
-            if revision <= newest and self._has(manifest):
+            settled = isinstance(receipt, SettledReceipt)
+            if receipt.revision <= newest and (settled or self._has(receipt.manifest)):
                 yield PutRow("receipts", *row)
             else:
                 turn = keys.after_session(row.key).decode(errors="replace")
-                self._lose("receipts", name, f"turn {turn!r}", f"revision {revision} is lost")
+                why = f"revision {receipt.revision} is lost"
+                self._lose("receipts", name, f"turn {turn!r}", why)
         yield from self._queue_rows(found, key, stop, name)
         yield from self._attachment_rows(found, key, stop, name)
 

@@ -26,6 +26,16 @@ def read_headers(reader: PieceReader, digests: Sequence[bytes]) -> list[NodeHead
     ]
 
 
+def read_outside(reader: PieceReader, digests: Sequence[bytes]) -> set[bytes]:
+    """What the causes and payloads of nodes keep in objects of their own, or link to."""
+    return {
+        name
+        for digest, item in zip(digests, reader.find_many(digests), strict=True)
+        if item is not None
+        for _, name in open_node(digest, _node_data(digest, item))[1]
+    }
+
+
 def read_nodes(
     reader: PieceReader, digests: Sequence[bytes], *, max_bytes: int = DEFAULT_MAX_BYTES
 ) -> list[DecodedNode]:

@@ -16,6 +16,7 @@ from typing import Any, Final
 from casstore.engine.protocol import (
     Condition,
     DeleteRow,
+    ObjectsExist,
     PutRow,
     Row,
     RowChange,
@@ -144,6 +145,7 @@ class Draft:
         self._writer = PieceWriter()
         self._rows: list[RowChange] = []
         self._conditions: list[Condition] = []
+        self._links: list[bytes] = []
 
     @property
     def size_bytes(self) -> int:
@@ -169,7 +171,9 @@ class Draft:
 
     def put(self, table: Table, key: tuple[str, ...], value: Any) -> None:
         """Write a record, whatever stood there before."""
-        self._put(table, key, splitting.spell(value, MAX_DEPTH, self._writer.emit).data)
+        spelled = splitting.spell(value, MAX_DEPTH, self._writer.emit)
+        self._links += spelled.links
+        self._put(table, key, spelled.data)
 
     def copy(self, table: Table, record: Record, key: tuple[str, ...]) -> None:
         """Write what a record holds under another key, if the record is still as it was."""
@@ -191,6 +195,10 @@ class Draft:
         ConditionFailedError if an expected record is another; ObjectNotFoundError if something
         linked to is not stored. Then nothing has happened.
         """
+        # What a row links to must be there, or come with it (P3).
+        older = [digest for digest in self._links if self._writer.find(digest) is None]
+        if older:
+            self._conditions.append(ObjectsExist(older))
         if self._writer.objects or self._rows:
             self._store.engine.write(Write(self._writer.objects, self._conditions, self._rows))
 

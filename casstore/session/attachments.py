@@ -254,6 +254,21 @@ def _encode(state: str, details: list[Any]) -> bytes:
     return bytes((_STATES.index(state),)) + bytes(16) + pack_checked(details)
 
 
+def put_as_is(attachment: Attachment) -> PutRow:
+    """The change that writes an attachment down as it is, its times included."""
+    details = _details(attachment.id, attachment.uri, attachment.digest, attachment.owner)
+    times = (attachment.intent_at_ms, attachment.committed_at_ms or 0)
+    value = b"".join(
+        (
+            bytes((_STATES.index(attachment.state),)),
+            *[time.to_bytes(8, "big") for time in times],
+            pack_checked(details),
+        )
+    )
+    place = attachment_key(keys.session_key(attachment.session), attachment.id)
+    return PutRow(*place, value)
+
+
 def decode(session: str, row: bytes) -> Attachment:
     """An attachment as its row holds it."""
     try:

@@ -128,6 +128,11 @@ def find_meta(runtime: Runtime, session: str) -> SessionMeta:
     return decode_meta(key, row) if row is not None else _derived(runtime, session)
 
 
+def put_meta(meta: SessionMeta) -> PutRow:
+    """The change that writes a session's meta down as it is, its time included."""
+    return PutRow(*meta_key(keys.session_key(meta.session)), _encode(meta))
+
+
 def _derived(runtime: Runtime, session: str) -> SessionMeta:
     """The meta of a session that was never given any."""
     return _meta_of_head(session, runtime.get(session).head)

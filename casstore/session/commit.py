@@ -28,8 +28,7 @@ from casstore.errors import (
     SessionBindingError,
     TurnConflictError,
 )
-from casstore.format.canonical import pack_checked, unpack_checked
-from casstore.format.digest import DIGEST_BYTES, Digest
+from casstore.format.digest import Digest
 from casstore.format.manifest import Manifest
 from casstore.objects import graph as objects
 from casstore.objects.pieces import PieceWriter
@@ -46,7 +45,13 @@ from casstore.session import (
 )
 from casstore.session.data import LAST, Commit, CommitResult, Entry, Given, Lease
 from casstore.session.graph import Grown, SpelledNode
-from casstore.session.heads import Base, HeadRow, head_key
+from casstore.session.heads import HeadRow, head_key
+from casstore.session.receipts import (
+    Receipt,
+    SettledReceipt,
+    decode_receipt,
+    encode_receipt,
+)
 from casstore.session.state import Runtime, State, tombstone_key
 
 _MAX_ATTEMPTS: Final = 256
@@ -398,14 +403,6 @@ def rewind(
 
 
 # --- receipts -----------------------------------------------------------------------------
-#
-#   receipt = version (1) ‖ intent (32) ‖ revision (8) ‖ manifest (32)
-#             ‖ [lineage, base, first seq, number of nodes]
-
-_INTENT_AT: Final = 1
-_REVISION_AT: Final = _INTENT_AT + DIGEST_BYTES
-_MANIFEST_AT: Final = _REVISION_AT + 8
-_NODES_AT: Final = _MANIFEST_AT + DIGEST_BYTES
 
 
 def receipt_key(key: bytes, turn: str) -> RowKey:
@@ -413,26 +410,24 @@ def receipt_key(key: bytes, turn: str) -> RowKey:
     return RowKey("receipts", key + keys.part(turn, "a turn id"))
 
 
-def receipt_target(row: bytes) -> tuple[int, bytes]:
-    """The revision and the manifest that a receipt speaks of."""
-    if len(row) <= _NODES_AT:
-        raise CorruptionError("a receipt is damaged")
-    return int.from_bytes(row[_REVISION_AT:_MANIFEST_AT], "big"), row[_MANIFEST_AT:_NODES_AT]
-
-
 def _put_receipt(key: bytes, turn: str, meaning: bytes, head: HeadRow, grown: Grown) -> PutRow:
-    first = grown.next_seq - len(grown.nodes)
-    base = None if head.base is None else list(head.base)
-    value = b"".join(
-        (
-            bytes((intent.VERSION,)),
-            meaning,
-            head.revision.to_bytes(8, "big"),
-            head.manifest,
-            pack_checked([head.lineage, base, first, len(grown.nodes)]),
-        )
+    count = len(grown.nodes)
+    receipt = Receipt(
+        intent.VERSION,
+        meaning,
+        head.revision,
+        head.manifest,
+        head.lineage,
+        head.base,
+        grown.next_seq - count,
+        count,
     )
-    return PutRow(*receipt_key(key, turn), value)
+    return put_receipt(key, turn, receipt)
+
+
+def put_receipt(key: bytes, turn: str, receipt: Receipt) -> PutRow:
+    """The change that writes a receipt down."""
+    return PutRow(*receipt_key(key, turn), encode_receipt(receipt))
 
 
 def _replay(
@@ -446,69 +441,42 @@ def _replay(
             f"the receipt of turn {change.turn!r} has version {row[0]}, this release reads "
             f"{intent.VERSION}: upgrade casstore"
         )
-    if len(row) <= _NODES_AT:
-        raise CorruptionError(f"the receipt of turn {change.turn!r} is damaged")
-    if row[_INTENT_AT:_REVISION_AT] != spelled.intent:
+    receipt = decode_receipt(row)
+    if receipt.intent != spelled.intent:
         raise TurnConflictError(session, str(change.turn))
     try:
-        leaf, nodes = _outcome(runtime, row)
+        leaf, nodes = _outcome(runtime, receipt)
     except CorruptionError:
         # Its revision may have gone just now, and then the receipt tells all by itself.
         settled = runtime.rows(session, [receipt_key(key, str(change.turn))])[1]
         if settled is None or settled == row:
             raise
-        leaf, nodes = _outcome(runtime, settled)
+        receipt = decode_receipt(settled)
+        leaf, nodes = _outcome(runtime, receipt)
     if change.release and isinstance(change.lease, Lease):
         leases.release(runtime, session, change.lease)
-    return CommitResult(
-        int.from_bytes(row[_REVISION_AT:_MANIFEST_AT], "big"),
-        Digest(row[_MANIFEST_AT:_NODES_AT]),
-        leaf,
-        nodes,
-        True,
-    )
+    return CommitResult(receipt.revision, Digest(receipt.manifest), leaf, nodes, True)
 
 
-def _outcome(runtime: Runtime, row: bytes) -> tuple[str | None, tuple[str, ...]]:
+def _outcome(
+    runtime: Runtime, receipt: Receipt | SettledReceipt
+) -> tuple[str | None, tuple[str, ...]]:
     """The leaf and the nodes that a receipt tells of, from it or from what it names."""
-    try:
-        told = unpack_checked(row[_NODES_AT:])
-        if len(told) == _SETTLED_FIELDS:
-            return told[0], tuple(told[1])
-        own, base, first, count = told
-        base = None if base is None else Base(*base)
-    except (TypeError, ValueError) as exc:
-        raise CorruptionError("the receipt of a turn is damaged") from exc
+    if isinstance(receipt, SettledReceipt):
+        return receipt.leaf, receipt.nodes
     reader = runtime.reader()
-    manifest = objects.read_manifest(reader, row[_MANIFEST_AT:_NODES_AT])
-    chain = lineage.Chain(runtime.engine, own, base, manifest.next_seq)
-    places = list(chain.places(range(first, first + count)))
+    manifest = objects.read_manifest(reader, receipt.manifest)
+    chain = lineage.Chain(runtime.engine, receipt.lineage, receipt.base, manifest.next_seq)
+    places = list(chain.places(range(receipt.first, receipt.first + receipt.node_count)))
     created = objects.read_headers(reader, [place.digest for place in places])
-    return manifest.leaf_id, tuple([header.id for header in created])
-
-
-# A receipt that outlives its revision tells itself what it needed the revision for:
-#
-#   [leaf, [node id, …], committed_at]
-_SETTLED_FIELDS: Final = 3
+    leaf = manifest.leaf_id if receipt.leaf is None else receipt.leaf
+    return leaf, receipt.all_nodes([header.id for header in created])
 
 
 def settle_receipt(runtime: Runtime, row: bytes, committed_at_ms: int) -> bytes:
     """The receipt of a turn whose revision is about to go: a replay will still answer."""
-    if row[0] != intent.VERSION or len(row) <= _NODES_AT:
+    receipt = decode_receipt(row)
+    if receipt.version != intent.VERSION:
         raise CorruptionError("the receipt of a turn cannot be read")
-    leaf, nodes = _outcome(runtime, row)
-    return row[:_NODES_AT] + pack_checked([leaf, list(nodes), committed_at_ms])
-
-
-def settled_at_ms(row: bytes) -> int | None:
-    """When the turn of a settled receipt was committed; None: its revision is there to ask."""
-    if row[0] != intent.VERSION or len(row) <= _NODES_AT:
-        raise CorruptionError("the receipt of a turn cannot be read")
-    told = unpack_checked(row[_NODES_AT:])
-    return int(told[2]) if len(told) == _SETTLED_FIELDS else None
-
-
-def receipt_revision(row: bytes) -> int:
-    """The revision that a turn was committed as."""
-    return int.from_bytes(row[_REVISION_AT:_MANIFEST_AT], "big")
+    leaf, nodes = _outcome(runtime, receipt)
+    return encode_receipt(SettledReceipt(*receipt[:4], leaf, nodes, committed_at_ms))

@@ -147,6 +147,11 @@ def lineage_node(lineage: bytes, node_part: bytes) -> bytes:
     return lineage + _LINEAGE_ID + node_part
 
 
+def is_lineage_node(nodes_key: bytes) -> bool:
+    """Is this key of the node table that of a node?"""
+    return nodes_key[_LINEAGE_BYTES : _LINEAGE_BYTES + 1] == _LINEAGE_ID
+
+
 def queue_counter(key: bytes) -> RowKey:
     """The row that counts a session's batches."""
     return RowKey("queue", key + _QUEUE_COUNTER)

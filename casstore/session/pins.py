@@ -133,6 +133,11 @@ def name_of(row: bytes) -> str:
     return _decode(row)[0].name
 
 
+def decode_pin(row: bytes) -> Pin:
+    """Read the row of a pin or tag."""
+    return _decode(row)[0]
+
+
 def _expired(pin: Pin, now_ms: int) -> bool:
     return pin.expires_at_ms is not None and pin.expires_at_ms <= now_ms
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import shutil
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ pytest.importorskip(
     "langgraph.checkpoint.sqlite", reason="needs the extra: pip install 'casstore[dev]'"
 )
 
+from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.sqlite import SqliteSaver
@@ -34,7 +36,7 @@ from tests.adapters import langgraph_graphs as graphs
 from tests.adapters.langgraph_graphs import on, say
 from tests.adapters.test_langgraph_strict import HERE as TYPES
 from tests.adapters.test_langgraph_strict import Mine
-from tests.adapters.test_langgraph_threads import put, records
+from tests.adapters.test_langgraph_threads import in_between, put, records
 
 
 def fill(saver: Any) -> None:
@@ -52,12 +54,17 @@ def fill(saver: Any) -> None:
     saver.put_writes(on("early", checkpoint_ns="", checkpoint_id="later"), [("x", [1])], "task")
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    path = tmp_path / "checkpoints.sqlite"
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("filled") / "checkpoints.sqlite"
     with SqliteSaver.from_conn_string(str(path)) as saver:
         fill(saver)
     return path
+
+
+@pytest.fixture
+def source(filled: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(filled, tmp_path / "checkpoints.sqlite"))
 
 
 def fingerprint(path: Path) -> Any:
@@ -203,6 +210,25 @@ def test_other_content_under_the_same_name_is_told(source: Path, store: Store) -
     saver.put_writes(latest.config, [("x", 1)], "somebody")
     with pytest.raises(ConflictError, match="another store"):
         import_sqlite(source, store)
+
+
+def test_a_checkpoint_that_comes_while_it_is_imported_is_not_overwritten(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "one.sqlite"
+    with SqliteSaver.from_conn_string(str(path)) as stock:
+        at = put(stock, {"n": 1})
+    saver = CasstoreSaver(store)
+    checkpoint = empty_checkpoint()
+    checkpoint["id"] = at
+    in_between(monkeypatch, lambda: saver.put(on(checkpoint_ns=""), checkpoint, {}, {}))
+    with pytest.raises(ConflictError):
+        import_sqlite(path, store)
+    with pytest.raises(ConflictError, match="another store"):
+        import_sqlite(path, store)
+    found = saver.get_tuple(on())
+    assert found is not None
+    assert found.checkpoint["channel_values"] == {}
 
 
 def damage(path: Path, statement: str, *values: Any) -> None:

@@ -528,6 +528,89 @@ def test_a_checkpoint_that_comes_while_pruning_keeps_its_history(
     assert graph.get_state(on()).values["log"][: len(want) + 1] == [*want, "late"]
 
 
+@pytest.mark.parametrize("namespace", ["", "inside:1"])
+@pytest.mark.parametrize("remove", ["prune", "delete_for_runs"])
+def test_a_branch_that_comes_while_its_ancestors_go_keeps_its_history(
+    saver: CasstoreSaver, monkeypatch: pytest.MonkeyPatch, namespace: str, remove: str
+) -> None:
+    def config(at: str) -> Any:
+        return on(checkpoint_ns=namespace, checkpoint_id=at)
+
+    counters: Any = {"counters_since_delta_snapshot": {"log": (1, 1)}, "namespace": namespace}
+    first = put(saver, {"log": ["seed"]}, namespace=namespace, run_id="old")
+    saver.put_writes(config(first), [("log", ["one"])], "task")
+    middle = put(saver, {}, first, versions={"log": 2}, run_id="old", **counters)
+    saver.put_writes(config(middle), [("log", ["two"])], "task")
+    put(saver, {}, middle, versions={"log": 3}, run_id="new", **counters)
+    branch: list[str] = []
+
+    def meanwhile() -> None:
+        more: Any = {"source": "fork", "run_id": "new", **counters}
+        branch.append(put(saver, {}, middle, versions={"log": 4}, **more))
+
+    in_between(monkeypatch, meanwhile)
+    if remove == "prune":
+        saver.prune(["t"])
+    else:
+        saver.delete_for_runs(["old"])
+    found = saver.get_delta_channel_history(config=config(branch[0]), channels=["log"])
+    assert found == {
+        "log": {"writes": [("task", "log", ["one"]), ("task", "log", ["two"])], "seed": ["seed"]}
+    }
+
+
+def test_a_checkpoint_put_again_while_others_are_pruned_is_the_new_one(
+    saver: CasstoreSaver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = put(saver, {"n": 1})
+    at = put(saver, {"n": 2}, first)
+    checkpoint = empty_checkpoint()
+    checkpoint["id"] = at
+    checkpoint["channel_values"] = {"n": "new"}
+    checkpoint["channel_versions"] = {"n": 3}
+    config = on(checkpoint_ns="", checkpoint_id=first)
+    in_between(monkeypatch, lambda: saver.put(config, checkpoint, {}, {"n": 3}))
+    saver.prune(["t"])
+    [found] = everything(saver, "t")
+    assert found.checkpoint["channel_values"] == {"n": "new"}
+
+
+def test_a_checkpoint_put_while_it_is_copied_keeps_the_writes_of_the_copy(
+    saver: CasstoreSaver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = put(saver, {"n": 1})
+    saver.put_writes(on(checkpoint_ns="", checkpoint_id=at), [("x", 1)], "task")
+    checkpoint = empty_checkpoint()
+    checkpoint["id"] = at
+    in_between(monkeypatch, lambda: saver.copy_thread("t", "copy"))
+    saver.put(on("copy", checkpoint_ns=""), checkpoint, {}, {})
+    found = saver.get_tuple(on("copy"))
+    assert found is not None
+    assert found.pending_writes == [("task", "x", 1)]
+
+
+def test_going_on_after_the_latest_run_was_deleted_is_no_second_writer(store: Store) -> None:
+    saver = CasstoreSaver(store, on_branch="refuse")
+    first = put(saver, {"n": 1}, run_id="a")
+    put(saver, {"n": 2}, first, run_id="b")
+    saver.delete_for_runs(["b"])
+    put(saver, {"n": 3}, first, run_id="c")
+    # Nor is going on in a thread that another was copied over.
+    put(saver, {"n": 9}, thread="other")
+    saver.copy_thread("t", "other")
+    put(saver, {"n": 4}, first, thread="other")
+
+
+def test_a_value_that_the_parent_did_not_have_is_stored_whatever_the_versions_say(
+    saver: CasstoreSaver,
+) -> None:
+    parent = put(saver, {}, versions={"n": 1})
+    put(saver, {"n": "late"}, parent, versions={"n": 1}, new={})
+    found = saver.get_tuple(on())
+    assert found is not None
+    assert found.checkpoint["channel_values"] == {"n": "late"}
+
+
 def test_a_copy_of_a_thread_that_is_deleted_meanwhile_is_whole_or_none(
     store: Store, saver: CasstoreSaver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -744,6 +827,38 @@ def test_checkpoints_that_are_damaged_are_told(
     draft.commit()
     with pytest.raises(CorruptionError):
         saver.get_tuple(on())
+
+
+def test_what_is_deleted_and_collected_while_it_is_read_is_just_not_there(
+    store: Store, saver: CasstoreSaver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = put(saver, {"messages": messages(3)}, thread="kept")
+    gone = put(saver, {"messages": messages(3)})
+    later = put(saver, {"messages": messages(4)}, gone)
+    get_many = Store.get_many
+
+    def during(act: Callable[[], Any]) -> None:
+        def late(self: Store, *args: Any, **options: Any) -> Any:
+            monkeypatch.setattr(Store, "get_many", get_many)
+            act()
+            gc.collect(store, grace_ms=0)
+            return get_many(self, *args, **options)
+
+        monkeypatch.setattr(Store, "get_many", late)
+
+    during(lambda: saver.delete_for_runs(["x"]))
+    assert len(list(saver.list(None))) == 3
+    # The latest went: the one before is the latest now.
+    draft = Draft(store)
+    saver._threads.delete_checkpoint(draft, Place("t", "", later))
+    during(draft.commit)
+    found = saver.get_tuple(on())
+    assert found is not None
+    assert found.checkpoint["id"] == gone
+    during(lambda: saver.delete_thread("t"))
+    assert [each.checkpoint["id"] for each in saver.list(None)] == [kept]
+    during(lambda: saver.delete_thread("kept"))
+    assert saver.get_tuple(on("kept")) is None
 
 
 def test_a_damaged_link_is_told_and_not_left_out(store: Store, saver: CasstoreSaver) -> None:

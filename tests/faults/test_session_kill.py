@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import casstore
-from campaigns import session_examiner, session_kill
+from campaigns import care, session_examiner, session_kill
 from campaigns.replay import Violation
 from campaigns.session_journal import Journal, path_of, read
 from campaigns.session_turns import Turn
@@ -27,6 +27,16 @@ def test_killed_runtimes_lose_nothing_and_do_nothing_twice(scratch: Path) -> Non
     assert report.total("turns answered, there") > 20
     for durability in session_kill.DURABILITIES:
         assert report.total(f"{durability}: stores") == 1
+
+
+def test_agents_and_those_who_care_for_the_store_are_killed_and_nothing_is_lost(
+    scratch: Path,
+) -> None:
+    report = care.run(scratch, count=9, seed=5, kills_per_store=3)
+    assert report.findings == ()
+    assert report.kept()
+    assert report.total("keepers killed") >= 6
+    assert report.total("sound (verify)") == 3
 
 
 # --- the examiner can fail ----------------------------------------------------------------------

@@ -1,9 +1,54 @@
-"""What the tests of maintenance share: ``tests.maintenance.wounds`` is importable."""
+"""What the tests of maintenance share: stores on each engine; the modules here are importable."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import pytest
+
+import casstore
+from casstore import Store
+from casstore.engine.memory import MemoryEngine
 
 # At the end: an installed casstore must not be hidden by the one beside the tests.
 sys.path.append(str(Path(__file__).parent.parent.parent))
+
+MakeStore = Callable[[], Store]
+
+
+@pytest.fixture
+def make_memory() -> Iterator[MakeStore]:
+    """Stores in memory."""
+    made: list[Store] = []
+
+    def make() -> Store:
+        made.append(Store(MemoryEngine()))
+        return made[-1]
+
+    yield make
+    for store in made:
+        store.close()
+
+
+@pytest.fixture
+def make_lmdb(tmp_path: Path) -> Iterator[MakeStore]:
+    """Stores in directories of their own."""
+    made: list[Store] = []
+
+    def make() -> Store:
+        made.append(casstore.open(tmp_path / f"store-{len(made)}", auto_train=False))
+        return made[-1]
+
+    yield make
+    for store in made:
+        store.close()
+
+
+@pytest.fixture(params=["memory", "lmdb"])
+def make_store(
+    request: pytest.FixtureRequest, make_memory: MakeStore, make_lmdb: MakeStore
+) -> MakeStore:
+    """Stores of one engine, and then of the other."""
+    return make_memory if request.param == "memory" else make_lmdb

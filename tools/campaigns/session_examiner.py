@@ -29,6 +29,8 @@ from campaigns.session_turns import SHARED
 from campaigns.session_workload import MAX_TTL_MS
 from casstore import Entry
 from casstore.errors import CasstoreError, LeaseLostError
+from casstore.maintenance.check import check as check_store
+from casstore.maintenance.findings import ERROR
 from casstore.session.session import Session
 
 PLAIN, VERIFY = "plain", "verify"
@@ -46,6 +48,7 @@ def check(directory: Path, words: Sequence[str]) -> str:
             examination.sessions()
             if mode == VERIFY:
                 examination.leases()
+                examination.whole_store()
     except CasstoreError as exc:
         raise Violation(f"{type(exc).__name__}: {exc}") from exc
     return " ".join(f"{name}={number}" for name, number in examination.figures.items())
@@ -75,6 +78,13 @@ class _Examination:
             there.discard(info.meta.session)
         if there:
             raise Violation(f"list: sessions are not in it: {sorted(there)}")
+
+    def whole_store(self) -> None:
+        """Everything else in the store fits together, too."""
+        report = check_store(self._store, level="full")
+        for finding in report.findings:
+            if finding.severity == ERROR:
+                raise Violation(f"check: {finding}")
 
     def leases(self) -> None:
         """The leases of the dead run out, and the next one has a higher number than all before."""

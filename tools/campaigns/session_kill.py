@@ -4,6 +4,9 @@ One to three workers share a store and live on the same few sessions. Again and 
 them is killed and lives on as a new process, beside the others, which wait for its lease to
 run out; then all are killed, and the store is compared with what their journals say. The
 next workers go on with the same store, and begin with what the dead were not told.
+
+``care`` is the same with keepers beside the workers, two processes that collect, pack and
+vacuum the store all the time, and are killed as often.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +30,9 @@ from campaigns.tally import Progress, Report, Tally, silent
 DURABILITIES = ("full", "relaxed", "process")
 MAX_WORKERS = 3
 _WORKER = Path(__file__).with_name("session_workload.py")
+_KEEPER = Path(__file__).with_name("care_workload.py")
+# What each keeper does.
+KEEPERS = {"k0": "gc", "k1": "pack,vacuum"}
 _EXAMINER = Path(__file__).with_name("session_examiner.py")
 _START_LIMIT_S = 60.0
 # Rare calls need not come; then the kill strikes whatever is going on.
@@ -78,6 +85,7 @@ class _Group:
         self.journals = store.with_suffix(".journals")
         self.journals.mkdir()
         self.examinations = 0
+        self.keepers: Sequence[str] = ()
         self._seed = seed
         self._lives: Counter[str] = Counter()
         self._running: dict[str, subprocess.Popen[bytes]] = {}
@@ -86,12 +94,15 @@ class _Group:
         """Let a worker live, once more."""
         life = self._lives[worker]
         self._lives[worker] += 1
+        place = [str(self.store), self.durability, str(self.engine)]
+        if worker in KEEPERS:
+            seed = f"{self._seed} {worker} {life}"
+            command = [sys.executable, str(_KEEPER), *place, KEEPERS[worker], seed]
+        else:
+            own = [str(self.journals), worker, str(life), self._seed]
+            command = [sys.executable, str(_WORKER), *place, *own]
         with (self.journals / f"{worker}.{life:05}.stderr").open("wb") as errors:
-            self._running[worker] = subprocess.Popen(
-                [sys.executable, str(_WORKER), str(self.store), self.durability,
-                 str(self.engine), str(self.journals), worker, str(life), self._seed],
-                stderr=errors,
-            )  # fmt: skip
+            self._running[worker] = subprocess.Popen(command, stderr=errors)
 
     def wait_for(self, worker: str, strike: _Strike) -> bool:
         """Return at the moment to strike; False if it does not come."""
@@ -143,11 +154,12 @@ def run(
     count: int,
     seed: int,
     kills_per_store: int = 14,
+    keepers: Sequence[str] = (),
     progress: Progress = silent,
 ) -> Report:
     """Kill ``count`` times; now and then begin a new store, of another durability and engine."""
     rng = random.Random(seed)
-    tally = Tally("sessions", total=count, progress=progress)
+    tally = Tally("care" if keepers else "sessions", total=count, progress=progress)
     examiner = Verifier(
         [sys.executable, str(_EXAMINER)], scratch / "examiner.stderr", timeout_s=120
     )
@@ -158,6 +170,7 @@ def run(
             engine = specimen.ENGINES[generation % len(specimen.ENGINES)]
             place = scratch / f"store-{generation}"
             group = _Group(place, durability, engine, f"{seed} {generation}")
+            group.keepers = keepers
             done += _use_up(tally, examiner, group, rng, done, min(kills_per_store, count - done))
             generation += 1
     return tally.report()
@@ -192,7 +205,7 @@ def _live_and_die(tally: Tally, group: _Group, plan: _Round, trial: str) -> None
     workers = [f"w{number}" for number in range(plan.workers)]
     ended: list[str] = []
     try:
-        for worker in workers:
+        for worker in (*workers, *group.keepers):
             group.start(worker)
         for at, strike in enumerate(plan.strikes):
             worker = workers[strike.victim]
@@ -201,10 +214,16 @@ def _live_and_die(tally: Tally, group: _Group, plan: _Round, trial: str) -> None
             if at < len(plan.strikes) - 1:
                 ended += filter(None, [group.kill(worker)])
                 group.start(worker)
+                if group.keepers:
+                    keeper = group.keepers[at % len(group.keepers)]
+                    ended += filter(None, [group.kill(keeper)])
+                    group.start(keeper)
+                    tally.count(f"{group.durability}: keepers killed")
             tally.tried()
     finally:
         ended += group.kill_all()
     tally.count(f"{group.durability}: processes killed", plan.workers + len(plan.strikes) - 1)
+    tally.count(f"{group.durability}: keepers killed", len(group.keepers))
     for words in ended:
         # A worker that ended on its own met an error that nobody had caused.
         tally.broke(trial, f"worker: {words}")

@@ -77,7 +77,8 @@ def _copy(threads: Threads, source: str, target: str, draft: Draft) -> None:
             draft.put(threads.writes, (target, *place[1:], task), pack_task(own))
     if copied:
         # The copy has no writer yet that could be branched off from.
-        draft.delete(threads.heads, (target, ""))
+        for head in threads.heads.scan(target):
+            draft.delete(threads.heads, head.key)
 
 
 def prune(threads: Threads, thread_ids: Iterable[str], strategy: str) -> None:
@@ -94,6 +95,7 @@ def prune(threads: Threads, thread_ids: Iterable[str], strategy: str) -> None:
 
 def _keep_latest(threads: Threads, thread: str, namespace: str) -> None:
     def attempt(draft: Draft) -> None:
+        _expect_head(threads, draft, thread, namespace)
         rows = iter(threads.rows(thread, namespace))
         latest = next(rows, None)
         if latest is not None:
@@ -124,6 +126,7 @@ def delete_for_runs(threads: Threads, runs: Collection[str]) -> None:
 
 def _delete_runs(threads: Threads, thread: str, namespace: str, runs: set[str]) -> None:
     def attempt(draft: Draft) -> None:
+        _expect_head(threads, draft, thread, namespace)
         rows = list(threads.rows(thread, namespace))
         gone = [row for row in rows if row.run in runs]
         if gone:
@@ -132,6 +135,11 @@ def _delete_runs(threads: Threads, thread: str, namespace: str, runs: set[str]) 
             draft.delete(threads.heads, (thread, namespace))
 
     retry(f"thread {thread!r}", attempt, threads)
+
+
+def _expect_head(threads: Threads, draft: Draft, thread: str, namespace: str) -> None:
+    """Let a write fail if a checkpoint comes that may need what the write takes away."""
+    draft.expect(threads.heads, (thread, namespace), threads.heads.find(thread, namespace))
 
 
 def _remove(
@@ -145,6 +153,4 @@ def _remove(
             draft.expect(threads.checkpoints, row.place, row.record)
             draft.put(threads.checkpoints, row.place, folded.content())
     for row in gone:
-        # Whoever builds on one of them at this moment finds it changed.
-        draft.expect(threads.checkpoints, row.place, row.record)
         threads.delete_checkpoint(draft, row.place)

@@ -14,7 +14,7 @@ from casstore.adapters.langgraph.encoding import Codec
 from casstore.adapters.langgraph.history import ChannelHistory, channel_histories
 from casstore.adapters.langgraph.layout import Channel, Place
 from casstore.adapters.langgraph.threads import CheckpointRow, StoredCheckpoint, Threads
-from casstore.errors import CorruptionError, InvalidInputError
+from casstore.errors import CorruptionError, InvalidInputError, ObjectNotFoundError
 
 # Tuples that a listing reads at once.
 PAGE: Final = 16
@@ -79,8 +79,10 @@ class TupleReader:
 
     def find(self, config: RunnableConfig) -> CheckpointTuple | None:
         """The checkpoint that a config names, or the latest; None if there is none."""
-        row = find_row(self._threads, config)
-        return None if row is None else self._tuples(self._threads.read([row]))[0]
+        while (row := find_row(self._threads, config)) is not None:
+            if found := self._present([row], {}):
+                return found[0]
+        return None
 
     def list(
         self, config: RunnableConfig | None, wanted: Mapping[str, Any], before: str | None
@@ -90,14 +92,31 @@ class TupleReader:
         # One first, for many ask for no more; then in pages.
         page = 1
         while batch := [*islice(rows, page)]:
-            yield from self._tuples(
+            yield from self._present(batch, wanted)
+            page = PAGE
+
+    def _present(
+        self, rows: Sequence[CheckpointRow], wanted: Mapping[str, Any]
+    ) -> Sequence[CheckpointTuple]:
+        """The tuples of those rows that are wanted, without such as were deleted just now."""
+        try:
+            return self._tuples(
                 [
                     stored
-                    for stored in self._threads.read(batch)
+                    for stored in self._threads.read(rows)
                     if not wanted or self._matches(stored, wanted)
                 ]
             )
-            page = PAGE
+        except (ObjectNotFoundError, CorruptionError):
+            # Deleted and collected since the rows were read? Only then may something be missing.
+            left = [row for row in rows if self._is_unchanged(row)]
+            if len(left) == len(rows):
+                raise
+        return self._present(left, wanted) if left else []
+
+    def _is_unchanged(self, row: CheckpointRow) -> bool:
+        now = self._threads.find(row.place)
+        return now is not None and now.record.row == row.record.row
 
     def histories(
         self, config: RunnableConfig, channels: Sequence[str]

@@ -109,8 +109,8 @@ class StepWriter:
         threads, place = self._threads, step.place
         draft = Draft(threads.store)
         channels = self._channels(draft, step, self._known(step.above) if take_over else {})
-        self._expect_parent(draft, step, channels)
-        other_head = self._move_head(draft, step)
+        needs_parent = self._expect_parent(draft, step, channels)
+        other_head = self._move_head(draft, step, needs_parent=needs_parent)
         link = draft.keep(
             layout.pack_checkpoint(
                 step.checkpoint,
@@ -174,30 +174,37 @@ class StepWriter:
             self._parents.remember(place, known)
         return known
 
-    def _expect_parent(self, draft: Draft, step: Step, channels: Mapping[str, Channel]) -> None:
-        """Refuse a checkpoint that could only be read with a parent that is gone."""
+    def _expect_parent(self, draft: Draft, step: Step, channels: Mapping[str, Channel]) -> bool:
+        """Refuse a checkpoint that could only be read with a parent that is gone.
+
+        True if it needs the parent, and that is there.
+        """
         counters = step.metadata.get("counters_since_delta_snapshot") or {}
         above = step.above
         if above is None or not any(
             name in channels and not channels[name].has_value for name in counters
         ):
-            return
+            return False
         row = self._threads.find(above)
         if row is None:
             raise CheckpointGoneError(above.thread, above.checkpoint)
         draft.expect(self._threads.checkpoints, above, row.record)
+        return True
 
-    def _move_head(self, draft: Draft, step: Step) -> str | None:
-        """Note which checkpoint was put last; the other head if this one leaves its path."""
+    def _move_head(self, draft: Draft, step: Step, *, needs_parent: bool) -> str | None:
+        """Note which checkpoint was put last; the other head if this one leaves its path.
+
+        Whoever takes checkpoints away looks at the head, too: a new one may need them.
+        """
         place, heads = step.place, self._threads.heads
-        if place.namespace:
-            # Graphs inside a graph are started again from where they were, as often as need be.
+        if place.namespace and not needs_parent:
             return None
-        key = (place.thread, "")
+        key = (place.thread, place.namespace)
         head = heads.find(*key)
         draft.expect(heads, key, head)
         draft.put(heads, key, place.checkpoint)
-        if head is None or step.metadata.get("source") in _DELIBERATE:
+        if head is None or place.namespace or step.metadata.get("source") in _DELIBERATE:
+            # Graphs inside a graph are started again from where they were, as often as need be.
             return None
         latest: str = head.value
         if latest in (step.parent, place.checkpoint):

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from casstore.engine.compression import Compressor, Trial, train_cold
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.cache import SlabCache
-from casstore.engine.lmdb.compression import Compressor, Trial, train_cold
 from casstore.engine.lmdb.environment import Environment
 from casstore.engine.lmdb.reader import SlabReader
 

@@ -28,9 +28,9 @@ from typing import Any, Final, NamedTuple
 
 import lmdb
 
+from casstore.engine.compression import NO_DICTIONARY, Compressor
 from casstore.engine.lmdb import guard, notes, packing
 from casstore.engine.lmdb import slab as slabs
-from casstore.engine.lmdb.compression import NO_DICTIONARY, Compressor
 from casstore.engine.lmdb.creation import DICTIONARIES, INDEX, META, SLABS
 from casstore.engine.lmdb.dictionaries import DictionaryShelf, dictionary_key
 from casstore.engine.lmdb.directory import StoreDirectory, storage_error

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import lmdb
 
-from casstore.engine.lmdb.compression import NO_DICTIONARY, Trial, train
+from casstore.engine.compression import NO_DICTIONARY, Trial, train
 from casstore.engine.lmdb.environment import Environment, translate
 from casstore.errors import CorruptionError
 from casstore.format.digest import plain_hash

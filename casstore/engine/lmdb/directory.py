@@ -22,12 +22,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from casstore.engine.files import FULL_DISK as FULL_DISK
+from casstore.engine.files import storage_error as storage_error
+from casstore.engine.files import sync_directory as sync_directory
 from casstore.errors import (
     BusyError,
     ForeignStoreError,
     InvalidInputError,
     StorageError,
-    StorageFullError,
     StoreNotFoundError,
 )
 
@@ -35,11 +37,11 @@ DATA_FILE: Final = "data.mdb"
 NEW_FILE: Final = "data.mdb.new"
 NEW_LOCK_FILE: Final = NEW_FILE + "-lock"
 LOCK_FILE: Final = "lock.mdb"
-_LOCKS: Final = "locks"
+LOCKS: Final = "locks"
 _MARKER: Final = "unsynced"
 _COMPACT: Final = "compact"
 _OWN_NAMES: Final = frozenset(
-    (DATA_FILE, NEW_FILE, NEW_LOCK_FILE, LOCK_FILE, _LOCKS, _MARKER, _COMPACT)
+    (DATA_FILE, NEW_FILE, NEW_LOCK_FILE, LOCK_FILE, LOCKS, _MARKER, _COMPACT)
 )
 
 FILE_MODE: Final = 0o600
@@ -51,19 +53,11 @@ PROCESS: Final = "process"
 DURABILITIES: Final = (FULL, RELAXED, PROCESS)
 
 
-FULL_DISK: Final = frozenset((errno.ENOSPC, errno.EFBIG, errno.EDQUOT))
-
 # LMDB's lock file: two cache lines of its own, and one for each reader.
 _LOCK_HEADER_BYTES: Final = 4096
 _READER_BYTES: Final = 64
 # How often one who waits for a store looks whether it is free.
 _WAIT_PAUSE_S: Final = 0.05
-
-
-def storage_error(what: str, exc: OSError) -> StorageError:
-    """The error for something that the operating system refused to do."""
-    kind = StorageFullError if exc.errno in FULL_DISK else StorageError
-    return kind(f"{what}: {exc.strerror}")
 
 
 def boot_id() -> str:
@@ -116,7 +110,7 @@ class StoreDirectory:
             raise StoreNotFoundError(f"no store at {self.path}")
         try:
             os.makedirs(self.path, mode=DIRECTORY_MODE, exist_ok=True)
-            _sync_directory(os.path.dirname(os.path.abspath(self.path)))
+            sync_directory(os.path.dirname(os.path.abspath(self.path)))
         except OSError as exc:
             raise storage_error(f"cannot create {self.path}", exc) from exc
 
@@ -265,7 +259,7 @@ class StoreDirectory:
 
         A store on read-only media has no writers, so its readers need no locks.
         """
-        folder = os.path.join(self.path, _LOCKS)
+        folder = os.path.join(self.path, LOCKS)
         try:
             os.makedirs(folder, mode=DIRECTORY_MODE, exist_ok=True)
             return os.open(os.path.join(folder, name), os.O_RDWR | os.O_CREAT, FILE_MODE)
@@ -388,14 +382,4 @@ class StoreDirectory:
 
     def sync_names(self) -> None:
         """Make created, renamed and removed files survive a power loss."""
-        _sync_directory(self.path)
-
-
-def _sync_directory(path: str) -> None:
-    # LMDB never does this: without it a new store may be gone after a power loss,
-    # with every acknowledged commit in it.
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        sync_directory(self.path)

@@ -23,10 +23,10 @@ import lmdb
 
 from casstore.engine import conditions
 from casstore.engine.clock import wall_clock_ms
+from casstore.engine.compression import Compressor
 from casstore.engine.lmdb import notes
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.cache import SlabCache
-from casstore.engine.lmdb.compression import Compressor
 from casstore.engine.lmdb.dictionaries import (
     FIRST_TRIAL_BYTES,
     MIN_GAIN,
@@ -74,7 +74,13 @@ if TYPE_CHECKING:
     from casstore.engine.lmdb.background import BackgroundPacker
     from casstore.engine.lmdb.collection import Collection
     from casstore.engine.lmdb.packing import Scope
-    from casstore.engine.protocol import EngineSpace, IndexReport, PackReport, Roots
+    from casstore.engine.protocol import (
+        EngineSpace,
+        HotCopyReport,
+        IndexReport,
+        PackReport,
+        Roots,
+    )
 
 DEFAULT_CACHE_BYTES: Final = 32 << 20
 
@@ -194,6 +200,18 @@ class LmdbEngine:
                     row = find(digest, None, index)
                     ids[digest] = None if row is None else slabs.read_id(row)
         return commits.pop() if len(commits) == 1 else None, ids
+
+    def digests(self, first: bytes, last: bytes, *, limit: int) -> list[bytes]:
+        """At most ``limit`` digests of stored objects from ``first`` to ``last``, in order."""
+        conditions.check_digests((first, last))
+        found: list[bytes] = []
+        with self._env.reading() as txn:
+            cursor = txn.cursor(db=self._env.index)
+            more = cursor.set_range(first)
+            while more and len(found) < limit and bytes(cursor.key()) <= last:
+                found.append(bytes(cursor.key()))
+                more = cursor.next()
+        return found
 
     def get_many(self, digests: Sequence[bytes]) -> list[StoredObject | None]:
         """The objects in the order asked for; None where there is none."""
@@ -658,6 +676,22 @@ class LmdbEngine:
         from casstore.engine.lmdb import examination
 
         examination.write_mark(self._env, mark)
+
+    # --- copying ----------------------------------------------------------------------------------
+
+    def copy_to(
+        self,
+        target: str,
+        *,
+        compact: bool = False,
+        replace: bool = False,
+        pulse: Callable[[int, int | None], None] | None = None,
+    ) -> HotCopyReport:
+        """Make ``target`` a store of its own, as of one moment, beside running writers."""
+        from casstore.engine.lmdb.hot_copy import copy_store
+
+        self._env.gate.check()
+        return copy_store(self._env, target, compact=compact, replace=replace, pulse=pulse)
 
     # --- verifying --------------------------------------------------------------------------------
 

@@ -121,7 +121,7 @@ class Environment:
         self.path = path
         self.durability = durability
         self.readonly = readonly
-        self._map_bytes = map_bytes
+        self.map_bytes = map_bytes
         self._lmdb_version = 0 if lmdb_version is None else lmdb_version
         self._directory = directory or StoreDirectory(path, readonly=readonly)
         self.gate = Gate()
@@ -167,7 +167,7 @@ class Environment:
         if os.path.exists(self._directory.data_path):
             return
         try:
-            create_store(self._directory, self._map_bytes, self._lmdb_version)
+            create_store(self._directory, self.map_bytes, self._lmdb_version)
         except lmdb.Error as exc:
             raise translate(exc, self.path) from exc
 
@@ -227,7 +227,7 @@ class Environment:
         try:
             handle = lmdb.open(
                 self.path,
-                map_size=self._map_bytes,
+                map_size=self.map_bytes,
                 readonly=self.readonly,
                 metasync=self.durability == FULL,
                 sync=self.durability != PROCESS,

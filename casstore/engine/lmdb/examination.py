@@ -12,6 +12,7 @@ from typing import Final
 
 import lmdb
 
+from casstore.engine.compression import Compressor
 from casstore.engine.faults import (
     DICTIONARY_DAMAGED,
     HEADER_DAMAGED,
@@ -31,7 +32,6 @@ from casstore.engine.faults import (
 from casstore.engine.id_set import IdSet
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.cache import SlabCache
-from casstore.engine.lmdb.compression import Compressor
 from casstore.engine.lmdb.creation import DATABASES, DICTIONARIES, INDEX, META, SLABS
 from casstore.engine.lmdb.dictionaries import DictionaryShelf, open_dictionary
 from casstore.engine.lmdb.environment import Environment, translate

@@ -24,9 +24,9 @@ from typing import Final, NamedTuple
 
 import lmdb
 
+from casstore.engine.compression import Compressor
 from casstore.engine.id_set import IdSet
 from casstore.engine.lmdb import slab as slabs
-from casstore.engine.lmdb.compression import Compressor
 from casstore.engine.lmdb.creation import DICTIONARIES, SLABS
 from casstore.engine.lmdb.dictionaries import DICTIONARY_MAGIC, open_dictionary
 from casstore.engine.lmdb.directory import DATA_FILE

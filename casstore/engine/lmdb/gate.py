@@ -53,6 +53,11 @@ class Gate:
             raise type(self._refusal)(*self._refusal.args)
 
     @property
+    def is_awaited(self) -> bool:
+        """Does somebody wait for all to be out? Then who stays long inside should leave."""
+        return self._paused or self._refusal is not None
+
+    @property
     def is_shut(self) -> bool:
         """Is the gate shut for good?"""
         return self._refusal is not None

@@ -23,14 +23,13 @@ from itertools import accumulate
 from struct import Struct, pack, unpack_from
 from typing import Final, NamedTuple
 
+from casstore.engine.compression import CODEC_RAW as CODEC_RAW
+from casstore.engine.compression import CODEC_ZSTD as CODEC_ZSTD
 from casstore.engine.protocol import MAX_OBJECT_BYTES, NewObject
 from casstore.errors import CorruptionError
 from casstore.format.digest import DIGEST_BYTES, plain_hash
 
 LAYOUT: Final = 1
-
-CODEC_RAW: Final = 0
-CODEC_ZSTD: Final = 1
 
 # A kind is at most 126. The high bit says that the object keeps its links as they are.
 KEEPS_LINKS: Final = 0x80

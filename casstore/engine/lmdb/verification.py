@@ -6,9 +6,9 @@ from typing import Final
 
 import lmdb
 
+from casstore.engine.compression import Compressor
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.cache import SlabCache
-from casstore.engine.lmdb.compression import Compressor
 from casstore.engine.lmdb.dictionaries import DictionaryShelf
 from casstore.engine.lmdb.environment import Environment
 from casstore.engine.lmdb.reader import SlabReader

@@ -14,8 +14,11 @@ from typing import Final, NamedTuple
 
 import zstandard
 
-from casstore.engine.lmdb.slab import CODEC_RAW, CODEC_ZSTD
 from casstore.errors import CorruptionError
+
+# How bytes lie where they are stored.
+CODEC_RAW: Final = 0
+CODEC_ZSTD: Final = 1
 
 HOT_LEVEL: Final = 3
 # For slabs that are packed and stay so: a twentieth smaller than at level 9, and no slower

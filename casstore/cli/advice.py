@@ -1,0 +1,60 @@
+"""What to do about an error: the next command to try."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from casstore import errors
+from casstore.cli.naming import AmbiguousNameError, NameNotFoundError
+from casstore.errors import CasstoreError
+
+_GENERAL: Final[tuple[tuple[type[CasstoreError], str], ...]] = (
+    (errors.StoreNotFoundError, "name another with --store or CASSTORE_PATH, or: casstore init"),
+    (errors.SessionDeletedError, "choose another id; casstore sessions lists those in use"),
+    (errors.SessionExistsError, "choose another id; casstore sessions lists those in use"),
+    (errors.ComponentNotFoundError, "casstore check"),
+    (errors.ObjectNotFoundError, "casstore sessions lists what is there"),
+    (errors.LeaseLostError, "wait until the lease is released or its time is up, then again"),
+    (errors.HeadConflictError, "look at it again with casstore history, then again"),
+    (errors.NameTakenError, "choose another name, or say --move"),
+    (errors.TargetExistsError, "choose another name, or say --replace or --update"),
+    (errors.SessionDivergedError, "take it under another id: casstore import FILE --name ID"),
+    (errors.ObjectsMissingError, "export it again without --have, or import what came before"),
+    (errors.ConflictError, "look at what is there now, then again"),
+    (errors.ReadOnlyError, "open it for writing, as a user who may write to it"),
+    (errors.BundleError, "make or fetch the file anew: casstore export"),
+    (errors.CorruptionError, "casstore check; then casstore salvage if it says so"),
+    (errors.ForeignBundleError, "name a file that casstore export has written"),
+    (errors.ForeignStoreError, "name the directory of a store with --store, or: casstore init"),
+    (errors.FormatError, "use the release of casstore that fits"),
+    (errors.CollectionOvertakenError, "casstore gc again, when less is written"),
+    (errors.BusyError, "wait for the other process, or stop it, then again"),
+    (errors.StorageFullError, "make room on the disk; casstore gc gives back what is unused"),
+    (errors.StorageError, "see to the disk and the permissions, then again"),
+    (errors.LimitError, "ask for a part of it: casstore show NAME --path PATH"),
+)
+
+
+def advice(exc: CasstoreError) -> str | None:
+    """What to try next; None if the message says all there is to say."""
+    if isinstance(exc, AmbiguousNameError):
+        return "one of: " + "  ".join(exc.candidates)
+    if isinstance(exc, NameNotFoundError):
+        return exc.remedy
+    if isinstance(exc, errors.SessionNotFoundError):
+        return "casstore sessions"
+    if isinstance(exc, errors.RevisionNotFoundError):
+        return f"casstore history {quoted(exc.session)}"
+    if isinstance(exc, errors.NodeNotFoundError):
+        return f"casstore log {quoted(exc.session)}"
+    for kind, text in _GENERAL:
+        if isinstance(exc, kind):
+            return text
+    return None
+
+
+def quoted(text: str) -> str:
+    """An argument as a shell takes it."""
+    import shlex
+
+    return shlex.quote(text)

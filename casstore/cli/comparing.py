@@ -1,0 +1,444 @@
+"""``diff``: two of anything side by side, for people, for programs, or as a JSON Patch."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any, Final
+
+import click
+
+from casstore.cli import naming
+from casstore.cli.command import App, command
+from casstore.cli.completing import complete_name
+from casstore.cli.differences import BLOB, CHECKPOINT, Difference, Place, compare
+from casstore.cli.output import Printer, Styled, bad, bold, dim, good, name, other
+from casstore.cli.places import read_node
+from casstore.cli.quantities import count, size
+from casstore.cli.shapes import Part, Shape
+from casstore.cli.spelling import brief, clip_name, plain, short, summary
+from casstore.errors import InvalidInputError, LimitError, render_path
+from casstore.objects.diff import ADDED, CHANGED, REMOVED, Change
+from casstore.session.compare import NodeRef
+from casstore.store import Store
+
+_SECTION: Final = "Comparing"
+_SHOWN: Final = 100
+_TEXT_LINES: Final = 12
+_NODE: Final = {
+    "id": "its id",
+    "parent": "the id of its parent",
+    "seq": "its place in insertion order",
+    "depth": "how many nodes its path has",
+    "digest": "names it and its whole path",
+    "summary": "who says what, its beginning",
+}
+_SIDE: Final = {
+    "name": "the name, spelled so that it means nothing else",
+    "store": "the directory of its store, or the exported file",
+    "digest": "what it stands for",
+}
+
+SHAPE: Final = Shape(
+    "diff",
+    {
+        "kind": "what was compared: checkpoint, node, value or blob",
+        "equal": "are they the same?",
+        "old": Part("the one", _SIDE),
+        "new": Part("the other", _SIDE),
+        "counts": Part(
+            "how much differs",
+            {
+                "nodes_added": "nodes that only the new one has",
+                "nodes_dropped": "nodes that only the old one has",
+                "added": "places that only the new one has",
+                "removed": "places that only the old one has",
+                "changed": "places with another value",
+            },
+        ),
+        "by_part": "the same for each component: {name: {added, removed, changed}}",
+        "nodes": Part(
+            "of checkpoints, else null",
+            {
+                "ancestor": "the last node on both paths, null if there is none",
+                "old_leaf": "where the old one ends",
+                "new_leaf": "where the new one ends",
+                "added": Part("by insertion order", _NODE),
+                "dropped": Part("by insertion order", _NODE),
+            },
+        ),
+        "changes": Part(
+            "in order; empty with --stat",
+            {
+                "op": "added, removed or changed",
+                "path": "where, in the new one; of a removed place, in the old one",
+                "old_path": "where, in the old one; null if it was added",
+                "before": "the old value, null if there was none",
+                "after": "the new value, null if there is none",
+            },
+        ),
+        "omitted": Part(
+            "how many are not listed because of --limit",
+            {"nodes": "nodes", "changes": "changes"},
+        ),
+        "text": "of two short text blobs, a unified diff by lines; else null",
+        "first_difference": "of other blobs, the first byte that differs; else null",
+        "patch": "with --patch, a JSON Patch; else null",
+    },
+)
+
+
+@command(
+    _SECTION,
+    SHAPE,
+    "casstore diff agent@41 agent",
+    "casstore diff agent other --stat",
+    "casstore diff agent~5 agent --patch",
+    "casstore diff backup::agent live::agent --exit-code",
+    "casstore diff monday.bundle tuesday.bundle --stat",
+)
+@click.argument("old", shell_complete=complete_name)
+@click.argument("new", shell_complete=complete_name)
+@click.option("--stat", is_flag=True, help="Only how much differs, and where.")
+@click.option("--patch", is_flag=True, help="A JSON Patch (RFC 6902).")
+@click.option("--exit-code", is_flag=True, help="End with 1 if they differ.")
+@click.option(
+    "--limit", "-n", type=click.IntRange(0),
+    help=f"List at most so many nodes and changes; 0: all. {_SHOWN} if not given, with --json all.",
+)  # fmt: skip
+@click.option("--full", is_flag=True, help="Do not cut long values.")
+def diff(
+    app: App,
+    old: str,
+    new: str,
+    stat: bool,
+    patch: bool,
+    exit_code: bool,
+    limit: int | None,
+    full: bool,
+) -> None:
+    """Compare two sessions, revisions, checkpoints, nodes, values or blobs.
+
+    OLD and NEW are names as for show, STORE::NAME for one in another store, or exported files:
+    FILE for the session in it, FILE::SESSION@REVISION for a revision. Equal parts are skipped
+    unread, so the time it takes grows with the difference. A JSON Patch of two checkpoints is for
+    a document {leaf, nodes: {id: node}, tool_state, …}.
+    """
+    if stat and patch:
+        raise click.UsageError("either --stat or --patch")
+    with ExitStack() as stack:
+        opened: dict[str, tuple[Store, str]] = {}
+        places = [_place(app, stack, opened, text) for text in (old, new)]
+        found = compare(*places)
+        if exit_code and not found.equal:
+            app.exit_code = 1
+        shown = limit if limit is not None else (0 if app.as_json or patch else _SHOWN)
+        if patch and not app.as_json:
+            _print_patch(found)
+            return
+        listing = _Listing(found, 0 if stat else shown, stat=stat)
+        document = listing.document(with_values=app.as_json and not stat)
+        document["patch"] = list(found.patch()) if patch else None
+        app.answer(document, lambda to: _Page(listing, to, full=full).write())
+
+
+def _place(app: App, stack: ExitStack, opened: dict[str, tuple[Store, str]], text: str) -> Place:
+    """What a name stands for: in the store, in ``STORE::NAME``, in an exported file."""
+    where, rest = naming.split_store(text)
+    if where is None and os.path.isfile(text):
+        where, rest = text, ""
+    shown = app.path if where is None else where
+    path = os.path.realpath(shown)
+    if path not in opened:
+        if os.path.isfile(path):
+            from casstore.cli.bundles import open_bundle
+
+            with app.meter() as meter:
+                opened[path] = open_bundle(stack, path, meter)
+        else:
+            opened[path] = stack.enter_context(app.open(path=where)), ""
+    store, session = opened[path]
+    target = naming.resolve(store, rest or f"session:{session}")
+    if target.digest is None:
+        raise InvalidInputError(
+            f"{text!r}: nothing was committed yet, so there is nothing to compare"
+        )
+    return Place(store, target, text, os.path.abspath(shown))
+
+
+def _print_patch(found: Difference) -> None:
+    """One operation a line, so that a long patch needs no memory."""
+    click.echo("[", nl=False)
+    between = "\n"
+    for operation in found.patch():
+        click.echo(between + json.dumps(operation, ensure_ascii=False), nl=False)
+        between = ",\n"
+    click.echo("\n]")
+
+
+class _Listing:
+    """A difference, and how much of it is listed."""
+
+    def __init__(self, found: Difference, limit: int, *, stat: bool) -> None:
+        self.found = found
+        self.stat = stat
+        self._limit = limit
+        comparison = found.comparison
+        self.added: Sequence[NodeRef] = () if comparison is None else comparison.added
+        self.dropped: Sequence[NodeRef] = () if comparison is None else comparison.dropped
+        self.changes = found.changes
+
+    def cut(self, what: Sequence[Any]) -> Sequence[Any]:
+        """As much as is listed."""
+        if self.stat:
+            return ()
+        return what[: self._limit] if self._limit else what
+
+    def by_part(self) -> dict[str, Counter[str]]:
+        """How many changes each component has."""
+        found: dict[str, Counter[str]] = {}
+        for change in self.changes:
+            part = ""
+            if self.found.kind == CHECKPOINT and change.path:
+                part = str(change.path[0])
+            found.setdefault(part, Counter())[change.op] += 1
+        return found
+
+    def document(self, *, with_values: bool) -> dict[str, Any]:
+        """The difference as JSON."""
+        found = self.found
+        totals: Counter[str] = Counter()
+        for counts in self.by_part().values():
+            totals += counts
+        comparison = found.comparison
+        nodes = None
+        if comparison is not None:
+            nodes = {
+                "ancestor": None if comparison.ancestor is None else comparison.ancestor.id,
+                "old_leaf": comparison.old_leaf,
+                "new_leaf": comparison.new_leaf,
+                "added": self._nodes(found.new, self.added) if with_values else [],
+                "dropped": self._nodes(found.old, self.dropped) if with_values else [],
+            }
+        listed = self.cut(self.changes)
+        listed_nodes = len(self.cut(self.added)) + len(self.cut(self.dropped))
+        return {
+            "kind": found.kind,
+            "equal": found.equal,
+            "old": _side(found.old),
+            "new": _side(found.new),
+            "counts": {
+                "nodes_added": len(self.added),
+                "nodes_dropped": len(self.dropped),
+                **{op: totals[op] for op in (ADDED, REMOVED, CHANGED)},
+            },
+            "by_part": {
+                part: {op: counts[op] for op in (ADDED, REMOVED, CHANGED)}
+                for part, counts in self.by_part().items()
+            },
+            "nodes": nodes,
+            "changes": [_change(change) for change in listed] if with_values else [],
+            "omitted": {
+                "nodes": len(self.added) + len(self.dropped) - listed_nodes,
+                "changes": len(self.changes) - len(listed),
+            },
+            "text": None if found.blobs is None or self.stat else found.blobs.lines,
+            "first_difference": None
+            if found.blobs is None or found.blobs.lines is not None or found.equal
+            else found.blobs.first_difference,
+            "patch": None,
+        }
+
+    def _nodes(self, place: Place, nodes: Sequence[NodeRef]) -> list[dict[str, Any]]:
+        return [
+            {
+                "id": node.id,
+                "parent": node.parent,
+                "seq": node.seq,
+                "depth": node.depth,
+                "digest": node.digest.hex(),
+                "summary": summary(read_node(place.store, node.digest).payload, 200),
+            }
+            for node in self.cut(nodes)
+        ]
+
+
+def _side(place: Place) -> dict[str, Any]:
+    return {
+        "name": place.target.text,
+        "store": place.where,
+        "digest": place.digest.hex(),
+    }
+
+
+def _change(change: Change) -> dict[str, Any]:
+    return {
+        "op": change.op,
+        "path": list(change.path),
+        "old_path": None if change.old_path is None else list(change.old_path),
+        "before": plain(change.before),
+        "after": plain(change.after),
+    }
+
+
+class _Page:
+    """A difference on its way to a person."""
+
+    def __init__(self, listing: _Listing, to: Printer, *, full: bool) -> None:
+        self._listing = listing
+        self._found = listing.found
+        self._to = to
+        self._full = full
+
+    def write(self) -> None:
+        """Write it."""
+        found = self._found
+        self._to.line(
+            name(found.old.asked), dim(f" {short(found.old.digest)}"), " → ",
+            name(found.new.asked), dim(f" {short(found.new.digest)}"),
+        )  # fmt: skip
+        if found.equal:
+            self._to.line("the same")
+            return
+        if found.kind == BLOB:
+            self._blobs()
+        if found.comparison is not None:
+            self._nodes()
+        if self._listing.stat:
+            self._stat()
+        else:
+            self._changes()
+
+    # --- nodes ----------------------------------------------------------------------------
+
+    def _nodes(self) -> None:
+        comparison = self._found.comparison
+        assert comparison is not None
+        listing = self._listing
+        if comparison.ancestor is not None:
+            self._to.line(
+                dim("they share the path to "), comparison.ancestor.id,
+                dim(f", {count(comparison.ancestor.depth, 'node')}"),
+            )  # fmt: skip
+        elif comparison.old_leaf is not None and comparison.new_leaf is not None:
+            self._to.line(dim("their paths share no node"))
+        if comparison.old_leaf != comparison.new_leaf:
+            self._to.line(
+                dim("leaf "), bad(str(comparison.old_leaf)), " → ", good(str(comparison.new_leaf))
+            )
+        self._to.line(
+            bold("nodes"), "  ", good(f"{len(listing.added):,} added"), ", ",
+            bad(f"{len(listing.dropped):,} dropped"),
+        )  # fmt: skip
+        for mark, colour, place, nodes in (
+            ("-", "red", self._found.old, listing.dropped),
+            ("+", "green", self._found.new, listing.added),
+        ):
+            shown = listing.cut(nodes)
+            for node in shown:
+                payload = read_node(place.store, node.digest).payload
+                node_id = clip_name(node.id)
+                said = summary(payload, self._to.room(len(node_id) + 6, 120))
+                self._to.line(Styled(f"  {mark} {node_id}  {said}", fg=colour))
+            if len(nodes) > len(shown) and not listing.stat:
+                more = len(nodes) - len(shown)
+                self._to.line(dim(f"  {mark} … {more:,} more: --limit 0"))
+
+    # --- values ---------------------------------------------------------------------------
+
+    def _stat(self) -> None:
+        for part, counts in self._listing.by_part().items():
+            self._to.line(
+                bold(part or self._found.kind), "  ", good(f"{counts[ADDED]:,} added"), ", ",
+                bad(f"{counts[REMOVED]:,} removed"), ", ", other(f"{counts[CHANGED]:,} changed"),
+            )  # fmt: skip
+        if self._found.comparison is not None and not self._found.changes:
+            self._to.line(dim("the state beside the graph is the same"))
+
+    def _changes(self) -> None:
+        listing = self._listing
+        part: str | None = None
+        counts = listing.by_part()
+        shown = listing.cut(listing.changes)
+        for change in shown:
+            path = change.path
+            if self._found.kind == CHECKPOINT and path:
+                if path[0] != part:
+                    part = str(path[0])
+                    total = sum(counts[part].values())
+                    self._to.line(bold(part), dim(f"  {count(total, 'change')}"))
+                path = path[1:]
+            self._change(change, render_path(path))
+        if len(listing.changes) > len(shown):
+            more = len(listing.changes) - len(shown)
+            self._to.line(dim(f"… {count(more, 'more change')}: --limit 0, or --stat"))
+        if self._found.comparison is not None and not listing.changes:
+            self._to.line(dim("the state beside the graph is the same"))
+
+    def _change(self, change: Change, where: str) -> None:
+        room = 1_000_000 if self._full else self._to.room(6, 160)
+        if change.op == ADDED:
+            self._to.line(
+                good(f"  + {where}"), "  ", self._brief(change, "after", room - len(where))
+            )
+        elif change.op == REMOVED:
+            self._to.line(
+                bad(f"  - {where}"), "  ", self._brief(change, "before", room - len(where))
+            )
+        else:
+            self._changed(change, where, room)
+
+    def _brief(self, change: Change, side: str, room: int) -> str:
+        try:
+            return brief(getattr(change, side), max(20, room))
+        except LimitError:
+            return "(too long to be read at once)"
+
+    def _changed(self, change: Change, where: str, room: int) -> None:
+        before, after = change.before, change.after
+        if isinstance(before, str) and isinstance(after, str) and "\n" in before + after:
+            self._to.line(other(f"  ~ {where}"))
+            self._lines(before, after)
+            return
+        old, new = brief(before, max(20, room)), brief(after, max(20, room))
+        if len(where) + len(old) + len(new) + 8 <= room:
+            self._to.line(other(f"  ~ {where}"), "  ", bad(old), " → ", good(new))
+        else:
+            self._to.line(other(f"  ~ {where}"))
+            self._to.line(bad(f"      - {old}"))
+            self._to.line(good(f"      + {new}"))
+
+    def _lines(self, before: str, after: str) -> None:
+        """Two texts, line by line."""
+        if max(len(before), len(after)) > 1_000_000:
+            self._to.line(f"      {size(len(before))} → {size(len(after))} of text")
+            return
+        running = difflib.unified_diff(before.splitlines(), after.splitlines(), n=1, lineterm="")
+        lines = list(running)[2:]
+        shown = lines if self._full else lines[:_TEXT_LINES]
+        for line in shown:
+            colour = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
+            text = line if self._full else line[: self._to.room(8, 160)]
+            self._to.line(Styled(f"      {text}", fg=colour))
+        if len(lines) > len(shown):
+            self._to.line(dim(f"      … {count(len(lines) - len(shown), 'more line')}: --full"))
+
+    # --- blobs ----------------------------------------------------------------------------
+
+    def _blobs(self) -> None:
+        blobs = self._found.blobs
+        assert blobs is not None
+        self._to.line(dim(f"{size(blobs.old_bytes)} → {size(blobs.new_bytes)}"))
+        if blobs.lines is None:
+            self._to.line(f"they differ from byte {blobs.first_difference:,} on")
+        elif not self._listing.stat:
+            for line in self._listing.cut(blobs.lines):
+                colour = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
+                self._to.line(Styled(line, fg=colour))
+            more = len(blobs.lines) - len(self._listing.cut(blobs.lines))
+            if more:
+                self._to.line(dim(f"… {count(more, 'more line')}: --limit 0"))

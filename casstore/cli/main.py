@@ -1,0 +1,215 @@
+"""The ``casstore`` command: its sub-commands, and how each way to fail ends.
+
+Exit codes: 0 done; 1 done, and the answer is no; 2 the command line is wrong; then one for
+each kind of error (``casstore.errors``); 130 interrupted; 141 nobody reads the answer.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from keyword import iskeyword
+from typing import Any, Final, NoReturn
+
+import click
+
+from casstore.cli.command import COMMON, Command
+from casstore.cli.output import Printer, bad, dim, write_json
+from casstore.cli.shapes import ERROR
+from casstore.errors import CasstoreError
+
+USAGE: Final = 2
+INTERRUPTED: Final = 130
+BROKEN_PIPE: Final = 141
+COMPLETE_VARIABLE: Final = "_CASSTORE_COMPLETE"
+
+# Where each command is; a module is loaded when one of its commands is used.
+_MODULES: Final = {
+    "setting_up": ("init", "version", "completion"),
+    "objects": ("put", "cat"),
+    "sessions": ("sessions", "fork", "rewind", "delete"),
+    "showing": ("show",),
+    "graph_log": ("log",),
+    "history": ("history", "label"),
+    "keeping": ("tag", "pin"),
+    "comparing": ("diff",),
+    "reclaiming": ("gc", "pack"),
+    "vacuuming": ("vacuum",),
+    "compacting": ("compact",),
+    "retaining": ("policy", "prune", "erase"),
+    "statistics": ("stats",),
+    "examining": ("check", "rebuild", "salvage"),
+    "moving": ("backup", "copy", "export", "import", "verify"),
+    "langgraph": ("import-langgraph-sqlite",),
+}
+MODULE_OF: Final = {command: module for module, names in _MODULES.items() for command in names}
+SECTIONS: Final = (
+    "Objects",
+    "Sessions",
+    "Comparing",
+    "Giving space back",
+    "Care",
+    "Moving",
+    "Setup",
+)
+
+
+class CommandLine(click.Group):
+    """The group of all commands. Its ``main`` ends the process with the right code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All commands, by section."""
+        return list(MODULE_OF)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> Command | None:
+        """One command; its module is loaded now."""
+        module = MODULE_OF.get(cmd_name)
+        if module is None:
+            return None
+        attribute = cmd_name.replace("-", "_") + "_" * iskeyword(cmd_name)
+        found = getattr(import_module(f"casstore.cli.{module}"), attribute)
+        assert isinstance(found, Command)
+        return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command asked for; a slip of the finger is told what is near it."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as exc:
+            import difflib
+
+            near = difflib.get_close_matches(args[0], MODULE_OF, 1)
+            if not near:
+                raise
+            raise click.UsageError(f"{exc.message} Did you mean {near[0]!r}?", ctx) from exc
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The commands under the titles of their sections."""
+        found = [self.get_command(ctx, one) for one in MODULE_OF]
+        for section in SECTIONS:
+            rows = [
+                (one.name or "", one.get_short_help_str(100))
+                for one in found
+                if one is not None and one.section == section
+            ]
+            if rows:
+                with formatter.section(section):
+                    formatter.write_dl(rows)
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> NoReturn:
+        """Run what the command line says, and exit."""
+        given = list(sys.argv[1:] if args is None else args)
+        if COMPLETE_VARIABLE in os.environ:
+            super().main(given, "casstore", COMPLETE_VARIABLE, **extra)
+        sys.exit(self._run(given, extra))
+
+    def _run(self, given: list[str], extra: dict[str, Any]) -> int:
+        as_json = "--json" in given[: given.index("--") if "--" in given else len(given)]
+        try:
+            code = self._invoke(given, extra)
+            sys.stdout.flush()
+            return code
+        except BrokenPipeError:
+            _let_go_of_stdout()
+            return BROKEN_PIPE
+        except click.exceptions.NoArgsIsHelpError as exc:
+            # Nothing was asked for: what there is to ask for.
+            click.echo(exc.format_message(), err=True)
+            return USAGE
+        except click.ClickException as exc:
+            _report(_Failure("Usage", exc.format_message(), _usage_hint(exc), USAGE), as_json)
+            return USAGE
+        except (click.Abort, KeyboardInterrupt):
+            _report(_Failure("Interrupted", "interrupted", None, INTERRUPTED), as_json)
+            return INTERRUPTED
+        except CasstoreError as exc:
+            from casstore.cli.advice import advice
+
+            remedy = advice(exc) or _help_for(given)
+            failure = _Failure(type(exc).__name__, str(exc), remedy, exc.exit_code)
+            _report(failure, as_json)
+            return exc.exit_code
+
+    def _invoke(self, given: list[str], extra: dict[str, Any]) -> int:
+        try:
+            with self.make_context("casstore", given, **extra) as ctx:
+                self.invoke(ctx)
+        except click.exceptions.Exit as exc:
+            return exc.exit_code
+        return 0
+
+
+class _Failure:
+    """How a command failed."""
+
+    def __init__(self, kind: str, message: str, remedy: str | None, exit_code: int) -> None:
+        self.data = {"error": kind, "message": message, "try": remedy, "exit_code": exit_code}
+
+
+def _usage_hint(exc: click.ClickException) -> str | None:
+    ctx = getattr(exc, "ctx", None)
+    return None if ctx is None else f"{ctx.command_path} --help"
+
+
+def _help_for(given: list[str]) -> str:
+    """The help of the command that was given: what to read where nothing else helps."""
+    name = next((word for word in given if word in MODULE_OF), None)
+    return "casstore --help" if name is None else f"casstore {name} --help"
+
+
+def _report(failure: _Failure, as_json: bool) -> None:
+    """Say on stderr what went wrong, and what to try next."""
+    data = failure.data
+    try:
+        if as_json:
+            write_json(sys.stderr, ERROR.document(data))
+        else:
+            printer = Printer(sys.stderr)
+            printer.line(bad("error: "), str(data["message"]))
+            if data["try"]:
+                printer.line(dim("try: "), str(data["try"]))
+        sys.stderr.flush()
+    except BrokenPipeError:
+        # Nobody is left to tell.
+        return
+
+
+def _let_go_of_stdout() -> None:
+    """See that nothing complains about the broken pipe when Python flushes at its end."""
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+    except (OSError, ValueError):
+        # Not a real file: there is nothing to flush into.
+        return
+
+
+@click.group(
+    cls=CommandLine,
+    params=list(COMMON),
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    subcommand_metavar="COMMAND [ARGUMENTS]…",
+    epilog="casstore COMMAND --help tells more. Names of things: docs/cli.md.",
+)
+def cli(**common: Any) -> None:
+    """Look into a casstore store, compare what is in it, and care for it."""
+
+
+def main() -> NoReturn:
+    """Run the command line."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a character gets its escape, not a traceback.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    cli.main()

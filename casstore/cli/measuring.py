@@ -1,0 +1,267 @@
+"""What a store's objects are and whose they are, in passes over their directory.
+
+Ids count up and a child's is lower than its parent's, so one pass from the newest object
+down follows all links with a few bytes for each id and no stack. The objects themselves
+are not read.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from casstore.engine.protocol import Engine, ObjectInfo, Row
+from casstore.format import tree
+from casstore.format.digest import Digest, Kind
+from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.roots import ROOTS
+from casstore.objects.pieces import PieceReader
+from casstore.session import keys
+from casstore.session.heads import decode_head
+from casstore.session.scanning import scan
+from casstore.store import Store
+
+_PAGE: Final = 1000
+# Sessions that one pass can tell from each other: a bit for each, and one for everybody else.
+AT_ONCE: Final = 62
+_OTHERS: Final = 1 << 63
+# Tables whose rows belong to a session, by the beginning of their keys.
+_OF_SESSIONS: Final = frozenset(("heads", "history", "queue", "attachments"))
+_REVISIONS: Final = frozenset(("heads", "history"))
+_DAY_MS: Final = 86_400_000
+_NEVER: Final = (1 << 32) - 1
+
+
+class Big(NamedTuple):
+    """One of the biggest objects. A blob that is cut into chunks counts whole."""
+
+    digest: Digest
+    kind: int
+    size_bytes: int
+
+
+class Day(NamedTuple):
+    """What came on one day, in UTC, and is still there.
+
+    An object came with the first revision that reaches it; what no revision reaches, when it
+    was stored.
+    """
+
+    #: Days since 1970.
+    day: int
+    revisions: int
+    objects: int
+    size_bytes: int
+
+
+class Contents(NamedTuple):
+    """What a store holds."""
+
+    objects: int
+    size_bytes: int
+    reached_objects: int
+    reached_bytes: int
+    #: What it would be if each revision were written whole: its path and the state beside it.
+    whole_copies_bytes: float
+    revisions: int
+    by_kind: dict[int, tuple[int, int]]
+    biggest: tuple[Big, ...]
+    days: tuple[Day, ...]
+
+
+class Share(NamedTuple):
+    """What one session reaches, and what of it nobody else does."""
+
+    session: str
+    objects: int
+    size_bytes: int
+    own_objects: int
+    own_bytes: int
+
+    @property
+    def shared_bytes(self) -> int:
+        """What others reach as well."""
+        return self.size_bytes - self.own_bytes
+
+
+def _objects(engine: Engine, phase: str, progress: Progress | None) -> Iterator[ObjectInfo]:
+    before: int | None = None
+    seen = 0
+    while page := engine.scan_objects(before=before, limit=_PAGE):
+        yield from page
+        seen += len(page)
+        before = page[-1].id
+        if progress is not None:
+            progress(Step(phase, seen, None, "objects"))
+
+
+def _roots(engine: Engine) -> Iterator[tuple[str, Row, bytes]]:
+    """Every digest that a row names: the table, the row, the digest."""
+    now_ms = engine.now_ms()
+    for table in ROOTS.tables:
+        for row in scan(engine, table, b"", None):
+            for digest in ROOTS.named(table, row, now_ms):
+                yield table, row, digest
+
+
+def measure_contents(store: Store, *, listed: int, progress: Progress | None = None) -> Contents:
+    """Count what a store holds; the ``listed`` biggest objects by name."""
+    engine = store.engine
+    counter = _Counter(store, listed)
+    for table, row, digest in _roots(engine):
+        committed_at_ms: int | None = None
+        if table in _REVISIONS:
+            head = decode_head(row.value)
+            if digest == head.manifest:
+                committed_at_ms = head.committed_at_ms
+        counter.name(digest, committed_at_ms)
+    for info in _objects(engine, "count", progress):
+        counter.add(info)
+    return counter.contents()
+
+
+class _Counter:
+    """Counts objects on their way by, the newest first."""
+
+    def __init__(self, store: Store, listed: int) -> None:
+        self._reader = PieceReader(store.engine)
+        self._named: Counter[bytes] = Counter()
+        self._came: dict[bytes, int] = {}
+        self._revisions: Counter[int] = Counter()
+        self._listed = listed
+        # The day on which the first revision came that reaches an object.
+        self._days_came: array[int] = array("L")
+        # How often each object would be written if every revision were written whole. Nodes
+        # count only along paths: a manifest names other branches as well, and a picker's node.
+        self._copies: array[float] = array("d")
+        self._copies_if_no_node: array[float] = array("d")
+        self._is_reached = bytearray()
+        self._kinds: dict[int, list[int]] = {}
+        self._days: dict[int, list[int]] = {}
+        self._heap: list[tuple[int, bytes, int]] = []
+        self._whole = 0.0
+        self._reached = [0, 0]
+
+    def name(self, digest: bytes, committed_at_ms: int | None) -> None:
+        """A row names this object; a revision does so since its commit."""
+        self._named[digest] += 1
+        if committed_at_ms is not None:
+            day = committed_at_ms // _DAY_MS
+            self._revisions[day] += 1
+            self._came[digest] = min(day, self._came.get(digest, _NEVER))
+
+    def add(self, info: ObjectInfo) -> None:
+        """Take the next object."""
+        if not self._copies:
+            # The first has the highest id, and children have lower ones.
+            self._copies = array("d", bytes(8 * (info.id + 1)))
+            self._copies_if_no_node = array("d", bytes(8 * (info.id + 1)))
+            self._is_reached = bytearray(info.id + 1)
+            self._days_came = array("L", [_NEVER]) * (info.id + 1)
+        size = info.size_bytes
+        named = self._named.get(info.digest, 0)
+        copies = self._copies[info.id] + named
+        if info.kind != Kind.NODE:
+            copies += self._copies_if_no_node[info.id]
+        day = min(self._days_came[info.id], self._came.get(info.digest, _NEVER))
+        if named or self._is_reached[info.id]:
+            for at, child in enumerate(info.children):
+                is_path = info.kind in (Kind.NODE, Kind.MANIFEST) and not at
+                (self._copies if is_path else self._copies_if_no_node)[child] += copies
+                self._is_reached[child] = 1
+                if day < self._days_came[child]:
+                    self._days_came[child] = day
+            self._reached[0] += 1
+            self._reached[1] += size
+            self._whole += copies * size
+        if day == _NEVER:
+            day = info.stored_at_ms // _DAY_MS
+        for known, key in ((self._kinds, info.kind), (self._days, day)):
+            counts = known.setdefault(key, [0, 0])
+            counts[0] += 1
+            counts[1] += size
+        self._note(info)
+
+    def _note(self, info: ObjectInfo) -> None:
+        size = info.size_bytes
+        if info.kind == Kind.CHUNKS:
+            return
+        if info.kind == Kind.ROPE:
+            item = self._reader.find_many((info.digest,))[0]
+            if item is None:
+                return  # collected meanwhile
+            size = sum(tree.decode_branch(Kind.CHUNKS, tree.open_rope(item.data)).sizes)
+        elif self._heap and len(self._heap) == self._listed and size <= self._heap[0][0]:
+            return
+        heapq.heappush(self._heap, (size, info.digest, info.kind))
+        if len(self._heap) > self._listed:
+            heapq.heappop(self._heap)
+
+    def contents(self) -> Contents:
+        """All that was counted."""
+        return Contents(
+            sum(counts[0] for counts in self._kinds.values()),
+            sum(counts[1] for counts in self._kinds.values()),
+            self._reached[0],
+            self._reached[1],
+            self._whole,
+            sum(self._revisions.values()),
+            {kind: (counts[0], counts[1]) for kind, counts in sorted(self._kinds.items())},
+            tuple(
+                [Big(Digest(digest), kind, size) for size, digest, kind in sorted(self._heap)[::-1]]
+            ),
+            tuple(
+                [
+                    Day(day, self._revisions[day], *self._days.get(day, (0, 0)))
+                    for day in sorted({*self._days, *self._revisions})
+                ]
+            ),
+        )
+
+
+def measure_sessions(
+    store: Store, sessions: Sequence[str], *, progress: Progress | None = None
+) -> list[Share]:
+    """What each of these sessions reaches, and what of it nobody else does.
+
+    One pass for each ``AT_ONCE`` sessions, with eight bytes for each id.
+    """
+    shares: list[Share] = []
+    for start in range(0, len(sessions), AT_ONCE):
+        shares += _shares(store, sessions[start : start + AT_ONCE], progress)
+    return shares
+
+
+def _shares(store: Store, sessions: Sequence[str], progress: Progress | None) -> list[Share]:
+    engine = store.engine
+    bits = {keys.session_key(session): 1 << at for at, session in enumerate(sessions)}
+    named: dict[bytes, int] = {}
+    for table, row, digest in _roots(engine):
+        bit = _OTHERS
+        if table in _OF_SESSIONS:
+            own = row.key[: len(row.key) - len(keys.after_session(row.key))]
+            bit = bits.get(own, _OTHERS)
+        named[digest] = named.get(digest, 0) | bit
+    reached: array[int] | None = None
+    counts: dict[int, list[int]] = {}
+    for info in _objects(engine, "sessions", progress):
+        if reached is None:
+            reached = array("Q", bytes(8 * (info.id + 1)))
+        mask = reached[info.id] | named.get(info.digest, 0)
+        if mask:
+            for child in info.children:
+                reached[child] |= mask
+            found = counts.setdefault(mask, [0, 0])
+            found[0] += 1
+            found[1] += info.size_bytes
+    shares: list[Share] = []
+    for at, session in enumerate(sessions):
+        bit = 1 << at
+        alone = counts.get(bit, [0, 0])
+        mine = [found for mask, found in counts.items() if mask & bit]
+        total = [sum(found[part] for found in mine) for part in (0, 1)]
+        shares.append(Share(session, total[0], total[1], alone[0], alone[1]))
+    return shares

@@ -1,0 +1,268 @@
+"""Stores and sessions on their way elsewhere: backup, copy, export, import, verify."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import click
+
+from casstore.cli import naming
+from casstore.cli.command import App, command
+from casstore.cli.completing import complete_name
+from casstore.cli.output import Printer, good, name
+from casstore.cli.quantities import count, size
+from casstore.cli.shapes import Shape
+from casstore.errors import InvalidInputError
+from casstore.maintenance import backup as backing_up
+from casstore.maintenance import copying, exporting, importing, verification
+from casstore.store import open as open_store
+
+_SECTION: Final = "Moving"
+
+
+@command(
+    _SECTION,
+    Shape(
+        "backup",
+        {
+            "target": "the backup",
+            "updated": "was an earlier backup brought up to date?",
+            "objects": "objects copied",
+            "size_bytes": "of the new file; of an update, of the objects, uncompressed",
+        },
+    ),
+    "casstore backup /backups/agents",
+    "casstore backup /backups/agents --update",
+)
+@click.argument("target")
+@click.option("--update", is_flag=True, help="Bring an earlier backup up to date: copy the rest.")
+@click.option("--replace", is_flag=True, help="Put the new backup in the place of an old one.")
+@click.option("--compact", "compacted", is_flag=True, help="Leave free space out.")
+def backup(app: App, target: str, update: bool, replace: bool, compacted: bool) -> None:
+    """Make TARGET a store with everything that is in this one now.
+
+    Runs beside agents at work. The backup appears when it is complete, verified and on the
+    disk; it opens like any store.
+    """
+    with app.open() as store, app.meter() as meter:
+        report = backing_up.backup(
+            store, target, update=update, replace=replace, compact=compacted, progress=meter
+        )
+
+    def render(to: Printer) -> None:
+        said = "updated " if report.updated else "made "
+        to.line(
+            good(said),
+            name(target),
+            f"  {count(report.objects, 'object')}, {size(report.size_bytes)}",
+        )
+
+    app.answer({"target": target, **report._asdict()}, render)
+
+
+@command(
+    _SECTION,
+    Shape(
+        "copy",
+        {
+            "target": "the store copied into",
+            "sessions": "sessions that are new there, or have moved",
+            "new_objects": "objects that it lacked",
+            "object_bytes": "uncompressed",
+            "rows": "rows written",
+            "rows_removed": "rows removed, with --mirror",
+        },
+    ),
+    "casstore copy other-store",
+)
+@click.argument("target")
+@click.option("--mirror", is_flag=True, help="Remove from TARGET what this store does not have.")
+@click.option("--create", is_flag=True, help="Make TARGET if it is not there.")
+def copy(app: App, target: str, mirror: bool, create: bool) -> None:
+    """Copy everything of this store that TARGET lacks into it.
+
+    A session that went another way in TARGET stops it. Stopped anywhere, the copy is sound and
+    goes on when it is called again.
+    """
+    with (
+        app.open() as store,
+        open_store(target, durability=app.durability, create=create) as into,
+        app.meter() as meter,
+    ):
+        report = copying.copy(store, into, mirror=mirror, progress=meter)
+
+    def render(to: Printer) -> None:
+        to.line(
+            good("copied "), f"{count(report.sessions, 'session')}, "
+            f"{count(report.new_objects, 'new object')}, {size(report.object_bytes)} into ",
+            name(target),
+        )  # fmt: skip
+
+    app.answer({"target": target, **report._asdict()}, render)
+
+
+@command(
+    _SECTION,
+    Shape(
+        "export",
+        {
+            "file": "the bundle, null: only --have was written",
+            "session": "the session in it",
+            "revisions": "how many it has",
+            "objects": "how many it has; of --have, manifests listed",
+            "object_bytes": "uncompressed",
+            "size_bytes": "of the file",
+            "thin": "true: it leaves out what the reader has",
+        },
+    ),
+    "casstore export agent agent.bundle",
+    "casstore export agent@41 moment.bundle",
+    "casstore export agent rest.bundle --have known.txt",
+)
+@click.argument("place", shell_complete=complete_name)
+@click.argument("file")
+@click.option("--head-only", is_flag=True, help="Without the history: the present state alone.")
+@click.option(
+    "--have", metavar="FILE", help="Leave out what the reader has, who made FILE so: --list-have."
+)
+@click.option(
+    "--list-have", is_flag=True, help="Write a list of what this store has of PLACE, for --have."
+)
+@click.option("--replace", is_flag=True, help="Write over a file that is there.")
+def export(
+    app: App,
+    place: str,
+    file: str,
+    head_only: bool,
+    have: str | None,
+    list_have: bool,
+    replace: bool,
+) -> None:
+    """Write a session into one file, a bundle that proves itself.
+
+    PLACE is a session with all its history, or SESSION@REVISION for that one alone. The file
+    appears when it is complete. casstore import brings it into a store, casstore verify proves it.
+    """
+    if list_have and (have or head_only or replace):
+        raise click.UsageError("--list-have writes a list and takes no other option")
+    with app.open() as store, app.meter() as meter:
+        target = naming.resolve(store, place)
+        if target.session is None or target.node is not None:
+            raise InvalidInputError(
+                f"{place!r} is {naming.described(store, target)}; only sessions can be exported"
+            )
+        if list_have:
+            listed = exporting.write_have(store, file, target.session)
+            document: dict[str, Any] = {
+                "file": None, "session": target.session, "revisions": 0, "objects": listed,
+                "object_bytes": 0, "size_bytes": 0, "thin": False,
+            }  # fmt: skip
+            app.answer(document, lambda to: to.line(f"{count(listed, 'digest')} in ", name(file)))
+            return
+        known = None if have is None else exporting.read_have(have)
+        report = exporting.export_session(
+            store,
+            target.session,
+            file,
+            at=target.revision if target.kind == naming.REVISION else None,
+            history=not head_only,
+            have=known,
+            replace=replace,
+            progress=meter,
+        )
+
+    def render(to: Printer) -> None:
+        to.line(
+            good("wrote "), name(file), f"  {count(report.revisions, 'revision')} of ",
+            name(report.session), f", {count(report.objects, 'object')}, {size(report.size_bytes)}",
+        )  # fmt: skip
+
+    app.answer({"file": file, **report._asdict()}, render)
+
+
+@command(
+    _SECTION,
+    Shape(
+        "import",
+        {
+            "file": "the bundle",
+            "outcome": "created, forwarded or unchanged",
+            "session": "the session it became",
+            "revisions": "revisions that were not there before",
+            "objects": "objects in the bundle",
+            "new_objects": "objects that were not there before",
+            "object_bytes": "uncompressed",
+        },
+    ),
+    "casstore import agent.bundle",
+    "casstore import agent.bundle --name theirs",
+    name="import",
+)
+@click.argument("file")
+@click.option("--name", "session_name", metavar="ID", help="Bring it in under this id.")
+@click.option(
+    "--fast-forward", is_flag=True, help="Move a session on that is there in an earlier state."
+)
+def import_(app: App, file: str, session_name: str | None, fast_forward: bool) -> None:
+    """Bring the session of a bundle into the store.
+
+    The whole file is proven first. Readers see all of the session or nothing.
+    """
+    with app.open(write=True) as store, app.meter() as meter:
+        report = importing.import_session(
+            store,
+            file,
+            name=session_name,
+            on_conflict="fast-forward" if fast_forward else "refuse",
+            progress=meter,
+        )
+    document = {"file": file, **report._asdict(), "outcome": report.outcome.value}
+
+    def render(to: Printer) -> None:
+        to.line(
+            good(report.outcome.value), " ", name(report.session),
+            f"  {count(report.revisions, 'new revision')}, "
+            f"{count(report.new_objects, 'new object')}",
+        )  # fmt: skip
+
+    app.answer(document, render)
+
+
+@command(
+    _SECTION,
+    Shape(
+        "verify",
+        {
+            "file": "the bundle",
+            "session": "the session in it",
+            "revisions": "how many it has",
+            "objects": "how many it has, each proven",
+            "object_bytes": "uncompressed",
+            "size_bytes": "of the file",
+            "thin": "does it leave out what another store has?",
+            "left_out": "objects that a thin one leaves out",
+            "unproven": "parts that only the store that has the rest can prove",
+        },
+    ),
+    "casstore verify agent.bundle",
+)
+@click.argument("file")
+def verify(app: App, file: str) -> None:
+    """Prove FILE, a bundle, without any store: every digest, every link, every row.
+
+    A store is proven by check.
+    """
+    with app.meter() as meter:
+        report = verification.verify_bundle(file, progress=meter)
+
+    def render(to: Printer) -> None:
+        to.line(
+            good("proven "), name(file), f"  {count(report.revisions, 'revision')} of ",
+            name(report.session), f", {count(report.objects, 'object')}",
+        )  # fmt: skip
+        if report.thin:
+            to.line(
+                f"thin: leaves out {count(report.left_out, 'object')} that the reader must have"
+            )
+
+    app.answer({"file": file, **report._asdict()}, render)

@@ -1,0 +1,285 @@
+"""Care without anybody watching: many stores, one policy each, a line and a report of each.
+
+For each store in turn: prune what the policy does not keep, collect, vacuum, pack. The
+steps and how far they go are the options; nothing happens that was not asked for.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import os
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+from casstore.cli.advice import advice
+from casstore.cli.quantities import parse_duration, size
+from casstore.cli.reclaiming import gc_document, gc_exit_code, pack_document
+from casstore.cli.retaining import planned, prune_document
+from casstore.errors import (
+    BusyError,
+    CasstoreError,
+    InvalidInputError,
+    StorageError,
+    StoreNotFoundError,
+)
+from casstore.maintenance import expiring, gc, pack, retention
+from casstore.maintenance.policy import policy_from
+from casstore.maintenance.progress import Progress
+from casstore.maintenance.retention import Policy
+from casstore.store import Store
+from casstore.store import open as open_store
+
+SCHEMA: Final = "casstore.offline-gc/1"
+_DURATIONS: Final = {"within": "within_ms", "idle": "idle_ms"}
+
+
+class Care(NamedTuple):
+    """What is done to a store."""
+
+    grace_ms: int = gc.DEFAULT_GRACE_MS
+    batch: int = gc.DEFAULT_BATCH
+    #: Prune by this policy; None: by those that the store has, if ``prune``.
+    policy: Policy | None = None
+    prune: bool = False
+    vacuum: bool = False
+    pack: bool = False
+    durability: str = "full"
+
+
+# What a configuration may say of a store, and of what type it is.
+_KEYS: Final[dict[str, type | tuple[type, ...]]] = {
+    "grace": str, "batch": int, "retention": (dict, bool), "vacuum": bool, "pack": bool,
+    "durability": str,
+}  # fmt: skip
+
+
+class Config(NamedTuple):
+    """What a configuration file says."""
+
+    stores: tuple[str, ...]
+    care: Care
+    #: By the path of the store, what is other for it.
+    own: Mapping[str, Mapping[str, Any]]
+
+    def care_of(self, path: str) -> Care:
+        """What is done to one store."""
+        for pattern, changes in self.own.items():
+            if os.path.realpath(pattern) == os.path.realpath(path):
+                return change_care(self.care, changes, f'store."{pattern}"')
+        return self.care
+
+
+def read_config(path: str) -> Config:
+    """Read a TOML file; whatever it says that is not known is refused by name."""
+    try:
+        with open(path, "rb") as source:
+            found = tomllib.load(source)
+    except OSError as exc:
+        raise StorageError(f"cannot read {path}: {exc.strerror}") from exc
+    except tomllib.TOMLDecodeError as exc:
+        raise InvalidInputError(f"{path} is no TOML: {exc}") from exc
+    stores = found.pop("stores", [])
+    own = found.pop("store", {})
+    if not isinstance(stores, list) or not all(isinstance(one, str) for one in stores):
+        raise InvalidInputError(f"{path}: stores is a list of paths")
+    if not isinstance(own, dict) or not all(isinstance(one, dict) for one in own.values()):
+        raise InvalidInputError(f'{path}: store is a table for each path, [store."PATH"]')
+    care = change_care(Care(), found, path)
+    for pattern, changes in own.items():
+        change_care(care, changes, f'{path}: store."{pattern}"')
+    return Config(tuple(stores), care, own)
+
+
+def change_care(care: Care, changes: Mapping[str, Any], where: str) -> Care:
+    """What is done, with changes as a configuration spells them."""
+    for key, given in changes.items():
+        value: Any = given
+        if key not in _KEYS:
+            raise InvalidInputError(f"{where}: no {key!r}; there are {', '.join(_KEYS)}")
+        if not isinstance(given, _KEYS[key]) or (key == "batch" and isinstance(given, bool)):
+            raise InvalidInputError(f"{where}: {key} cannot be {value!r}")
+        if key == "grace":
+            care = care._replace(grace_ms=_duration(value, f"{where}: grace"))
+        elif key == "retention":
+            care = _with_retention(care, value, where)
+        else:
+            care = care._replace(**{key: value})
+    return care
+
+
+def _with_retention(care: Care, value: Mapping[str, Any] | bool, where: str) -> Care:
+    if isinstance(value, bool):
+        # True: by the policies in the store itself.
+        return care._replace(policy=None, prune=value)
+    fields = {
+        _DURATIONS.get(key, key): _duration(given, f"{where}: {key}")
+        if key in _DURATIONS
+        else given
+        for key, given in value.items()
+    }
+    try:
+        return care._replace(policy=policy_from(fields), prune=True)
+    except InvalidInputError as exc:
+        raise InvalidInputError(f"{where}: retention: {exc}") from exc
+
+
+def _duration(text: object, where: str) -> int:
+    try:
+        return parse_duration(text if isinstance(text, str) else "")
+    except ValueError as exc:
+        raise InvalidInputError(f"{where}: {exc}") from exc
+
+
+def find_stores(patterns: Sequence[str]) -> list[str]:
+    """The stores that paths and patterns name, each once, in order.
+
+    A pattern finds only directories that hold a store; a path must be one.
+    """
+    found: dict[str, str] = {}
+    for pattern in patterns:
+        if glob.has_magic(pattern):
+            paths = [
+                path
+                for path in sorted(glob.glob(pattern, recursive=True))
+                if os.path.exists(os.path.join(path, "data.mdb"))
+            ]
+        else:
+            paths = [pattern]
+        for path in paths:
+            found.setdefault(os.path.realpath(path), path)
+    return list(found.values())
+
+
+@contextmanager
+def _only_run(path: str) -> Iterator[None]:
+    """Hold the directory against a second run of this; the kernel lets go if we die."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError as exc:
+        raise StoreNotFoundError(f"no store at {path}") from exc
+    except NotADirectoryError as exc:
+        raise InvalidInputError(f"{path} is a file; a store is a directory") from exc
+    except OSError as exc:
+        raise StorageError(f"cannot open {path}: {exc.strerror}") from exc
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            raise BusyError(f"{path} is being cared for by another run") from exc
+        yield
+    finally:
+        os.close(handle)
+
+
+class Outcome(NamedTuple):
+    """What became of one store."""
+
+    path: str
+    exit_code: int
+    #: One line for a log.
+    summary: str
+    report: dict[str, Any]
+
+
+def care_for(
+    path: str,
+    care: Care,
+    *,
+    dry_run: bool,
+    progress: Progress | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """Do to one store what is asked for. What goes wrong is told, not raised."""
+    report: dict[str, Any] = dict.fromkeys(("pruned", "collected", "vacuumed", "packed", "error"))
+    words: list[str] = []
+    try:
+        with _only_run(path), _opened(path, care, dry_run=dry_run) as store:
+            code = _steps(store, care, report, words, dry_run=dry_run, progress=progress, stop=stop)
+    except CasstoreError as exc:
+        code = exc.exit_code
+        report["error"] = {"error": type(exc).__name__, "message": str(exc), "try": advice(exc)}
+        words.append(f"{type(exc).__name__}: {exc}")
+    file_bytes = _file_bytes(path)
+    report.update(path=path, exit_code=code, dry_run=dry_run, file_bytes=file_bytes)
+    told = "; ".join(words) + ("" if file_bytes is None else f"; file {size(file_bytes)}")
+    return Outcome(path, code, f"{path}: {told}", report)
+
+
+def _opened(path: str, care: Care, *, dry_run: bool) -> Store:
+    if dry_run:
+        return open_store(path, readonly=True, create=False)
+    return open_store(path, durability=care.durability, create=False)
+
+
+def _file_bytes(path: str) -> int | None:
+    try:
+        return os.stat(os.path.join(path, "data.mdb")).st_size
+    except OSError:
+        return None
+
+
+def _steps(
+    store: Store,
+    care: Care,
+    report: dict[str, Any],
+    words: list[str],
+    *,
+    dry_run: bool,
+    progress: Progress | None,
+    stop: Callable[[], bool],
+) -> int:
+    codes = [0]
+    if care.prune and not stop():
+        plan = retention.plan(store, policy=care.policy, progress=progress)
+        if dry_run:
+            pruned, listed = planned(plan)
+            report["pruned"] = prune_document(pruned, None, listed)
+        else:
+            pruned = retention.execute(store, plan, progress=progress)
+            expired = expiring.expire_rows(store, progress=progress)
+            report["pruned"] = prune_document(pruned, expired, [])
+        words.append(
+            f"{'would prune' if dry_run else 'pruned'} {pruned.revisions_removed} revisions, "
+            f"{pruned.sessions_deleted} sessions"
+        )
+        codes.append(8 if pruned.refused_count else 0)
+    if care.vacuum and not dry_run:
+        from casstore.cli.vacuuming import vacuum_document, vacuum_exit_code
+        from casstore.maintenance import vacuum
+
+        done = vacuum.vacuum(store, grace_ms=care.grace_ms, progress=progress, stop=stop)
+        report["vacuumed"] = vacuum_document(done, care.grace_ms)
+        words.append(f"vacuum {done.outcome.value}")
+        codes.append(vacuum_exit_code(done, interrupted=stop()))
+        if done.collected is not None:
+            words.append(_swept(done.collected))
+    else:
+        collected = gc.collect(
+            store,
+            grace_ms=care.grace_ms,
+            batch=care.batch,
+            dry_run=dry_run,
+            progress=progress,
+            stop=stop,
+        )
+        report["collected"] = gc_document(collected, care.grace_ms)
+        words.append(_swept(collected))
+        codes.append(gc_exit_code(collected, interrupted=stop()))
+    if care.pack and not dry_run and not stop() and not max(codes):
+        packed = pack.pack(store, progress=progress)
+        report["packed"] = pack_document(packed)
+        words.append(f"packed {packed.slabs_before} slabs into {packed.slabs_after}")
+        codes.append(8 if packed.damaged else 0)
+    return max(codes)
+
+
+def _swept(report: gc.GcReport) -> str:
+    told = f"gc {report.outcome.value}"
+    if report.outcome is gc.Outcome.PLANNED:
+        return f"{told}: {report.objects_unreached} objects, {size(report.bytes_unreached)}"
+    if report.objects_swept:
+        told += f": {report.objects_swept} objects, {size(report.bytes_swept)}"
+    return told if report.problem is None else f"{told}: {report.problem}"

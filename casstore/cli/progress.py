@@ -1,0 +1,133 @@
+"""How far long work has come: a bar with rate and time left, or a line now and then.
+
+On a terminal a bar on stderr; otherwise plain lines, rarely. Ctrl-C during stoppable work
+asks it to stop where it is; a second one does not ask.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from casstore.cli.output import is_terminal, wants_colour
+from casstore.cli.quantities import duration, size
+from casstore.maintenance.progress import Step
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
+    from rich.progress import TaskID
+
+# Where nobody watches, a line is written so often.
+LINE_INTERVAL_S: Final = 5.0
+
+
+class Meter:
+    """Tells of progress while it is open; call it with each ``Step``."""
+
+    def __init__(
+        self, *, silent: bool, stoppable: bool, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._silent = silent
+        self._stoppable = stoppable
+        self._clock = clock
+        self._shown = not silent and is_terminal(sys.stderr)
+        self._bars: Bars | None = None
+        self._task: TaskID | None = None
+        self._phase = ""
+        self._began_s = self._told_s = clock()
+        self._stop = threading.Event()
+        self._former: Any = None
+
+    def __enter__(self) -> Self:
+        if self._stoppable and threading.current_thread() is threading.main_thread():
+            self._former = signal.signal(signal.SIGINT, self._ask_to_stop)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._former is not None:
+            signal.signal(signal.SIGINT, self._former)
+        if self._bars is not None:
+            self._bars.stop()
+
+    def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:
+        if self._stop.is_set():
+            raise KeyboardInterrupt
+        self._stop.set()
+
+    def stopped(self) -> bool:
+        """Was this work asked to stop?"""
+        return self._stop.is_set()
+
+    def __call__(self, step: Step) -> None:
+        """Take note of how far it is."""
+        if self._silent:
+            return
+        if step.phase != self._phase:
+            self._phase = step.phase
+            self._began_s = self._clock()
+            self._task = None
+        if self._shown:
+            self._move_bar(step)
+        elif self._clock() - self._told_s >= LINE_INTERVAL_S:
+            self._told_s = self._clock()
+            print(told(step, self._told_s - self._began_s), file=sys.stderr, flush=True)
+
+    def _move_bar(self, step: Step) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, ProgressColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bars
+        from rich.text import Text
+
+        class Figures(ProgressColumn):
+            """How much of how much, and how fast."""
+
+            def render(self, task: Any) -> Text:
+                unit = task.fields["unit"]
+                done = amount(int(task.completed), unit)
+                of = "" if task.total is None else f" of {amount(int(task.total), unit)}"
+                speed = task.finished_speed or task.speed
+                rate = "" if not speed else f", {amount(int(speed), unit)}/s"
+                return Text(done + of + rate)
+
+        if self._bars is None:
+            console = Console(stderr=True, no_color=not wants_colour(sys.stderr))
+            self._bars = Bars(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                Figures(),
+                TimeRemainingColumn(compact=True),
+                console=console,
+                transient=True,
+            )
+            self._bars.start()
+        if self._task is None:
+            self._task = self._bars.add_task(step.phase, total=step.total, unit=step.unit)
+        self._bars.update(self._task, completed=step.done, total=step.total)
+
+
+def amount(number: int, unit: str) -> str:
+    """A count with its unit."""
+    return size(number) if unit == "bytes" else f"{number:,} {unit}"
+
+
+def told(step: Step, elapsed_s: float) -> str:
+    """How far work has come, on one line."""
+    line = f"{step.phase}: {amount(step.done, step.unit)}"
+    if step.total is not None:
+        line += f" of {amount(step.total, step.unit)}"
+    if elapsed_s > 0 and step.done:
+        rate = step.done / elapsed_s
+        line += f", {amount(int(rate), step.unit)}/s"
+        if step.total is not None and step.total > step.done:
+            line += f", about {duration((step.total - step.done) / rate * 1000)} left"
+    return line

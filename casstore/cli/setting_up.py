@@ -1,0 +1,120 @@
+"""Making a store, and what belongs to the command itself: version and completion."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed
+from typing import Final
+
+import click
+from click.shell_completion import get_completion_class
+
+from casstore.cli.command import App, command
+from casstore.cli.output import Printer, good, name
+from casstore.cli.shapes import Part, Shape
+from casstore.errors import StorageError
+from casstore.store import open as open_store
+from casstore.version import __version__
+
+_SECTION: Final = "Setup"
+
+
+@command(
+    _SECTION,
+    Shape(
+        "init",
+        {"path": "the store's directory", "created": "false: it was there already"},
+    ),
+    "casstore init agents",
+)
+@click.argument("directory", required=False)
+@click.option(
+    "--lmdb-version",
+    type=click.IntRange(0, 1),
+    help="LMDB's file format for the new store: 0 or 1.",
+)
+def init(app: App, directory: str | None, lmdb_version: int | None) -> None:
+    """Make a store in DIRECTORY, or where --store or CASSTORE_PATH say.
+
+    A store that is there already is left as it is.
+    """
+    path = directory or app.path
+    there = os.path.exists(os.path.join(path, "data.mdb"))
+    with open_store(path, durability=app.durability, lmdb_version=lmdb_version):
+        pass
+
+    def render(to: Printer) -> None:
+        said = "there was a store already in " if there else "made a store in "
+        to.line(said if there else good(said), name(path))
+
+    app.answer({"path": os.path.abspath(path), "created": not there}, render)
+
+
+@command(
+    _SECTION,
+    Shape(
+        "version",
+        {
+            "casstore": "the version of casstore",
+            "python": "of Python",
+            "packages": Part(
+                "of the packages it uses",
+                {"blake3": "", "click": "", "lmdb": "", "msgpack": "", "rich": "", "zstandard": ""},
+            ),
+        },
+    ),
+    "casstore version --json",
+)
+def version(app: App) -> None:
+    """Say which versions of casstore and of its parts are at work."""
+    names = ("blake3", "click", "lmdb", "msgpack", "rich", "zstandard")
+    packages = {package: _installed(package) for package in names}
+
+    def render(to: Printer) -> None:
+        to.line(f"casstore {__version__}")
+        to.line(f"Python {platform.python_version()}")
+        to.line(", ".join([f"{package} {found}" for package, found in packages.items()]))
+
+    app.answer(
+        {"casstore": __version__, "python": platform.python_version(), "packages": packages},
+        render,
+    )
+
+
+def _installed(package: str) -> str:
+    try:
+        return installed(package)
+    except PackageNotFoundError:
+        # Importable, or this would not run, but not installed by a package manager.
+        return "unknown"
+
+
+@command(
+    _SECTION,
+    Shape("completion", {"shell": "which shell it is for", "script": "what the shell must run"}),
+    "casstore completion bash > ~/.local/share/bash-completion/completions/casstore",
+    "casstore completion fish > ~/.config/fish/completions/casstore.fish",
+)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]), required=False)
+def completion(app: App, shell: str | None) -> None:
+    """Print the script that lets SHELL complete commands, options and names.
+
+    Without SHELL, for the one that $SHELL names.
+    """
+    from casstore.cli.main import COMPLETE_VARIABLE, cli
+
+    wanted = shell or os.path.basename(os.environ.get("SHELL", ""))
+    kind = get_completion_class(wanted)
+    if kind is None:
+        raise click.UsageError(f"no completion for {wanted or 'no shell'!r}: bash, zsh or fish")
+    try:
+        script = kind(cli, {}, "casstore", COMPLETE_VARIABLE).source()
+    except (OSError, RuntimeError) as exc:
+        raise StorageError(f"cannot ask {wanted} for its version: {exc}") from exc
+
+    def render(to: Printer) -> None:
+        click.echo(script)
+
+    app.answer({"shell": wanted, "script": script}, render)

@@ -1,0 +1,322 @@
+"""``show``: one thing, whatever it is, and what belongs to it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import click
+
+from casstore.cli import naming
+from casstore.cli.command import App, command
+from casstore.cli.completing import complete_name
+from casstore.cli.history import ENTRY_FIELDS, entry_document
+from casstore.cli.naming import Target
+from casstore.cli.output import Branch, Printer, Styled, dim, name
+from casstore.cli.places import (
+    COMPONENTS,
+    at_path,
+    checkpoint_document,
+    json_text,
+    node_document,
+    parse_path,
+    read_node,
+)
+from casstore.cli.quantities import count, moment_or_none, size
+from casstore.cli.sessions import SESSION_FIELDS, session_document
+from casstore.cli.shapes import Part, Shape
+from casstore.cli.spelling import brief, plain, short, summary
+from casstore.errors import LimitError, ObjectNotFoundError
+from casstore.format.canonical import Link
+from casstore.format.digest import Digest, Kind
+from casstore.objects.pieces import PieceReader
+from casstore.store import Store
+
+_SECTION: Final = "Sessions"
+_NODES_SHOWN: Final = 10
+# A value up to this size is shown whole.
+_WHOLE_BYTES: Final = 1 << 20
+
+_SHAPE: Final = Shape(
+    "show",
+    {
+        "name": "the name, spelled so that it means nothing else",
+        "kind": "session, revision, node, manifest, value, list, map or blob",
+        "digest": "of the checkpoint, node or object; null before the first commit",
+        "session": Part("the session, null if no session was named", SESSION_FIELDS),
+        "revision": Part("the revision, null if none was named", ENTRY_FIELDS),
+        "checkpoint": (
+            'the state beside the graph, components as links {"$link": digest}; null for others'
+        ),
+        "node": "the node with its payload, null for others",
+        "value": "what stands at --path, or a short value whole; null for others",
+        "size_bytes": "of an object, null for others",
+        "links": "digests that an object links to, the first 1,000",
+        "kept_by": "tags and pins that name the digest",
+        "expires_at": "until when a pin that was named keeps it, null for others",
+    },
+)
+
+
+@command(
+    _SECTION,
+    _SHAPE,
+    "casstore show agent",
+    "casstore show agent@41",
+    "casstore show agent~2 --path tool_state.files",
+    "casstore show 'agent#n17'",
+    "casstore show 3f2a91",
+)
+@click.argument("name_", metavar="NAME", shell_complete=complete_name)
+@click.option("--path", help='Only what stands there: tool_state.files["a.py"].')
+@click.option("--full", is_flag=True, help="Do not cut long values.")
+def show(app: App, name_: str, path: str | None, full: bool) -> None:
+    """Show what NAME stands for: a session, a revision, a node or an object.
+
+    NAME is a session, SESSION@REVISION, SESSION@LABEL, SESSION~2, PLACE#NODE, a tag, or a
+    digest; the beginning of an id or digest will do if nothing else begins so.
+    """
+    with app.open() as store:
+        target = naming.resolve(store, name_)
+        if path is not None and target.digest is not None:
+            value = at_path(store, target, parse_path(path))
+            document = _document(store, target)
+            document.update(checkpoint=None, node=None, value=plain(value))
+            app.answer(document, lambda to: _write_value(to, value, full=True))
+            return
+        document = _document(store, target)
+        app.answer(document, lambda to: _Shown(store, target, document, to, full=full).write())
+
+
+def _document(store: Store, target: Target) -> dict[str, Any]:
+    document: dict[str, Any] = dict.fromkeys(_SHAPE.fields)
+    document.update(name=target.text, kind=target.kind, links=[], kept_by=[])
+    if target.session is not None:
+        document["session"] = session_document(store.session(target.session).info())
+        if target.revision is not None:
+            entry = store.session(target.session).entry(target.revision)
+            document["revision"] = entry_document(entry)
+    if target.digest is None:
+        return document
+    document["digest"] = target.digest.hex()
+    document["kept_by"] = [pin.name for pin in store.pins() if pin.digest == target.digest]
+    if target.kind == naming.TAG:
+        pin = store.find_pin(target.text.partition(":")[2])
+        document["expires_at"] = moment_or_none(None if pin is None else pin.expires_at_ms)
+    item = PieceReader(store.engine).get(target.digest)
+    if target.kind in (naming.TAG, naming.OBJECT):
+        document["kind"] = naming.kind_name(store, target.digest)
+    if item.kind == Kind.MANIFEST:
+        document["checkpoint"] = plain(checkpoint_document(store, target.digest, hydrate=False))
+    elif item.kind == Kind.NODE:
+        document["node"] = plain(node_document(read_node(store, target.digest)))
+    elif item.kind in (Kind.BLOB, Kind.ROPE):
+        with store.open_blob(target.digest) as blob:
+            document["size_bytes"] = blob.seek(0, 2)
+        return document
+    elif item.kind == Kind.VALUE:
+        try:
+            document["value"] = plain(store.get_value(target.digest, max_bytes=_WHOLE_BYTES))
+        except LimitError:
+            # Long: its entries are shown, each cut.
+            document["value"] = None
+    document["size_bytes"] = len(item.data)
+    document["links"] = [digest.hex() for digest in _links(item.kind, target.digest, item.data)]
+    return document
+
+
+def _links(kind: int, digest: bytes, data: bytes) -> list[bytes]:
+    from casstore.format import tree
+    from casstore.format.canonical import links_in
+
+    if kind in (Kind.LIST, Kind.MAP):
+        return list(tree.decode_branch(kind, data).digests)[:1000]
+    return list(dict.fromkeys(links_in(data)))[:1000]
+
+
+def _write_value(to: Printer, value: Any, *, full: bool) -> None:
+    lines = json_text(value).splitlines()
+    shown = lines if full else lines[:40]
+    for line in shown:
+        to.line(line if full else line[: to.room(0, 200)])
+    if len(lines) > len(shown):
+        to.line(dim(f"… {count(len(lines) - len(shown), 'more line')}: --full"))
+
+
+class _Shown:
+    """One thing on its way to a terminal."""
+
+    def __init__(
+        self, store: Store, target: Target, document: dict[str, Any], to: Printer, *, full: bool
+    ) -> None:
+        self._store = store
+        self._target = target
+        self._document = document
+        self._to = to
+        self._full = full
+
+    def write(self) -> None:
+        """Write it."""
+        self._title()
+        if self._document["checkpoint"] is not None:
+            self._checkpoint()
+        if self._document["node"] is not None:
+            self._node()
+        if self._document["value"] is not None:
+            _write_value(self._to, self._document["value"], full=self._full)
+        elif self._document["kind"] in ("value", "list", "map"):
+            self._view()
+        elif self._document["kind"] == "blob":
+            self._blob()
+        if self._document["checkpoint"] is not None and self._target.session is not None:
+            self._last_nodes()
+
+    def _title(self) -> None:
+        told = self._document
+        facts: list[tuple[str, Any]] = []
+        session, revision = told["session"], told["revision"]
+        if session is not None:
+            facts.append(("session", [name(session["id"])]))
+            if session["name"] != session["id"]:
+                facts.append(("name", session["name"]))
+            for key in ("model", "cwd", "parent"):
+                if session[key] is not None:
+                    facts.append((key, session[key]))
+            facts.append(("made", session["created_at"]))
+        if revision is not None:
+            what = revision["operation"]
+            if revision["rewound_to"] is not None:
+                what += f" to {revision['rewound_to']}"
+            facts.append(
+                ("revision", f"{revision['revision']} ({what}, {revision['committed_at']})")
+            )
+            if revision["turn"] is not None:
+                facts.append(("turn", revision["turn"]))
+            if revision["labels"]:
+                facts.append(("labels", ", ".join(revision["labels"])))
+        elif session is not None:
+            facts.append(("revision", "nothing was committed yet"))
+        if told["digest"] is not None:
+            what = "checkpoint" if told["checkpoint"] is not None else told["kind"]
+            facts.append((what, [name(told["digest"])]))
+        if told["size_bytes"] is not None and told["checkpoint"] is None and told["node"] is None:
+            facts.append(("size", f"{size(told['size_bytes'])} ({told['size_bytes']:,} bytes)"))
+        if told["kept_by"]:
+            facts.append(("kept by", ", ".join(told["kept_by"])))
+        if told["expires_at"] is not None:
+            facts.append(("until", told["expires_at"]))
+        self._to.facts(facts)
+
+    def _checkpoint(self) -> None:
+        assert self._target.digest is not None
+        found = checkpoint_document(self._store, self._target.digest, hydrate=False)
+        room = self._to.room(26, 120)
+        branches: list[Branch] = []
+        for key in (
+            *COMPONENTS,
+            "turn_state",
+            "frames",
+            "config",
+            "plugin_revision",
+            "current_frame",
+        ):
+            value = found[key]
+            if value is None or value == []:
+                continue
+            if isinstance(value, Link):
+                branches.append(self._component(key, value.digest, room))
+            else:
+                branches.append(Branch(f"{key}  {brief(value, room)}"))
+        for entry in found["usage"]:
+            said = f"usage  {entry['source']}, {entry['model']}: "
+            said += (
+                f"{entry['input']:,} in, {entry['output']:,} out, {entry['reasoning']:,} reasoning"
+            )
+            branches.append(Branch(said))
+        title = f"{count(found['node_count'], 'node')}, leaf {found['leaf'] or 'none'}"
+        self._to.tree(Styled(title, bold=True), branches)
+
+    def _component(self, key: str, digest: Digest, room: int) -> Branch:
+        """A component and its first entries, without reading all of it."""
+        from casstore.objects.view import View
+
+        label = f"{key}  {short(digest)}"
+        try:
+            if naming.kind_of(self._store, digest) in (Kind.BLOB, Kind.ROPE):
+                with self._store.open_blob(digest) as blob:
+                    return Branch(f"{label}  {size(blob.seek(0, 2))} of bytes")
+            view = self._store.view(digest)
+        except ObjectNotFoundError:
+            return Branch(Styled(f"{label}  is missing: casstore check", fg="red"))
+        if not isinstance(view, View):
+            return Branch(f"{label}  {brief(view, room)}")
+        below: list[Branch] = []
+        total = len(view)
+        for entry in _first(view, 200 if self._full else 8):
+            below.append(Branch(f"{entry[0]}  {_entry(entry[1], room)}"))
+        if total > len(below):
+            below.append(Branch(dim(f"… {total - len(below):,} more")))
+        return Branch(f"{label}  {count(total, 'entry', 'entries')}", below)
+
+    def _node(self) -> None:
+        node = self._document["node"]
+        facts = [("node", node["id"]), ("parent", node["parent"] or "none, a root")]
+        facts += [(key, str(node[key])) for key in ("seq", "depth")]
+        facts += [(key, str(node[key])) for key in ("time", "frame") if node[key] is not None]
+        if node["cause"] is not None:
+            facts.append(("cause", brief(node["cause"], self._to.room(10, 120))))
+        self._to.facts(facts)
+        _write_value(self._to, node["payload"], full=self._full)
+
+    def _view(self) -> None:
+        from casstore.objects.view import View
+
+        assert self._target.digest is not None
+        view = self._store.view(self._target.digest)
+        if not isinstance(view, View):
+            self._to.line(brief(view, self._to.room(0, 200)))
+            return
+        room = self._to.room(20, 120)
+        entries = list(_first(view, 1000 if self._full else 40))
+        below = [Branch(f"{entry[0]}  {_entry(entry[1], room)}") for entry in entries]
+        if len(view) > len(entries):
+            below.append(Branch(dim(f"… {len(view) - len(entries):,} more: --full, or --path")))
+        self._to.tree(Styled(count(len(view), "entry", "entries"), bold=True), below)
+
+    def _blob(self) -> None:
+        assert self._target.digest is not None
+        with self._store.open_blob(self._target.digest) as blob:
+            begin = blob.read(400)
+        try:
+            text = begin.decode()
+        except UnicodeDecodeError:
+            text = begin[:32].hex(" ")
+        for line in text.splitlines()[:6]:
+            self._to.line(dim(line[: self._to.room(0, 200)]))
+        self._to.line(dim("all of it: casstore cat " + short(self._target.digest)))
+
+    def _last_nodes(self) -> None:
+        assert self._target.session is not None
+        nodes = self._store.session(self._target.session).nodes(at=self._target.at)
+        shown = nodes[-_NODES_SHOWN:]
+        if len(nodes) > len(shown):
+            self._to.line(dim(f"… {count(len(nodes) - len(shown), 'node')} before: casstore log"))
+        room = self._to.room(20, 120)
+        for node in shown:
+            self._to.line(name(node.id), "  ", summary(node.payload, max(20, room - len(node.id))))
+
+
+def _first(view: Any, limit: int) -> list[tuple[str, Any]]:
+    """The first entries of a list or map, with their keys or places."""
+    from itertools import islice
+
+    if view.is_map:
+        return [(str(key), value) for key, value in islice(view.items(), limit)]
+    return [(f"[{at}]", value) for at, value in enumerate(islice(iter(view), limit))]
+
+
+def _entry(value: Any, room: int) -> str:
+    from casstore.objects.view import View
+
+    if isinstance(value, View):
+        return f"({count(len(value), 'entry', 'entries')})"
+    return brief(value, room)

@@ -1,0 +1,175 @@
+"""Values and texts on their way to a terminal or into JSON.
+
+JSON has no bytes and no links. They are spelled ``{"$bytes": "<base64>"}`` and
+``{"$link": "<digest>"}``; a key of a map that begins with ``$`` gets a second ``$`` in front
+of it, so that reading gives back exactly what was written.
+
+Text from a store may hold anything, also what a terminal takes for a command. Everything
+that is not printed as itself is escaped.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import unicodedata
+from typing import Any, Final
+
+from casstore.errors import InvalidInputError
+from casstore.format.canonical import Link
+from casstore.format.digest import Digest
+from casstore.session.messages import message_in, user_text
+
+_BYTES: Final = "$bytes"
+_LINK: Final = "$link"
+# Control, format (bidi overrides among them), surrogates, private use, separators of lines.
+_ESCAPED: Final = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
+SHORT_DIGEST: Final = 12
+
+
+def safe(text: str) -> str:
+    """The text with everything escaped that a terminal would not print as itself."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        [
+            char
+            if char == " " or unicodedata.category(char) not in _ESCAPED
+            else char.encode("unicode_escape").decode()
+            for char in text
+        ]
+    )
+
+
+def clip(text: str, width: int) -> str:
+    """The beginning of a text, on one line."""
+    line = safe(" ".join(text[: 4 * width + 8].split()))
+    return line if len(line) <= width else line[: max(0, width - 1)] + "…"
+
+
+def clip_name(text: str, width: int = 40) -> str:
+    """The beginning of an id: nothing in it is left out or made equal, only escaped."""
+    line = safe(text[: width + 1])
+    return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def short(digest: bytes) -> str:
+    """The first digits of a digest."""
+    return digest.hex()[:SHORT_DIGEST]
+
+
+# --- JSON ---------------------------------------------------------------------------------
+
+
+def plain(value: Any) -> Any:
+    """A value in terms of JSON."""
+    if isinstance(value, bytes | bytearray):
+        return {_BYTES: base64.b64encode(value).decode()}
+    if isinstance(value, Link):
+        return {_LINK: bytes(value.digest).hex()}
+    if isinstance(value, dict):
+        return {plain_key(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def plain_key(key: str) -> str:
+    """A key of a map in terms of JSON."""
+    return f"${key}" if key.startswith("$") else key
+
+
+def unplain(value: Any) -> Any:
+    """The value that ``plain`` has spelled; InvalidInputError if it is none."""
+    if isinstance(value, list):
+        return [unplain(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1:
+        ((key, item),) = value.items()
+        if key == _BYTES and isinstance(item, str):
+            try:
+                return base64.b64decode(item, validate=True)
+            except binascii.Error as exc:
+                raise InvalidInputError(f"{_BYTES} takes base64: {exc}") from exc
+        if key == _LINK and isinstance(item, str):
+            return Link(Digest.from_hex(item))
+    return {_unplain_key(key): unplain(item) for key, item in value.items()}
+
+
+def _unplain_key(key: str) -> str:
+    if key.startswith("$$"):
+        return key[1:]
+    if key.startswith("$"):
+        raise InvalidInputError(f"{key!r} means nothing here; write ${key} for the key {key!r}")
+    return key
+
+
+def parse_json(data: bytes, where: str) -> Any:
+    """A value from JSON; InvalidInputError says where it is none."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            raise InvalidInputError(f"{where} has the same key twice in one map")
+        return found
+
+    def refuse(name: str) -> Any:
+        raise InvalidInputError(f"{where} holds {name}, which is no JSON and cannot be stored")
+
+    try:
+        return unplain(json.loads(data, object_pairs_hook=unique, parse_constant=refuse))
+    except InvalidInputError:
+        raise
+    except (ValueError, RecursionError) as exc:
+        reason = "it nests too deeply" if isinstance(exc, RecursionError) else exc
+        raise InvalidInputError(f"{where} is no JSON: {reason}") from exc
+
+
+def compact_json(value: Any) -> str:
+    """A value as JSON on one line."""
+    return json.dumps(plain(value), ensure_ascii=False, separators=(", ", ": "))
+
+
+def brief(value: Any, width: int) -> str:
+    """A value on one line of this width at the most; a long one is not spelled whole."""
+    return clip(_cut(value, width), width)
+
+
+def _cut(value: Any, room: int) -> str:
+    """JSON of a value, or at least ``room`` characters of it."""
+    if isinstance(value, str):
+        return json.dumps(value[: room + 1], ensure_ascii=False)
+    if isinstance(value, bytes):
+        return f"<{len(value):,} bytes {value[:8].hex()}{'…' if len(value) > 8 else ''}>"
+    if isinstance(value, Link):
+        return f"<link {short(value.digest)}>"
+    if not isinstance(value, dict | list | tuple):
+        return json.dumps(value)
+    is_map = isinstance(value, dict)
+    parts: list[str] = []
+    used = 0
+    for entry in value.items() if isinstance(value, dict) else value:
+        if used > room:
+            break
+        if is_map:
+            part = f"{json.dumps(entry[0][:room], ensure_ascii=False)}: {_cut(entry[1], room)}"
+        else:
+            part = _cut(entry, room)
+        parts.append(part)
+        used += len(part) + 2
+    inside = ", ".join(parts)
+    return f"{{{inside}}}" if is_map else f"[{inside}]"
+
+
+def summary(payload: Any, width: int) -> str:
+    """What a node says, on one line: who, and the beginning of it."""
+    message = message_in(payload)
+    if message is None:
+        return brief(payload, width)
+    text = user_text(payload)
+    role = clip(message["role"], 16)
+    if not text:
+        return f"{role}: {brief(message, max(8, width - len(role) - 2))}"
+    return f"{role}: {clip(text, max(8, width - len(role) - 2))}"

@@ -1,0 +1,220 @@
+"""A store copied while it is in use: one moment of it, in a directory of its own.
+
+LMDB copies a snapshot under a read transaction, which may take long. Two threads do that
+through a pipe, so that the caller can be told how far it has come and can stop it, and so
+that closing the store or forking the process need not wait: the copy gives way. After a fork
+it starts anew.
+
+The copy is built beside its place. It is opened there, and everything in it is verified; what
+belonged to the running store alone is removed: the notes for its collector, who is not at
+work here, and LMDB's lock file. Then it is flushed and renamed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable
+from typing import Final
+
+import lmdb
+
+from casstore.engine.files import part_directory
+from casstore.engine.lmdb import notes
+from casstore.engine.lmdb.directory import (
+    DATA_FILE,
+    FILE_MODE,
+    FULL,
+    LOCK_FILE,
+    LOCKS,
+    StoreDirectory,
+    storage_error,
+    sync_directory,
+)
+from casstore.engine.lmdb.environment import Environment, translate
+from casstore.engine.lmdb.verification import verify_content
+from casstore.engine.protocol import HotCopyReport
+from casstore.errors import (
+    BusyError,
+    CasstoreError,
+    InvalidInputError,
+    TargetExistsError,
+)
+
+_CHUNK_BYTES: Final = 1 << 20
+_PULSE_S: Final = 0.05
+# How often a copy starts anew because it had to give way.
+_MAX_ATTEMPTS: Final = 16
+
+Pulse = Callable[[int, int | None], None]
+
+
+def copy_store(
+    env: Environment, target: str, *, compact: bool, replace: bool, pulse: Pulse | None
+) -> HotCopyReport:
+    """Copy the store of an open environment to ``target``."""
+    place = os.path.realpath(target)
+    own = os.path.realpath(env.path)
+    if os.path.commonpath((place, own)) == own:
+        raise InvalidInputError(f"{target} lies in the store itself; choose a place outside")
+    if os.path.lexists(target):
+        if not replace:
+            raise TargetExistsError(target)
+        # Only a store may be replaced by one.
+        StoreDirectory(target).prepare(create=False)
+    with part_directory(place) as part:
+        data = os.path.join(part, DATA_FILE)
+        for _ in range(_MAX_ATTEMPTS):
+            if _Copy(env, data, compact=compact).run(pulse):
+                break
+            env.gate.check()
+        else:
+            raise BusyError(f"copying {env.path} had to give way to forks again and again")
+        objects = _make_sound(part, env)
+        try:
+            size_bytes = os.stat(data).st_size
+            if replace and os.path.lexists(place):
+                _replace(data, place)
+            else:
+                os.rename(part, place)
+            sync_directory(os.path.dirname(place))
+        except OSError as exc:
+            raise storage_error(f"cannot create {target}", exc) from exc
+    return HotCopyReport(size_bytes, objects)
+
+
+class _Copy:
+    """One attempt: LMDB writes into a pipe, and a second thread from there into the file."""
+
+    def __init__(self, env: Environment, path: str, *, compact: bool) -> None:
+        self._env = env
+        self._path = path
+        self._compact = compact
+        self._stop = threading.Event()
+        self._error: CasstoreError | None = None
+        self._gave_way = False
+        self._done = 0
+
+    def run(self, pulse: Pulse | None) -> bool:
+        """Copy everything; False if it had to give way."""
+        out, into = os.pipe()
+        dump = threading.Thread(target=self._dump, args=(into,), name="casstore-copy", daemon=True)
+        save = threading.Thread(target=self._save, args=(out,), name="casstore-copy", daemon=True)
+        dump.start()
+        save.start()
+        try:
+            while save.is_alive():
+                save.join(_PULSE_S)
+                if pulse is not None:
+                    pulse(self._done, None if self._compact else self._total())
+        finally:
+            # Also if the caller is interrupted: both end at the next chunk.
+            self._stop.set()
+            save.join()
+            dump.join()
+        if self._gave_way:
+            return False
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _total(self) -> int | None:
+        try:
+            return os.fstat(self._env.data_handle).st_size
+        except OSError:
+            # Closed meanwhile; the copy says so itself.
+            return None
+
+    def _dump(self, into: int) -> None:
+        """Have LMDB write the snapshot into the pipe."""
+        # Who stops reading must not kill the process, whatever it does with this signal.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
+        try:
+            self._env.gate.enter()
+        except CasstoreError as exc:
+            self._error = exc
+            os.close(into)
+            return
+        try:
+            self._env.handle.copyfd(into, compact=self._compact)
+        except lmdb.Error as exc:
+            if not self._stop.is_set() and not self._gave_way and self._error is None:
+                self._error = translate(exc, self._env.path)
+        finally:
+            # Before anybody may fork: a copy of it in a child would keep the pipe open.
+            os.close(into)
+            self._env.gate.leave()
+
+    def _save(self, out: int) -> None:
+        """Write what comes out of the pipe into the file, until it ends or must end."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        try:
+            with open(os.open(self._path, flags, FILE_MODE), "wb", buffering=0) as target:
+                while not self._stop.is_set():
+                    if self._env.gate.is_awaited:
+                        self._gave_way = True
+                        return
+                    chunk = os.read(out, _CHUNK_BYTES)
+                    if not chunk:
+                        os.fsync(target.fileno())
+                        return
+                    view = memoryview(chunk)
+                    while view:
+                        view = view[target.write(view) :]
+                    self._done += len(chunk)
+        except OSError as exc:
+            self._error = storage_error(f"cannot write {self._path}", exc)
+        finally:
+            os.close(out)
+
+
+def _make_sound(part: str, source: Environment) -> int:
+    """Verify a copy, and take out what belongs to the store it was made of; its objects."""
+    objects: list[int] = []
+    env = Environment(
+        part,
+        durability=FULL,
+        create=False,
+        verify=True,
+        map_bytes=source.map_bytes,
+        prove=lambda opened: objects.append(verify_content(opened)),
+    )
+    try:
+        with env.write_lock:
+            txn = env.begin_write()
+            try:
+                notes.end(env, txn)
+                txn.commit()
+            except BaseException:
+                txn.abort()
+                raise
+            env.cover()
+    except lmdb.Error as exc:
+        raise translate(exc, part) from exc
+    finally:
+        env.close()
+    try:
+        os.unlink(os.path.join(part, LOCK_FILE))
+        shutil.rmtree(os.path.join(part, LOCKS))
+        handle = os.open(os.path.join(part, DATA_FILE), os.O_RDWR)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        sync_directory(part)
+    except OSError as exc:
+        raise storage_error(f"cannot write {part}", exc) from exc
+    return objects[0]
+
+
+def _replace(data: str, target: str) -> None:
+    """Put a data file in the place of another store's, which nobody may have open."""
+    directory = StoreDirectory(target)
+    with directory.exclusive():
+        if directory.others_present():
+            raise BusyError(f"{target} is open; close it before it is replaced")
+        os.replace(data, directory.data_path)
+        directory.clear_unsynced()
+        directory.sync_names()

@@ -1,0 +1,286 @@
+"""What must be true between an object and those it links to, told object by object.
+
+Reading a value, a rope or a path finds out on the way whether its pieces fit together.
+``examine`` finds out without building anything: children come first, of each a few numbers
+are kept, and a parent is held against those. So a whole file of objects is checked in one
+pass, in memory that does not grow with what they would build (P7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from casstore.errors import CorruptionError, LimitError
+from casstore.format import canonical, tree
+from casstore.format.canonical import ROLE_BYTES, ROLE_ITEM, ROLE_LINK, ROLE_TEXT
+from casstore.format.digest import Kind
+from casstore.format.limits import MAX_DEPTH
+from casstore.format.manifest import decode_manifest
+from casstore.format.node import open_node
+
+# What a value is: a list, a map, or anything else.
+PLAIN: Final = 0
+LIST: Final = 1
+MAP: Final = 2
+_ITEM_LINK_BYTES: Final = len(canonical.item_link_bytes(0, bytes(32)))
+
+
+class BlobFact(NamedTuple):
+    """A blob: how long it is, and whether it may stand for a text."""
+
+    size: int
+    is_text: bool
+
+
+class ChunksFact(NamedTuple):
+    """An inner branch of a rope."""
+
+    level: int
+    size: int
+
+
+class ValueFact(NamedTuple):
+    """A value in one piece, a leaf, or a branch (``level`` from 1 on) of a tree."""
+
+    shape: int
+    level: int
+    #: List items or map entries below, and their bytes as branches count them.
+    entries: int
+    size: int
+    #: The bytes of the object itself.
+    length: int
+    #: How deep lists and maps nest in it, all that stands elsewhere included.
+    depth: int
+    #: A number for the last key, to compare with.
+    key: int
+
+
+class NodeFact(NamedTuple):
+    """A node of a graph."""
+
+    seq: int
+    depth: int
+    users: int
+    id: int
+
+
+class ManifestFact(NamedTuple):
+    """A manifest. Nothing is held against it but that it is one."""
+
+
+Fact = BlobFact | ChunksFact | ValueFact | NodeFact | ManifestFact
+#: What is known of a child; None if it is stored elsewhere and was proven there. Raises if it
+#: is nowhere.
+Known = Callable[[bytes], Fact | None]
+
+
+def links_of(kind: int, data: bytes) -> list[bytes]:
+    """The digests that a proven object links to, in order, each as often as it appears."""
+    if kind == Kind.BLOB:
+        return []
+    if kind == Kind.ROPE:
+        return tree.decode_branch(Kind.CHUNKS, tree.open_rope(data)).digests
+    if kind in (Kind.CHUNKS, Kind.LIST, Kind.MAP):
+        return tree.decode_branch(kind, data).digests
+    return canonical.links_in(data)
+
+
+def examine(digest: bytes, kind: int, data: bytes, known: Known) -> Fact:
+    """Hold an object whose bytes are proven against its children.
+
+    Raises CorruptionError, NotCanonicalError or LimitError. Whether a rope's name is that of
+    its content only its content tells: see ``objects.blobs``.
+    """
+    if kind == Kind.BLOB:
+        return BlobFact(len(data), _is_text(data))
+    if kind == Kind.ROPE:
+        body = _chunks(digest, tree.open_rope(data), known)
+        return BlobFact(body.size, is_text=True)
+    if kind == Kind.CHUNKS:
+        return _chunks(digest, data, known)
+    if kind == Kind.VALUE:
+        return _value(digest, data, known)
+    if kind in (Kind.LIST, Kind.MAP):
+        return _branch(digest, kind, data, known)
+    if kind == Kind.NODE:
+        return _node(digest, data, known)
+    if kind == Kind.MANIFEST:
+        return _manifest(digest, data, known)
+    raise CorruptionError(f"object {digest.hex()} is of no known kind ({kind})")
+
+
+def key_number(key: str) -> int:
+    """A number that stands for a key or an id within this process."""
+    return hash(key)
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _chunks(digest: bytes, body: bytes, known: Known) -> ChunksFact:
+    branch = tree.decode_branch(Kind.CHUNKS, body)
+    for child, size in zip(branch.digests, branch.sizes, strict=True):
+        fact = known(child)
+        if branch.level == 1:
+            fits = fact is None or (isinstance(fact, BlobFact) and fact.size == size)
+        else:
+            fits = fact is None or fact == ChunksFact(branch.level - 1, size)
+        if not fits:
+            raise _misfit(digest, child)
+    return ChunksFact(branch.level, sum(branch.sizes))
+
+
+def _value(digest: bytes, data: bytes, known: Known) -> ValueFact:
+    value, links = canonical.inspect(data)
+    shape, entries, size, key = PLAIN, 1, len(data), 0
+    if type(value) is list:
+        shape, entries = LIST, len(value)
+        size = len(data) - len(canonical.list_header(entries))
+        if any(role == ROLE_ITEM for role, _ in links):
+            size += _check_items(digest, data, links, known)
+    elif type(value) is dict:
+        shape, entries = MAP, len(value)
+        size = len(data) - len(canonical.map_header(entries))
+        key = key_number(next(reversed(value))) if value else 0
+    depth = _depth(digest, value, links, known, outer=0)
+    return ValueFact(shape, 0, entries, size, len(data), depth, key)
+
+
+def _check_items(digest: bytes, data: bytes, links: list[tuple[int, bytes]], known: Known) -> int:
+    """How much longer the items of a leaf are than the links that stand for them."""
+    names = iter([name for role, name in links if role == ROLE_ITEM])
+    longer = 0
+    for item in canonical.cut_items(data):
+        size = canonical.item_size(item)
+        if size != len(item) or _is_item_link(item):
+            name = next(names, None)
+            fact = None if name is None else known(name)
+            if name is None or not (
+                fact is None or (isinstance(fact, ValueFact) and fact.length == size)
+            ):
+                raise _misfit(digest, name or digest)
+            longer += size - _ITEM_LINK_BYTES
+    if next(names, None) is not None:
+        raise CorruptionError(f"object {digest.hex()} has an item's link where no item stands")
+    return longer
+
+
+def _is_item_link(item: bytes) -> bool:
+    return len(item) == _ITEM_LINK_BYTES and item[:4] == canonical.item_link_bytes(0, bytes(32))[:4]
+
+
+def _depth(
+    digest: bytes,
+    value: Any,
+    links: list[tuple[int, bytes]],
+    known: Known,
+    *,
+    outer: int,
+) -> int:
+    """Check what the links of an inspected value lead to; how deep it nests with all of it.
+
+    ``outer`` levels of it are not the value's own: those of a node or manifest.
+    """
+    deepest = _nesting(value) - outer
+    if not links:
+        return deepest
+    for at, (role, name) in zip(canonical.link_depths(value), links, strict=True):
+        fact = known(name)
+        if fact is None or role == ROLE_LINK:
+            continue
+        if role in (ROLE_TEXT, ROLE_BYTES):
+            if not isinstance(fact, BlobFact) or (role == ROLE_TEXT and not fact.is_text):
+                raise _misfit(digest, name)
+            continue
+        if not isinstance(fact, ValueFact) or (fact.level == 0 and fact.shape == PLAIN):
+            raise _misfit(digest, name)
+        deepest = max(deepest, at - outer + fact.depth)
+    if deepest > MAX_DEPTH:
+        raise LimitError(f"object {digest.hex()} nests deeper than {MAX_DEPTH} levels")
+    return deepest
+
+
+def _nesting(value: Any) -> int:
+    # Inspecting has refused what nests deeper than MAX_DEPTH.
+    if type(value) is dict:
+        return 1 + max([_nesting(item) for item in value.values()], default=0)
+    if type(value) is list:
+        return 1 + max([_nesting(item) for item in value], default=0)
+    return 0
+
+
+def _branch(digest: bytes, kind: int, data: bytes, known: Known) -> ValueFact:
+    branch = tree.decode_branch(kind, data)
+    shape = MAP if kind == Kind.MAP else LIST
+    depth = 0
+    for child in branch.children():
+        fact = known(child.digest)
+        if fact is None:
+            continue
+        key = key_number(child.key) if kind == Kind.MAP else 0
+        said = (shape, branch.level - 1, child.entries, child.size, key)
+        if not isinstance(fact, ValueFact) or (
+            (fact.shape, fact.level, fact.entries, fact.size, fact.key) != said
+        ):
+            raise _misfit(digest, child.digest)
+        depth = max(depth, fact.depth)
+    return ValueFact(
+        shape,
+        branch.level,
+        sum(branch.counts),
+        sum(branch.sizes),
+        len(data),
+        depth,
+        key_number(branch.keys[-1]) if kind == Kind.MAP else 0,
+    )
+
+
+def _node(digest: bytes, data: bytes, known: Known) -> NodeFact:
+    header = open_node(digest, data)[0].header
+    if header.parent is not None and header.parent_id is not None:
+        above = known(header.parent)
+        if above is not None and not (
+            isinstance(above, NodeFact)
+            and above.id == key_number(header.parent_id)
+            and above.depth + 1 == header.depth
+            and above.seq < header.seq
+            and above.users <= header.users <= above.users + 1
+        ):
+            raise _misfit(digest, header.parent)
+    value, links = canonical.inspect(data)
+    _depth(digest, value, links, known, outer=1)
+    return NodeFact(header.seq, header.depth, header.users, key_number(header.id))
+
+
+def _manifest(digest: bytes, data: bytes, known: Known) -> ManifestFact:
+    manifest = decode_manifest(digest, data)
+    if manifest.leaf is not None and manifest.leaf_id is not None:
+        leaf = known(manifest.leaf)
+        if leaf is not None and not (
+            isinstance(leaf, NodeFact)
+            and leaf.id == key_number(manifest.leaf_id)
+            and leaf.seq < manifest.next_seq
+        ):
+            raise _misfit(digest, manifest.leaf)
+    if manifest.first_user is not None:
+        first = known(manifest.first_user)
+        if not (first is None or (isinstance(first, NodeFact) and first.users == 1)):
+            raise _misfit(digest, manifest.first_user)
+    for component in (manifest.tool_state, manifest.plugin_snapshot, manifest.execution_state):
+        if component is not None and not isinstance(known(component), BlobFact | ValueFact | None):
+            raise _misfit(digest, component)
+    value, links = canonical.inspect(data)
+    _depth(digest, value, links, known, outer=1)
+    return ManifestFact()
+
+
+def _misfit(digest: bytes, child: bytes) -> CorruptionError:
+    return CorruptionError(
+        f"object {digest.hex()} links to {child.hex()}, which is not what it says of it"
+    )

@@ -1,0 +1,88 @@
+"""A second store that opens as it is: all of one, as of one moment, or brought up to date."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from casstore.engine.files import part_directory, storage_error, sync_directory
+from casstore.engine.protocol import HotCopying
+from casstore.errors import InvalidInputError, TargetExistsError
+from casstore.maintenance.copying import CopyReport, copy
+from casstore.maintenance.progress import Progress, Step
+from casstore.store import Store
+from casstore.store import open as open_store
+
+
+class BackupReport(NamedTuple):
+    """What a backup did."""
+
+    #: Was an earlier backup brought up to date, instead of a new one made?
+    updated: bool
+    #: Objects that were copied; all there are, unless it was updated.
+    objects: int
+    #: Of the new data file; of an update, what its objects take before compression.
+    size_bytes: int
+
+
+def backup(
+    store: Store,
+    target_path: str | os.PathLike[str],
+    *,
+    update: bool = False,
+    replace: bool = False,
+    compact: bool = False,
+    progress: Progress | None = None,
+) -> BackupReport:
+    """Make ``target_path`` a store with everything that was acknowledged before the call.
+
+    The store may be in use in any process. The backup appears under its name when it is
+    complete, verified and on the disk; until then there is nothing, whatever happens.
+    ``compact`` leaves free space out. An existing target is refused, unless ``replace``
+    puts the new backup in its place at once, or ``update`` brings it up to date: then only
+    what it lacks is copied, session by session, and what is gone from the store goes from the
+    backup. If it is not an earlier state of the store, SessionDivergedError says so.
+    """
+    target = os.path.abspath(os.fspath(target_path))
+    if update and (replace or compact):
+        raise InvalidInputError("an update neither replaces nor compacts; choose one")
+    if update and os.path.lexists(target):
+        return _update(store, target, progress)
+    engine = store.engine
+    if isinstance(engine, HotCopying):
+        done = engine.copy_to(
+            target,
+            compact=compact,
+            replace=replace,
+            pulse=None
+            if progress is None
+            else lambda copied, total: progress(Step("copy", copied, total, "bytes")),
+        )
+        return BackupReport(False, done.objects, done.size_bytes)
+    if replace:
+        raise InvalidInputError("this engine cannot replace a backup; make one beside it")
+    return _build(store, target, progress)
+
+
+def _update(store: Store, target: str, progress: Progress | None) -> BackupReport:
+    with open_store(target, create=False) as other:
+        done: CopyReport = copy(store, other, mirror=True, progress=progress)
+        other.engine.flush()
+    return BackupReport(True, done.new_objects, done.object_bytes)
+
+
+def _build(store: Store, target: str, progress: Progress | None) -> BackupReport:
+    """Copy a store of any engine into a new directory, object by object."""
+    if os.path.lexists(target):
+        raise TargetExistsError(target)
+    with part_directory(target) as part:
+        with open_store(part) as other:
+            done = copy(store, other, progress=progress)
+            other.engine.flush()
+        try:
+            size_bytes = sum([item.stat().st_size for item in os.scandir(part) if item.is_file()])
+            os.rename(part, target)
+            sync_directory(os.path.dirname(target))
+        except OSError as exc:
+            raise storage_error(f"cannot create {target}", exc) from exc
+    return BackupReport(False, done.new_objects, size_bytes)

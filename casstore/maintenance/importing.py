@@ -1,0 +1,330 @@
+"""A bundle into a store: proven first, objects next, and last the rows by which it is seen.
+
+Nothing is written before the whole file was proven. Then the objects are stored in batches;
+until a row names them they are kept by gc's grace. The node table follows under names that
+nobody knows yet, and one last write makes the session appear, on condition that everything
+that its rows name is stored. Who reads the store sees all of it or nothing (P5). If a
+collector took away some of it in between, the objects are stored again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import Final, NamedTuple
+
+from casstore.engine.protocol import (
+    Engine,
+    ObjectsExist,
+    PutRow,
+    RowIs,
+    RowKey,
+    Write,
+)
+from casstore.errors import (
+    BusyError,
+    ConditionFailedError,
+    InvalidInputError,
+    ObjectNotFoundError,
+    SessionDeletedError,
+    SessionDivergedError,
+    SessionExistsError,
+)
+from casstore.format import bundle as layout
+from casstore.maintenance.bundle import BundleReader
+from casstore.maintenance.node_tables import NodeTable, View
+from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.sending import StoreTarget
+from casstore.maintenance.session_rows import SessionRows
+from casstore.maintenance.verification import (
+    DEFAULT_LIMITS,
+    BundleLimits,
+    Proof,
+    new_object,
+)
+from casstore.objects import graph
+from casstore.session import attachments, catalogue, keys
+from casstore.session.commit import put_label, put_receipt
+from casstore.session.heads import HeadRow, encode_head, head_key
+from casstore.session.lineage import successor
+from casstore.session.state import Runtime, State, meta_key, tombstone_key
+from casstore.store import Store
+
+_WRITE_ROWS: Final = 2048
+_MAX_ATTEMPTS: Final = 8
+
+REFUSE: Final = "refuse"
+FAST_FORWARD: Final = "fast-forward"
+_ON_CONFLICT: Final = (REFUSE, FAST_FORWARD)
+
+
+class ImportOutcome(Enum):
+    """What an import did."""
+
+    #: The session is new.
+    CREATED = "created"
+    #: It was there in an earlier state, and has moved on.
+    FORWARDED = "forwarded"
+    #: It was there as it is in the file.
+    UNCHANGED = "unchanged"
+
+
+class ImportReport(NamedTuple):
+    """What was brought in."""
+
+    outcome: ImportOutcome
+    session: str
+    #: Revisions that were not there before.
+    revisions: int
+    objects: int
+    #: Objects that were not there before.
+    new_objects: int
+    object_bytes: int
+
+
+def import_session(
+    store: Store,
+    source_file: str | os.PathLike[str],
+    *,
+    name: str | None = None,
+    on_conflict: str = REFUSE,
+    limits: BundleLimits = DEFAULT_LIMITS,
+    progress: Progress | None = None,
+) -> ImportReport:
+    """Bring the session of a bundle into a store, under its own id or another ``name``.
+
+    If a session of that id is there with the same content, nothing happens. If it is in an
+    earlier state, ``on_conflict="fast-forward"`` moves it on; anything else is refused:
+    SessionExistsError, SessionDivergedError, SessionDeletedError. Raises what
+    ``verify_bundle`` raises, and ObjectsMissingError if the file is thin and leaves out
+    something that this store lacks.
+    """
+    if on_conflict not in _ON_CONFLICT:
+        raise InvalidInputError(
+            f"no way {on_conflict!r} to settle a conflict; there are {', '.join(_ON_CONFLICT)}"
+        )
+    if name is not None:
+        keys.session_key(name)
+    with BundleReader(os.fspath(source_file)) as reader:
+        proof = Proof(reader, limits, store.engine, progress)
+        proof.run()
+        return _Import(store, reader, proof, name, on_conflict, progress).run()
+
+
+class _Import:
+    """One proven bundle on its way in."""
+
+    def __init__(
+        self,
+        store: Store,
+        reader: BundleReader,
+        proof: Proof,
+        name: str | None,
+        on_conflict: str,
+        progress: Progress | None,
+    ) -> None:
+        self._runtime = Runtime(store)
+        self._engine: Engine = store.engine
+        self._reader = reader
+        self._proof = proof
+        self._progress = progress
+        self._on_conflict = on_conflict
+        self._rows = _renamed(proof.rows, name)
+        self._key = keys.session_key(self._rows.session)
+        self._new_objects = 0
+
+    def run(self) -> ImportReport:
+        """Try until nobody has come in between."""
+        for _ in range(_MAX_ATTEMPTS):
+            existing = self._existing()
+            changes, outcome, added, table = self._plan(existing)
+            if outcome is not ImportOutcome.UNCHANGED:
+                try:
+                    self._store_objects()
+                    self._store_rows(table.rows())
+                    self._appear(existing, changes)
+                except (ConditionFailedError, ObjectNotFoundError):
+                    # The session moved, or a collector took something before a row named it.
+                    continue
+            return ImportReport(
+                outcome,
+                self._rows.session,
+                added,
+                len(self._proof.objects.known),
+                self._new_objects,
+                self._reader.totals.object_bytes if self._reader.totals else 0,
+            )
+        raise BusyError(
+            f"session {self._rows.session!r} kept moving, or what was brought in for it was "
+            "collected; try again, or collect with a longer grace"
+        )
+
+    # --- what is there ------------------------------------------------------------------------
+
+    def _existing(self) -> tuple[bytes | None, bytes | None]:
+        """The head and meta rows that are there now."""
+        wanted = [tombstone_key(self._key), head_key(self._key), meta_key(self._key)]
+        deleted, head, meta = self._engine.get_rows(wanted)
+        if deleted is not None:
+            raise SessionDeletedError(self._rows.session)
+        return head, meta
+
+    def _plan(
+        self, existing: tuple[bytes | None, bytes | None]
+    ) -> tuple[list[PutRow], ImportOutcome, int, NodeTable]:
+        """The rows by which the session appears, and what that makes of the one that is there."""
+        head, meta = existing
+        proof, rows = self._proof, self._rows
+        if head is None:
+            if meta is not None:
+                raise SessionExistsError(rows.session)
+            heads = self._placed(rows.revisions, proof.table, proof.views)
+            return self._changes(heads, heads), ImportOutcome.CREATED, len(heads), proof.table
+        state = self._runtime.decode(head)
+        newer = self._require_ancestor(state)
+        table = NodeTable(proof.objects, max_steps=1 << 62)
+        self._go_on(table, state)
+        views = [
+            table.add(row.manifest, graph.read_manifest(proof.objects, row.manifest))
+            for row in newer
+        ]
+        placed = self._placed(newer, table, views)
+        if placed:
+            last = placed[-1]
+        else:
+            # Only what the head row says beside may have changed: hidden nodes.
+            last = state.head._replace(hidden=rows.revisions[-1].hidden)
+        changes = self._changes([*placed[:-1], last], placed)
+        if placed:
+            place = keys.history(self._key, state.head.revision)
+            changes.append(PutRow("history", place, head))
+        changes = self._without_what_is_there(changes)
+        if not changes:
+            return [], ImportOutcome.UNCHANGED, 0, table
+        if self._on_conflict != FAST_FORWARD:
+            raise SessionExistsError(rows.session)
+        return changes, ImportOutcome.FORWARDED, len(newer), table
+
+    def _require_ancestor(self, state: State) -> list[HeadRow]:
+        """The newer revisions, if the session that is there is an earlier state."""
+        session = self._rows.session
+        known = {row.revision: row for row in self._rows.revisions}
+        same = known.get(state.head.revision)
+        if same is None or same.manifest != state.head.manifest:
+            raise SessionDivergedError(session, "is not an earlier state of the one in the file")
+        if not set(self._runtime.hidden(state.head)) <= self._proof.hidden:
+            raise SessionDivergedError(session, "hides nodes that the file shows")
+        return [row for row in self._rows.revisions if row.revision > state.head.revision]
+
+    def _go_on(self, table: NodeTable, state: State) -> None:
+        chain = self._runtime.chain(state)
+        places = {place.digest: place.seq for place in chain.places(chain.seqs())}
+        base = successor(state.head, state.manifest.next_seq)
+        table.go_on_from(state.head.manifest, state.manifest, places, base)
+
+    # --- rows ---------------------------------------------------------------------------------
+
+    def _placed(
+        self, revisions: Sequence[HeadRow], table: NodeTable, views: Sequence[View]
+    ) -> list[HeadRow]:
+        """Revisions with the lineages that they have in this store; the last one is the head."""
+        session = self._rows.session
+        long_id = session if keys.is_cut(session) else None
+        placed: list[HeadRow] = []
+        for row, view in zip(revisions, views, strict=True):
+            is_head = row is revisions[-1]
+            lineage, base = table.open_end(view) if is_head else table.place(view)
+            placed.append(row._replace(lineage=lineage, base=base, long_id=long_id))
+        return placed
+
+    def _changes(self, heads: Sequence[HeadRow], placed: Sequence[HeadRow]) -> list[PutRow]:
+        """The rows of the session: revisions, the last of them the head, and what belongs to it."""
+        key, rows = self._key, self._rows
+        changes = [
+            PutRow("history", keys.history(key, row.revision), encode_head(row))
+            for row in heads[:-1]
+        ]
+        changes.append(PutRow(*head_key(key), encode_head(heads[-1])))
+        changes += [put_label(key, label, revision) for label, revision in rows.labels.items()]
+        if rows.meta is not None:
+            changes.append(catalogue.put_meta(rows.meta))
+        changes += [attachments.put_as_is(one) for one in rows.attachments]
+        by_revision = {row.revision: row for row in placed}
+        for turn, receipt in rows.receipts.items():
+            row = by_revision.get(receipt.revision)
+            if row is not None:
+                whole = receipt._replace(manifest=row.manifest, lineage=row.lineage, base=row.base)
+                changes.append(put_receipt(key, turn, whole))
+        return changes
+
+    def _without_what_is_there(self, changes: list[PutRow]) -> list[PutRow]:
+        """The changes that change something; what is known of an attachment here stays."""
+        found = self._engine.get_rows([RowKey(change.table, change.key) for change in changes])
+        return [
+            change
+            for change, row in zip(changes, found, strict=True)
+            if row is None or (row != change.value and change.table != "attachments")
+        ]
+
+    # --- writing ------------------------------------------------------------------------------
+
+    def _store_objects(self) -> None:
+        reader, known = self._reader, self._proof.objects.known
+        proven = reader.totals
+        target = StoreTarget(self._engine)
+        for block in reader.blocks():
+            if block.type != layout.OBJECTS:
+                continue
+            for packed in reader.objects(block):
+                item = new_object(packed)
+                if item.digest not in known:
+                    raise reader.fail(block.offset, "the file changed while it was read")
+                target.take(item)
+            if self._progress is not None:
+                self._progress(Step("store", block.offset, reader.size_bytes, "bytes"))
+        if reader.totals != proven:
+            raise reader.fail(reader.size_bytes, "the file changed while it was read")
+        target.flush()
+        self._new_objects += target.new_objects
+
+    def _store_rows(self, rows: Iterable[PutRow]) -> None:
+        """Write the node table. Until the head is written, nobody knows where to look for it."""
+        batch: list[PutRow] = []
+        for row in rows:
+            batch.append(row)
+            if len(batch) == _WRITE_ROWS:
+                self._engine.write(Write(rows=batch))
+                batch = []
+        if batch:
+            self._engine.write(Write(rows=batch))
+
+    def _appear(
+        self, existing: tuple[bytes | None, bytes | None], changes: Sequence[PutRow]
+    ) -> None:
+        head, meta = existing
+        self._engine.write(
+            Write(
+                conditions=[
+                    RowIs(*tombstone_key(self._key), None),
+                    RowIs(*head_key(self._key), head),
+                    RowIs(*meta_key(self._key), meta),
+                    ObjectsExist(sorted(self._rows.named())),
+                ],
+                rows=changes,
+            )
+        )
+
+
+def _renamed(rows: SessionRows, name: str | None) -> SessionRows:
+    """The rows of the session under another id. What a turn meant included the old one."""
+    if name is None or name == rows.session:
+        return rows
+    return SessionRows(
+        name,
+        None if rows.meta is None else rows.meta._replace(session=name),
+        rows.revisions,
+        rows.labels,
+        [one._replace(session=name) for one in rows.attachments],
+        {},
+    )

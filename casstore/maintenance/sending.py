@@ -1,0 +1,146 @@
+"""Objects from one place to another: only what is lacking there, children before parents.
+
+The walk goes down from the names it is given and stops at whatever the other side has: who
+has an object has all that it links to (P3). Nothing is held but the way down and a batch of
+siblings on each level of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
+
+from casstore.engine.protocol import Engine, NewObject, Write
+from casstore.format.closure import links_of
+from casstore.maintenance.progress import Progress, Step
+from casstore.objects.pieces import PieceReader
+
+_BATCH: Final = 64
+# What is gathered before it is written: enough that flushes do not count.
+_WRITE_BYTES: Final = 1 << 20
+_WRITE_OBJECTS: Final = 1024
+
+#: Those of these digests that the other side lacks, in order, each once.
+Lacking = Callable[[Sequence[bytes]], Sequence[bytes]]
+
+
+class _Frame(NamedTuple):
+    """Siblings that wait until all that they link to was sent."""
+
+    items: list[NewObject]
+    #: What they link to, in batches.
+    below: list[list[bytes]]
+
+
+class Sender:
+    """Sends objects, proven, to whoever takes them."""
+
+    def __init__(
+        self,
+        reader: PieceReader,
+        lacking: Lacking,
+        take: Callable[[NewObject], None],
+        progress: Progress | None = None,
+    ) -> None:
+        self._reader = reader
+        self._lacking = lacking
+        self._take = take
+        self._progress = progress
+        self.objects = 0
+        self.object_bytes = 0
+
+    def send(self, names: Iterable[bytes]) -> None:
+        """Send these and all that they link to, as far as it is lacking.
+
+        It is quickest if those that link to each other come in that order, the oldest first.
+        ObjectNotFoundError if one of them is not there, or no longer.
+        """
+        batch: list[bytes] = []
+        for name in names:
+            batch.append(name)
+            if len(batch) == _BATCH:
+                self._send(batch)
+                batch = []
+        if batch:
+            self._send(batch)
+
+    def _send(self, names: list[bytes]) -> None:
+        stack = [self._open(names)]
+        while stack:
+            frame = stack[-1]
+            if frame.below:
+                # Something above may wait for itself to be sent further down: then it is sent
+                # there, and found to be sent when its own turn comes.
+                found = self._open(frame.below.pop())
+                if found.items:
+                    stack.append(found)
+                continue
+            stack.pop()
+            left = set(self._lacking([item.digest for item in frame.items]))
+            for item in frame.items:
+                if item.digest in left:
+                    self._take(item)
+                    self.objects += 1
+                    self.object_bytes += len(item.data)
+            if self._progress is not None:
+                self._progress(Step("send", self.objects, None, "objects"))
+
+    def _open(self, names: list[bytes]) -> _Frame:
+        wanted = self._lacking(names)
+        items: list[NewObject] = []
+        below: dict[bytes, None] = {}
+        earlier: set[bytes] = set()
+        for name, found in zip(wanted, self._reader.get_many(wanted), strict=True):
+            links = links_of(found.kind, found.data)
+            items.append(NewObject(name, found.kind, found.data, links))
+            # One that comes earlier among these will have been sent by then.
+            below.update(dict.fromkeys(link for link in links if link not in earlier))
+            earlier.add(name)
+        # Taken from the end, so that what stands first is sent first.
+        ahead = list(below)
+        batches = [ahead[start : start + _BATCH] for start in range(0, len(ahead), _BATCH)]
+        return _Frame(items, batches[::-1])
+
+
+class StoreTarget:
+    """An engine that objects are sent to, written in batches."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._waiting: dict[bytes, NewObject] = {}
+        self._waiting_bytes = 0
+        self.new_objects = 0
+
+    def lacking(self, names: Sequence[bytes]) -> list[bytes]:
+        """Those that are neither stored nor about to be."""
+        ahead = [name for name in names if name not in self._waiting]
+        return self._engine.missing(ahead) if ahead else []
+
+    def take(self, item: NewObject) -> None:
+        """Take an object; what it links to was taken before, or is stored."""
+        self._waiting[item.digest] = item
+        self._waiting_bytes += len(item.data)
+        if self._waiting_bytes >= _WRITE_BYTES or len(self._waiting) >= _WRITE_OBJECTS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits. Nothing names it yet: until something does, the grace keeps it."""
+        if self._waiting:
+            done = self._engine.write(Write(objects=list(self._waiting.values())))
+            self.new_objects += done.new_objects
+        self._waiting = {}
+        self._waiting_bytes = 0
+
+
+def reached_from(reader: PieceReader, roots: Iterable[bytes]) -> set[bytes]:
+    """The digests of everything that is reached from those of ``roots`` that are stored."""
+    reached: set[bytes] = set()
+    ahead = list(roots)
+    while ahead:
+        batch = [name for name in dict.fromkeys(ahead[-_BATCH:]) if name not in reached]
+        del ahead[-_BATCH:]
+        for name, item in zip(batch, reader.find_many(batch), strict=True):
+            if item is not None:
+                reached.add(name)
+                ahead += [link for link in links_of(item.kind, item.data) if link not in reached]
+    return reached

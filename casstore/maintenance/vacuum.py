@@ -1,0 +1,196 @@
+"""vacuum: remove tombstoned nodes, expired rows, and the bytes of what nobody reaches.
+
+    expire    rows whose time is up
+    rewrite   sessions that have hidden nodes: afterwards none of their revisions has any
+    collect   what nobody reaches any more (``gc``)
+    pack      give the bytes back
+
+All of it may be done beside agents at work, and each part alone. Stopping at any point is
+harmless, and so is being killed: a session is rewritten wholly or not at all, and the next
+run goes on with what is left. What became of each part is told by the report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
+from typing import Final, NamedTuple
+
+from casstore.engine.protocol import Packing, PackReport
+from casstore.errors import BusyError, CasstoreError, CorruptionError, SessionDeletedError
+from casstore.maintenance import gc, keepers
+from casstore.maintenance.expiring import expire_rows
+from casstore.maintenance.gc import DEFAULT_GRACE_MS, GcReport
+from casstore.maintenance.keepers import Keeper
+from casstore.maintenance.progress import Progress, Step
+from casstore.session import keys, rewriting
+from casstore.session.arguments import list_of
+from casstore.session.heads import decode_head
+from casstore.session.scanning import scan
+from casstore.session.state import Runtime
+from casstore.store import Store
+
+_COLLECTED: Final = (gc.Outcome.SWEPT, gc.Outcome.NOTHING)
+
+
+class Outcome(Enum):
+    """How a part of vacuum ended, and all of it."""
+
+    DONE = "done"
+    NOTHING = "nothing to do"
+    #: A session that was deleted meanwhile.
+    GONE = "gone"
+    #: It kept moving, or somebody else is at it; nothing of it has changed. Run it again.
+    BUSY = "busy"
+    #: Stopped before it was over; what was done is done rightly. Run it again.
+    INCOMPLETE = "incomplete"
+    #: Something is damaged, or went wrong; ``problem`` says what.
+    FAILED = "failed"
+
+
+class SessionReport(NamedTuple):
+    """What became of the hidden nodes of a session."""
+
+    session: str
+    outcome: Outcome
+    nodes_removed: int = 0
+    #: Nodes that came after a removed one, and revisions that had one.
+    nodes_rewritten: int = 0
+    revisions_rewritten: int = 0
+    problem: CasstoreError | None = None
+
+
+class VacuumReport(NamedTuple):
+    """What vacuum did, part by part; None: it was not come to."""
+
+    expired_rows: int = 0
+    sessions: tuple[SessionReport, ...] = ()
+    collected: GcReport | None = None
+    packed: PackReport | None = None
+    #: How many of the removed nodes, and of the long parts of their payloads, are stored still.
+    objects_kept: int = 0
+    #: Who keeps them. Nobody: they, or what was appended to them, are younger than the grace,
+    #: or collecting was not finished.
+    keepers: tuple[Keeper, ...] = ()
+    problem: CasstoreError | None = None
+
+    @property
+    def outcome(self) -> Outcome:
+        """The worst of all parts."""
+        parts = [each.outcome for each in self.sessions]
+        collected = None if self.collected is None else self.collected.outcome
+        if self.problem is not None or collected is gc.Outcome.FAILED:
+            return Outcome.FAILED
+        if collected is gc.Outcome.REFUSED:
+            busy = self.collected is not None and isinstance(self.collected.problem, BusyError)
+            parts.append(Outcome.BUSY if busy else Outcome.FAILED)
+        for worst in (Outcome.FAILED, Outcome.BUSY):
+            if worst in parts:
+                return worst
+        if collected not in _COLLECTED:
+            return Outcome.INCOMPLETE
+        swept = collected is gc.Outcome.SWEPT
+        return Outcome.DONE if swept or self.expired_rows or parts else Outcome.NOTHING
+
+
+def vacuum(
+    store: Store,
+    *,
+    sessions: Sequence[str] | None = None,
+    grace_ms: int = DEFAULT_GRACE_MS,
+    progress: Progress | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> VacuumReport:
+    """Remove what was hidden, what has expired and what nobody reaches; give the bytes back.
+
+    ``sessions`` bounds which are rewritten: by default all that have hidden nodes. What
+    was put within ``grace_ms`` stays stored (the nodes that were removed too: with 0 they
+    go at once). ``stop`` is asked between sessions and between transactions.
+    """
+    named = None if sessions is None else list_of(sessions, "session ids")
+    for session in named or ():
+        keys.session_key(session)
+    runtime = Runtime(store)
+    report = VacuumReport(expired_rows=_expire(store, progress))
+    done: list[SessionReport] = []
+    removed: set[bytes] = set()
+    todo = list(sessions_with_hidden(store)) if named is None else named
+    for session in todo:
+        if stop is not None and stop():
+            return report._replace(sessions=tuple(done))
+        if progress is not None:
+            progress(Step("rewrite", len(done), len(todo), "sessions"))
+        became, digests = _rewrite(runtime, session, progress)
+        done.append(became)
+        removed |= digests
+    collected = gc.collect(store, grace_ms=grace_ms, progress=progress, stop=stop)
+    report = report._replace(sessions=tuple(done), collected=collected)
+    if collected.outcome in _COLLECTED:
+        report = _pack(store, report, progress)
+    kept = keepers.still_stored(store.engine, removed)
+    return report._replace(objects_kept=len(kept), keepers=keepers.find_keepers(store.engine, kept))
+
+
+def sessions_with_hidden(store: Store) -> Iterator[str]:
+    """The ids of sessions that have hidden nodes, found by their heads alone."""
+    for row in scan(store.engine, "heads", b"", None):
+        head = decode_head(row.value)
+        if head.hidden is not None:
+            yield head.long_id or keys.session_of(row.key) or ""
+
+
+def rewrite_hidden(
+    store: Store, session: str, *, progress: Progress | None = None
+) -> SessionReport:
+    """Remove the hidden nodes of one session from all of its revisions.
+
+    Their objects stay until they are collected. What readers see stays the same.
+    """
+    return _rewrite(Runtime(store), session, progress)[0]
+
+
+def _expire(store: Store, progress: Progress | None) -> int:
+    """Remove rows whose time is up; how many."""
+    gone = expire_rows(store, progress=progress)
+    return gone.pins + gone.protections + gone.marks + gone.receipts + gone.lineage_rows
+
+
+def _rewrite(
+    runtime: Runtime, session: str, progress: Progress | None
+) -> tuple[SessionReport, set[bytes]]:
+    """What became of a session; the nodes that it lost, and what they kept beside."""
+
+    def pulse(done: int) -> None:
+        if progress is not None:
+            progress(Step("revise", done, None, "revisions"))
+
+    try:
+        done = rewriting.rewrite_hidden(runtime, session, pulse=pulse)
+    except SessionDeletedError:
+        return SessionReport(session, Outcome.GONE), set()
+    except BusyError as exc:
+        return SessionReport(session, Outcome.BUSY, problem=exc), set()
+    except CorruptionError as exc:
+        # The other sessions may be whole; collecting sees for itself what it can trust.
+        return SessionReport(session, Outcome.FAILED, problem=exc), set()
+    if not done.removed:
+        return SessionReport(session, Outcome.NOTHING), set()
+    report = SessionReport(
+        session, Outcome.DONE, len(done.removed), done.nodes_rewritten, done.revisions_rewritten
+    )
+    return report, {*done.removed, *done.beside}
+
+
+def _pack(store: Store, report: VacuumReport, progress: Progress | None) -> VacuumReport:
+    engine = store.engine
+    if not isinstance(engine, Packing):
+        return report
+
+    def tell(done: PackReport) -> None:
+        if progress is not None:
+            progress(Step("pack", done.slabs_before, None, "slabs"))
+
+    try:
+        return report._replace(packed=engine.pack(tell))
+    except CorruptionError as exc:
+        return report._replace(problem=exc)

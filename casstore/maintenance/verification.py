@@ -1,0 +1,349 @@
+"""Proving a bundle without a store: every name recomputed, every link followed, every row read.
+
+One pass over the file. Of each object a few numbers and its place are kept, about 400 bytes;
+contents are read again where only the whole proves a part: ropes, and the graphs of
+revisions. What may be kept and read is bounded by ``BundleLimits`` (P7).
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from casstore.engine.protocol import Engine, NewObject, StoredObject
+from casstore.errors import (
+    BundleError,
+    BundleLimitError,
+    CorruptionError,
+    ForeignBundleError,
+    InvalidInputError,
+    ObjectsMissingError,
+)
+from casstore.format import bundle as layout
+from casstore.format import closure
+from casstore.format.closure import BlobFact, Fact, ManifestFact, ValueFact
+from casstore.format.digest import Digest, Kind, check_object, digest_of
+from casstore.format.limits import DEFAULT_MAX_BYTES
+from casstore.maintenance import session_rows
+from casstore.maintenance.bundle import Block, BundleReader, Place
+from casstore.maintenance.node_tables import NodeTable, View
+from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.session_rows import SessionRows
+from casstore.objects import graph, values
+from casstore.objects.blobs import BlobReader
+from casstore.objects.pieces import PieceReader
+
+_READ_BYTES: Final = 1 << 20
+_MIN_STEPS: Final = 1 << 20
+_STEPS_PER_OBJECT: Final = 8
+#: How many missing digests an error names.
+_MAX_NAMED: Final = 10_000
+
+
+class BundleLimits(NamedTuple):
+    """What one bundle may ask of its reader. Honest ones stay far below."""
+
+    max_objects: int = 4_000_000
+    max_rows: int = 1_000_000
+    #: All objects together, inflated.
+    max_object_bytes: int = 1 << 40
+    #: What is read again to prove ropes and graphs.
+    max_work_bytes: int = 1 << 36
+
+
+DEFAULT_LIMITS: Final = BundleLimits()
+
+
+class VerifyReport(NamedTuple):
+    """A bundle that was proven."""
+
+    session: str
+    revisions: int
+    objects: int
+    object_bytes: int
+    size_bytes: int
+    #: Is it whole in itself? A thin one leaves out what another store has.
+    thin: bool
+    #: How many objects a thin one leaves out, and how many of its ropes that leaves unproven.
+    left_out: int = 0
+    unproven: int = 0
+
+
+class _Known(NamedTuple):
+    fact: Fact
+    place: Place
+
+
+class FileObjects(PieceReader):
+    """Objects of a bundle by digest, and beside them those of a store."""
+
+    __slots__ = ("_outside", "_reader", "known")
+
+    def __init__(self, reader: BundleReader, outside: PieceReader | None) -> None:
+        # The engine is only asked through ``find_many``, which is answered here.
+        super().__init__(outside.engine if outside is not None else _NO_ENGINE)
+        self._reader = reader
+        self._outside = outside
+        self.known: dict[bytes, _Known] = {}
+
+    def find_many(self, digests: Sequence[bytes]) -> list[StoredObject | None]:
+        """The objects; those of the file were proven when they were first read."""
+        found: list[StoredObject | None] = []
+        for digest in digests:
+            known = self.known.get(digest)
+            if known is not None:
+                item = layout.object_at(self._reader.fetch(known.place), known.place.at)
+                found.append(StoredObject(item.kind, item.data))
+            elif self._outside is not None:
+                found += self._outside.find_many((digest,))
+            else:
+                found.append(None)
+        self.pieces_read += len(found)
+        return found
+
+
+class _NoEngine:
+    """Stands where a reader without a store needs an engine."""
+
+
+_NO_ENGINE: Final[Any] = _NoEngine()
+
+
+class Proof:
+    """One bundle on its way through all checks."""
+
+    def __init__(
+        self,
+        reader: BundleReader,
+        limits: BundleLimits,
+        outside: Engine | None,
+        progress: Progress | None,
+    ) -> None:
+        self._reader = reader
+        self._limits = limits
+        self._outside = None if outside is None else PieceReader(outside)
+        self._progress = progress
+        self.objects = FileObjects(reader, self._outside)
+        # Not linked to so far by anything that came later.
+        self._loose: dict[bytes, int] = {}
+        self._left_out: dict[bytes, Fact | None] = {}
+        self._lacking: dict[bytes, None] = {}
+        self._unproven = 0
+        self._object_bytes = 0
+        self._raw_rows: list[list[Any]] = []
+        self._rows_at = 0
+        self.rows: SessionRows
+        self.views: list[View] = []
+        self.table: NodeTable
+        #: The nodes that the head hides.
+        self.hidden: set[bytes] = set()
+        reader.allow(limits.max_work_bytes)
+
+    @property
+    def thin(self) -> bool:
+        """Does the file leave out objects?"""
+        return self._reader.header is not None and self._reader.header.thin
+
+    def run(self) -> VerifyReport:
+        """Check everything; raises at the first thing that is wrong."""
+        reader = self._reader
+        for block in reader.blocks():
+            if reader.header is not None and reader.header.kind != layout.SESSION:
+                raise ForeignBundleError(
+                    f"{reader.path} is a bundle of a {reader.header.kind!r:.40}, not of a session"
+                )
+            if block.type == layout.OBJECTS:
+                self._take_objects(block)
+            else:
+                self._take_rows(block)
+            if self._progress is not None:
+                done = block.offset + layout.BLOCK_HEADER_BYTES
+                self._progress(Step("verify", done, reader.size_bytes, "bytes"))
+        totals = reader.totals
+        assert totals is not None
+        counted = (len(self.objects.known), self._object_bytes, len(self._raw_rows))
+        if totals[:3] != counted:
+            raise reader.fail(
+                reader.size_bytes, f"{counted} objects, bytes and rows where {totals[:3]} are said"
+            )
+        if self._lacking:
+            raise ObjectsMissingError(reader.path, list(self._lacking))
+        try:
+            self.rows = session_rows.decode(self._raw_rows)
+            self._check_rows()
+            if not self.thin or self._outside is not None:
+                self._check_graphs()
+        except BundleLimitError:
+            raise
+        except (CorruptionError, InvalidInputError) as exc:
+            raise self._failed(self._rows_at, exc) from exc
+        return VerifyReport(
+            self.rows.session,
+            len(self.rows.revisions),
+            len(self.objects.known),
+            self._object_bytes,
+            reader.size_bytes,
+            self.thin,
+            len(self._left_out),
+            self._unproven,
+        )
+
+    def _failed(self, offset: int, exc: Exception) -> BundleError:
+        return exc if isinstance(exc, BundleError) else self._reader.fail(offset, exc)
+
+    # --- objects ------------------------------------------------------------------------------
+
+    def _take_objects(self, block: Block) -> None:
+        limits, known = self._limits, self.objects.known
+        for packed in self._reader.objects(block):
+            if len(known) + len(self._left_out) >= limits.max_objects:
+                raise BundleLimitError(
+                    f"{self._reader.path} has more than {limits.max_objects} objects; "
+                    "raise max_objects to read it"
+                )
+            self._object_bytes += len(packed.data)
+            if self._object_bytes > limits.max_object_bytes:
+                raise BundleLimitError(
+                    f"{self._reader.path} inflates to more than {limits.max_object_bytes} bytes; "
+                    "raise max_object_bytes to read it"
+                )
+            try:
+                self._take_object(block.offset, packed)
+            except BundleLimitError:
+                raise
+            except (CorruptionError, InvalidInputError) as exc:
+                raise self._failed(block.offset, exc) from exc
+
+    def _take_object(self, offset: int, packed: layout.PackedObject) -> None:
+        kind, data = packed.kind, packed.data
+        if kind > Kind.MANIFEST:
+            raise CorruptionError(f"an object of kind {kind}")
+        name = digest_of(kind, data) if packed.name is None else packed.name
+        if name in self.objects.known:
+            raise CorruptionError(f"object {name.hex()} comes twice")
+        if kind == Kind.ROPE:
+            check_object(name, kind, data)
+        fact = closure.examine(name, kind, data, self._known)
+        if kind == Kind.ROPE:
+            fact = self._prove_rope(name, data, fact)
+        self.objects.known[name] = _Known(fact, Place(offset, packed.at))
+        self._loose[name] = offset
+
+    def _known(self, digest: bytes) -> Fact | None:
+        known = self.objects.known.get(digest)
+        if known is not None:
+            self._loose.pop(digest, None)
+            return known.fact
+        if not self.thin:
+            raise CorruptionError(f"{digest.hex()} is linked to, and did not come before")
+        if digest not in self._left_out:
+            self._left_out[digest] = self._look_outside(digest)
+        return self._left_out[digest]
+
+    def _look_outside(self, digest: bytes) -> Fact | None:
+        """What the store knows of an object that was left out."""
+        if self._outside is None:
+            return None
+        item = self._outside.find_many((digest,))[0]
+        if item is None:
+            if len(self._lacking) < _MAX_NAMED:
+                self._lacking[digest] = None
+            return None
+        # What lies below it is the store's affair, and whole there (P3).
+        return closure.examine(digest, item.kind, item.data, lambda below: None)
+
+    def _prove_rope(self, name: bytes, data: bytes, fact: Fact) -> Fact:
+        """Read a rope's content: only that proves its name."""
+        if self._left_out and self._outside is None:
+            self._unproven += 1
+            return fact
+        if self._lacking:
+            return fact
+        content = BlobReader(self.objects, name, StoredObject(Kind.ROPE, data))
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        is_text = True
+        while True:
+            part = content.read(_READ_BYTES) or b""
+            self._reader.charge(len(part))
+            if is_text:
+                try:
+                    decoder.decode(part, final=not part)
+                except UnicodeDecodeError:
+                    is_text = False
+            if not part:
+                return BlobFact(content.size_bytes, is_text)
+
+    # --- rows ---------------------------------------------------------------------------------
+
+    def _take_rows(self, block: Block) -> None:
+        if not self._raw_rows:
+            self._rows_at = block.offset
+        self._raw_rows += self._reader.rows(block)
+        if len(self._raw_rows) > self._limits.max_rows:
+            raise BundleLimitError(
+                f"{self._reader.path} has more than {self._limits.max_rows} rows; "
+                "raise max_rows to read it"
+            )
+
+    def _check_rows(self) -> None:
+        """What rows name must be there and of the right kind, and all else must lead there."""
+        for row in self.rows.revisions:
+            if not isinstance(self._known(row.manifest), ManifestFact | None):
+                raise CorruptionError(f"revision {row.revision} names what is no manifest")
+            if row.hidden is not None and not _is_map(self._known(row.hidden)):
+                raise CorruptionError(f"revision {row.revision} hides what is no map")
+        for one in self.rows.attachments:
+            if one.digest is not None and not isinstance(
+                self._known(bytes(one.digest)), BlobFact | None
+            ):
+                raise CorruptionError(f"the attachment {one.id!r} is no blob")
+        if self._lacking:
+            raise ObjectsMissingError(self._reader.path, list(self._lacking))
+        if self._loose:
+            name, offset = next(iter(self._loose.items()))
+            raise self._reader.fail(offset, f"nothing leads to object {name.hex()}")
+
+    def _check_graphs(self) -> None:
+        steps = max(_MIN_STEPS, _STEPS_PER_OBJECT * len(self.objects.known))
+        self.table = NodeTable(self.objects, max_steps=steps)
+        for row in self.rows.revisions:
+            manifest = graph.read_manifest(self.objects, row.manifest)
+            self.views.append(self.table.add(row.manifest, manifest))
+        hidden = self.rows.revisions[-1].hidden
+        if hidden is not None:
+            self.hidden = self._hidden_nodes(hidden)
+
+    def _hidden_nodes(self, digest: bytes) -> set[bytes]:
+        """The nodes that the head hides; their ids come along in a map."""
+        stored = self.objects.follow((digest,))[0]
+        found = values.read_value(self.objects, digest, stored, max_bytes=DEFAULT_MAX_BYTES)
+        if type(found) is not dict or any(type(node_id) is not str for node_id in found.values()):
+            raise CorruptionError(f"{digest.hex()} is no map of hidden nodes")
+        return {bytes(Digest.from_hex(name)) for name in found}
+
+
+def _is_map(fact: Fact | None) -> bool:
+    return fact is None or (isinstance(fact, ValueFact) and fact.shape == closure.MAP)
+
+
+def new_object(packed: layout.PackedObject) -> NewObject:
+    """An object of a proven bundle on its way into a store."""
+    name = digest_of(packed.kind, packed.data) if packed.name is None else packed.name
+    return NewObject(name, packed.kind, packed.data, closure.links_of(packed.kind, packed.data))
+
+
+def verify_bundle(
+    source_file: str | os.PathLike[str],
+    *,
+    limits: BundleLimits = DEFAULT_LIMITS,
+    progress: Progress | None = None,
+) -> VerifyReport:
+    """Prove a bundle without any store, or raise.
+
+    BundleError names the byte at which it fails, ForeignBundleError says that it is none, or
+    of another version, BundleLimitError that it asks for more than ``limits`` allow.
+    """
+    with BundleReader(os.fspath(source_file)) as reader:
+        return Proof(reader, limits, None, progress).run()

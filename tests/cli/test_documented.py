@@ -1,0 +1,129 @@
+"""Nothing can be done on the command line that is not helped with, documented and tested."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from casstore.cli.command import COMMON, Command
+from casstore.cli.main import MODULE_OF, SECTIONS, cli
+
+ROOT = Path(__file__).parent.parent.parent
+DOCUMENT = (ROOT / "docs" / "cli.md").read_text()
+
+
+def command(name: str) -> Command:
+    with click.Context(cli, info_name="casstore") as ctx:
+        found = cli.get_command(ctx, name)
+    assert isinstance(found, Command)
+    return found
+
+
+def options(made: click.Command) -> list[click.Option]:
+    return [one for one in made.params if isinstance(one, click.Option)]
+
+
+def tried() -> dict[str, set[str]]:
+    """The options that tests have tried, by command: from what they pass to ``run`` and others."""
+    found: dict[str, set[str]] = {}
+    for path in Path(__file__).parent.glob("test_*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call | ast.Tuple):
+                parts = node.args if isinstance(node, ast.Call) else node.elts
+                words = [
+                    one.value for one in parts
+                    if isinstance(one, ast.Constant) and isinstance(one.value, str)
+                ]  # fmt: skip
+                for name in [word for word in words if word in MODULE_OF][:1]:
+                    found.setdefault(name, set()).update(words)
+    return found
+
+
+TRIED = tried()
+
+
+@pytest.mark.parametrize("name", MODULE_OF)
+def test_every_command_and_option_has_help(name: str) -> None:
+    made = command(name)
+    assert made.help
+    assert made.section in SECTIONS
+    assert made.examples
+    assert all("casstore " in example for example in made.examples)
+    # Its first sentence says it, and fits on the list of all commands.
+    assert made.get_short_help_str(100).endswith(".")
+    assert not made.get_short_help_str(100).endswith("...")
+    for option in options(made):
+        assert option.help, option.name
+        assert option.help.endswith("."), option.name
+    for argument in made.params:
+        if isinstance(argument, click.Argument):
+            shown = (argument.metavar or argument.name or "").strip("[]….").rstrip("_").upper()
+            assert shown in (made.help or "").upper(), f"the help does not speak of {shown}"
+
+
+@pytest.mark.parametrize("name", MODULE_OF)
+def test_every_command_and_option_is_documented(name: str) -> None:
+    section = DOCUMENT.split(f"### `{name}`\n")[1].split("\n### ")[0]
+    made = command(name)
+    for option in options(made):
+        if option not in COMMON:
+            assert f"`{option.opts[0]}`" in section
+    for key, meaning in made.shape.lines():
+        assert f"`{key}`" in section
+        assert meaning or key.startswith("packages.")
+
+
+@pytest.mark.parametrize("name", MODULE_OF)
+def test_every_command_and_option_is_tried_by_a_test(name: str) -> None:
+    words = TRIED.get(name, set())
+    assert words, f"no test runs casstore {name}"
+    for option in options(command(name)):
+        if option not in COMMON:
+            assert words & set(option.opts), f"no test gives {option.opts} to casstore {name}"
+    assert "--json" in words, f"no test asks casstore {name} for JSON"
+
+
+def test_the_common_options_are_tried() -> None:
+    words = set().union(*TRIED.values())
+    for option in COMMON:
+        assert words & set(option.opts), option.opts
+
+
+def test_the_help_lists_every_command_in_its_section() -> None:
+    answer = subprocess.run(
+        [sys.executable, "-m", "casstore", "--help"],
+        capture_output=True, text=True, check=True, cwd=ROOT,
+    )  # fmt: skip
+    for name in MODULE_OF:
+        assert f"\n  {name} " in answer.stdout
+    bare = subprocess.run(
+        [sys.executable, "-m", "casstore"],
+        capture_output=True, text=True, check=False, cwd=ROOT,
+    )  # fmt: skip
+    assert (bare.returncode, bare.stdout, bare.stderr) == (2, "", answer.stdout)
+
+
+def test_the_document_is_what_the_commands_say() -> None:
+    subprocess.run([sys.executable, "tools/cli_docs.py", "--check"], check=True, cwd=ROOT)
+
+
+def test_only_the_command_line_loads_what_it_needs() -> None:
+    script = "import casstore, sys; print({'click', 'rich'} & set(sys.modules))"
+    answer = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert answer.stdout == "set()\n"
+    # Asking for something small does not load what tables need.
+    script = "import sys; sys.argv = ['casstore', 'version']\nfrom casstore.cli.main import cli\n"
+    script += (
+        "try: cli.main()\nexcept SystemExit: print('rich' in sys.modules, 'lmdb' in sys.modules)"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert answer.stdout.splitlines()[-1] == "False False"

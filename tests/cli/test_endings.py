@@ -1,0 +1,298 @@
+"""How commands end: exit codes, errors with what to try next, interrupts, broken pipes, colours."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import casstore
+from casstore import errors
+from casstore.cli.advice import advice
+from casstore.cli.main import MODULE_OF
+from tests.cli.running import run
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def environment(**more: str) -> dict[str, str]:
+    kept = {
+        key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "CASSTORE_PATH")
+    }
+    paths = [str(ROOT), *filter(None, [kept.get("PYTHONPATH")])]
+    return {**kept, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "100", **more}
+
+
+def process(*arguments: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "casstore", *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "remedy"),
+    [
+        (("show", "nowhere"), 4, "casstore sessions"),
+        (("show", "agent@99"), 4, "casstore history agent"),
+        (("log", "agent#n99"), 4, "casstore log agent"),
+        (("show", "0" * 64), 4, "casstore sessions"),
+        (("tag", "release", "agent@2"), 5, "--move"),
+        (("fork", "agent", "other"), 5, "choose another id"),
+        (("show",), 2, "casstore show --help"),
+        (("shwo",), 2, "casstore --help"),
+        (("show", "agent", "--what"), 2, "casstore show --help"),
+    ],
+)
+def test_every_refusal_says_what_to_try_next(
+    own: str, arguments: tuple[str, ...], code: int, remedy: str
+) -> None:
+    text = run(*arguments, store=own, ends=code)
+    assert text.out == ""
+    assert text.err.startswith("error: ")
+    assert remedy in text.err.split("try: ")[1]
+    told = run(*arguments, "--json", store=own, ends=code).error
+    assert told["schema"] == "casstore.error/1"
+    assert (told["exit_code"], remedy in told["try"]) == (code, True)
+    assert set(told) == {"schema", "error", "message", "try", "exit_code"}
+
+
+def test_a_slip_of_the_finger_is_told_what_is_near_it(example: str) -> None:
+    assert "Did you mean 'show'?" in run("shwo", store=example, ends=2).err
+
+
+def test_where_there_is_no_store_it_says_how_to_make_one(tmp_path: Path) -> None:
+    for arguments in (("sessions",), ("gc",), ("stats",)):
+        ran = run(*arguments, store=str(tmp_path / "nowhere"), ends=4)
+        assert "no store at" in ran.err
+        assert "casstore init" in ran.err
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_what_is_no_store_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "letter").write_text("dear")
+    for arguments in (("sessions",), ("init",), ("gc",)):
+        ran = run(*arguments, store=str(tmp_path), ends=9)
+        assert "not empty" in ran.err
+    assert sorted(os.listdir(tmp_path)) == ["letter"]
+    assert "a store is a directory" in run("sessions", store=str(tmp_path / "letter"), ends=3).err
+
+
+def test_a_damaged_file_ends_with_the_code_for_damage(own: str) -> None:
+    data = Path(own) / "data.mdb"
+    data.write_bytes(data.read_bytes()[: 3 * 4096])
+    ran = run("sessions", store=own, ends=8)
+    assert "casstore check" in ran.err
+
+
+def test_the_current_directory_is_the_last_choice(
+    example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(example)
+    assert "agent" in run("sessions").out
+    assert run("sessions", store=str(tmp_path / "x"), ends=4)
+    assert "agent" in run("--store", example, "sessions", store=str(tmp_path / "x")).out
+    assert "agent" in run("sessions", "-s", example, store=str(tmp_path / "x")).out
+    assert run("--json", "sessions", store=example).json["sessions"]
+
+
+def test_a_durability_that_others_exclude_is_refused(own: str) -> None:
+    script = "import casstore, sys; store = casstore.open(sys.argv[1], 'process')\n"
+    script += "print(1, flush=True); sys.stdin.read()"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", script, own],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(),
+    )  # fmt: skip
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    try:
+        assert "does not flush" in run("label", "agent", "x", store=own, ends=7).err
+        run("label", "agent", "x", "--durability", "process", store=own)
+    finally:
+        holder.communicate()
+
+
+def test_every_kind_of_error_has_a_code_and_most_have_advice() -> None:
+    kinds = [
+        kind for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, errors.CasstoreError)
+    ]  # fmt: skip
+    document = (ROOT / "docs" / "cli.md").read_text()
+    for code in {kind.exit_code for kind in kinds}:
+        assert f"\n| {code} |" in document
+    for kind in (
+        errors.StoreNotFoundError, errors.CorruptionError, errors.BusyError, errors.StorageError,
+        errors.ForeignStoreError, errors.StorageFullError, errors.ReadOnlyError,
+    ):  # fmt: skip
+        assert advice(kind("x"))
+    for text in (advice(errors.CorruptionError("x")), advice(errors.StorageFullError("x"))):
+        # What it tells people to run can be run.
+        assert text is not None
+        for command in re.findall(r"casstore (\w+)", text):
+            assert command in MODULE_OF
+
+
+# --- real processes -----------------------------------------------------------------------
+
+
+def until(ready: Callable[[], bool], worker: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 60
+    while not ready():
+        assert worker.poll() is None, worker.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_ctrl_c_stops_a_collection_and_its_report_is_printed(tmp_path: Path) -> None:
+    place = str(tmp_path / "full")
+    with casstore.open(place, durability="process") as store:
+        store.put_many([number.to_bytes(4, "big") for number in range(4000)])
+    worker = process("gc", "--store", place, "--grace", "0", "--batch", "1", "--json",
+                     "--durability", "process")  # fmt: skip
+    with casstore.open(place, readonly=True) as watching:
+
+        def begun() -> bool:
+            return sum(1 for _ in watching.engine.scan_objects(limit=10**6)) < 3990
+
+        until(begun, worker)
+        worker.send_signal(signal.SIGINT)
+        out, err = worker.communicate(timeout=60)
+        left = sum(1 for _ in watching.engine.scan_objects(limit=10**6))
+    told = json.loads(out)
+    assert worker.returncode == 130
+    assert told["outcome"] == "incomplete"
+    assert 0 < told["objects_swept"] == 4000 - left
+    assert b"Traceback" not in err
+    assert run("gc", "--grace", "0", "--json", store=place).json["objects_swept"] == left
+
+
+def test_ctrl_c_anywhere_else_ends_quietly(tmp_path: Path) -> None:
+    place = str(tmp_path / "store")
+    run("init", place)
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    worker = process("put", str(fifo), "--store", place)
+    # Opening it for writing waits until the command has opened it; then it sleeps in reading.
+    with open(fifo, "wb"):
+        status = Path(f"/proc/{worker.pid}/stat")
+        until(lambda: status.read_text().rpartition(")")[2].split()[0] == "S", worker)
+        worker.send_signal(signal.SIGINT)
+        out, err = worker.communicate(timeout=60)
+    assert (worker.returncode, out, err) == (130, b"", b"error: interrupted\n")
+
+
+def test_nobody_reading_the_answer_is_no_error_message(own: str) -> None:
+    run("put", "--tag", "long", store=own, stdin=b"x" * 3_000_000)
+    for arguments in (("cat", "long"), ("cat", "long", "--json")):
+        worker = process(*arguments, "--store", own)
+        assert worker.stdout is not None
+        assert worker.stderr is not None
+        worker.stdout.read(10)
+        worker.stdout.close()
+        assert worker.wait(60) == 141
+        assert worker.stderr.read() == b""
+        worker.stderr.close()
+
+
+def on_terminal(*arguments: str, **more: str) -> str:
+    """What a command writes to a terminal."""
+    ours, theirs = pty.openpty()
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "casstore", *arguments],
+        stdout=theirs, stderr=theirs, stdin=theirs, env=environment(TERM="xterm", **more),
+    )  # fmt: skip
+    os.close(theirs)
+    written = b""
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:
+            break
+        if not part:
+            break
+        written += part
+    os.close(ours)
+    worker.wait(60)
+    return written.decode()
+
+
+def test_colours_only_on_a_terminal_and_only_if_wanted(example: str) -> None:
+    arguments = ("log", "agent", "--graph", "--store", example)
+    assert "\x1b[" not in run(*arguments).out
+    assert "\x1b[3" in on_terminal(*arguments)
+    assert "\x1b[" not in on_terminal(*arguments, NO_COLOR="1")
+    # A hostile id is escaped also where colours are printed.
+    listed = on_terminal("sessions", "--store", example)
+    assert "\x1b[31m\n" not in listed
+    assert "evil\\x1b[31m\\nname\\u202e" in listed
+    assert "\u202e" not in on_terminal("sessions", "--json", "--store", example)
+
+
+def test_a_bar_is_drawn_on_a_terminal_and_taken_away_again(example: str) -> None:
+    shown = on_terminal("check", "--store", example)
+    assert "objects" in shown
+    assert shown.rstrip().splitlines()[-1].count("sound") == 1
+    assert "\x1b[2K" in shown
+    assert "\x1b[2K" not in on_terminal("check", "--quiet", "--store", example)
+
+
+def test_binary_is_not_written_to_a_terminal(example: str) -> None:
+    assert "this is binary" in on_terminal("cat", "binary", "--store", example)
+    assert "one\r\ntwo" in on_terminal("cat", "text", "--store", example)
+
+
+def test_the_lines_of_a_table_fit_the_terminal(example: str) -> None:
+    for line in on_terminal(
+        "sessions", "--store", example, COLUMNS="60", NO_COLOR="1"
+    ).splitlines():
+        assert len(line) <= 60
+
+
+# --- what belongs to the command itself ------------------------------------------------------
+
+
+def test_versions_are_told() -> None:
+    assert run("version", "--json").json["casstore"] == casstore.__version__
+    assert run("version").out.startswith(f"casstore {casstore.__version__}\n")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_are_printed(shell: str) -> None:
+    script = run("completion", shell).out
+    assert "_CASSTORE_COMPLETE" in script
+    assert run("completion", shell, "--json").json["script"] in script
+
+
+def test_completion_needs_a_shell_it_knows() -> None:
+    assert "bash, zsh or fish" in run("completion", env={"SHELL": "/bin/ksh"}, ends=2).err
+    assert run("completion", "--json", env={"SHELL": "/bin/zsh"}).json["shell"] == "zsh"
+
+
+def completed(words: str, store: str) -> list[str]:
+    """What bash would offer for the last of these words."""
+    answer = subprocess.run(
+        [sys.executable, "-c", "from casstore.cli.main import main; main()"],
+        capture_output=True, text=True, check=False, cwd=ROOT,
+        env=environment(_CASSTORE_COMPLETE="bash_complete", COMP_WORDS=words,
+                        COMP_CWORD=str(len(words.split(" ")) - 1), CASSTORE_PATH=store),
+    )  # fmt: skip
+    return [line.partition(",")[2] for line in answer.stdout.splitlines() if line]
+
+
+def test_the_shell_completes_commands_options_and_names(example: str) -> None:
+    assert completed("casstore hist", example) == ["history"]
+    assert "--labelled" in completed("casstore history --lab", example)
+    assert completed("casstore show a", example) == ["agent"]
+    assert completed("casstore show re", example) == ["release", "resume"]
+    # What cannot be typed as it is shown is not offered.
+    assert completed("casstore show ev", example) == []
+    assert completed("casstore show a", "/nowhere") == []

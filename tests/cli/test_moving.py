@@ -1,0 +1,104 @@
+"""Stores and sessions on their way elsewhere: backup, copy, export, import, verify."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import casstore
+from casstore import UNFENCED, Commit, NodeDraft
+from tests.cli.running import run
+
+
+def commit(place: str, node: str, session: str = "agent") -> None:
+    with casstore.open(place) as store:
+        store.session(session).commit(Commit(append=[NodeDraft(node, node)], lease=UNFENCED))
+
+
+def test_a_backup_is_a_store_and_is_brought_up_to_date(own: str, tmp_path: Path) -> None:
+    target = str(tmp_path / "backup")
+    made = run("backup", target, "--compact", "--json", store=own).json
+    assert (made["updated"], made["target"]) == (False, target)
+    assert "the same" in run("diff", "agent", f"{target}::agent", store=own).out
+    assert "try: " in run("backup", target, store=own, ends=5).err
+    commit(own, "later")
+    assert "updated" in run("backup", target, "--update", store=own).out
+    assert run("show", "agent#later", store=target)
+    assert "made" in run("backup", target, "--replace", store=own).out
+    run("backup", target, "--replace", "--update", store=own, ends=3)
+
+
+def test_a_copy_brings_what_is_lacking(own: str, tmp_path: Path) -> None:
+    target = str(tmp_path / "copy")
+    run("copy", target, store=own, ends=4)
+    made = run("copy", target, "--create", "--json", store=own).json
+    assert made["sessions"] >= 4
+    commit(target, "own", session="theirs")
+    assert "copied 0 sessions, 0 new objects" in run("copy", target, store=own).out
+    run("show", "theirs", store=target)
+    assert run("copy", target, "--mirror", "--json", store=own).json["rows_removed"] > 0
+    run("show", "theirs", store=target, ends=4)
+
+
+def test_a_session_travels_as_a_file(own: str, tmp_path: Path) -> None:
+    file, place = str(tmp_path / "agent.bundle"), str(tmp_path / "new")
+    wrote = run("export", "agent", file, "--json", store=own).json
+    assert (wrote["session"], wrote["revisions"], wrote["thin"]) == ("agent", 15, False)
+    assert run("verify", file, "--json").json["revisions"] == 15
+    assert "proven" in run("verify", file).out
+    run("export", "agent", file, store=own, ends=5)
+    assert "wrote" in run("export", "agent", file, "--replace", store=own).out
+    run("init", place)
+    assert run("import", file, "--json", store=place).json["outcome"] == "created"
+    assert "unchanged agent" in run("import", file, store=place).out
+    assert "created theirs" in run("import", file, "--name", "theirs", store=place).out
+    assert "the same" in run("diff", "agent", f"{place}::agent", store=own).out
+    commit(own, "later")
+    run("export", "agent", file, "--replace", store=own)
+    run("import", file, store=place, ends=5)
+    moved = run("import", file, "--fast-forward", "--json", store=place).json
+    assert (moved["outcome"], moved["revisions"]) == ("forwarded", 1)
+    run("export", "note", str(tmp_path / "x"), store=own, ends=3)
+
+
+def test_one_revision_the_head_alone_or_only_what_is_lacking(own: str, tmp_path: Path) -> None:
+    place, have = str(tmp_path / "new"), str(tmp_path / "have")
+    one, head, rest = [str(tmp_path / name) for name in ("one", "head", "rest")]
+    assert run("export", "agent@5", one, "--json", store=own).json["revisions"] == 1
+    assert run("export", "agent", head, "--head-only", "--json", store=own).json["revisions"] == 1
+    run("init", place)
+    run("import", one, "--name", "known", store=place)
+    assert "1 digest in" in run("export", "known", have, "--list-have", store=place).out
+    thin = run("export", "agent", rest, "--have", have, "--json", store=own).json
+    assert thin["thin"] is True
+    assert "thin: leaves out" in run("verify", rest).out
+    run("import", rest, store=place)
+    empty = str(tmp_path / "empty")
+    run("init", empty)
+    assert run("import", rest, store=empty, ends=4).err.startswith("error: ")
+    run("export", "agent", have, "--list-have", "--replace", store=own, ends=2)
+
+
+def test_a_damaged_file_is_refused_with_the_byte(own: str, tmp_path: Path) -> None:
+    file = tmp_path / "agent.bundle"
+    run("export", "agent", str(file), store=own)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    assert run("verify", str(file), "--json", ends=8).error["exit_code"] == 8
+    run("import", str(file), "--name", "x", store=own, ends=8)
+    file.write_bytes(b"no bundle at all")
+    run("verify", str(file), ends=9)
+    run("verify", str(tmp_path / "nowhere"), ends=None)
+
+
+def test_two_exported_files_are_compared(own: str, tmp_path: Path) -> None:
+    monday, tuesday = str(tmp_path / "monday"), str(tmp_path / "tuesday")
+    run("export", "agent", monday, store=own)
+    commit(own, "later")
+    run("export", "agent", tuesday, store=own)
+    told = run("diff", monday, tuesday, "--json").json
+    assert [one["id"] for one in told["nodes"]["added"]] == ["later"]
+    assert told["new"]["store"] == tuesday
+    assert "the same" in run("diff", f"{monday}::agent", f"{tuesday}::agent~1").out
+    run("diff", monday, "agent", "--exit-code", store=own, ends=1)
+    assert run("diff", monday, f"{tuesday}::nowhere", ends=4)

@@ -1,0 +1,218 @@
+"""What names mean, what they do not, and what an error says of those that mean two things."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import casstore
+from casstore import UNFENCED, Commit, NodeDraft, Store
+from casstore.cli.naming import AmbiguousNameError, NameNotFoundError, resolve, split_store
+from casstore.engine.memory import MemoryEngine
+from casstore.engine.protocol import Listing
+from casstore.errors import InvalidInputError, NotFoundError, SessionDeletedError
+from tests.cli.running import HOSTILE, run
+
+
+@pytest.fixture(scope="module")
+def store() -> Store:
+    made = Store(MemoryEngine())
+    for session, commits in (("agent", 5), ("agent@3", 1), ("age#of", 1), ("a~b", 2)):
+        for turn in range(commits):
+            draft = NodeDraft(f"n{turn}", {"session": session})
+            made.session(session).commit(Commit(append=[draft], lease=UNFENCED))
+    made.session("agent").label("good", 2)
+    made.session("agent").label("7", 4)
+    made.session("agent").label("a@b", 1)
+    made.create_session("empty")
+    made.tag("rel", made.session("agent").entry(1).manifest)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "session", "revision"),
+    [
+        ("agent", "session", "agent", 5),
+        ("agent@2", "revision", "agent", 2),
+        ("agent@5", "revision", "agent", 5),
+        ("agent@good", "revision", "agent", 2),
+        ("agent@7", "revision", "agent", 4),
+        ("agent@a@b", "revision", "agent", 1),
+        ("agent~", "revision", "agent", 4),
+        ("agent~0", "revision", "agent", 5),
+        ("agent~4", "revision", "agent", 1),
+        ("agent@good~1", "revision", "agent", 1),
+        ("agent~1~2", "revision", "agent", 2),
+        ("a~b", "session", "a~b", 2),
+        ("a~b~1", "revision", "a~b", 1),
+        ("empty", "session", "empty", None),
+        ("age#of", "session", "age#of", 1),
+        ("revision:agent@3", "revision", "agent", 3),
+        ("session:agent@3", "session", "agent@3", 1),
+        ("em", "session", "empty", None),
+    ],
+)
+def test_a_session_or_revision_has_many_names(
+    store: Store, text: str, kind: str, session: str, revision: int | None
+) -> None:
+    found = resolve(store, text)
+    assert (found.kind, found.session, found.revision) == (kind, session, revision)
+    if revision is not None:
+        assert found.digest == store.session(session).entry(revision).manifest
+    assert resolve(store, found.text)[2:] == found[2:]
+
+
+@pytest.mark.parametrize(
+    ("text", "session", "node", "revision"),
+    [
+        ("agent#n3", "agent", "n3", 5),
+        ("agent@good#n1", "agent", "n1", 2),
+        ("age#of#n0", "age#of", "n0", 1),
+    ],
+)
+def test_a_node_is_named_through_its_session(
+    store: Store, text: str, session: str, node: str, revision: int
+) -> None:
+    found = resolve(store, text)
+    assert (found.session, found.node, found.revision) == (session, node, revision)
+    node_found = store.session(session).node(node, at=revision)
+    assert node_found is not None
+    assert found.digest == node_found.digest
+    assert resolve(store, found.text) == found
+
+
+def test_objects_are_named_by_tags_digests_and_their_beginnings(store: Store) -> None:
+    digest = store.put_blob(b"only once")
+    hexed = digest.hex()
+    for text in (hexed, hexed.upper(), hexed[:12], f"digest:{hexed[:8]}"):
+        assert resolve(store, text).digest == digest
+    assert resolve(store, "rel").digest == store.session("agent").entry(1).manifest
+
+
+def test_a_whole_name_goes_before_the_beginning_of_another() -> None:
+    with Store(MemoryEngine()) as small:
+        begin = small.put_blob(b"something").hex()[:6]
+        assert resolve(small, begin).kind == "digest"
+        small.create_session(begin)
+        assert resolve(small, begin).session == begin
+
+
+@pytest.mark.parametrize("text", ["agent@3", "age"])
+def test_a_name_for_two_things_is_refused_with_both(store: Store, text: str) -> None:
+    with pytest.raises(AmbiguousNameError) as caught:
+        resolve(store, text)
+    candidates = caught.value.candidates
+    assert len(candidates) > 1
+    for candidate in candidates:
+        assert resolve(store, candidate).text == candidate
+
+
+def test_an_ambiguous_beginning_of_a_digest_lists_whole_ones(store: Store) -> None:
+    with Store(MemoryEngine()) as many:
+        found: dict[str, list[str]] = {}
+        for number in range(2000):
+            digest = many.put_blob(number.to_bytes(4, "big"))
+            found.setdefault(digest.hex()[:4], []).append(digest.hex())
+        begin, both = next((begin, both) for begin, both in found.items() if len(both) == 2)
+        with pytest.raises(AmbiguousNameError) as caught:
+            resolve(many, begin)
+        assert sorted(caught.value.candidates) == sorted(f"digest:{one}" for one in both)
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "remedy"),
+    [
+        ("nowhere", "nothing is called 'nowhere'", "casstore sessions"),
+        ("agent@99", "has no revision or label '99'", "casstore history agent"),
+        ("agent~9", "has no revision or label '~9'", "casstore history agent"),
+        ("agent#n99", "has no node 'n99'", "casstore log agent"),
+        ("agent@2#n4", "has no node 'n4'", "casstore log agent"),
+        ("abc", "nothing is called", "at least 4 digits"),
+    ],
+)
+def test_what_is_not_there_is_named_with_where_to_look(
+    store: Store, text: str, message: str, remedy: str
+) -> None:
+    with pytest.raises(NameNotFoundError) as caught:
+        resolve(store, text)
+    assert message in str(caught.value)
+    assert remedy in caught.value.remedy
+
+
+def test_a_deleted_session_says_so() -> None:
+    with Store(MemoryEngine()) as store:
+        store.create_session("gone")
+        store.delete_session("gone")
+        with pytest.raises(SessionDeletedError):
+            resolve(store, "gone")
+
+
+def test_what_changes_something_takes_whole_names_only(store: Store) -> None:
+    assert resolve(store, "agent@2", abbreviated=False).revision == 2
+    with pytest.raises(NameNotFoundError):
+        resolve(store, "em", abbreviated=False)
+
+
+def test_a_store_is_split_off_only_if_it_is_there(tmp_path: Path) -> None:
+    assert split_store(f"{tmp_path}::agent@3") == (str(tmp_path), "agent@3")
+    assert split_store("nowhere::agent") == (None, "nowhere::agent")
+    assert split_store("plain") == (None, "plain")
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text("agent@~#:0123abf\x1b\0 ", max_size=14))
+def test_any_text_is_resolved_or_refused_by_a_typed_error(store: Store, text: str) -> None:
+    try:
+        found = resolve(store, text)
+    except (InvalidInputError, NotFoundError):
+        return
+    assert resolve(store, found.text).digest == found.digest
+
+
+def test_ambiguity_is_an_error_with_its_candidates(example: str) -> None:
+    ran = run("show", "--json", "e", store=example, ends=3)
+    assert ran.error["error"] == "AmbiguousNameError"
+    assert "session:empty" in ran.error["try"]
+    ran = run("show", "e", store=example, ends=3)
+    assert "could mean 2 things" in ran.err
+    assert "session:empty" in ran.err
+
+
+def test_a_hostile_name_can_be_used_but_is_never_printed_raw(example: str) -> None:
+    for arguments in (("sessions",), ("show", HOSTILE), ("log", HOSTILE), ("history", "evil"),
+                      ("log", "--graph", "--all"), ("sessions", "--json"), ("show", HOSTILE + "@9"),
+                      ("diff", HOSTILE, "agent"), ("cat", HOSTILE)):  # fmt: skip
+        ran = run(*arguments, store=example, ends=None)
+        written = ran.out + ran.err
+        for char in ("\x1b", "\x07", "\u202e"):
+            assert char not in written or arguments[-1] == "--json"
+    assert "evil\\x1b[31m\\nname\\u202e" in run("sessions", store=example).out
+
+
+@pytest.mark.parametrize("kind", ["memory", "lmdb"])
+def test_an_engine_lists_digests_in_order_and_within_bounds(kind: str, tmp_path: Path) -> None:
+    with Store(MemoryEngine()) if kind == "memory" else casstore.open(tmp_path) as store:
+        digests = sorted(store.put_many([bytes([number]) for number in range(50)]))
+        engine = store.engine
+        assert isinstance(engine, Listing)
+        assert engine.digests(bytes(32), b"\xff" * 32, limit=100) == digests
+        assert engine.digests(digests[3], digests[7], limit=100) == digests[3:8]
+        assert engine.digests(digests[3], digests[7], limit=2) == digests[3:5]
+        after = bytes(31) + b"\1"
+        assert engine.digests(bytes(32), after, limit=5) == []
+        with pytest.raises(InvalidInputError):
+            engine.digests(b"short", b"\xff" * 32, limit=1)
+
+
+def test_the_digests_of_nodes_are_those_of_the_nodes(own: str) -> None:
+    with casstore.open(own) as opened:
+        session = opened.session("agent")
+        for scope in ("path", "full"):
+            nodes = session.nodes("path" if scope == "path" else "full")
+            assert list(nodes.digests()) == [node.digest for node in nodes]
+            assert list(nodes[2:5].digests()) == [node.digest for node in nodes[2:5]]
+        session.tombstone(["n2"])
+        assert list(session.nodes().digests()) == [node.digest for node in session.nodes()]

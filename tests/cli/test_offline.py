@@ -1,0 +1,205 @@
+"""``tools/gc.py`` and ``tools/snapshot_diff.py``: run as programs, as cron would."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import casstore
+from casstore.cli.offline import Care, change_care, find_stores, read_config
+from casstore.errors import InvalidInputError
+from tests.cli.running import run
+from tests.cli.test_endings import environment, until
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def gc(*arguments: str, ends: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run the program from somewhere else."""
+    answer = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "gc.py"), *arguments],
+        capture_output=True, text=True, check=False, cwd="/", env=environment(),
+    )  # fmt: skip
+    assert answer.returncode == ends, answer
+    return answer
+
+
+def objects(place: str) -> int:
+    with casstore.open(place, readonly=True) as store:
+        return sum(1 for _ in store.engine.scan_objects(limit=10**6))
+
+
+def test_many_stores_are_cared_for_by_one_run(own: str, tmp_path: Path) -> None:
+    second = str(tmp_path / "own2")
+    shutil.copytree(own, second)
+    (tmp_path / "own-but-no-store").mkdir()
+    report = tmp_path / "report.json"
+    for place in (own, second):
+        run("put", store=place, stdin=b"garbage")
+    before = objects(own)
+    pattern = str(tmp_path / "own*")
+    planned = gc(pattern, "--grace", "0", "--last", "3", "--dry-run")
+    assert planned.stdout.count("would prune 9 revisions") == 2
+    assert objects(own) == before
+    done = gc(pattern, "--grace", "0", "--last", "3", "--pack", "--batch", "100",
+              "--durability", "relaxed", "--report", str(report))  # fmt: skip
+    lines = done.stdout.splitlines()
+    assert [line.split(": ")[0] for line in lines] == [own, second]
+    assert all("pruned 9 revisions" in line and "gc swept" in line for line in lines)
+    told = json.loads(report.read_text())
+    assert told["schema"] == "casstore.offline-gc/1"
+    assert [one["exit_code"] for one in told["stores"]] == [0, 0]
+    assert told["stores"][0]["collected"]["objects_swept"] > 0
+    assert objects(own) < before
+    quiet = gc(own, "--quiet")
+    assert (quiet.stdout, quiet.stderr) == ("", "")
+    assert json.loads(gc(own, "--report", "-").stdout)["stores"][0]["path"] == own
+
+
+def test_one_bad_store_does_not_keep_others_from_care(own: str, tmp_path: Path) -> None:
+    nowhere, letter = str(tmp_path / "nowhere"), tmp_path / "letter"
+    letter.write_text("dear")
+    answer = gc(nowhere, own, str(letter), ends=4)
+    assert "gc nothing to do" in answer.stdout
+    assert "StoreNotFoundError" in answer.stderr
+    assert "a store is a directory" in answer.stderr
+    damaged = tmp_path / "damaged"
+    shutil.copytree(own, damaged)
+    data = damaged / "data.mdb"
+    data.write_bytes(data.read_bytes()[: 3 * 4096])
+    assert "CorruptionError" in gc(str(damaged), ends=8).stderr
+
+
+def test_a_second_run_on_the_same_store_is_refused(own: str) -> None:
+    handle = os.open(own, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        assert "cared for by another run" in gc(own, ends=7).stderr
+    finally:
+        os.close(handle)
+    gc(own)
+
+
+def test_a_configuration_says_what_is_done_to_which_store(own: str, tmp_path: Path) -> None:
+    second = str(tmp_path / "second")
+    shutil.copytree(own, second)
+    config = tmp_path / "gc.toml"
+    config.write_text(
+        f'stores = ["{own}", "{second}"]\n'
+        'grace = "0"\npack = true\nvacuum = false\n'
+        '[retention]\nlast = 3\nwithin = "1ms"\n'
+        f'[store."{second}"]\nretention = {{ everything = true }}\n'
+    )
+    answer = gc("--config", str(config), "--dry-run")
+    assert f"{own}: would prune 9 revisions" in answer.stdout
+    assert f"{second}: would prune 0 revisions" in answer.stdout
+    # What the command line says goes before.
+    answer = gc("--config", str(config), "--dry-run", "--last", "1", "--within", "1ms")
+    assert answer.stdout.count("would prune 13 revisions") == 2
+    assert "would prune 0" in gc(own, "--prune", "--dry-run").stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("grace = 5", "grace cannot be 5"),
+        ('grace = "soon"', "is no duration"),
+        ("mistake = true", "no 'mistake'"),
+        ("[retention]\nlats = 3", "no 'lats'"),
+        ("[retention]\nlast = 0", "keeps nothing"),
+        ("stores = 3", "a list of paths"),
+        ("store = 3", "a table for each path"),
+        ('[store."x"]\nnope = 1', "no 'nope'"),
+        ("batch = true", "batch cannot be True"),
+        ("= broken", "is no TOML"),
+    ],
+)
+def test_a_configuration_with_a_mistake_is_refused_whole(
+    tmp_path: Path, text: str, why: str
+) -> None:
+    config = tmp_path / "gc.toml"
+    config.write_text(text)
+    with pytest.raises(InvalidInputError, match=why.replace("[", ".")):
+        read_config(str(config))
+
+
+def test_the_configuration_in_the_document_is_one(tmp_path: Path) -> None:
+    document = (ROOT / "docs" / "cli.md").read_text()
+    config = tmp_path / "gc.toml"
+    config.write_text(document.split("```toml\n")[1].split("```")[0])
+    found = read_config(str(config))
+    assert found.stores == ("/var/lib/agents/*",)
+    policy = found.care.policy
+    assert policy is not None
+    assert (policy.last, policy.idle_ms, found.care.pack) == (20, 90 * 86_400_000, True)
+    other = found.care_of("/var/lib/agents/archive").policy
+    assert other is not None
+    assert other.everything
+
+
+def test_a_mistake_on_the_command_line_ends_with_2(own: str, tmp_path: Path) -> None:
+    gc(ends=2)
+    gc(own, "--grace", "soon", ends=2)
+    gc(own, "--last", "0", ends=2)
+    gc(own, "--what", ends=2)
+    gc("--config", str(tmp_path / "nowhere"), ends=2)
+    gc(str(tmp_path / "none*"), ends=2)
+    assert "--report" in gc("--help").stdout
+
+
+def test_patterns_find_stores_and_each_once(own: str, tmp_path: Path) -> None:
+    os.symlink(own, tmp_path / "link")
+    assert find_stores([own, str(tmp_path / "*"), own + "/"]) == [own]
+    assert change_care(Care(), {"retention": True}, "x").prune is True
+    assert change_care(Care(prune=True), {"retention": False}, "x").prune is False
+
+
+def test_a_signal_stops_a_run_and_the_report_says_so(tmp_path: Path) -> None:
+    place, report = str(tmp_path / "full"), tmp_path / "report"
+    with casstore.open(place, durability="process") as store:
+        store.put_many([number.to_bytes(4, "big") for number in range(4000)])
+    worker = subprocess.Popen(
+        [sys.executable, str(ROOT / "tools" / "gc.py"), place, "--grace", "0", "--batch", "1",
+         "--durability", "process", "--report", str(report)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(),
+    )  # fmt: skip
+    with casstore.open(place, readonly=True) as watching:
+        until(lambda: sum(1 for _ in watching.engine.scan_objects(limit=10**6)) < 3990, worker)
+        worker.send_signal(signal.SIGTERM)
+        _, err = worker.communicate(timeout=60)
+    assert worker.returncode == 130
+    assert b"gc incomplete" in err
+    told: dict[str, Any] = json.loads(report.read_text())
+    assert told["interrupted"] is True
+    assert told["stores"][0]["collected"]["outcome"] == "incomplete"
+
+
+def test_the_snapshot_tool_is_casstore_diff(own: str) -> None:
+    def snapshot_diff(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, str(ROOT / "tools" / "snapshot_diff.py"), *arguments],
+            capture_output=True, text=True, check=False, cwd="/", env=environment(),
+        )  # fmt: skip
+
+    answer = snapshot_diff(f"{own}::agent@4", f"{own}::agent@6", "--stat", "--exit-code")
+    assert answer.returncode == 1
+    assert "tool_state  0 added, 0 removed, 7 changed" in answer.stdout
+    told = snapshot_diff("--store", own, "agent@4", "agent@6", "--json")
+    assert json.loads(told.stdout)["schema"] == "casstore.diff/1"
+    assert "OLD NEW" in snapshot_diff().stdout
+
+
+@pytest.mark.parametrize("tool", ["gc.py", "snapshot_diff.py", "cli_docs.py"])
+def test_tools_can_be_executed(tool: str) -> None:
+    path = ROOT / "tools" / tool
+    assert os.access(path, os.X_OK)
+    assert path.read_text().startswith("#!/usr/bin/env python3\n")

@@ -1,0 +1,218 @@
+"""Sessions, their revisions and names: listed, shown, forked, rewound, labelled, deleted."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.cli.running import HOSTILE, run
+
+
+def test_sessions_are_listed_by_id_or_by_their_last_move(example: str) -> None:
+    listed = run("sessions", "--json", store=example).json["sessions"]
+    assert [one["id"] for one in listed] == ["agent", "empty", HOSTILE, "other", "third"]
+    agent = listed[0]
+    assert (agent["revision"], agent["leaf"], agent["first_user_message"]) == (15, "r1", "turn 0")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", agent["committed_at"])
+    assert len(agent["manifest"]) == 64
+    recent = run("sessions", "--recent", "--limit", "2", "--json", store=example).json["sessions"]
+    assert len(recent) == 2
+    assert recent[0]["committed_at"] is None or recent[0]["id"] == HOSTILE
+    everything = run("sessions", "--recent", "--json", store=example).json["sessions"]
+    assert everything[-1]["id"] == "other"
+    assert run("sessions", "th", store=example).out.splitlines()[1].split()[0] == "third"
+    page = run("sessions", "--after", "other", "--limit", "5", "--json", store=example).json
+    assert [one["id"] for one in page["sessions"]] == ["third"]
+    assert "no sessions that begin with" in run("sessions", "zz", store=example).err
+
+
+def test_show_tells_what_a_name_stands_for(example: str) -> None:
+    told = run("show", "agent@middle", "--json", store=example).json
+    assert (told["kind"], told["revision"]["revision"]) == ("revision", 6)
+    assert told["revision"]["labels"] == ["middle"]
+    assert told["checkpoint"]["turn_state"] == {"turn": 5}
+    assert set(told["checkpoint"]["tool_state"]) == {"$link"}
+    text = run("show", "agent", store=example).out
+    assert "leaf r1" in text
+    assert "after the rewind" in text
+    assert "14 (rewind to 9" in run("show", "agent~1", store=example).out
+    assert run("show", "empty", "--json", store=example).json["digest"] is None
+    assert "nothing was committed yet" in run("show", "empty", store=example).out
+
+
+def test_show_tells_of_nodes_values_and_blobs(example: str) -> None:
+    node = run("show", "agent#n4", "--json", store=example).json
+    assert node["node"]["payload"]["text"] == "turn 4"
+    assert "turn 4" in run("show", "agent#n4", store=example).out
+    assert run("show", node["digest"], "--json", store=example).json["kind"] == "node"
+    value = run("show", "note", "--json", store=example).json
+    assert value["value"] == {"plan": ["read", "edit"], "bytes": {"$bytes": "AAE="}}
+    assert value["kept_by"] == ["note"]
+    assert '"edit"' in run("show", "note", "--full", store=example).out
+    blob = run("show", "binary", "--json", store=example).json
+    assert (blob["kind"], blob["size_bytes"]) == ("blob", 128_000)
+    assert "125.0 KiB" in run("show", "binary", store=example).out
+    assert "one" in run("show", "text", store=example).out
+    assert run("show", "resume", "--json", store=example).json["expires_at"] is not None
+    part = run("show", "agent", "--path", "tool_state.cwd", "--json", store=example).json
+    assert part["value"] == "/repo"
+    assert run("show", "agent", "--path", "tool_state.cwd", store=example).out == '"/repo"\n'
+
+
+def test_history_lists_revisions_newest_first(example: str) -> None:
+    told = run("history", "agent", "--limit", "2", "--json", store=example).json
+    assert [one["revision"] for one in told["revisions"]] == [15, 14]
+    assert told["more"] is True
+    assert told["revisions"][1]["rewound_to"] == 9
+    rest = run("history", "agent", "--limit", "0", "--before", "3", "--json", store=example).json
+    assert [one["revision"] for one in rest["revisions"]] == [2, 1]
+    assert rest["more"] is False
+    labelled = run("history", "agent", "--labelled", "--json", store=example).json
+    assert [one["labels"] for one in labelled["revisions"]] == [["middle"]]
+    text = run("history", "agent", "--limit", "2", store=example)
+    assert "rewind to 9" in text.out
+    assert "--before 14" in text.err
+    assert "there are more" not in run("history", "agent", "-n", "2", "-q", store=example).err
+
+
+def test_a_fork_stands_where_it_was_made(own: str) -> None:
+    made = run("fork", "agent@5", "fresh", "--json", store=own).json
+    assert (made["source"], made["source_revision"], made["nodes"]) == ("agent", 5, 5)
+    assert run("fork", "agent#n3", "path", "--json", store=own).json["node"] == "n3"
+    assert "forked agent@15 as copy" in run("fork", "agent", "copy", store=own).out
+    again = run("fork", "agent", "copy", store=own, ends=5)
+    assert "exists" in again.err
+    assert "choose another id" in again.err
+    run("fork", "empty", "nothing", store=own, ends=4)
+    assert "only a session" in run("fork", "note", "x", store=own, ends=3).err
+
+
+def test_a_rewind_is_a_new_revision(own: str) -> None:
+    done = run("rewind", "agent@middle", "--label", "again", "--json", store=own).json
+    assert (done["revision"], done["rewound_to"], done["leaf"]) == (16, 6, "n5")
+    assert run("show", "agent@again", "--json", store=own).json["revision"]["revision"] == 16
+    run("rewind", "agent~1", "--expected", "3", store=own, ends=5)
+    assert "is at revision 17" in run("rewind", "agent~1", "--expected", "16", store=own).out
+    assert "say which revision" in run("rewind", "agent", store=own, ends=3).err
+    # What changes a session takes its whole name.
+    run("rewind", "agen@3", store=own, ends=4)
+
+
+def test_labels_are_set_moved_listed_and_taken_away(own: str) -> None:
+    assert run("label", "agent@3", "here", "--json", store=own).json["changed"] == "set"
+    run("label", "agent", "here", store=own)
+    listed = run("label", "agent", "--json", store=own).json["labels"]
+    assert listed == [{"label": "here", "revision": 15}, {"label": "middle", "revision": 6}]
+    assert "middle" in run("label", "agent", store=own).out
+    assert (
+        run("label", "agent", "--delete", "here", "--json", store=own).json["changed"] == "removed"
+    )
+    assert "history agent" in run("label", "agent", "--delete", "here", store=own, ends=4).err
+    run("label", "agent", "x", "--delete", "y", store=own, ends=2)
+    run("label", "agent#n3", "x", store=own, ends=3)
+    run("label", "empty", "x", store=own, ends=4)
+
+
+def test_tags_and_pins_keep_what_they_name(own: str) -> None:
+    done = run("tag", "kept", "agent@2", "--note", "for later", "--json", store=own).json
+    assert done["changed"] == "set"
+    assert done["tags"][0]["expires_at"] is None
+    assert run("tag", "kept", "agent@3", store=own, ends=5).err.count("--move") == 1
+    run("tag", "kept", "agent@3", "--move", store=own)
+    assert (
+        run("show", "kept", "--json", store=own).json["digest"]
+        == run("show", "agent@3", "--json", store=own).json["digest"]
+    )
+    assert run("tag", "--delete", "kept", "--json", store=own).json["changed"] == "removed"
+    run("tag", "--delete", "kept", store=own, ends=4)
+    run("tag", "x", "--delete", "kept", store=own, ends=2)
+    pinned = run("pin", "soon", "text", "--for", "90s", "--note", "n", "--json", store=own).json
+    assert pinned["pins"][0]["expires_at"] is not None
+    assert "soon" in run("pin", "so", store=own).out
+    run("pin", "gone", "text", "--for", "1ms", store=own)
+    listed = run("pin", "--expired", "--json", store=own).json["pins"]
+    assert {"gone", "soon", "resume"} <= {one["name"] for one in listed}
+    assert "removed soon" in run("pin", "--delete", "soon", store=own).out
+    run("pin", "soon", "--delete", "soon", store=own, ends=2)
+    run("pin", "x", "text", "--for", "soon", store=own, ends=2)
+    run("pin", "x", "empty", store=own, ends=3)
+
+
+def test_nothing_is_deleted_without_being_asked_for(own: str) -> None:
+    refused = run("delete", "third", store=own, ends=2)
+    assert "--yes" in refused.err
+    assert run("delete", "third", "--dry-run", "--json", store=own).json["dry_run"] is True
+    assert "would delete third" in run("delete", "third", "--dry-run", store=own).out
+    run("delete", "third", "nowhere", "--yes", store=own, ends=4)
+    run("show", "third", store=own)
+    done = run("delete", "third", "--yes", "--json", store=own).json
+    assert done["sessions"] == [{"id": "third", "deleted": True}]
+    assert "was deleted" in run("show", "third", store=own, ends=5).err
+
+
+def test_log_follows_the_path_and_draws_branches_and_forks(example: str) -> None:
+    path = run("log", "agent", "--json", store=example).json
+    assert [one["id"] for one in path["nodes"]] == ["r1", *[f"n{at}" for at in range(8, -1, -1)]]
+    assert path["nodes"][0]["marks"] == [{"kind": "leaf", "name": "agent"}]
+    assert path["nodes"][0]["payload"] is None
+    short = run("log", "agent", "--limit", "3", "--payloads", "--json", store=example).json
+    assert short["more"] == 7
+    assert short["nodes"][0]["payload"] == {"role": "user", "text": "after the rewind"}
+    assert "… 7 more" in run("log", "agent", "-n", "3", store=example).err
+    drawn = run("log", "agent", "--graph", "--forks", "--rewound", store=example).out
+    assert drawn.splitlines() == [
+        "* b1 (agent@13) user: another way",
+        "| * n11 assistant: turn 11",
+        "| * n10 user: turn 10",
+        "| | * o1 (other) user: the fork says",
+        "| |/",
+        "| * n9 assistant: turn 9",
+        "| | * r1 (agent) user: after the rewind",
+        "| |/",
+        "| * n8 user: turn 8",
+        "|/",
+        "* n7 assistant: turn 7",
+        "* n6 user: turn 6",
+        "* n5 (label agent@middle) assistant: turn 5",
+        "* n4 (tag release) user: turn 4",
+        '| * t1 (third) "plain"',
+        "|/",
+        "* n3 assistant: turn 3",
+        "* n2 (tag resume) user: turn 2",
+        "* n1 assistant: turn 1",
+        "* n0 user: turn 0",
+    ]
+
+
+def test_log_tells_of_forks_that_are_not_drawn(example: str) -> None:
+    alone = run("log", "agent", "--graph", "--json", store=example).json
+    marks = {mark["name"]: one["id"] for one in alone["nodes"] for mark in one["marks"]}
+    assert marks["third"] == "n3"
+    everything = run("log", "--all", "--graph", "--json", "-n", "0", store=example).json
+    assert set(everything["sessions"]) == {"agent", "empty", HOSTILE, "other", "third"}
+    assert len({one["digest"] for one in everything["nodes"]}) == len(everything["nodes"])
+    assert '"role": "user"' in run("log", "agent", "-g", "-p", "-n", "1", store=example).out
+    assert run("log", "agent@4#n2", "--json", store=example).json["nodes"][0]["id"] == "n2"
+    run("log", store=example, ends=2)
+    run("log", "note", store=example, ends=3)
+
+
+def test_a_hidden_node_is_not_drawn_and_its_line_goes_on(own: str) -> None:
+    import casstore
+
+    with casstore.open(own) as store:
+        store.session("agent").tombstone(["n5", "n6"])
+    told = run("log", "agent", "--graph", "--json", store=own).json["nodes"]
+    by_id = {one["id"]: one for one in told}
+    assert {"n5", "n6"} & set(by_id) == set()
+    assert by_id["n7"]["parent_digest"] == by_id["n4"]["digest"]
+    assert "turn 5" not in run("log", "agent", "--graph", store=own).out
+    # Forks that were made before go on showing it.
+    assert "turn 5" in run("log", "agent", "other", "--graph", store=own).out
+
+
+@pytest.mark.parametrize("text", ["", "5 parsecs", "-1h", "1h2", "1e9y", "h"])
+def test_a_duration_that_is_none_is_refused(own: str, text: str) -> None:
+    ran = run("pin", "x", "text", "--for", text, store=own, ends=2)
+    assert "is no duration" in ran.err

@@ -1,0 +1,385 @@
+"""A session that was exported and imported is the session that it was."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from casstore import UNFENCED, Commit, Digest, Link, NodeDraft, Store
+from casstore.engine.memory import MemoryEngine
+from casstore.engine.protocol import TABLES, Write, WriteResult
+from casstore.errors import (
+    BundleError,
+    InvalidInputError,
+    ObjectsMissingError,
+    SessionDeletedError,
+    SessionDivergedError,
+    SessionExistsError,
+    SessionNotFoundError,
+    TargetExistsError,
+)
+from casstore.maintenance import gc
+from casstore.maintenance.exporting import Have, export_session, have_of, read_have, write_have
+from casstore.maintenance.importing import ImportOutcome, import_session
+from casstore.maintenance.progress import Step
+from casstore.maintenance.verification import verify_bundle
+from casstore.testing.engine_fixtures import all_objects, all_rows
+from tests.maintenance import sessions
+from tests.maintenance.sessions import MakeStore
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "session.bundle"
+
+
+def everything(store: Store) -> tuple[object, object]:
+    rows = {table: all_rows(store.engine, table) for table in TABLES}
+    return rows, {info.digest for info in all_objects(store.engine)}
+
+
+def test_a_session_with_everything_in_it_comes_out_as_it_went_in(
+    make_store: MakeStore, make_memory: MakeStore, make_lmdb: MakeStore, file: Path
+) -> None:
+    source = make_store()
+    sessions.fill(source)
+    report = export_session(source, "s", file)
+    assert report.size_bytes == file.stat().st_size
+    assert verify_bundle(file)[:4] == ("s", report.revisions, report.objects, report.object_bytes)
+    for target in (make_memory(), make_lmdb()):
+        assert import_session(target, file).outcome is ImportOutcome.CREATED
+        assert sessions.seen(target, "s") == sessions.seen(source, "s")
+        # Exactly what the session reaches has come, and all of it is reached.
+        assert gc.plan(target, grace_ms=0).report.outcome is gc.Outcome.NOTHING
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_session_comes_out_as_it_went_in(make_memory: MakeStore, file: Path, seed: int) -> None:
+    source, names = make_memory(), ["r"]
+    sessions.grow(source, random.Random(seed), names, 40)
+    for name in names:
+        if source.session(name).head() is not None:
+            target = make_memory()
+            export_session(source, name, file, replace=True)
+            verify_bundle(file)
+            import_session(target, file, name="other")
+            assert sessions.seen(target, "other") == sessions.seen(source, name)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_an_imported_session_goes_on_like_the_one_that_it_was_made_of(
+    make_memory: MakeStore, file: Path, seed: int
+) -> None:
+    source, names = make_memory(), ["r"]
+    sessions.grow(source, random.Random(seed), names, 25)
+    for name in [name for name in names if source.session(name).head() is not None]:
+        target = make_memory()
+        export_session(source, name, file, replace=True)
+        import_session(target, file)
+        for store in (source, target):
+            session = store.session(name)
+            first = [node.id for node in session.nodes("full")][:1]
+            session.commit(
+                Commit(
+                    append=[
+                        sessions.message("later", parent=first[0] if first else None),
+                        sessions.message("latest"),
+                    ],
+                    lease=UNFENCED,
+                )
+            )
+            session.rewind(session.entry().revision - 1, lease=UNFENCED)
+            session.commit(Commit(append=[sessions.message("again")], lease=UNFENCED))
+        for at in (None, source.session(name).entry().revision - 2):
+            ours = list(source.session(name).nodes("full", at=at))
+            assert list(target.session(name).nodes("full", at=at)) == ours
+        assert target.session(name).node("later") == source.session(name).node("later")
+
+
+def test_a_session_imported_after_a_rewind_keeps_what_it_went_back_from(
+    make_store: MakeStore, file: Path
+) -> None:
+    """The head shares its lineage with a revision that went further: a commit must not."""
+    source, target = make_store(), make_store()
+    sessions.step(source, "s", sessions.message("a"))
+    sessions.step(source, "s", sessions.message("b"), sessions.message("c"))
+    source.session("s").rewind(1, lease=UNFENCED)
+    export_session(source, "s", file)
+    import_session(target, file)
+    sessions.step(target, "s", sessions.message("d"), sessions.message("b"))
+    assert [node.id for node in target.session("s").nodes()] == ["a", "d", "b"]
+    assert list(target.session("s").nodes(at=2)) == list(source.session("s").nodes(at=2))
+
+
+def test_a_turn_is_not_done_again_after_the_move(make_store: MakeStore, file: Path) -> None:
+    source, target = make_store(), make_store()
+    sessions.fill(source)
+    export_session(source, "s", file)
+    import_session(target, file)
+    image = Digest.of_blob(sessions.noise("image", 150_000))
+    shown = NodeDraft("another id", {"image": Link(image), "text": "€" * 90_000})
+    change = Commit(
+        append=[shown], lease=UNFENCED, turn="t2", label="shown", attachments=[image.hex(), "away"]
+    )
+    result = target.session("s").commit(change)
+    assert (result.replayed, result.nodes) == (True, ("d",))
+
+
+def test_leases_and_queued_work_stay_where_the_work_is_done(
+    make_store: MakeStore, file: Path
+) -> None:
+    source, target = make_store(), make_store()
+    sessions.fill(source)
+    source.session("s").claim_lease("worker", 60_000)
+    source.session("s").attachments.intend("only announced", uri="s3://bucket/soon")
+    export_session(source, "s", file)
+    import_session(target, file)
+    assert target.session("s").queue.batches() == []
+    assert target.session("s").claim_lease("another", 1000) is not None
+    assert target.session("s").attachments.find("only announced") is None
+
+
+def test_one_checkpoint_travels_alone(make_store: MakeStore, file: Path) -> None:
+    source, target = make_store(), make_store()
+    sessions.fill(source)
+    report = export_session(source, "s", file, at="shown")
+    assert report.revisions == 1
+    import_session(target, file)
+    assert [entry.labels for entry in target.session("s").history()] == [("shown",)]
+    ours = list(source.session("s").nodes("full", at="shown"))
+    assert list(target.session("s").nodes("full")) == ours
+    assert [node.id for node in ours] == ["a", "c", "d"]
+
+    whole = export_session(source, "s", file, replace=True, history=False)
+    assert whole.revisions == 1
+    import_session(target, file, name="head")
+    assert list(target.session("head").nodes()) == list(source.session("s").nodes())
+
+
+def test_what_is_not_there_is_not_exported(make_store: MakeStore, file: Path) -> None:
+    with pytest.raises(SessionNotFoundError):
+        export_session(make_store(), "nothing", file)
+    assert list(file.parent.glob("session.bundle*")) == []
+
+
+def test_an_existing_file_stays_unless_told_otherwise(make_store: MakeStore, file: Path) -> None:
+    source = make_store()
+    sessions.step(source, "s", sessions.message("a"))
+    file.write_bytes(b"mine")
+    with pytest.raises(TargetExistsError):
+        export_session(source, "s", file)
+    assert file.read_bytes() == b"mine"
+    export_session(source, "s", file, replace=True)
+    assert verify_bundle(file).session == "s"
+
+
+def test_an_export_that_fails_leaves_nothing(make_store: MakeStore, file: Path) -> None:
+    source = make_store()
+    sessions.fill(source)
+
+    def stop(step: Step) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export_session(source, "s", file, progress=stop)
+    assert list(file.parent.glob("session.bundle*")) == []
+
+
+# --- when something is there ----------------------------------------------------------------
+
+
+def test_the_same_file_again_changes_nothing(make_store: MakeStore, file: Path) -> None:
+    source, target = make_store(), make_store()
+    sessions.fill(source)
+    export_session(source, "s", file)
+    import_session(target, file)
+    before = everything(target)
+    report = import_session(target, file)
+    assert (report.outcome, report.new_objects) == (ImportOutcome.UNCHANGED, 0)
+    assert everything(target) == before
+
+
+def test_a_session_of_that_name_is_refused_and_stays(make_store: MakeStore, file: Path) -> None:
+    source, target = make_store(), make_store()
+    sessions.fill(source)
+    export_session(source, "s", file)
+    sessions.step(target, "s", sessions.message("mine"))
+    before = everything(target)
+    for way in ("refuse", "fast-forward"):
+        with pytest.raises(SessionDivergedError):
+            import_session(target, file, on_conflict=way)
+    assert everything(target) == before
+    import_session(target, file, name="theirs")
+    assert sessions.seen(target, "theirs") == sessions.seen(source, "s")
+    assert [node.id for node in target.session("s").nodes()] == ["mine"]
+    target.delete_session("s")
+    with pytest.raises(SessionDeletedError):
+        import_session(target, file)
+    target.create_session("only a name")
+    with pytest.raises(SessionExistsError):
+        import_session(target, file, name="only a name")
+    with pytest.raises(InvalidInputError):
+        import_session(target, file, on_conflict="whatever")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_an_earlier_state_is_moved_on_when_asked(
+    make_store: MakeStore, file: Path, seed: int
+) -> None:
+    source, target = make_store(), make_store()
+    rng, names = random.Random(seed), ["r"]
+    sessions.grow(source, rng, names, 15)
+    export_session(source, "r", file)
+    import_session(target, file)
+    target.fork("r", "fork of the copy")
+    kept = sessions.seen(target, "fork of the copy")
+    sessions.grow(source, random.Random(seed + 100), ["r"], 0)
+    sessions.step(source, "r", sessions.message("x1"), sessions.message("x2", parent=None))
+    source.session("r").rewind(1, lease=UNFENCED, label="far back")
+    sessions.step(source, "r", sessions.message("x3"))
+    source.session("r").tombstone(["x3"])
+    source.session("r").rename("another name")
+    export_session(source, "r", file, replace=True)
+    with pytest.raises(SessionExistsError):
+        import_session(target, file)
+    report = import_session(target, file, on_conflict="fast-forward")
+    assert (report.outcome, report.revisions) == (ImportOutcome.FORWARDED, 3)
+    assert sessions.seen(target, "r") == sessions.seen(source, "r")
+    assert sessions.seen(target, "fork of the copy") == kept
+    assert import_session(target, file).outcome is ImportOutcome.UNCHANGED
+
+
+def test_what_was_hidden_here_is_not_shown_again(make_store: MakeStore, file: Path) -> None:
+    source, target = make_store(), make_store()
+    sessions.step(source, "s", sessions.message("a"), sessions.message("b"))
+    export_session(source, "s", file)
+    import_session(target, file)
+    target.session("s").tombstone(["a"])
+    sessions.step(source, "s", sessions.message("c"))
+    export_session(source, "s", file, replace=True)
+    with pytest.raises(SessionDivergedError):
+        import_session(target, file, on_conflict="fast-forward")
+
+
+# --- only what is lacking -------------------------------------------------------------------
+
+
+def test_a_thin_file_holds_only_what_the_other_lacks(
+    make_store: MakeStore, file: Path, tmp_path: Path
+) -> None:
+    source, target = make_store(), make_store()
+    sessions.fill(source)
+    whole = export_session(source, "s", file)
+    import_session(target, file)
+    sessions.step(source, "s", sessions.message("new", sessions.LONG_TEXT + "and more"))
+    write_have(target, tmp_path / "have", "s")
+    assert read_have(tmp_path / "have") == have_of(target, "s")
+    ways: list[Have] = [have_of(target), tmp_path / "have", target.engine.missing]
+    for have in ways:
+        thin = export_session(source, "s", file, replace=True, have=have)
+        assert thin.thin
+        assert thin.objects <= 4 < whole.objects
+        found = verify_bundle(file)
+        assert (found.thin, found.left_out > 0) == (True, True)
+    report = import_session(target, file, on_conflict="fast-forward")
+    assert sessions.seen(target, "s") == sessions.seen(source, "s")
+    assert report.new_objects == report.objects
+
+
+def test_a_thin_file_is_refused_by_name_where_something_is_missing(
+    make_store: MakeStore, file: Path
+) -> None:
+    source, target = make_store(), make_store()
+    sessions.fill(source)
+    have = have_of(source)
+    sessions.step(source, "s", sessions.message("new"))
+    export_session(source, "s", file, have=have)
+    before = everything(target)
+    with pytest.raises(ObjectsMissingError) as caught:
+        import_session(target, file)
+    assert caught.value.digests
+    assert source.engine.missing(caught.value.digests) == []
+    assert everything(target) == before
+
+
+def test_a_list_of_what_is_there_must_be_one(make_store: MakeStore, file: Path) -> None:
+    source = make_store()
+    sessions.step(source, "s", sessions.message("a"))
+    file.write_bytes(b"\xff" * 100)
+    with pytest.raises(InvalidInputError):
+        export_session(source, "s", file.with_name("out"), have=file)
+
+
+# --- beside a collector ---------------------------------------------------------------------
+
+
+class Greedy(MemoryEngine):
+    """Collects everything that no row names after each write, the first few times."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+        self.swept = 0
+
+    def write(self, write: Write) -> WriteResult:
+        done = super().write(write)
+        if write.objects and self.times:
+            self.times -= 1
+            self.swept += gc.collect(Store(self), grace_ms=0).objects_swept
+        return done
+
+
+def test_what_a_collector_takes_before_a_row_names_it_is_stored_again(
+    make_memory: MakeStore, file: Path
+) -> None:
+    source = make_memory()
+    sessions.fill(source)
+    export_session(source, "s", file)
+    engine = Greedy(3)
+    target = Store(engine)
+    import_session(target, file)
+    assert engine.swept > 0
+    assert sessions.seen(target, "s") == sessions.seen(source, "s")
+
+
+def test_nothing_is_seen_of_an_import_until_all_of_it_is(
+    make_memory: MakeStore, file: Path
+) -> None:
+    source = make_memory()
+    sessions.fill(source)
+    export_session(source, "s", file)
+    views: list[Sequence[object]] = []
+
+    class Watched(MemoryEngine):
+        def write(self, write: Write) -> WriteResult:
+            store = Store(self)
+            views.append([list(store.sessions()), store.session("s").head()])
+            return super().write(write)
+
+    target = Store(Watched())
+    import_session(target, file)
+    assert len(views) > 2
+    assert all(view == [[], None] for view in views)
+    assert target.session("s").head() is not None
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(
+    make_memory: MakeStore, file: Path
+) -> None:
+    source, target = make_memory(), make_memory()
+    sessions.fill(source)
+    export_session(source, "s", file)
+    other = file.with_name("other")
+    sessions.step(source, "s", sessions.message("new"))
+    export_session(source, "s", other)
+
+    def swap(step: Step) -> None:
+        if step.phase == "store":
+            file.write_bytes(other.read_bytes())
+
+    with pytest.raises(BundleError):
+        import_session(target, file, progress=swap)
+    assert target.session("s").head() is None

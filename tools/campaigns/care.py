@@ -1,0 +1,27 @@
+"""Kill agents and keepers: what was acknowledged is there, whoever collects, packs and vacuums."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from campaigns import session_kill
+from campaigns.tally import Progress, Report, silent
+
+
+def run(
+    scratch: Path,
+    *,
+    count: int,
+    seed: int,
+    kills_per_store: int = 14,
+    progress: Progress = silent,
+) -> Report:
+    """Kill ``count`` times, with two keepers beside the agents."""
+    return session_kill.run(
+        scratch,
+        count=count,
+        seed=seed,
+        kills_per_store=kills_per_store,
+        keepers=tuple(session_kill.KEEPERS),
+        progress=progress,
+    )

@@ -1,0 +1,182 @@
+#!/usr/bin/env python3
+"""Write docs/cli.md from the command tree, so that it says what the commands do.
+
+tools/cli_docs.py            write it
+tools/cli_docs.py --check    end with 1 if it is not as it would be written
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import click
+
+from casstore import errors
+from casstore.cli import naming
+from casstore.cli.command import COMMON, Command
+from casstore.cli.main import MODULE_OF, SECTIONS, cli
+from casstore.cli.shapes import ERROR
+
+TARGET = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
+
+TEMPLATE = Path(__file__).resolve().with_suffix(".md")
+
+# What ends a command beside errors of the store.
+OUTCOMES = (
+    (0, "done"),
+    (1, "done, and the answer is no: `check` found damage, `diff --exit-code` a difference"),
+    (2, "the command line is wrong"),
+)
+ENDINGS = ((130, "interrupted by Ctrl-C"), (141, "nobody read the answer to its end"))
+
+# The classes that stand for an exit code, in its order.
+GROUPS = sorted(
+    [
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type)
+        and issubclass(kind, errors.CasstoreError)
+        and kind is not errors.CasstoreError
+        and "exit_code" in vars(kind)
+    ],
+    key=lambda kind: kind.exit_code,
+)
+
+
+def commands() -> list[Command]:
+    """All commands, by section."""
+    with click.Context(cli, info_name="casstore") as ctx:
+        found = [cli.get_command(ctx, name) for name in MODULE_OF]
+    known = [one for one in found if isinstance(one, Command)]
+    return sorted(known, key=lambda one: SECTIONS.index(one.section))
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A Markdown table."""
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    lines += [
+        "| " + " | ".join([cell.replace("|", "\\|").replace("\n", " ") for cell in row]) + " |"
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def option_rows(options: list[click.Option]) -> list[tuple[str, ...]]:
+    """An option a row."""
+    rows: list[tuple[str, ...]] = []
+    for option in options:
+        spelled = ", ".join([f"`{name}`" for name in sorted(option.opts, key=len, reverse=True)])
+        if not option.is_flag:
+            what = option.metavar or option.type.name.upper()
+            if isinstance(option.type, click.Choice):
+                what = "\\|".join(option.type.choices)
+            spelled += f" {what}"
+        told = option.help or ""
+        if option.show_default and option.default is not None:
+            told += f" Default: {option.default}."
+        rows.append((spelled.replace("\\|", "/"), told))
+    return rows
+
+
+def own_options(command: Command) -> list[click.Option]:
+    """The options that only this command has."""
+    return [one for one in command.params if isinstance(one, click.Option) and one not in COMMON]
+
+
+def usage(command: Command) -> str:
+    """How a command is called."""
+    with click.Context(command, info_name=f"casstore {command.name}") as ctx:
+        arguments = [one for one in command.params if isinstance(one, click.Argument)]
+        pieces = [one.make_metavar(ctx) for one in arguments]
+    options = ["[OPTIONS]"] if own_options(command) else []
+    return " ".join([f"casstore {command.name}", *options, *pieces])
+
+
+def section(command: Command) -> Iterator[str]:
+    """All there is to say of a command."""
+    yield f"### `{command.name}`\n"
+    yield f"```\n{usage(command)}\n```\n"
+    for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
+        yield " ".join(paragraph.split()).replace("<", "\\<").replace("*", "\\*") + "\n"
+    options = own_options(command)
+    if options:
+        yield table(("option", ""), option_rows(options)) + "\n"
+    yield "```sh\n" + "\n".join(command.examples) + "\n```\n"
+    rows: list[tuple[str, ...]] = [(f"`{key}`", told) for key, told in command.shape.lines()]
+    yield f"`--json`: `{command.shape.schema}`\n"
+    yield table(("key", ""), rows) + "\n"
+
+
+def document() -> str:
+    """The whole page."""
+    found = commands()
+    contents: list[tuple[str, ...]] = []
+    for title in SECTIONS:
+        names = [one.name or "" for one in found if one.section == title]
+        if names:
+            links = " · ".join([f"[`{name}`](#{name})" for name in names])
+            contents.append((title, links))
+    codes: list[tuple[str, ...]] = [(str(code), told) for code, told in OUTCOMES]
+    for group in GROUPS:
+        said = " ".join((group.__doc__ or "").split()).replace("``", "`")
+        codes.append((str(group.exit_code), f"`{group.__name__}`: {said}"))
+    codes.append((str(errors.CasstoreError.exit_code), "any other error of casstore"))
+    codes += [(str(code), told) for code, told in ENDINGS]
+    error_rows: list[tuple[str, ...]] = [(f"`{key}`", told) for key, told in ERROR.lines()]
+    parts: list[str] = []
+    for title in SECTIONS:
+        inside = [one for one in found if one.section == title]
+        if inside:
+            parts.append(f"## {title}\n")
+            for command in inside:
+                parts += section(command)
+    filled = {
+        "contents": table(("", ""), contents),
+        "grammar": grammar(),
+        "error": table(("key", ""), error_rows),
+        "codes": table(("code", "means"), codes),
+        "common": table(("option", ""), option_rows(list(COMMON))),
+        "commands": "\n".join(parts).rstrip("\n"),
+    }
+    page = TEMPLATE.read_text()
+    for mark, text in filled.items():
+        page = page.replace(f"<!-- {mark} -->", text)
+    return page
+
+
+def grammar() -> str:
+    """What names mean, from the module that reads them."""
+    pieces: list[str] = []
+    for part in inspect.cleandoc(naming.__doc__ or "").split("\n\n")[1:]:
+        if part.startswith("    "):
+            pieces.append("```\n" + inspect.cleandoc(part) + "\n```")
+        else:
+            pieces.append(part.replace("``", "`"))
+    return "\n\n".join(pieces)
+
+
+def main() -> int:
+    """Write the page, or compare it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="compare, and write nothing")
+    given = parser.parse_args()
+    wanted = document()
+    if given.check:
+        if TARGET.read_text() == wanted:
+            return 0
+        print(f"{TARGET} is out of date; run tools/cli_docs.py", file=sys.stderr)
+        return 1
+    TARGET.write_text(wanted)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
