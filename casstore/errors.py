@@ -98,6 +98,17 @@ class NotCanonicalError(InvalidValueError):
     """Bytes decode to a value, but are not the one spelling that casstore accepts (P4)."""
 
 
+class BadLineError(InvalidInputError):
+    """A line of a source cannot be imported. ``committed`` is the last line that was, 0: none."""
+
+    def __init__(self, line: int, reason: str, committed: int = 0) -> None:
+        done = f"; lines up to {committed} are imported" if committed else "; nothing was imported"
+        super().__init__(f"line {line}: {reason}{done}")
+        self.line = line
+        self.reason = reason
+        self.committed = committed
+
+
 class NoVectorIndexError(InvalidInputError):
     """Items cannot be found by meaning: there is no vector index."""
 
@@ -172,6 +183,14 @@ class NodeNotFoundError(NotFoundError):
         super().__init__(f"session {session!r} has no node {node!r}")
         self.session = session
         self.node = node
+
+
+class BranchNotFoundError(NotFoundError, ValueError):
+    """The conversation has no such branch: never had, or it was deleted."""
+
+    def __init__(self, branch: str) -> None:
+        super().__init__(f"no branch {branch!r} in this conversation; branches() lists them")
+        self.branch = branch
 
 
 class ComponentNotFoundError(NotFoundError):

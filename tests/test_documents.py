@@ -24,13 +24,24 @@ def blocks() -> list[tuple[str, str]]:
     ]
 
 
-def needs_langgraph(code: str) -> bool:
-    return "langgraph" in code and importlib.util.find_spec("langgraph") is None
+# What a block must have installed if it imports that.
+EXTRAS = {
+    "langgraph": "langgraph",
+    "claude_agent_sdk": "claude_agent_sdk",
+    "casstore.adapters.openai_agents": "agents",
+}
+
+
+def lacks_extra(code: str) -> bool:
+    return any(
+        named in code and importlib.util.find_spec(package) is None
+        for named, package in EXTRAS.items()
+    )
 
 
 @pytest.mark.parametrize(("name", "code"), blocks(), ids=[name for name, _ in blocks()])
 def test_every_python_block_runs(name: str, code: str, tmp_path: Path) -> None:
-    if needs_langgraph(code):
+    if lacks_extra(code):
         pytest.skip("needs the extra: pip install 'casstore[dev]'")
     (tmp_path / "README.md").write_text((ROOT / "README.md").read_text())
     (tmp_path / "block.py").write_text(code)

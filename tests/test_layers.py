@@ -43,6 +43,10 @@ DOORS = {
     "langgraph": ("casstore.adapters.langgraph",),
     "langchain_core": ("casstore.adapters.langgraph",),
     "ormsgpack": ("casstore.adapters.langgraph",),
+    "claude_agent_sdk": ("casstore.adapters.claude",),
+    # A part of the Claude Agent SDK's own interface: it runs on asyncio and on trio.
+    "anyio": ("casstore.adapters.claude",),
+    "agents": ("casstore.adapters.openai_agents",),
     "pytest": ("casstore.testing",),
     "hypothesis": ("casstore.testing",),
 }

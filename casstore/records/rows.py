@@ -156,10 +156,18 @@ class Draft:
         """Store a value with this write; a link to it."""
         return Link(Digest(splitting.split(value, self._writer.emit)))
 
-    def keep_long(self, value: Any) -> Any:
-        """A link to the value if it is long enough for an object of its own, else itself."""
-        spelled = splitting.spell(value, MAX_DEPTH, self._writer.emit)
-        return value if spelled.outlined is None else Link(Digest(spelled.outlined))
+    def keep_long(self, value: Any, *, least_bytes: int | None = None) -> Any:
+        """A link to the value if it is long enough for an object of its own, else itself.
+
+        Long enough by the rules of values, or, as it is spelled, of ``least_bytes``.
+        """
+        emit = self._writer.emit
+        spelled = splitting.spell(value, MAX_DEPTH, emit)
+        if spelled.outlined is not None:
+            return Link(Digest(spelled.outlined))
+        if least_bytes is None or len(spelled.data) < least_bytes:
+            return value
+        return Link(Digest(splitting.root_object(spelled, emit)))
 
     def put(self, table: Table, key: tuple[str, ...], value: Any) -> None:
         """Write a record, whatever stood there before."""

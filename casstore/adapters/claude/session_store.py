@@ -1,0 +1,207 @@
+"""``CasstoreSessionStore``: the Claude Agent SDK's transcripts in a store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final, NamedTuple, TypeVar, cast
+
+from anyio import to_thread
+from claude_agent_sdk.types import (
+    SessionKey,
+    SessionListSubkeysKey,
+    SessionStore,
+    SessionStoreEntry,
+    SessionStoreListEntry,
+    SessionSummaryEntry,
+)
+
+from casstore.adapters.claude.entries import check_entries
+from casstore.adapters.claude.transcripts import Place, Transcript, Transcripts, place_of
+from casstore.adapters.in_order import InOrder
+from casstore.errors import InvalidInputError
+from casstore.maintenance.progress import Progress, Step
+from casstore.store import Store
+
+Result = TypeVar("Result")
+
+# Writes to one transcript stay in order; to different ones they share a flush.
+_LINES: Final = 64
+
+
+class ExpiredSession(NamedTuple):
+    """A session that retention took away, or would."""
+
+    project_key: str
+    session_id: str
+    #: Of its transcripts, those of subagents included.
+    entries: int
+    mtime_ms: int
+
+
+class CasstoreSessionStore(SessionStore):
+    """A session store for ``ClaudeAgentOptions(session_store=…)``, with all optional methods.
+
+    The store stays the caller's, to be closed by the caller. May be used from several event
+    loops, of asyncio or trio, and from several processes at once.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._transcripts = Transcripts(store)
+        self._lines = [InOrder() for _ in range(_LINES)]
+
+    # --- what the SDK calls ---------------------------------------------------------------
+
+    async def append(self, key: SessionKey, entries: list[SessionStoreEntry]) -> None:
+        """Add entries to a transcript, all or none. An entry whose uuid is there is left out."""
+        place, checked = place_of(key), check_entries(entries)
+        if not checked:
+            return
+        line = self._lines[hash(place) % _LINES]
+        own = line.take_place(partial(self._transcripts.append, place, checked))
+        try:
+            await _in_thread(own.finish)
+        finally:
+            # Cancelled before a thread was free.
+            own.give_up()
+
+    async def load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
+        """All entries of a transcript, in order; None if there is none."""
+        found = await _in_thread(partial(self._transcripts.load, place_of(key)))
+        # What append was given.
+        return cast(list[SessionStoreEntry] | None, found)
+
+    async def list_sessions(self, project_key: str) -> list[SessionStoreListEntry]:
+        """The sessions of a project, and when each was written to last."""
+
+        def read() -> list[SessionStoreListEntry]:
+            return [
+                {"session_id": found.place.session, "mtime": found.mtime_ms}
+                for found in self._transcripts.of_project(project_key)
+                if found.place.is_main
+            ]
+
+        return await _in_thread(read)
+
+    async def list_session_summaries(self, project_key: str) -> list[SessionSummaryEntry]:
+        """What the SDK shows of each session of a project, kept up to date by ``append``."""
+
+        def read() -> list[SessionSummaryEntry]:
+            return [
+                {
+                    "session_id": found.place.session,
+                    "mtime": found.mtime_ms,
+                    "data": found.summary or {},
+                }
+                for found in self._transcripts.of_project(project_key)
+                if found.place.is_main
+            ]
+
+        return await _in_thread(read)
+
+    async def delete(self, key: SessionKey) -> None:
+        """Take a session away with its subagents' transcripts, or one of those alone."""
+        await _in_thread(partial(self._transcripts.delete, place_of(key)))
+
+    async def list_subkeys(self, key: SessionListSubkeysKey) -> list[str]:
+        """The subpaths of a session's other transcripts."""
+        main = Place(key["project_key"], key["session_id"])
+
+        def read() -> list[str]:
+            below = self._transcripts.below(main)
+            return [found.place.subpath for found in below if not found.place.is_main]
+
+        return await _in_thread(read)
+
+    # --- retention: the SDK leaves it to the store ----------------------------------------
+
+    async def list_projects(self) -> list[str]:
+        """The keys of all projects that have transcripts."""
+        return await _in_thread(lambda: list(self._transcripts.projects()))
+
+    async def delete_project(self, project_key: str) -> int:
+        """Take all sessions of a project away; how many there were."""
+
+        def delete() -> int:
+            sessions = {found.place.session for found in self._transcripts.of_project(project_key)}
+            for session in sessions:
+                self._transcripts.delete(Place(project_key, session))
+            return len(sessions)
+
+        return await _in_thread(delete)
+
+    async def expire(
+        self,
+        *,
+        idle_ms: int | None = None,
+        keep: int | None = None,
+        project_key: str | None = None,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> list[ExpiredSession]:
+        """Take sessions away that nobody has written to for so long, or all but the latest.
+
+        ``idle_ms``: those whose transcripts are all older. ``keep``: of each project, all but
+        the so many latest. Given both, a session must be both to go. A session that is written
+        to meanwhile stays. With ``dry_run`` nothing goes. The space comes back with gc.
+        """
+        for number, what in ((idle_ms, "idle_ms"), (keep, "keep")):
+            if number is not None and (type(number) is not int or number < 0):
+                raise InvalidInputError(f"{what} is a number from 0 on, not {number!r}")
+        if idle_ms is None and keep is None:
+            raise InvalidInputError("say how long a session stays: idle_ms, keep or both")
+        return await _in_thread(
+            partial(self._expire, idle_ms, keep, project_key, dry_run, progress)
+        )
+
+    def _expire(
+        self,
+        idle_ms: int | None,
+        keep: int | None,
+        project: str | None,
+        dry_run: bool,
+        progress: Progress | None,
+    ) -> list[ExpiredSession]:
+        projects = list(self._transcripts.projects()) if project is None else [project]
+        gone: list[ExpiredSession] = []
+        for at, name in enumerate(projects):
+            sessions: dict[str, list[Transcript]] = {}
+            for found in self._transcripts.of_project(name):
+                sessions.setdefault(found.place.session, []).append(found)
+            latest_first = sorted(sessions.values(), key=_mtime_ms, reverse=True)
+            before_ms = None
+            if idle_ms is not None:
+                before_ms = self._store.engine.now_ms() - idle_ms
+            for transcripts in latest_first[keep or 0 :]:
+                if before_ms is not None and _mtime_ms(transcripts) > before_ms:
+                    continue
+                if dry_run or self._delete_unchanged(transcripts):
+                    gone.append(_expired(transcripts))
+            if progress is not None:
+                progress(Step("expire", at + 1, len(projects), "projects"))
+        return gone
+
+    def _delete_unchanged(self, planned: list[Transcript]) -> bool:
+        place = Place(planned[0].place.project, planned[0].place.session)
+        rows = [each.record.row for each in planned]
+        return bool(
+            self._transcripts.delete(
+                place, unless=lambda found: [each.record.row for each in found] != rows
+            )
+        )
+
+
+def _mtime_ms(transcripts: list[Transcript]) -> int:
+    return max(each.mtime_ms for each in transcripts)
+
+
+def _expired(transcripts: list[Transcript]) -> ExpiredSession:
+    place = transcripts[0].place
+    entries = sum(each.entries for each in transcripts)
+    return ExpiredSession(place.project, place.session, entries, _mtime_ms(transcripts))
+
+
+async def _in_thread(call: Callable[[], Result]) -> Result:
+    """Run a call in a thread; it is waited for even if the caller is cancelled meanwhile."""
+    return await to_thread.run_sync(call)

@@ -1,0 +1,94 @@
+"""The branches of a conversation: names for leaves of one graph.
+
+They are kept beside the graph, in ``turn_state`` of the session's checkpoint, so that a commit
+moves a branch and adds to it in one step:
+
+    openai-agents   1
+    clears          how often the conversation was cleared
+    branches        name: [leaf or nil, created, items, turns]
+    used            names that are taken for good, also of branches that are gone
+
+A session that has no such state yet, an imported one for example, is the branch ``main``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from casstore.errors import BranchNotFoundError, CorruptionError, InvalidInputError
+
+MAIN: Final = "main"
+_MARK: Final = "openai-agents"
+_VERSION: Final = 1
+
+
+class Branch(NamedTuple):
+    """A way through a conversation. ``turns`` are messages of the user, ``items`` all."""
+
+    name: str
+    #: The node that it ends in; None: it is empty.
+    leaf: str | None
+    created_at_ms: int
+    items: int
+    turns: int
+
+
+class Branches(NamedTuple):
+    """The branches of a conversation at one moment."""
+
+    clears: int
+    by_name: dict[str, Branch]
+    used: frozenset[str]
+
+    def get(self, name: str) -> Branch:
+        """A branch; BranchNotFoundError if there is none of that name."""
+        found = self.by_name.get(name)
+        if found is None:
+            raise BranchNotFoundError(name)
+        return found
+
+    def put(self, branch: Branch) -> Branches:
+        """The same with this branch as it now is."""
+        return self._replace(by_name={**self.by_name, branch.name: branch})
+
+    def drop(self, name: str) -> Branches:
+        """The same without this branch; its name stays taken."""
+        left = {key: each for key, each in self.by_name.items() if key != name}
+        return self._replace(by_name=left)
+
+    def cleared(self, now_ms: int) -> Branches:
+        """Nothing but an empty main branch; names stay taken."""
+        return Branches(self.clears + 1, {MAIN: Branch(MAIN, None, now_ms, 0, 0)}, self.used)
+
+
+def none_yet() -> Branches:
+    """Of a conversation that nobody has begun."""
+    return Branches(0, {MAIN: Branch(MAIN, None, 0, 0, 0)}, frozenset((MAIN,)))
+
+
+def pack(branches: Branches) -> dict[str, Any]:
+    """As it is stored."""
+    return {
+        _MARK: _VERSION,
+        "clears": branches.clears,
+        "branches": {each.name: list(each[1:]) for each in branches.by_name.values()},
+        "used": sorted(branches.used - branches.by_name.keys()),
+    }
+
+
+def unpack(session: str, stored: Any) -> Branches | None:
+    """What ``pack`` made; None if nothing is stored."""
+    if stored is None:
+        return None
+    if type(stored) is not dict or _MARK not in stored:
+        raise InvalidInputError(
+            f"session {session!r} is kept by something else, with a state of its own; fork it and "
+            "replace its checkpoint to go on with it here"
+        )
+    if stored[_MARK] != _VERSION:
+        raise InvalidInputError(f"session {session!r} is of a newer kind: upgrade casstore")
+    try:
+        by_name = {name: Branch(name, *values) for name, values in stored["branches"].items()}
+        return Branches(stored["clears"], by_name, frozenset((*stored["used"], *by_name)))
+    except (KeyError, TypeError, AttributeError) as exc:
+        raise CorruptionError(f"the branches of session {session!r} are damaged") from exc

@@ -1,0 +1,310 @@
+"""``CasstoreSession``: a conversation of the OpenAI Agents SDK in a store."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+
+from agents.memory.session_settings import (
+    SessionSettings,
+    coerce_session_settings,
+    resolve_session_limit,
+)
+
+from casstore.adapters.in_order import InOrder
+from casstore.adapters.json_values import restored
+from casstore.adapters.openai_agents.branches import MAIN, Branch, Branches
+from casstore.adapters.openai_agents.conversation import At, Conversation, TurnUsage, View
+from casstore.adapters.openai_agents.items import is_user
+from casstore.adapters.openai_agents.sqlite_names import SqliteNames
+from casstore.errors import InvalidInputError
+from casstore.session.nodes import Nodes
+from casstore.store import Store
+
+if TYPE_CHECKING:
+    from agents import RunResult, RunResultStreaming
+    from agents.items import TResponseInputItem
+
+Result = TypeVar("Result")
+
+
+class Turn(NamedTuple):
+    """A turn of a branch: a message of the user and what followed."""
+
+    number: int
+    items: list[Any]
+    #: None: imported without a time.
+    began_at_ms: int | None
+
+
+class CasstoreSession(SqliteNames):
+    """A session for ``Runner.run(…, session=…)``, with branches from any turn.
+
+    Begins on the branch ``main``, or on ``branch``. Which branch it is on is this object's own
+    business; what the branches hold is shared by all objects with the same id, in all processes.
+    Calls on one object take effect in the order in which they were made. The store stays the
+    caller's, to be closed by the caller.
+    """
+
+    session_settings: SessionSettings | None
+
+    def __init__(
+        self,
+        store: Store,
+        session_id: str,
+        *,
+        branch: str = MAIN,
+        session_settings: SessionSettings | dict[str, Any] | None = None,
+    ) -> None:
+        self.session_id = session_id
+        self.session_settings = coerce_session_settings(session_settings or SessionSettings())
+        self._conversation = Conversation(store, session_id)
+        self._line = InOrder()
+        self._lock = threading.Lock()
+        # Before the first call nobody knows how often it was cleared.
+        self._at = At(branch, -1)
+
+    @property
+    def current_branch(self) -> str:
+        """The branch that calls are about unless they name one."""
+        return self._at.branch
+
+    # --- the SDK's protocol ---------------------------------------------------------------
+
+    async def get_items(
+        self, limit: int | None = None, branch_id: str | None = None
+    ) -> list[TResponseInputItem]:
+        """The items of the current branch, or of another; of them the last ``limit``."""
+        most = resolve_session_limit(limit, self.session_settings)
+        found = await self._read(branch_id, partial(_items, most))
+        return cast("list[TResponseInputItem]", found)
+
+    async def add_items(self, items: list[TResponseInputItem]) -> None:
+        """Put items at the end of the current branch, all or none."""
+        if items:
+            await self._write(lambda at: self._conversation.add(at, items))
+
+    async def pop_item(self) -> TResponseInputItem | None:
+        """Take the last item of the current branch off; None if it is empty."""
+        popped = await self._write(self._conversation.pop)
+        return cast("TResponseInputItem | None", popped)
+
+    async def clear_session(self) -> None:
+        """Take everything away: all branches, usage and earlier revisions.
+
+        The space comes back with gc. Names of branches stay taken.
+        """
+
+        def clear(at: At) -> None:
+            self._move(At(MAIN, self._conversation.clear().clears))
+
+        await self._write(clear)
+
+    # --- branches -------------------------------------------------------------------------
+
+    async def branch(self, turn: int | None = None, name: str | None = None) -> str:
+        """Begin a branch and go on in it: before the message of a turn, or (None) from the end.
+
+        Writes one step of the session, however long the conversation is. InvalidInputError if
+        the turn is not there or the name was used before, also by a branch that is gone.
+        """
+        if name is not None and (type(name) is not str or not name.strip()):
+            raise InvalidInputError("a branch has a name, or leave it out")
+        label = "branch" if turn is None else f"branch_from_turn_{turn}"
+
+        def begin(at: At) -> str:
+            made = self._conversation.branch(at, turn, partial(_unused_name, name, label))
+            self._move(made)
+            return made.branch
+
+        return await self._write(begin)
+
+    async def switch(self, name: str) -> None:
+        """Go on in another branch; BranchNotFoundError if there is none of that name."""
+
+        def go(at: At) -> None:
+            branches = self._conversation.view().branches
+            self._move(At(branches.get(name).name, branches.clears))
+
+        await self._write(go)
+
+    async def branches(self) -> list[Branch]:
+        """All branches, oldest first."""
+
+        def pick(view: View, branch: Branch, nodes: Nodes) -> list[Branch]:
+            return sorted(view.branches.by_name.values(), key=lambda each: each.created_at_ms)
+
+        return await self._read(MAIN, pick)
+
+    async def delete_branch(self, branch_id: str, force: bool = False) -> None:
+        """Take a branch away. The current one only with ``force``: then main is the current one.
+
+        What it held alone stays in the files until ``prune``.
+        """
+        if branch_id == MAIN:
+            raise InvalidInputError(f"the branch {MAIN!r} stays; clear_session() takes all away")
+
+        def delete(at: At) -> None:
+            if branch_id == at.branch and not force:
+                raise InvalidInputError(
+                    f"{branch_id!r} is the current branch; switch to another, or use force=True"
+                )
+            self._conversation.delete_branch(branch_id)
+            if branch_id == at.branch:
+                self._move(at._replace(branch=MAIN))
+
+        await self._write(delete)
+
+    async def prune(self) -> int:
+        """Remove for good what was popped or was in deleted branches, and earlier revisions.
+
+        How many items went. What is protected, pinned or held by a lease stays. The space
+        comes back with gc. Reads the whole conversation.
+        """
+        return await self._write(lambda at: self._conversation.prune())
+
+    # --- turns and usage --------------------------------------------------------------------
+
+    async def turns(self, branch_id: str | None = None) -> list[Turn]:
+        """The items of a branch by turns; what stands before the first message is turn 0."""
+        return await self._read(branch_id, _turns)
+
+    async def store_run_usage(self, result: RunResult | RunResultStreaming) -> None:
+        """Note what a run has used with the latest turn, in place of what was noted before.
+
+        Also added to the ledger of the session (``store.session(id).usage()``), which keeps
+        what was ever spent.
+        """
+        usage = result.context_wrapper.usage
+        if usage is None:
+            return
+        used = TurnUsage(
+            0,
+            usage.requests or 0,
+            usage.input_tokens or 0,
+            usage.output_tokens or 0,
+            usage.total_tokens or 0,
+            _details(usage.input_tokens_details),
+            _details(usage.output_tokens_details),
+        )
+        model = getattr(result.last_agent, "model", None)
+        name = model if type(model) is str else "unknown"
+
+        def note(at: At) -> None:
+            # Of a run before a clear that this object has not heard of yet, nothing is left.
+            self._conversation.put_usage(at, used, name)
+
+        await self._write(note, as_known=True)
+
+    async def usage(self, branch_id: str | None = None) -> dict[str, list[TurnUsage]]:
+        """What was noted for the turns of each branch, or of one alone."""
+
+        def pick(view: View, branch: Branch, nodes: Nodes) -> dict[str, list[TurnUsage]]:
+            return {
+                name: sorted(TurnUsage(*row) for row in rows.values())
+                for name, rows in self._conversation.usage(view).items()
+                if branch_id in (None, name)
+            }
+
+        return await self._read(MAIN, pick)
+
+    # --- in threads -------------------------------------------------------------------------
+
+    def _move(self, at: At) -> None:
+        with self._lock:
+            self._at = at
+
+    def _standing(self) -> At:
+        """Where this object stands, after whoever has cleared the conversation."""
+        clears = self._conversation.view().branches.clears
+        with self._lock:
+            if self._at.clears != clears:
+                known = self._at.clears >= 0
+                self._at = At(MAIN if known else self._at.branch, clears)
+            return self._at
+
+    async def _read(
+        self, branch: str | None, pick: Callable[[View, Branch, Nodes], Result]
+    ) -> Result:
+        def read() -> Result:
+            at = self._standing()
+            if branch is not None:
+                at = at._replace(branch=branch)
+            return self._conversation.read(at, pick)
+
+        return await asyncio.to_thread(read)
+
+    async def _write(self, change: Callable[[At], Result], *, as_known: bool = False) -> Result:
+        def write() -> Result:
+            known = self._at
+            at = known if as_known and known.clears >= 0 else self._standing()
+            return change(at)
+
+        place = self._line.take_place(write)
+        return await _settled(asyncio.to_thread(place.finish))
+
+
+async def _settled(work: Coroutine[Any, Any, Result]) -> Result:
+    """Wait for a write to the end, however often the caller is cancelled meanwhile.
+
+    A write cannot be taken back. A caller who is told of the cancellation before it ended would
+    not know whether it happened, and might do it again.
+    """
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+    if cancelled is not None:
+        if not task.cancelled() and task.exception() is not None:
+            raise cancelled from task.exception()
+        raise cancelled
+    return task.result()
+
+
+def _items(limit: int | None, view: View, branch: Branch, nodes: Nodes) -> list[Any]:
+    chosen = nodes if limit is None or limit < 0 else nodes[max(len(nodes) - limit, 0) :]
+    return [restored(node.payload) for node in chosen]
+
+
+def _turns(view: View, branch: Branch, nodes: Nodes) -> list[Turn]:
+    turns: list[Turn] = []
+    for node in nodes:
+        item = restored(node.payload)
+        if is_user(item) or not turns:
+            number = (turns[-1].number if turns else 0) + is_user(item)
+            began = node.time if type(node.time) is int else None
+            turns.append(Turn(number, [], began))
+        turns[-1].items.append(item)
+    return turns
+
+
+def _unused_name(wanted: str | None, label: str, branches: Branches) -> str:
+    if wanted is not None:
+        if wanted in branches.used:
+            raise InvalidInputError(f"the name {wanted!r} was used before; choose another")
+        return wanted
+    base = f"{label}_{int(time.time())}"
+    name, count = base, 1
+    while name in branches.used:
+        count += 1
+        name = f"{base}_{count}"
+    return name
+
+
+def _details(details: Any) -> dict[str, Any] | None:
+    """What a breakdown of tokens says; None if that cannot be stored."""
+    if details is None:
+        return None
+    try:
+        found: dict[str, Any] = json.loads(json.dumps(vars(details)))
+    except TypeError:
+        return None
+    return found

@@ -1,0 +1,175 @@
+"""The methods of the SDK's AdvancedSQLiteSession, by their names and with their answers."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections import Counter
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from casstore.adapters.openai_agents.branches import Branch
+from casstore.adapters.openai_agents.conversation import TurnUsage
+from casstore.adapters.openai_agents.items import kind_of, preview, texts_in, tool_calls, tool_of
+from casstore.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from casstore.adapters.openai_agents.session import Turn
+
+_PREVIEW_CHARS = 100
+
+
+class SqliteNames(ABC):
+    """What programs written for AdvancedSQLiteSession call, on top of a session's own methods."""
+
+    @property
+    @abstractmethod
+    def current_branch(self) -> str:
+        """As in the session."""
+
+    @abstractmethod
+    async def branch(self, turn: int | None = None, name: str | None = None) -> str:
+        """As in the session."""
+
+    @abstractmethod
+    async def switch(self, name: str) -> None:
+        """As in the session."""
+
+    @abstractmethod
+    async def branches(self) -> list[Branch]:
+        """As in the session."""
+
+    @abstractmethod
+    async def turns(self, branch_id: str | None = None) -> list[Turn]:
+        """As in the session."""
+
+    @abstractmethod
+    async def usage(self, branch_id: str | None = None) -> dict[str, list[TurnUsage]]:
+        """As in the session."""
+
+    # --- branches -------------------------------------------------------------------------
+
+    async def create_branch_from_turn(
+        self, turn_number: int, branch_name: str | None = None
+    ) -> str:
+        """Begin a branch before the message of a turn, and go on in it; its name."""
+        return await self.branch(turn_number, branch_name)
+
+    async def create_branch_from_content(
+        self, search_term: str, branch_name: str | None = None
+    ) -> str:
+        """Begin a branch before the first message of the user that holds a text; its name."""
+        found = await self.find_turns_by_content(search_term)
+        if not found:
+            raise InvalidInputError(f"no message of the user holds {search_term!r}")
+        return await self.branch(found[0]["turn"], branch_name)
+
+    async def switch_to_branch(self, branch_id: str) -> None:
+        """Go on in another branch."""
+        await self.switch(branch_id)
+
+    async def list_branches(self) -> list[dict[str, Any]]:
+        """All branches, oldest first, with what they hold."""
+        return [
+            {
+                "branch_id": each.name,
+                "message_count": each.items,
+                "user_turns": each.turns,
+                "is_current": each.name == self.current_branch,
+                "created_at": _time_text(each.created_at_ms),
+            }
+            for each in await self.branches()
+        ]
+
+    # --- turns ----------------------------------------------------------------------------
+
+    async def get_conversation_turns(self, branch_id: str | None = None) -> list[dict[str, Any]]:
+        """The turns of a branch by what the user said, cut to a hundred characters, and whole."""
+        return [_shown(turn, _PREVIEW_CHARS) for turn in await self.turns(branch_id) if turn.number]
+
+    async def find_turns_by_content(
+        self, search_term: str, branch_id: str | None = None
+    ) -> list[dict[str, Any]]:
+        """The turns of a branch in which the user said this; capitals of ASCII do not matter."""
+        pattern = re.compile(re.escape(search_term), re.IGNORECASE | re.ASCII)
+        return [
+            _shown(turn, None)
+            for turn in await self.turns(branch_id)
+            if turn.number
+            and any(pattern.search(text) for text in texts_in(turn.items[0].get("content", "")))
+        ]
+
+    async def get_conversation_by_turns(
+        self, branch_id: str | None = None
+    ) -> dict[int, list[dict[str, str | None]]]:
+        """By turn, the kinds of its items and the tools they call."""
+        return {
+            turn.number: [
+                {"type": kind_of(item), "tool_name": tool_of(item)} for item in turn.items
+            ]
+            for turn in await self.turns(branch_id)
+        }
+
+    async def get_tool_usage(
+        self, branch_id: str | None = None
+    ) -> list[tuple[str | None, int, int]]:
+        """Each tool called in a turn of a branch, how often, and the turn."""
+        return [
+            (tool, count, turn.number)
+            for turn in await self.turns(branch_id)
+            for tool, count in sorted(Counter(tool_calls(turn.items)).items(), key=str)
+        ]
+
+    # --- usage ----------------------------------------------------------------------------
+
+    async def get_session_usage(self, branch_id: str | None = None) -> dict[str, int] | None:
+        """What was noted for a branch, or for all together; None if nothing was."""
+        rows = [row for each in (await self.usage(branch_id)).values() for row in each]
+        if not rows:
+            return None
+        return {
+            "requests": sum(row.requests for row in rows),
+            "input_tokens": sum(row.input_tokens for row in rows),
+            "output_tokens": sum(row.output_tokens for row in rows),
+            "total_tokens": sum(row.total_tokens for row in rows),
+            "total_turns": len(rows),
+        }
+
+    async def get_turn_usage(
+        self, user_turn_number: int | None = None, branch_id: str | None = None
+    ) -> list[dict[str, Any]] | dict[str, Any]:
+        """What was noted for the turns of a branch, or for one; {} if nothing was for that."""
+        name = self.current_branch if branch_id is None else branch_id
+        rows = (await self.usage(name)).get(name, [])
+        if user_turn_number is None:
+            return [{"user_turn_number": row.turn, **_counts(row)} for row in rows]
+        return next((_counts(row) for row in rows if row.turn == user_turn_number), {})
+
+
+def _counts(row: TurnUsage) -> dict[str, Any]:
+    return {
+        "requests": row.requests,
+        "input_tokens": row.input_tokens,
+        "output_tokens": row.output_tokens,
+        "total_tokens": row.total_tokens,
+        "input_tokens_details": row.input_details,
+        "output_tokens_details": row.output_details,
+    }
+
+
+def _shown(turn: Turn, max_chars: int | None) -> dict[str, Any]:
+    content = turn.items[0].get("content", "")
+    return {
+        "turn": turn.number,
+        "content": preview(content, max_chars),
+        "full_content": content,
+        "timestamp": _time_text(turn.began_at_ms),
+        "can_branch": True,
+    }
+
+
+def _time_text(time_ms: int | None) -> str | None:
+    """As SQLite spells it."""
+    if not time_ms:
+        return None
+    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
