@@ -172,12 +172,17 @@ def test_a_message_that_is_changed_in_place_is_stored_as_it_then_is(
     said = messages(50)
     first = put_list(saver, said, None, 1)
     old = said[20].content
-    said[20].content = "now something else"
-    said.append(AIMessage("and more", id="more"))
+    # As long as before, so that only a look at the bytes tells.
+    said[20].content = old[::-1]
     second = put_list(saver, said, first, 2)
+    said[30].content = said[30].content[::-1]
+    more = [*said, AIMessage("and more", id="more")]
+    third = put_list(saver, more, second, 3)
     for each in (saver, CasstoreSaver(store)):
         assert read_list(each, first)[20].content == old
-        assert read_list(each, second) == said
+        assert read_list(each, second)[:30] == said[:30]
+        assert read_list(each, second)[30].content == said[30].content[::-1]
+        assert read_list(each, third) == more
 
 
 def test_what_was_read_belongs_to_the_reader(saver: CasstoreSaver) -> None:

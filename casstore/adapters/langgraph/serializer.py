@@ -9,6 +9,7 @@ what could not be read back is refused while somebody can still do something abo
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
@@ -43,6 +44,7 @@ _CONSTRUCTORS: Final = (
 # Msgpack's spelling of extensions and of a list.
 _FIXED_BYTES: Final = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}
 _LENGTH_BYTES: Final = {0xC7: 1, 0xC8: 2, 0xC9: 4}
+_OPTION: Final = ormsgpack.OPT_NON_STR_KEYS
 _ARRAY_16: Final = 0xDC
 _ARRAY_32: Final = 0xDD
 # Objects inside objects; each level is a call inside a call.
@@ -96,12 +98,7 @@ class StrictSerializer(JsonPlusSerializer):
 
     def load_objects(self, count: int, body: bytes) -> list[Any]:
         """As many objects from bytes that were checked and cut without a rest (``cut_objects``)."""
-        try:
-            objects = super().loads_typed(
-                ("msgpack", bytes((_ARRAY_32,)) + count.to_bytes(4, "big") + body)
-            )
-        except ormsgpack.MsgpackDecodeError as exc:
-            raise CorruptionError(f"a stored element cannot be decoded: {exc}") from exc
+        objects = self._unpack(bytes((_ARRAY_32,)) + count.to_bytes(4, "big") + body)
         if type(objects) is not list:
             raise CorruptionError("stored elements are not what they seemed")
         return objects
@@ -113,10 +110,28 @@ class StrictSerializer(JsonPlusSerializer):
             raise UnsafePayloadError(repr(tag), "no codec that may be loaded")
         if tag == "msgpack":
             self.check(payload)
+            return self._unpack(payload)
+        return super().loads_typed((tag, payload))
+
+    def _unpack(self, payload: bytes) -> Any:
         try:
-            return super().loads_typed((tag, payload))
+            return ormsgpack.unpackb(payload, ext_hook=self._build, option=_OPTION)
         except ormsgpack.MsgpackDecodeError as exc:
             raise CorruptionError(f"a stored element cannot be decoded: {exc}") from exc
+
+    def _build(self, code: int, data: bytes) -> Any:
+        """An object of a state. Messages, of which there are many, take the short way."""
+        if code == EXT_PYDANTIC_V2:
+            try:
+                module, name, fields, _ = ormsgpack.unpackb(
+                    data, ext_hook=self._build, option=_OPTION
+                )
+                if (module, name) in SAFE_MSGPACK_TYPES:
+                    return getattr(sys.modules[module], name)(**fields)
+            except Exception:
+                # Not imported yet, or it resists: LangGraph says what becomes of it then.
+                return self._unpack_ext_hook(code, data)
+        return self._unpack_ext_hook(code, data)
 
     def check(self, payload: bytes) -> None:
         """Refuse bytes that name what may not be loaded. Imports nothing, calls nothing."""
@@ -141,7 +156,7 @@ class StrictSerializer(JsonPlusSerializer):
                 refuse("nesting", f"objects within objects more than {_MAX_NESTING} deep")
                 return
             depth += 1
-            inner = ormsgpack.unpackb(data, ext_hook=look, option=ormsgpack.OPT_NON_STR_KEYS)
+            inner = ormsgpack.unpackb(data, ext_hook=look, option=_OPTION)
             depth -= 1
             if code in _CONSTRUCTORS:
                 self._check_name(inner, refuse)
@@ -151,7 +166,7 @@ class StrictSerializer(JsonPlusSerializer):
                 refuse(f"extension {code}", "unknown to this release")
 
         try:
-            ormsgpack.unpackb(payload, ext_hook=look, option=ormsgpack.OPT_NON_STR_KEYS)
+            ormsgpack.unpackb(payload, ext_hook=look, option=_OPTION)
         except ormsgpack.MsgpackDecodeError as exc:
             if not refused:
                 raise CorruptionError(f"a stored element cannot be decoded: {exc}") from exc
