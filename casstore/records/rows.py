@@ -25,13 +25,13 @@ from casstore.engine.protocol import (
     StoredObject,
     Write,
 )
-from casstore.errors import CasstoreError, CorruptionError
+from casstore.errors import CasstoreError, CorruptionError, InvalidInputError
 from casstore.format import splitting
 from casstore.format.canonical import Link, links_in, pack_checked, unpack_checked
 from casstore.format.digest import Digest, Kind
 from casstore.format.limits import DEFAULT_MAX_BYTES, MAX_DEPTH
-from casstore.objects import values
-from casstore.objects.pieces import PieceReader, PieceWriter
+from casstore.objects import splice, values
+from casstore.objects.pieces import PendingReader, PieceReader, PieceWriter
 from casstore.records.row_keys import KeySpace, past
 from casstore.store import Store
 
@@ -168,6 +168,24 @@ class Draft:
         if least_bytes is None or len(spelled.data) < least_bytes:
             return value
         return Link(Digest(splitting.root_object(spelled, emit)))
+
+    def extend(self, link: Link, items: Sequence[Any]) -> Link:
+        """A link to the stored list with more items at its end, as if it were stored whole.
+
+        Reads and writes only the pieces at the end. ObjectNotFoundError, now or on commit, if
+        the list is no longer there.
+        """
+        reader = PendingReader(self._store.engine, self._writer)
+        container = splice.open_container(reader, reader.get(link.digest))
+        if container is None or container.kind != Kind.LIST:
+            raise InvalidInputError("only a list can be extended")
+        new = [
+            splitting.list_entry(splitting.spell(item, MAX_DEPTH - 1, self._writer.emit))
+            for item in items
+        ]
+        end = splice.length(container)
+        spelled = splice.splice(reader, container, end, 0, new, self._writer.emit)
+        return Link(Digest(splitting.root_object(spelled, self._writer.emit)))
 
     def put(self, table: Table, key: tuple[str, ...], value: Any) -> None:
         """Write a record, whatever stood there before."""

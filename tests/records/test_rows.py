@@ -225,3 +225,27 @@ def test_a_key_in_a_row_that_is_none_is_told(store: Store, row: bytes) -> None:
     store.engine.write(Write(rows=[PutRow("records", table.keys.key(("k",)), row)]))
     with pytest.raises(CorruptionError):
         list(table.scan())
+
+
+@pytest.mark.parametrize("start", [0, 1, 30, 400])
+@pytest.mark.parametrize("added", [0, 1, 3, 200])
+def test_an_extended_list_is_the_one_stored_whole(store: Store, start: int, added: int) -> None:
+    items = [{"text": f"{at} " * (at % 400), "list": [at]} for at in range(start + added)]
+    draft = Draft(store)
+    first = draft.keep(items[:start])
+    draft.commit()
+    draft = Draft(store)
+    longer = draft.extend(first, items[start:])
+    assert longer == Draft(store).keep(items)
+    draft.put(Table(store, "t", 1), ("k",), longer)
+    draft.commit()
+    assert store.get_value(longer.digest) == items
+
+
+def test_only_a_list_that_is_there_is_extended(store: Store) -> None:
+    draft = Draft(store)
+    for value in ({"a": 1}, "text"):
+        with pytest.raises(InvalidInputError, match="list"):
+            draft.extend(draft.keep(value), [1])
+    with pytest.raises(ObjectNotFoundError):
+        draft.extend(Link(Digest(bytes(32))), [1])

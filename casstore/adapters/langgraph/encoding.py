@@ -42,6 +42,11 @@ _MAX_DEPTH: Final = 16
 _MIN_INT: Final = -(1 << 63)
 _MAX_INT: Final = (1 << 64) - 1
 
+#: What is not handed to the serialiser whole, or not as an object.
+PLAIN_TYPES: Final = frozenset(
+    (type(None), bool, str, int, float, list, tuple, dict, bytes, bytearray, _DeltaSnapshot)
+)
+
 
 def encode(value: Any, dump: Dump, room: int = _MAX_DEPTH) -> Any:
     """The stored form of a value, its parts taken apart."""
@@ -71,9 +76,24 @@ def encode(value: Any, dump: Dump, room: int = _MAX_DEPTH) -> Any:
 def opaque(value: Any, dump: Dump) -> Any:
     """The stored form of a value that goes through the serialiser whole."""
     tag, payload = dump(value)
-    if tag == _MSGPACK and len(payload) >= OUTLINE_MIN_BYTES:
+    return stored_object(payload) if tag == _MSGPACK else {_TAG: tag, _BYTES: bytes(payload)}
+
+
+def stored_object(payload: bytes) -> Any:
+    """The stored form of the serialiser's msgpack."""
+    if len(payload) >= OUTLINE_MIN_BYTES:
         return bytes(payload)
-    return {_TAG: tag, _BYTES: bytes(payload)}
+    return {_TAG: _MSGPACK, _BYTES: bytes(payload)}
+
+
+def object_payload(stored: Any) -> bytes | None:
+    """The serialiser's bytes of a stored form, if they are those of a msgpack object."""
+    if type(stored) is bytes:
+        return stored
+    if type(stored) is dict and len(stored) == 2 and stored.get(_TAG) == _MSGPACK:
+        payload = stored.get(_BYTES)
+        return payload if type(payload) is bytes else None
+    return None
 
 
 def decode(stored: Any, load: Load) -> Any:

@@ -13,6 +13,7 @@ from casstore.adapters.langgraph import layout
 from casstore.adapters.langgraph.encoding import Codec
 from casstore.adapters.langgraph.history import ChannelHistory, channel_histories
 from casstore.adapters.langgraph.layout import Channel, Place
+from casstore.adapters.langgraph.lists import ListCodec
 from casstore.adapters.langgraph.threads import CheckpointRow, StoredCheckpoint, Threads
 from casstore.errors import CorruptionError, InvalidInputError, ObjectNotFoundError
 
@@ -73,9 +74,10 @@ def find_rows(
 class TupleReader:
     """Reads checkpoints as LangGraph wants them."""
 
-    def __init__(self, threads: Threads, codec: Codec) -> None:
+    def __init__(self, threads: Threads, codec: Codec, lists: ListCodec | None) -> None:
         self._threads = threads
         self._decode = codec.decode
+        self._lists = lists
 
     def find(self, config: RunnableConfig) -> CheckpointTuple | None:
         """The checkpoint that a config names, or the latest; None if there is none."""
@@ -143,14 +145,29 @@ class TupleReader:
 
     def _tuples(self, found: Sequence[StoredCheckpoint]) -> Sequence[CheckpointTuple]:
         channels = [stored.channels for stored in found]
-        values = iter(
-            self._threads.resolve(
-                each.value for own in channels for each in own.values() if each.has_value
-            )
-        )
+        places = [each.value for own in channels for each in own.values() if each.has_value]
+        # Whoever reads one may go on from it; a listing would only drive others out.
+        values = iter(self._values(places, remember=len(found) == 1))
         return [
             self._tuple(stored, own, values) for stored, own in zip(found, channels, strict=True)
         ]
+
+    def _values(self, places: Sequence[Any], *, remember: bool) -> Sequence[Any]:
+        """The values of channels, of which each is a stored form or a link to it."""
+        lists = self._lists
+        if lists is None:
+            return [self._decode(stored) for stored in self._threads.resolve(places)]
+        known = [lists.load_known(place) for place in places]
+        others = [place for place, found in zip(places, known, strict=True) if found is None]
+        stored = iter(self._threads.resolve(others))
+        return [
+            self._value(lists, place, next(stored), remember) if found is None else found
+            for place, found in zip(places, known, strict=True)
+        ]
+
+    def _value(self, lists: ListCodec, place: Any, stored: Any, remember: bool) -> Any:
+        found = lists.load(place, stored, remember=remember)
+        return self._decode(stored) if found is None else found
 
     def _tuple(
         self, stored: StoredCheckpoint, channels: dict[str, Channel], values: Iterator[Any]
@@ -161,9 +178,7 @@ class TupleReader:
             "id": value.get("id"),
             "ts": value.get("ts"),
             "channel_values": {
-                name: self._decode(next(values))
-                for name, each in channels.items()
-                if each.has_value
+                name: next(values) for name, each in channels.items() if each.has_value
             },
             "channel_versions": {
                 name: layout.unpack_version(each.version)

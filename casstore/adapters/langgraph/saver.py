@@ -27,6 +27,7 @@ from casstore.adapters.langgraph import care, layout
 from casstore.adapters.langgraph.encoding import Codec
 from casstore.adapters.langgraph.holding import StoreHolder
 from casstore.adapters.langgraph.layout import Place
+from casstore.adapters.langgraph.lists import KnownLists, ListCodec
 from casstore.adapters.langgraph.reading import PAGE, TupleReader, config_of, config_parts
 from casstore.adapters.langgraph.serializer import AllowedType, StrictSerializer
 from casstore.adapters.langgraph.steps import OnBranch, Parents, Step, StepWriter
@@ -91,6 +92,7 @@ class CasstoreSaver(BaseCheckpointSaver[str]):
         super().__init__(serde=serde or StrictSerializer(allowed))
         self._holder = holder
         self._parents = Parents()
+        self._lists = KnownLists()
         self._on_branch = on_branch
 
     @property
@@ -99,11 +101,19 @@ class CasstoreSaver(BaseCheckpointSaver[str]):
 
     @property
     def _reader(self) -> TupleReader:
-        return TupleReader(self._threads, Codec(self.serde))
+        return TupleReader(self._threads, Codec(self.serde), self._list_codec)
 
     @property
     def _writer(self) -> StepWriter:
-        return StepWriter(self._threads, Codec(self.serde), self._parents, self._on_branch)
+        return StepWriter(
+            self._threads, Codec(self.serde), self._parents, self._list_codec, self._on_branch
+        )
+
+    @property
+    def _list_codec(self) -> ListCodec | None:
+        # Only of our own serialiser it is known that elements may be joined.
+        serde = self.serde
+        return ListCodec(serde, self._lists) if type(serde) is StrictSerializer else None
 
     # --- opening and closing ------------------------------------------------------------
 

@@ -9,7 +9,8 @@ what could not be read back is refused while somebody can still do something abo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+import sys
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
 import ormsgpack
@@ -40,6 +41,12 @@ _CONSTRUCTORS: Final = (
     EXT_PYDANTIC_V1,
     EXT_PYDANTIC_V2,
 )
+# Msgpack's spelling of extensions and of a list.
+_FIXED_BYTES: Final = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}
+_LENGTH_BYTES: Final = {0xC7: 1, 0xC8: 2, 0xC9: 4}
+_OPTION: Final = ormsgpack.OPT_NON_STR_KEYS
+_ARRAY_16: Final = 0xDC
+_ARRAY_32: Final = 0xDD
 # Objects inside objects; each level is a call inside a call.
 _MAX_NESTING: Final = 64
 # How much is remembered of what was looked at: at each step most messages are the same ones.
@@ -77,8 +84,24 @@ class StrictSerializer(JsonPlusSerializer):
         except ormsgpack.MsgpackEncodeError as exc:
             raise InvalidInputError(f"this state cannot be serialised: {exc}") from exc
         if tag == "msgpack":
-            self._check(payload)
+            self.check(payload)
         return tag, bytes(payload)
+
+    def dump_objects(self, objects: Sequence[Any]) -> bytes | None:
+        """The bytes of all these, one behind the other, not looked at; None if they resist."""
+        try:
+            _, payload = super().dumps_typed([*objects])
+        except ormsgpack.MsgpackEncodeError:
+            return None
+        head = payload[0]
+        return bytes(payload[3 if head == _ARRAY_16 else 5 if head == _ARRAY_32 else 1 :])
+
+    def load_objects(self, count: int, body: bytes) -> list[Any]:
+        """As many objects from bytes that were checked and cut without a rest (``cut_objects``)."""
+        objects = self._unpack(bytes((_ARRAY_32,)) + count.to_bytes(4, "big") + body)
+        if type(objects) is not list:
+            raise CorruptionError("stored elements are not what they seemed")
+        return objects
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
         """The value of tag and bytes; UnsafePayloadError if they name anything forbidden."""
@@ -86,13 +109,31 @@ class StrictSerializer(JsonPlusSerializer):
         if tag not in _TAGS:
             raise UnsafePayloadError(repr(tag), "no codec that may be loaded")
         if tag == "msgpack":
-            self._check(payload)
+            self.check(payload)
+            return self._unpack(payload)
+        return super().loads_typed((tag, payload))
+
+    def _unpack(self, payload: bytes) -> Any:
         try:
-            return super().loads_typed((tag, payload))
+            return ormsgpack.unpackb(payload, ext_hook=self._build, option=_OPTION)
         except ormsgpack.MsgpackDecodeError as exc:
             raise CorruptionError(f"a stored element cannot be decoded: {exc}") from exc
 
-    def _check(self, payload: bytes) -> None:
+    def _build(self, code: int, data: bytes) -> Any:
+        """An object of a state. Messages, of which there are many, take the short way."""
+        if code == EXT_PYDANTIC_V2:
+            try:
+                module, name, fields, _ = ormsgpack.unpackb(
+                    data, ext_hook=self._build, option=_OPTION
+                )
+                if (module, name) in SAFE_MSGPACK_TYPES:
+                    return getattr(sys.modules[module], name)(**fields)
+            except Exception:
+                # Not imported yet, or it resists: LangGraph says what becomes of it then.
+                return self._unpack_ext_hook(code, data)
+        return self._unpack_ext_hook(code, data)
+
+    def check(self, payload: bytes) -> None:
         """Refuse bytes that name what may not be loaded. Imports nothing, calls nothing."""
         if payload in self._passed.payloads:
             return
@@ -115,7 +156,7 @@ class StrictSerializer(JsonPlusSerializer):
                 refuse("nesting", f"objects within objects more than {_MAX_NESTING} deep")
                 return
             depth += 1
-            inner = ormsgpack.unpackb(data, ext_hook=look, option=ormsgpack.OPT_NON_STR_KEYS)
+            inner = ormsgpack.unpackb(data, ext_hook=look, option=_OPTION)
             depth -= 1
             if code in _CONSTRUCTORS:
                 self._check_name(inner, refuse)
@@ -125,7 +166,7 @@ class StrictSerializer(JsonPlusSerializer):
                 refuse(f"extension {code}", "unknown to this release")
 
         try:
-            ormsgpack.unpackb(payload, ext_hook=look, option=ormsgpack.OPT_NON_STR_KEYS)
+            ormsgpack.unpackb(payload, ext_hook=look, option=_OPTION)
         except ormsgpack.MsgpackDecodeError as exc:
             if not refused:
                 raise CorruptionError(f"a stored element cannot be decoded: {exc}") from exc
@@ -148,6 +189,29 @@ class StrictSerializer(JsonPlusSerializer):
     def _own_types(self) -> Collection[tuple[str, ...]]:
         allowed = self._allowed_msgpack_modules
         return allowed if isinstance(allowed, set) else ()
+
+
+def cut_objects(body: bytes, start: int = 0) -> list[bytes] | None:
+    """Msgpack extensions, one behind the other, each by itself; None if there is anything else.
+
+    A decoder reads no further than it has to. Elements may only be joined if each ends where its
+    bytes do: something hidden behind one would become an element that nobody has looked at.
+    """
+    parts: list[bytes] = []
+    while start < len(body):
+        head = body[start]
+        if head in _LENGTH_BYTES:
+            at = start + 1 + _LENGTH_BYTES[head]
+            end = at + 1 + int.from_bytes(body[start + 1 : at], "big")
+        elif head in _FIXED_BYTES:
+            end = start + 2 + _FIXED_BYTES[head]
+        else:
+            return None
+        if end > len(body):
+            return None
+        parts.append(body[start:end])
+        start = end
+    return parts
 
 
 class _Passed:

@@ -13,12 +13,14 @@ from langgraph.checkpoint.base import WRITES_IDX_MAP, ChannelVersions, Checkpoin
 from casstore.adapters.langgraph import care, layout
 from casstore.adapters.langgraph.encoding import Codec
 from casstore.adapters.langgraph.layout import Channel, PendingRow, Place
+from casstore.adapters.langgraph.lists import KeptList, ListCodec
 from casstore.adapters.langgraph.threads import Threads, row_content
 from casstore.errors import (
     BranchedThreadError,
     BusyError,
     CheckpointGoneError,
     ConditionFailedError,
+    CorruptionError,
     ObjectNotFoundError,
 )
 from casstore.records.rows import Draft
@@ -78,11 +80,17 @@ class StepWriter:
     """Writes steps; each is one write, done wholly or not at all."""
 
     def __init__(
-        self, threads: Threads, codec: Codec, parents: Parents, on_branch: OnBranch
+        self,
+        threads: Threads,
+        codec: Codec,
+        parents: Parents,
+        lists: ListCodec | None,
+        on_branch: OnBranch,
     ) -> None:
         self._threads = threads
         self._codec = codec
         self._parents = parents
+        self._lists = lists
         self._on_branch = on_branch
 
     # --- checkpoints --------------------------------------------------------------------
@@ -95,10 +103,11 @@ class StepWriter:
                 self._put(step, take_over=take_over)
             except ConditionFailedError:
                 continue
-            except ObjectNotFoundError:
+            except (ObjectNotFoundError, CorruptionError):
                 if not take_over:
                     raise
-                # What the parent had was collected: everything is stored anew.
+                # What the parent had was collected, perhaps while it was read: everything is
+                # stored anew.
                 self._parents.forget()
                 take_over = False
                 continue
@@ -108,7 +117,8 @@ class StepWriter:
     def _put(self, step: Step, *, take_over: bool) -> None:
         threads, place = self._threads, step.place
         draft = Draft(threads.store)
-        channels = self._channels(draft, step, self._known(step.above) if take_over else {})
+        known = self._known(step.above) if take_over else {}
+        channels, lists = self._channels(draft, step, known)
         needs_parent = self._expect_parent(draft, step, channels)
         other_head = self._move_head(draft, step, needs_parent=needs_parent)
         link = draft.keep(
@@ -128,6 +138,8 @@ class StepWriter:
         draft.put(threads.checkpoints, place, content)
         draft.commit()
         self._parents.remember(place, channels)
+        if self._lists is not None:
+            self._lists.remember(lists)
         if before is not None and before.link != link:
             logger.warning(
                 "thread %r: checkpoint %s was put again with other content",
@@ -142,9 +154,10 @@ class StepWriter:
 
     def _channels(
         self, draft: Draft, step: Step, known: Mapping[str, Channel]
-    ) -> dict[str, Channel]:
+    ) -> tuple[dict[str, Channel], list[KeptList]]:
         values = step.checkpoint["channel_values"]
         channels: dict[str, Channel] = {}
+        lists: list[KeptList] = []
         for name, version in step.checkpoint["channel_versions"].items():
             stored = layout.pack_version(version)
             before = known.get(name)
@@ -156,11 +169,19 @@ class StepWriter:
             ):
                 channels[name] = before
             elif name in values:
-                value = draft.keep_long(self._codec.encode(values[name]))
-                channels[name] = Channel(stored, True, value)
+                kept = None
+                if self._lists is not None:
+                    was = None if before is None else before.value
+                    kept = self._lists.keep(draft, values[name], was)
+                if kept is not None:
+                    lists.append(kept)
+                    channels[name] = Channel(stored, True, kept.value)
+                else:
+                    value = draft.keep_long(self._codec.encode(values[name]))
+                    channels[name] = Channel(stored, True, value)
             else:
                 channels[name] = Channel(stored, False, None)
-        return channels
+        return channels, lists
 
     def _known(self, place: Place | None) -> Mapping[str, Channel]:
         if place is None:
