@@ -65,9 +65,7 @@ class BareLmdb(Peer):
         with self._env.begin() as txn:
             step = txn.get(session.encode(), b"", db=self._heads)
             while step:
-                step, message = msgpack.unpackb(
-                    self._inflate(txn.get(step, b"", db=self._nodes))
-                )
+                step, message = msgpack.unpackb(self._inflate(txn.get(step, b"", db=self._nodes)))
                 found.append(message)
         found.reverse()
         return found

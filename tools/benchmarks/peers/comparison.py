@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from benchmarks.measuring import seconds
 from benchmarks.peers.bare_lmdb import BareLmdb, BareLmdbLater
@@ -26,6 +26,8 @@ from benchmarks.peers.peer import Peer, does, missing
 from benchmarks.peers.power_loop import PowerLoop
 from benchmarks.peers.sqlite_wal import SqliteFull, SqliteNormal
 from benchmarks.peers.workloads import SCENARIOS, Point, Sizes, figures, long_session
+
+T = TypeVar("T")
 
 # As they stand in the table: first those that flush each turn, then the others.
 PEERS: tuple[type[Peer], ...] = (
@@ -105,11 +107,11 @@ def compare(
         for scenario in SCENARIOS:
             tell(f"peers, {scenario.__name__}, {number + 1} of {repeats} …")
             for peer in order.sample(present, len(present)):
-                for key, value in _alone(peer, lambda *a, run=scenario: run(*a, sizes)).items():
+                for key, value in _alone(peer, scenario, sizes).items():
                     found[peer.name][key].append(value)
         tell(f"peers, long_session, {number + 1} of {repeats} …")
         for peer in order.sample(present, len(present)):
-            for point in _alone(peer, lambda *a: list(long_session(*a, sizes))):
+            for point in _alone(peer, _growth, sizes):
                 grown[peer.name][point.turns].append(point)
         _require_all(present, found, sizes)
         columns = [
@@ -124,13 +126,17 @@ def compare(
         yield Results(number + 1, sizes, columns, skipped, _versions(), spread(flushes))
 
 
-def _alone(peer: type[Peer], work: Callable[[Peer, Path], Any]) -> Any:
+def _growth(peer: Peer, place: Path, sizes: Sizes) -> list[Point]:
+    return list(long_session(peer, place, sizes))
+
+
+def _alone(peer: type[Peer], work: Callable[[Peer, Path, Sizes], T], sizes: Sizes) -> T:
     """Give a new peer an empty directory."""
     with tempfile.TemporaryDirectory() as place:
         one = peer()
         one.start(Path(place))
         try:
-            return work(one, Path(place))
+            return work(one, Path(place), sizes)
         finally:
             one.stop()
 

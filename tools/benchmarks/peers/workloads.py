@@ -7,14 +7,15 @@ is absent where the peer has no verb for it. All peers are given the same data.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
 
 from benchmarks.measuring import seconds, texts
-from benchmarks.peers.peer import Peer, Turn, does
+from benchmarks.peers.peer import Message, Peer, Turn, does
 from benchmarks.sessions import corpus, make_turns
 
 
@@ -87,7 +88,7 @@ def conversation(peer: Peer, place: Path, sizes: Sizes) -> dict[str, float]:
     """A session turn by turn; then loaded, forked, compared and packed."""
     kind = type(peer)
     turns: list[Turn] = list(make_turns(sizes.turns + 2 * _APART))
-    taken = [seconds(lambda turn=turn: peer.commit("s", turn)) for turn in turns[: sizes.turns]]
+    taken = [seconds(partial(peer.commit, "s", turn)) for turn in turns[: sizes.turns]]
     found: dict[str, float] = {"commit": median(taken), "session_bytes": peer.size_bytes(place)}
     loads = []
     for _ in range(_LOADS):
@@ -99,8 +100,10 @@ def conversation(peer: Peer, place: Path, sizes: Sizes) -> dict[str, float]:
     found["load"] = median(loads)
     if does(kind, "fork"):
         before = peer.size_bytes(place)
-        forking = seconds(lambda: [peer.fork("s", f"f{at}") for at in range(sizes.forks)])
-        found["fork"] = forking / sizes.forks
+        started = perf_counter()
+        for at in range(sizes.forks):
+            peer.fork("s", f"f{at}")
+        found["fork"] = (perf_counter() - started) / sizes.forks
         found["fork_bytes"] = (peer.size_bytes(place) - before) / sizes.forks
         _require(peer, len(peer.path("f0")), 2 * sizes.turns)
     if does(kind, "diff"):
@@ -196,7 +199,7 @@ def long_session(peer: Peer, place: Path, sizes: Sizes) -> Iterator[Point]:
     recent: list[float] = []
     began = perf_counter()
     for number, turn in enumerate(_long_turns(sizes.long), 1):
-        recent.append(seconds(lambda turn=turn: peer.commit("s", turn)))
+        recent.append(seconds(partial(peer.commit, "s", turn)))
         if number in POINTS:
             size = peer.size_bytes(place)
             yield Point(number, size, median(recent[-20:]))
@@ -208,16 +211,16 @@ def long_session(peer: Peer, place: Path, sizes: Sizes) -> Iterator[Point]:
             return
 
 
-def _long_turns(count: int) -> list[Turn]:
+def _long_turns(count: int) -> Sequence[Turn]:
     """From the corpus, if there is one: its longest session, two entries a turn."""
     given = corpus()
     if given is None:
-        return list(make_turns(count))
-    entries = [
+        return make_turns(count)
+    entries: list[Message] = [
         {"role": ("user", "assistant")[at % 2], "id": f"entry-{at}", "content": repr(entry)}
         for at, entry in enumerate(given[1])
     ]
-    return list(zip(entries[::2], entries[1::2], strict=False))[:count]
+    return [entries[at : at + 2] for at in range(0, len(entries) - 1, 2)][:count]
 
 
 def _require(peer: Peer, found: int, wanted: int) -> None:
