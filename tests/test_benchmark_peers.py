@@ -151,8 +151,9 @@ def test_a_chart_is_well_formed_and_every_point_lies_inside() -> None:
     assert "prefers-color-scheme:dark" in drawn
 
 
-def test_names_of_lines_that_end_together_do_not_cover_each_other() -> None:
-    lines = [Line(f"line {at}", [(1, 1.0), (10, 1.0)]) for at in range(8)]
+@pytest.mark.parametrize("end", [0.1, 1.0], ids=["at the bottom", "at the top"])
+def test_names_of_lines_that_end_together_do_not_cover_each_other(end: float) -> None:
+    lines = [Line(f"line {at}", [(1, 0.1), (5, 1.0), (10, end)]) for at in range(8)]
     root = ElementTree.fromstring(draw("t", lines, x_label="x", x_text=str, y_text=str))
     places = sorted(
         float(text.attrib["y"])
@@ -160,6 +161,7 @@ def test_names_of_lines_that_end_together_do_not_cover_each_other() -> None:
         if text.attrib["class"].startswith("name")
     )
     assert len(places) == 8
+    assert 0 < places[0] < places[-1] < float(root.attrib["viewBox"].split()[3])
     assert all(later - sooner >= 12 for sooner, later in pairwise(places))
 
 

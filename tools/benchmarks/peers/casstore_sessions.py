@@ -9,8 +9,10 @@ from typing import Any
 import casstore
 from benchmarks.peers.peer import Flush, Peer, Turn
 from casstore import UNFENCED, Checkpoint, Commit, NodeDraft
+from casstore.format.digest import Digest
 from casstore.maintenance import gc
 from casstore.maintenance.compact import compact
+from casstore.objects.edit import Set
 
 
 class Casstore(Peer):
@@ -22,6 +24,7 @@ class Casstore(Peer):
 
     def __init__(self) -> None:
         self._turns: dict[str, int] = {}
+        self._states: dict[str, Digest] = {}
 
     def start(self, place: Path) -> None:
         """Open the store."""
@@ -54,9 +57,15 @@ class Casstore(Peer):
         return list(self._store.session(session).nodes())
 
     def edit(self, session: str, state: Mapping[str, Any], key: str) -> None:
-        """The state whole; what it shares with the one before is stored already."""
-        checkpoint = Checkpoint(tool_state=dict(state))
+        """The new key alone: the store has the rest. Two writes, the state and the commit."""
+        last = self._states.get(session)
+        if last is None:
+            digest = self._store.put_value(dict(state))
+        else:
+            digest = self._store.edit(last, Set((key,), state[key]))
+        checkpoint = Checkpoint(tool_state=casstore.Link(digest))
         self._store.session(session).commit(Commit(checkpoint=checkpoint, lease=UNFENCED))
+        self._states[session] = digest
 
     def fork(self, source: str, target: str) -> None:
         """One row."""

@@ -100,7 +100,7 @@ def compare(
     present = [peer for peer in peers if peer.name not in skipped]
     order = random.Random(1)
     found: dict[str, dict[str, list[float]]] = {peer.name: defaultdict(list) for peer in present}
-    grown: dict[str, dict[int, list[Point]]] = {peer.name: defaultdict(list) for peer in present}
+    grown: dict[str, list[Point]] = {}
     flushes: list[float] = []
     for number in range(repeats):
         flushes += _flushes()
@@ -109,17 +109,18 @@ def compare(
             for peer in order.sample(present, len(present)):
                 for key, value in _alone(peer, scenario, sizes).items():
                     found[peer.name][key].append(value)
-        tell(f"peers, long_session, {number + 1} of {repeats} …")
-        for peer in order.sample(present, len(present)):
-            for point in _alone(peer, _growth, sizes):
-                grown[peer.name][point.turns].append(point)
+        if number == 0:
+            # Once: sizes come out the same, and each time is a median of twenty turns already.
+            tell("peers, long_session …")
+            for peer in order.sample(present, len(present)):
+                grown[peer.name] = _alone(peer, _growth, sizes)
         _require_all(present, found, sizes)
         columns = [
             Column(
                 peer.name,
                 peer.flush.value,
                 {key: spread(values) for key, values in found[peer.name].items()},
-                _middle(grown[peer.name], number + 1),
+                grown[peer.name],
             )
             for peer in present
         ]
@@ -139,19 +140,6 @@ def _alone(peer: type[Peer], work: Callable[[Peer, Path, Sizes], T], sizes: Size
             return work(one, Path(place), sizes)
         finally:
             one.stop()
-
-
-def _middle(points: dict[int, list[Point]], repeats: int) -> list[Point]:
-    """The median of each point that every repeat reached."""
-    return [
-        Point(
-            turns,
-            int(median(point.size_bytes for point in there)),
-            median(point.turn_s for point in there),
-        )
-        for turns, there in sorted(points.items())
-        if len(there) == repeats
-    ]
 
 
 def _require_all(

@@ -123,7 +123,8 @@ def markdown(results: Results) -> str:
         "### As a session grows",
         f"Up to {results.sizes.long:,} turns of two messages of 1.7 KB. A line ends early where "
         f"the peer took more than {bytes_text(results.sizes.long_bytes)} or "
-        f"{results.sizes.long_s:.0f} seconds for the session.",
+        f"{results.sizes.long_s:.0f} seconds for the session. Run once; a time is the "
+        "median of the last twenty turns.",
         *(f"![{title}](img/{name})" for name, title in CHARTS.items()),
     ]
     return "\n\n".join(parts)

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.peers.peer import Flush, Peer, Turn
 
 _SCHEMA = """
-create table if not exists nodes (id text primary key, parent text, body text) without rowid;
+create table if not exists nodes (id text primary key, parent text, body text);
 create table if not exists heads (session text primary key, leaf text) without rowid;
 create table if not exists states (number integer primary key, session text, body text);
 """

@@ -44,7 +44,7 @@ class Sizes(NamedTuple):
     long_s: float
 
 
-FULL = Sizes(300, 100, 1000, 50, 50, 1000, 100, 1000, 1 << 30, 40)
+FULL = Sizes(300, 100, 1000, 50, 50, 1000, 100, 1000, 1 << 30, 25)
 QUICK = Sizes(20, 10, 300, 5, 10, 20, 10, 20, 1 << 26, 2)
 # The shape alone: for tests.
 TINY = Sizes(5, 2, 20, 2, 2, 3, 4, 5, 1 << 26, 5)
