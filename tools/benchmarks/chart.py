@@ -10,14 +10,14 @@ from xml.sax.saxutils import escape
 _WIDTH, _HEIGHT = 760, 420
 _LEFT, _RIGHT, _TOP, _BOTTOM = 78, 190, 46, 48
 _LINE_HEIGHT = 17
-# Light page, dark page. The first is ours and drawn thicker.
+# Light page, dark page. The first is drawn thicker.
 _COLOURS = (
     ("#0b6bcb", "#58a6ff"),
     ("#c2410c", "#ff9e64"),
     ("#15803d", "#56d364"),
     ("#7e22ce", "#d2a8ff"),
     ("#b91c1c", "#ff7b72"),
-    ("#0f766e", "#39c5cf"),
+    ("#be185d", "#f778ba"),
     ("#854d0e", "#e3b341"),
     ("#4b5563", "#9ca3af"),
 )
@@ -25,10 +25,11 @@ _DASHES = ("", "", "6 3", "2 3", "8 3 2 3", "4 2", "1 2", "10 4")
 
 
 class Line(NamedTuple):
-    """A named series of points, all positive."""
+    """A named series of points, all positive. ``style`` 0 to 7 picks its colour and dashes."""
 
     name: str
     points: Sequence[tuple[float, float]]
+    style: int = 0
 
 
 class Axis(NamedTuple):
@@ -67,7 +68,7 @@ def draw(
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
         f'role="img" aria-label="{escape(title, {chr(34): "&quot;"})}">',
-        _style(len(shown)),
+        _style(sorted({line.style for line in shown})),
         f'<rect class="page" width="{_WIDTH}" height="{_HEIGHT}" rx="6"/>',
         _text(_LEFT, 26, title, "title"),
         _text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 10, x_label, "middle"),
@@ -80,21 +81,17 @@ def draw(
         at = y.at(10.0**power)
         parts.append(_rule(x.start, at, x.end, at))
         parts.append(_text(x.start - 8, at + 4, y_text(10.0**power), "end"))
-    for number, line in enumerate(shown):
+    for line in shown:
         steps = " ".join(f"{x.at(a):.1f},{y.at(b):.1f}" for a, b in line.points)
-        parts.append(f'<polyline class="line c{number}" points="{steps}"/>')
+        parts.append(f'<polyline class="line c{line.style}" points="{steps}"/>')
     parts += _names(shown, x, y)
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _style(count: int) -> str:
-    light = [f".c{at}{{stroke:{_colour(at)[0]};fill:{_colour(at)[0]}}}" for at in range(count)]
-    dark = [f".c{at}{{stroke:{_colour(at)[1]};fill:{_colour(at)[1]}}}" for at in range(count)]
-    dashes = [
-        f".line.c{at}{{stroke-dasharray:{dash}}}"
-        for at in range(count)
-        if (dash := _DASHES[at % len(_DASHES)])
-    ]
+def _style(used: Sequence[int]) -> str:
+    light = [f".c{at}{{stroke:{_COLOURS[at][0]};fill:{_COLOURS[at][0]}}}" for at in used]
+    dark = [f".c{at}{{stroke:{_COLOURS[at][1]};fill:{_COLOURS[at][1]}}}" for at in used]
+    dashes = [f".line.c{at}{{stroke-dasharray:{_DASHES[at]}}}" for at in used if _DASHES[at]]
     return "\n".join(
         [
             "<style>",
@@ -119,10 +116,6 @@ def _style(count: int) -> str:
     )
 
 
-def _colour(at: int) -> tuple[str, str]:
-    return _COLOURS[at % len(_COLOURS)]
-
-
 def _names(lines: Sequence[Line], x: Axis, y: Axis) -> list[str]:
     """A name beside the end of each line, moved apart where lines end together."""
     ends = sorted((y.at(line.points[-1][1]), number) for number, line in enumerate(lines))
@@ -136,12 +129,13 @@ def _names(lines: Sequence[Line], x: Axis, y: Axis) -> list[str]:
         limit = places[at] - _LINE_HEIGHT
     parts: list[str] = []
     for (height, number), place in zip(ends, places, strict=True):
-        end = x.at(lines[number].points[-1][0])
+        line = lines[number]
+        end = x.at(line.points[-1][0])
         parts.append(
-            f'<line class="lead c{number}" x1="{end:.1f}" y1="{height:.1f}" '
+            f'<line class="lead c{line.style}" x1="{end:.1f}" y1="{height:.1f}" '
             f'x2="{x.end + 10:.1f}" y2="{place:.1f}"/>'
         )
-        parts.append(_text(x.end + 14, place + 4, lines[number].name, f"name c{number}"))
+        parts.append(_text(x.end + 14, place + 4, line.name, f"name c{line.style}"))
     return parts
 
 

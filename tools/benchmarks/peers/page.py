@@ -27,6 +27,13 @@ _SIZES = (
     "power-loop",
     "git",
 )
+# A peer looks the same in every picture, flushing or not.
+_STYLES = {name: at for at, name in enumerate(_SIZES)} | {
+    "casstore, `process`": 0,
+    "LangGraph InMemorySaver": 1,
+    "SQLite, WAL, NORMAL": 3,
+    "bare LMDB, no sync": 4,
+}
 
 
 def seconds_text(value: float) -> str:
@@ -42,6 +49,14 @@ def bytes_text(value: float) -> str:
     for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if abs(value) >= scale:
             return f"{value / scale:.1f} {unit}"
+    return f"{value:.0f} B"
+
+
+def _bytes_mark(value: float) -> str:
+    """A power of ten at an axis."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= scale:
+            return f"{value / scale:.0f} {unit}"
     return f"{value:.0f} B"
 
 
@@ -152,7 +167,7 @@ def charts(results: Results) -> dict[str, str]:
     }
     drawn: dict[str, str] = {}
     for name, lines in wanted.items():
-        text = bytes_text if name.startswith("size") else seconds_text
+        text = _bytes_mark if name.startswith("size") else seconds_text
         if any(line.points for line in lines):
             drawn[name] = draw(
                 CHARTS[name], lines, x_label="turns", x_text=lambda value: f"{value:,.0f}",
@@ -163,16 +178,16 @@ def charts(results: Results) -> dict[str, str]:
 
 def _sizes(columns: Sequence[Column]) -> list[Line]:
     return [
-        Line(column.name, [(point.turns, point.size_bytes) for point in column.growth])
-        for column in columns
+        _line(one, [(point.turns, point.size_bytes) for point in one.growth]) for one in columns
     ]
 
 
 def _times(columns: Sequence[Column]) -> list[Line]:
-    return [
-        Line(column.name.replace("`", ""), [(point.turns, point.turn_s) for point in column.growth])
-        for column in columns
-    ]
+    return [_line(one, [(point.turns, point.turn_s) for point in one.growth]) for one in columns]
+
+
+def _line(column: Column, points: list[tuple[float, float]]) -> Line:
+    return Line(column.name.replace("`", ""), points, _STYLES[column.name])
 
 
 def put_between(page: str, body: str) -> str:
