@@ -1,7 +1,7 @@
 """git, by its own program: a branch a session, a commit a turn, a file a message.
 
-A turn is one process, ``git fast-import``, and everything it writes is flushed. Starting the
-process is most of what a turn costs; a program that links a git library would not pay that.
+A turn is one process, ``git fast-import``, and everything it writes is flushed. A program that
+links a git library would not pay for the process.
 """
 
 from __future__ import annotations
