@@ -80,7 +80,7 @@ class _Saver(Peer):
         self._put(there, target, "messages", [*there.values.get("messages", ()), *turn])
 
     def collect(self, gone: Sequence[str]) -> None:
-        """Delete the threads; the interface has no more. CasstoreSaver's store keeps the objects."""
+        """Delete the threads; the interface has no more, and CasstoreSaver frees nothing yet."""
         for session in gone:
             self.saver.delete_thread(session)
 
