@@ -81,8 +81,9 @@ class Marks:
 
     def _begin(self) -> None:
         # Pages that are never touched take no memory: long dead ids cost nothing.
-        self._named = mmap.mmap(-1, self.last_id + 1)
-        self._reached = mmap.mmap(-1, self.last_id + 1)
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self._named = mmap.mmap(-1, self.last_id + 1, flags=private)
+        self._reached = mmap.mmap(-1, self.last_id + 1, flags=private)
         self._scanned_id = self.last_id
         self._changes_seen = 0
         self._touches_seen = 0
