@@ -43,6 +43,7 @@ _MODULES: Final = {
     "examining": ("check", "rebuild", "salvage"),
     "moving": ("backup", "copy", "export", "import", "verify"),
     "langgraph": ("import-langgraph-sqlite",),
+    "transcripts": ("import-jsonl",),
 }
 MODULE_OF: Final = {command: module for module, names in _MODULES.items() for command in names}
 SECTIONS: Final = (
