@@ -25,7 +25,7 @@ import lmdb
 
 from casstore.engine.lmdb import notes
 from casstore.engine.lmdb import slab as slabs
-from casstore.engine.lmdb.environment import Environment, translate
+from casstore.engine.lmdb.environment import Environment
 from casstore.engine.lmdb.journal import settle
 from casstore.engine.lmdb.marking import Candidates, Marks, Pulse
 from casstore.engine.protocol import MarkReport, Roots, SweepReport
@@ -235,21 +235,10 @@ class Collection:
 
     def _change(self, work: Callable[[lmdb.Transaction[bytes]], bool | None]) -> bool:
         """Run one short write transaction; ``work`` gives False to leave it undone."""
-        env = self._env
-        with env.write_lock:
-            env.gate.check()
-            try:
-                txn = env.begin_write()
-                started = perf_counter()
-                try:
-                    done = work(txn) is not False
-                    if done:
-                        txn.commit()
-                finally:
-                    # After a commit there is nothing left to abort.
-                    txn.abort()
-            except lmdb.Error as exc:
-                raise translate(exc, env.path) from exc
-            env.cover()
+        with self._env.writing() as txn:
+            started = perf_counter()
+            done = work(txn) is not False
+            if not done:
+                txn.abort()
         self._held_s = max(self._held_s, perf_counter() - started)
         return done

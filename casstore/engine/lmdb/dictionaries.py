@@ -104,17 +104,10 @@ class DictionaryShelf:
     def add(self, content: bytes) -> int:
         """Keep a dictionary and make it the newest; its number."""
         env = self._env
-        with env.write_lock:
-            env.gate.check()
-            try:
-                with env.begin_write() as txn:
-                    with txn.cursor(db=env.dictionaries) as cursor:
-                        number = int.from_bytes(cursor.key(), "big") + 1 if cursor.last() else 1
-                    checksum = plain_hash(content, _CHECKSUM_BYTES)
-                    txn.put(dictionary_key(number), checksum + content, db=env.dictionaries)
-                    txn.put(_NEWEST, str(number).encode(), db=env.meta)
-            except lmdb.Error as exc:
-                raise translate(exc, env.path) from exc
-            env.announce()
-            env.cover()
+        with env.writing() as txn:
+            with txn.cursor(db=env.dictionaries) as cursor:
+                number = int.from_bytes(cursor.key(), "big") + 1 if cursor.last() else 1
+            checksum = plain_hash(content, _CHECKSUM_BYTES)
+            txn.put(dictionary_key(number), checksum + content, db=env.dictionaries)
+            txn.put(_NEWEST, str(number).encode(), db=env.meta)
         return number

@@ -12,7 +12,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from weakref import WeakSet
@@ -301,6 +302,30 @@ class Environment:
             # writes until it is opened anew. The file holds the last good commit.
             self.reopen()
             return self.handle.begin(write=True)
+
+    @contextmanager
+    def writing(self) -> Iterator[lmdb.Transaction[bytes]]:
+        """One short write transaction beside the writers' queue: for those who care for a store.
+
+        Committed at the end; aborted inside, it leaves everything as it was.
+        """
+        with self.write_lock:
+            self.gate.check()
+            try:
+                txn = self.begin_write()
+                try:
+                    yield txn
+                    changes = not is_over(txn)
+                    if changes:
+                        txn.commit()
+                finally:
+                    # After a commit there is nothing left to abort.
+                    txn.abort()
+            except lmdb.Error as exc:
+                raise translate(exc, self.path) from exc
+            if changes:
+                self.announce()
+                self.cover()
 
     def reading(self) -> Reading[memoryview]:
         """A short read transaction; nothing may leave it as a view."""

@@ -38,7 +38,7 @@ from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.cache import SlabCache
 from casstore.engine.lmdb.creation import DATABASES, DICTIONARIES, INDEX, JOURNAL, META, SLABS
 from casstore.engine.lmdb.dictionaries import DictionaryShelf, open_dictionary
-from casstore.engine.lmdb.environment import Environment, translate
+from casstore.engine.lmdb.environment import Environment
 from casstore.engine.lmdb.journal import (
     Journal,
     Pending,
@@ -435,15 +435,8 @@ def read_mark(env: Environment) -> bytes | None:
 def write_mark(env: Environment, mark: bytes) -> None:
     """Leave something for the next check."""
     env.require_writable()
-    with env.write_lock:
-        env.gate.check()
-        try:
-            with env.begin_write() as txn:
-                txn.put(MARK_KEY, mark, db=env.meta)
-        except lmdb.Error as exc:
-            raise translate(exc, env.path) from exc
-        env.announce()
-        env.cover()
+    with env.writing() as txn:
+        txn.put(MARK_KEY, mark, db=env.meta)
 
 
 def fresh_compressor(env: Environment) -> Compressor:

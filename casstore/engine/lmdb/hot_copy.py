@@ -182,17 +182,8 @@ def _make_sound(part: str, source: Environment) -> int:
         prove=lambda opened: objects.append(verify_content(opened)),
     )
     try:
-        with env.write_lock:
-            txn = env.begin_write()
-            try:
-                notes.end(env, txn)
-                txn.commit()
-            except BaseException:
-                txn.abort()
-                raise
-            env.cover()
-    except lmdb.Error as exc:
-        raise translate(exc, part) from exc
+        with env.writing() as txn:
+            notes.end(env, txn)
     finally:
         env.close()
     try:

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple, TypeAlias
 import lmdb
 
 from casstore.engine.lmdb.creation import INDEX
-from casstore.engine.lmdb.environment import Environment, translate
+from casstore.engine.lmdb.environment import Environment
 from casstore.engine.lmdb.rows import (
     CHECKSUM_BYTES,
     JOURNAL,
@@ -383,16 +383,9 @@ def forget_names(env: Environment, txn: lmdb.Transaction[bytes]) -> None:
 
 def settle_now(env: Environment) -> None:
     """Lay all that the journal holds in place, in a transaction of its own."""
-    with env.write_lock:
-        env.gate.check()
-        try:
-            with env.begin_write() as txn:
-                settled = settle(env, txn)
-        except lmdb.Error as exc:
-            raise translate(exc, env.path) from exc
-        if settled:
-            env.announce()
-            env.cover()
+    with env.writing() as txn:
+        if not settle(env, txn):
+            txn.abort()
 
 
 def _lay(env: Environment, txn: lmdb.Transaction[bytes], pending: Pending) -> None:

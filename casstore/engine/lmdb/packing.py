@@ -29,7 +29,7 @@ import lmdb
 from casstore.engine.compression import Compressor
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.cache import SlabCache
-from casstore.engine.lmdb.environment import Environment, translate
+from casstore.engine.lmdb.environment import Environment
 from casstore.engine.lmdb.journal import Pending, settle_now
 from casstore.engine.lmdb.reader import SlabReader
 from casstore.engine.lmdb.slab import Slab
@@ -361,31 +361,19 @@ def dead_objects(piece: Piece) -> int:
 
 def _replace(env: Environment, run: Run, new: list[tuple[bytes, bytes]]) -> PackReport:
     """Exchange the slabs in one transaction, unless somebody else has changed them."""
-    with env.write_lock:
-        env.gate.check()
+    with env.writing() as txn:
         started = time.perf_counter()
-        try:
-            txn = env.begin_write()
-            try:
-                unchanged = all(
-                    txn.get(piece.key, db=env.slabs) == piece.value for piece in run.pieces
-                )
-                if unchanged:
-                    for piece in run.pieces:
-                        txn.delete(piece.key, db=env.slabs)
-                    for key, value in new:
-                        txn.put(key, value, db=env.slabs)
-                    txn.commit()
-            finally:
-                # After a commit there is nothing left to abort.
-                txn.abort()
-        except lmdb.Error as exc:
-            raise translate(exc, env.path) from exc
-        locked_s = time.perf_counter() - started
-        if not unchanged:
-            return NOTHING
-        env.announce()
-        env.cover()
+        unchanged = all(txn.get(piece.key, db=env.slabs) == piece.value for piece in run.pieces)
+        if unchanged:
+            for piece in run.pieces:
+                txn.delete(piece.key, db=env.slabs)
+            for key, value in new:
+                txn.put(key, value, db=env.slabs)
+        else:
+            txn.abort()
+    locked_s = time.perf_counter() - started
+    if not unchanged:
+        return NOTHING
     before = sum([len(piece.value) for piece in run.pieces])
     after = sum([len(value) for _, value in new])
     return PackReport(
@@ -396,12 +384,5 @@ def _replace(env: Environment, run: Run, new: list[tuple[bytes, bytes]]) -> Pack
 def _note_packed(env: Environment, scope: Scope, packed_to: int) -> None:
     if packed_to <= scope.packed_to:
         return
-    with env.write_lock:
-        env.gate.check()
-        try:
-            with env.begin_write() as txn:
-                txn.put(PACKED_TO_KEY, str(packed_to).encode(), db=env.meta)
-        except lmdb.Error as exc:
-            raise translate(exc, env.path) from exc
-        env.announce()
-        env.cover()
+    with env.writing() as txn:
+        txn.put(PACKED_TO_KEY, str(packed_to).encode(), db=env.meta)

@@ -18,7 +18,7 @@ import lmdb
 from casstore.engine.id_set import IdSet
 from casstore.engine.lmdb import notes
 from casstore.engine.lmdb import slab as slabs
-from casstore.engine.lmdb.environment import Environment, translate
+from casstore.engine.lmdb.environment import Environment
 from casstore.engine.lmdb.journal import (
     Pending,
     count_names,
@@ -40,18 +40,10 @@ def rebuild_index(
     # A collection that is going on goes by the names that it has seen.
     lock = env.lock_collector()
     try:
-        with env.write_lock:
-            env.gate.check()
-            try:
-                with env.begin_write() as txn:
-                    report = _rebuild(env, txn, roots, now_ms, keep_after_ms)
-            except lmdb.Error as exc:
-                raise translate(exc, env.path) from exc
-            env.announce()
-            env.cover()
+        with env.writing() as txn:
+            return _rebuild(env, txn, roots, now_ms, keep_after_ms)
     finally:
         os.close(lock)
-    return report
 
 
 def _rebuild(
@@ -159,16 +151,8 @@ def _name(
 def drop_damaged_rows(env: Environment, table: str) -> int:
     """Remove rows of a table that cannot be proven; make the sum over all rows anew."""
     env.require_writable()
-    with env.write_lock:
-        env.gate.check()
-        try:
-            with env.begin_write() as txn:
-                dropped = _drop(env, txn, table)
-        except lmdb.Error as exc:
-            raise translate(exc, env.path) from exc
-        env.announce()
-        env.cover()
-    return dropped
+    with env.writing() as txn:
+        return _drop(env, txn, table)
 
 
 def _drop(env: Environment, txn: lmdb.Transaction[bytes], wanted: str) -> int:

@@ -12,9 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-import lmdb
-
-from casstore.engine.lmdb.environment import Environment, translate
+from casstore.engine.lmdb.environment import Environment
 from casstore.engine.lmdb.page_arithmetic import PageCount, when_full
 from casstore.engine.protocol import PackReport
 from casstore.errors import CorruptionError
@@ -52,30 +50,19 @@ def _is_untidy(env: Environment, database: Any) -> bool:
 
 
 def _rewrite(env: Environment, database: Any) -> PackReport:
-    with env.write_lock:
-        env.gate.check()
+    with env.writing() as txn:
         started = time.perf_counter()
-        try:
-            txn = env.begin_write()
-            try:
-                before = count_pages(txn.stat(database)).total
-                rows = list(txn.cursor(db=database))
-                txn.drop(database, delete=False)
-                _, added = txn.cursor(db=database).putmulti(rows, append=True)
-                saved = before - count_pages(txn.stat(database)).total
-                if added != len(rows):
-                    # py-lmdb leaves out a key that is not above the last.
-                    raise CorruptionError(f"the keys of a table of {env.path} are out of order")
-                if saved > 0:
-                    txn.commit()
-            finally:
-                # After a commit there is nothing left to abort.
-                txn.abort()
-        except lmdb.Error as exc:
-            raise translate(exc, env.path) from exc
-        locked_s = time.perf_counter() - started
+        before = count_pages(txn.stat(database)).total
+        rows = list(txn.cursor(db=database))
+        txn.drop(database, delete=False)
+        _, added = txn.cursor(db=database).putmulti(rows, append=True)
+        saved = before - count_pages(txn.stat(database)).total
+        if added != len(rows):
+            # py-lmdb leaves out a key that is not above the last.
+            raise CorruptionError(f"the keys of a table of {env.path} are out of order")
         if saved <= 0:
-            return PackReport(0, 0, 0, 0, 0)
-        env.announce()
-        env.cover()
+            txn.abort()
+    if saved <= 0:
+        return PackReport(0, 0, 0, 0, 0)
+    locked_s = time.perf_counter() - started
     return PackReport(0, 0, 0, 0, 0, pages_saved=saved, longest_lock_s=locked_s)
