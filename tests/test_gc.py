@@ -15,8 +15,7 @@ import pytest
 import casstore
 from casstore.engine.lmdb import notes
 from casstore.engine.lmdb.engine import LmdbEngine
-from casstore.engine.memory import MemoryEngine
-from casstore.engine.protocol import Engine, PutRow, Write
+from casstore.engine.protocol import PutRow, Write
 from casstore.errors import (
     BusyError,
     ClosedError,
@@ -36,24 +35,6 @@ from casstore.testing import ManualClock
 
 ROOT = Path(__file__).parent.parent
 LONG = "long " * 800
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture(params=["memory", "lmdb"])
-def any_store(
-    request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock
-) -> Iterator[Store]:
-    engine: Engine
-    if request.param == "memory":
-        engine = MemoryEngine(clock=clock)
-    else:
-        engine = LmdbEngine(str(tmp_path / "s"), durability="process", clock=clock)
-    with Store(engine) as store:
-        yield store
 
 
 @pytest.fixture

@@ -245,7 +245,8 @@ def _back(store: Store, place: Target, steps: int) -> Target | None:
     # Counted as they come: there may be more than memory should hold.
     last: Entry | None = None
     seen = 0
-    for last in store.session(place.session).history(before=place.revision, limit=steps):  # noqa: B007
+    for entry in store.session(place.session).history(before=place.revision, limit=steps):
+        last = entry
         seen += 1
     if last is None or seen < steps:
         return None

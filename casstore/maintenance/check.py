@@ -101,12 +101,7 @@ def check(
         raise InvalidInputError(f"a share above 0 and up to 1, not {share!r}")
     if type(max_findings) is not int or max_findings < 1:
         raise InvalidInputError(f"at least one finding is kept, not {max_findings!r}")
-    chance = random.Random(seed)
-    wanted: Callable[[int], bool] | None = None
-    if level == FULL:
-        wanted = _every
-    elif level == SAMPLE:
-        wanted = lambda object_id: chance.random() < share  # noqa: E731
+    wanted = {FULL: _every, SAMPLE: _some(share, random.Random(seed))}.get(level)
     return _Check(engine, engine, level, wanted, Findings(max_findings), progress).run(
         since_last=since_last
     )
@@ -114,6 +109,13 @@ def check(
 
 def _every(object_id: int) -> bool:
     return True
+
+
+def _some(share: float, chance: random.Random) -> Callable[[int], bool]:
+    def is_drawn(object_id: int) -> bool:
+        return chance.random() < share
+
+    return is_drawn
 
 
 class _Mark(NamedTuple):

@@ -146,6 +146,10 @@ class Where(NamedTuple):
         return ", ".join([part for part in parts if part])
 
 
+#: A finding about the store as a whole.
+NOWHERE: Final = Where()
+
+
 class Finding(NamedTuple):
     """One thing that a check found."""
 
@@ -184,7 +188,7 @@ class Findings:
         self.omitted = 0
         self.counts: dict[str, int] = {}
 
-    def add(self, code: str, what: str, where: Where = Where()) -> None:  # noqa: B008
+    def add(self, code: str, what: str, where: Where = NOWHERE) -> None:
         """Take a finding in."""
         meaning = CODES[code]
         self.counts[code] = self.counts.get(code, 0) + 1

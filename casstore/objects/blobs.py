@@ -82,6 +82,7 @@ class _Rejoined(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
+    # BufferedReader, the only caller, always gives a memoryview.
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         part = self._head[: len(buffer)] if self._head else _read(self._rest, len(buffer))
         self._head = self._head[len(part) :]
@@ -188,6 +189,7 @@ class BlobReader(io.RawIOBase):
         self._position = base[whence] + offset
         return self._position
 
+    # BufferedReader, the only caller, always gives a memoryview.
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         """Fill ``buffer`` from the current chunk, or as much of it as is left there."""
         if self._position >= self.size_bytes:

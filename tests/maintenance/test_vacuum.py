@@ -6,7 +6,7 @@ import inspect
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +15,6 @@ import pytest
 
 import casstore
 from casstore.engine.lmdb.engine import LmdbEngine
-from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import DeleteRow, Engine, Write, WriteResult
 from casstore.errors import (
     BusyError,
@@ -55,19 +54,8 @@ LONG_SECRET = "CANARY in a long text " * 200
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture(params=["memory", "lmdb"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
-    engine: Engine
-    if request.param == "memory":
-        engine = MemoryEngine(clock=clock)
-    else:
-        engine = LmdbEngine(str(tmp_path / "s"), durability="process", clock=clock)
-    with Store(engine) as store:
-        yield store
+def store(any_store: Store) -> Store:
+    return any_store
 
 
 @pytest.fixture

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from casstore.engine.lmdb.engine import LmdbEngine
-from casstore.engine.memory import MemoryEngine
-from casstore.engine.protocol import Engine
 from casstore.store import Store
 from casstore.testing import ManualClock
 
@@ -19,19 +17,8 @@ sys.path.append(str(Path(__file__).parent.parent.parent))
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture(params=["memory", "lmdb"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
-    engine: Engine
-    if request.param == "memory":
-        engine = MemoryEngine(clock=clock)
-    else:
-        engine = LmdbEngine(str(tmp_path / "s"), durability="process", clock=clock)
-    with Store(engine) as store:
-        yield store
+def store(any_store: Store) -> Store:
+    return any_store
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
 from casstore.aio.threads import Parameters, Result
 from casstore.errors import ClosedError
@@ -69,3 +70,37 @@ class StoreHolder:
     def _require_open(self) -> None:
         if self._closed:
             raise ClosedError("this was closed, and its store with it")
+
+
+class HoldsStore:
+    """What stands on a held store: closed by ``close``, or at the end of ``with``."""
+
+    _holder: StoreHolder
+
+    def close(self) -> None:
+        """Let go of the store, and close it if it was opened here."""
+        self._holder.close()
+
+    def __enter__(self) -> Self:
+        _ = self._holder.store
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        await self._holder.run(lambda: self._holder.store)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._holder.aclose()

@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from types import TracebackType
 from typing import Any, Final, NamedTuple, TypeVar
 
 from langgraph.store.base import (
@@ -33,7 +32,7 @@ from langgraph.store.base import (
 from casstore import store as stores
 from casstore.adapters.langgraph import encoding
 from casstore.adapters.langgraph.filters import matches
-from casstore.adapters.langgraph.holding import StoreHolder
+from casstore.adapters.langgraph.holding import HoldsStore, StoreHolder
 from casstore.adapters.langgraph.serializer import AllowedType, StrictSerializer
 from casstore.engine.protocol import MAX_STAMP_MS
 from casstore.errors import (
@@ -74,7 +73,7 @@ class _Stored(NamedTuple):
         return self.expires_ms is None or self.expires_ms > now_ms
 
 
-class CasstoreStore(BaseStore):
+class CasstoreStore(HoldsStore, BaseStore):
     """A LangGraph store: namespaces, filters, time to live. Sync and async in one.
 
     A batch is one write, all or nothing; what it reads is from before it. There is no vector
@@ -125,34 +124,6 @@ class CasstoreStore(BaseStore):
         self.ttl_config = ttl
         self._holder = holder
         self._serde = StrictSerializer(allowed)
-
-    def close(self) -> None:
-        """Let go of the store, and close it if it was opened here."""
-        self._holder.close()
-
-    def __enter__(self) -> CasstoreStore:
-        _ = self._holder.store
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> CasstoreStore:
-        await self._holder.run(lambda: self._holder.store)
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._holder.aclose()
 
     # --- LangGraph's two methods; all others call them ------------------------------------
 

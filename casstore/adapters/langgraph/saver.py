@@ -6,7 +6,6 @@ import os
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from types import TracebackType
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -25,7 +24,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from casstore import store as stores
 from casstore.adapters.langgraph import care, layout
 from casstore.adapters.langgraph.encoding import Codec
-from casstore.adapters.langgraph.holding import StoreHolder
+from casstore.adapters.langgraph.holding import HoldsStore, StoreHolder
 from casstore.adapters.langgraph.layout import Place
 from casstore.adapters.langgraph.lists import KnownLists, ListCodec
 from casstore.adapters.langgraph.reading import PAGE, TupleReader, config_of, config_parts
@@ -37,7 +36,7 @@ from casstore.errors import InvalidInputError
 from casstore.store import Store
 
 
-class CasstoreSaver(BaseCheckpointSaver[str]):
+class CasstoreSaver(HoldsStore, BaseCheckpointSaver[str]):
     """A LangGraph checkpointer on a store. Sync and async methods may be mixed freely.
 
     ``allowed`` are types, beside LangGraph's own safe ones, that checkpoints may hold: classes,
@@ -114,36 +113,6 @@ class CasstoreSaver(BaseCheckpointSaver[str]):
         # Only of our own serialiser it is known that elements may be joined.
         serde = self.serde
         return ListCodec(serde, self._lists) if type(serde) is StrictSerializer else None
-
-    # --- opening and closing ------------------------------------------------------------
-
-    def close(self) -> None:
-        """Let go of the store, and close it if this saver has opened it."""
-        self._holder.close()
-
-    def __enter__(self) -> CasstoreSaver:
-        _ = self._holder.store
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> CasstoreSaver:
-        await self._run(lambda: self._holder.store)
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._holder.aclose()
 
     # --- reading ------------------------------------------------------------------------
 

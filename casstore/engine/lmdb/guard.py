@@ -122,7 +122,8 @@ def verify_structure(path: str) -> None:
     class Verifier(verify._Verifier):
         """Also misses the later pages of a long value, if the file ends before them.
 
-        py-lmdb looks at the first one alone; LMDB would read on and die.
+        py-lmdb looks at the first one alone; LMDB would read on and die. (Its verifier has no
+        type hints, hence what is ignored here.)
         """
 
         def _mark_live(self, pgno: int, what: str) -> bool:
