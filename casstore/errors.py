@@ -408,7 +408,8 @@ class FormatVersionError(FormatError):
     """The store has a format version that this release does not read."""
 
     def __init__(self, place: str, found: int, supported: int) -> None:
-        newer = "upgrade casstore" if found > supported else "migrate the store"
+        older = "read it with the release that wrote it, and export what you need"
+        newer = "upgrade casstore" if found > supported else older
         super().__init__(
             f"{place} has store format {found}, this release reads format {supported}: {newer}"
         )

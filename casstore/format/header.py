@@ -13,7 +13,8 @@ from typing import Final
 from casstore.errors import CorruptionError, ForeignStoreError, FormatVersionError
 
 FAMILY: Final = b"casstore"
-STORE_FORMAT: Final = 1
+# 2: the journal, notes for collectors and the table of retention came in.
+STORE_FORMAT: Final = 2
 
 _VERSION_DIGITS: Final = 9
 FAMILY_KEY: Final = b"family"
