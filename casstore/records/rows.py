@@ -213,12 +213,21 @@ class Draft:
         ConditionFailedError if an expected record is another; ObjectNotFoundError if something
         linked to is not stored. Then nothing has happened.
         """
+        if self._writer.objects or self._rows:
+            self._store.engine.write(self.as_write())
+
+    def as_write(self) -> Write:
+        """What ``commit`` would hand to the engine: to go beside the commit of a session.
+
+        ``Commit(beside=draft.as_write())``: both happen, or neither. A record that is not
+        the expected one ends the commit with ConditionFailedError.
+        """
+        conditions = list(self._conditions)
         # What a row links to must be there, or come with it (P3).
         older = [digest for digest in self._links if self._writer.find(digest) is None]
         if older:
-            self._conditions.append(ObjectsExist(older))
-        if self._writer.objects or self._rows:
-            self._store.engine.write(Write(self._writer.objects, self._conditions, self._rows))
+            conditions.append(ObjectsExist(older))
+        return Write(self._writer.objects, conditions, self._rows)
 
     def _put(self, table: Table, key: tuple[str, ...], data: bytes) -> None:
         spelled_key = table.keys.key(key)

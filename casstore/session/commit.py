@@ -98,8 +98,9 @@ def commit(runtime: Runtime, session: str, change: Commit) -> CommitResult:
         attempt = _Attempt(runtime, session, key, change)
         try:
             return attempt.run(spelled, attempt.checked(rows))
-        except ConditionFailedError:
-            continue
+        except ConditionFailedError as exc:
+            if attempt.is_of_others(exc):
+                raise
     raise BusyError(f"session {session!r} kept moving while a commit to it was being made")
 
 
@@ -153,6 +154,10 @@ def _check(change: Commit) -> None:
     ):
         if type(items) not in _LISTS:
             raise InvalidInputError(f"{what} are a list or tuple, not {type(items).__name__}")
+    if change.beside is not None and (
+        not isinstance(change.beside, Write) or change.beside.deletes
+    ):
+        raise InvalidInputError("what changes beside a commit is a Write that deletes no objects")
     if change.append and change.replace is not None:
         raise InvalidInputError("a commit appends nodes or replaces the graph, not both")
     if change.expected is not None and (type(change.expected) is not int or change.expected < 0):
@@ -290,6 +295,10 @@ class _Attempt:
 
     # --- writing --------------------------------------------------------------------------
 
+    def is_of_others(self, failed: ConditionFailedError) -> bool:
+        """Did a condition fail that came with ``beside``? Trying again would not help."""
+        return failed.index >= len(self._conditions)
+
     def _next_head(self, state: State | None, grown: Grown, manifest: bytes) -> HeadRow:
         head = None if state is None else state.head
         return HeadRow(
@@ -320,10 +329,11 @@ class _Attempt:
         self._changes += move_head(self._key, state, put, change.label)
         if change.release and isinstance(change.lease, Lease):
             self._changes.append(leases.put_released(self._key, change.lease))
+        write = Write(writer.objects, self._conditions, self._changes)
+        if change.beside is not None:
+            write = _together(write, change.beside)
         try:
-            done = self._runtime.engine.write(
-                Write(writer.objects, self._conditions, self._changes)
-            )
+            done = self._runtime.engine.write(write)
         except ObjectNotFoundError as exc:
             raise checkpoint.name_missing(manifest, exc) from exc
         # The row as the engine has written it, its own time in it.
@@ -335,6 +345,15 @@ class _Attempt:
         return CommitResult(
             head.revision, Digest.known(head.manifest), manifest.leaf_id, grown.nodes, False
         )
+
+
+def _together(own: Write, beside: Write) -> Write:
+    """Both as one write. The session's own conditions are tried first."""
+    return Write(
+        [*own.objects, *beside.objects],
+        [*own.conditions, *beside.conditions],
+        [*own.rows, *beside.rows],
+    )
 
 
 def move_head(key: bytes, state: State | None, put: PutRow, label: str | None) -> list[RowChange]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any, Final, Literal, NamedTuple
 
+from casstore.engine.protocol import Write
 from casstore.format.digest import Digest
 
 
@@ -159,6 +160,8 @@ class Commit(NamedTuple):
     ``turn`` makes the commit idempotent: repeated with the same content it returns the
     first result. ``completes`` removes claimed work from the queue, ``attachments`` are
     committed with it, ``usage`` is added to the ledger, ``label`` names the revision.
+    ``beside`` are rows of other systems that change with it; see ``records.Draft``. It is no
+    part of what a turn means: a commit that is replayed writes nothing.
     """
 
     append: Sequence[NodeDraft | Node] = ()
@@ -174,6 +177,7 @@ class Commit(NamedTuple):
     completes: Sequence[Claim] = ()
     attachments: Sequence[str] = ()
     session: str | None = None
+    beside: Write | None = None
 
 
 class CommitResult(NamedTuple):

@@ -16,6 +16,7 @@ from casstore.engine.protocol import MAX_ROW_KEY_BYTES, PutRow, Write
 from casstore.errors import (
     ConditionFailedError,
     CorruptionError,
+    HeadConflictError,
     InvalidInputError,
     ObjectNotFoundError,
 )
@@ -24,6 +25,7 @@ from casstore.format.digest import Digest
 from casstore.maintenance import gc
 from casstore.records.row_keys import KeySpace, past
 from casstore.records.rows import Draft, Table, row_links
+from casstore.session.data import UNFENCED, Commit, NodeDraft
 from casstore.store import Store
 
 LONG = ["long " * 300, {"more": "text " * 200}, *range(300)]
@@ -249,3 +251,73 @@ def test_only_a_list_that_is_there_is_extended(store: Store) -> None:
             draft.extend(draft.keep(value), [1])
     with pytest.raises(ObjectNotFoundError):
         draft.extend(Link(Digest(bytes(32))), [1])
+
+
+def test_records_change_beside_the_commit_of_a_session_or_not_at_all(store: Store) -> None:
+    table = Table(store, "beside", 1)
+    session = store.session("s")
+
+    def step(node: str, count: int, was: Any) -> None:
+        draft = Draft(store)
+        draft.expect(table, ("count",), was)
+        draft.put(table, ("count",), [count, LONG])
+        lease = session.claim_lease("me", 60_000)
+        session.commit(
+            Commit(
+                append=[NodeDraft(node, LONG)],
+                lease=lease,
+                release=True,
+                beside=draft.as_write(),
+            )
+        )
+
+    step("a", 1, None)
+    first = table.find("count")
+    assert first is not None
+    step("b", 2, first)
+    second = table.find("count")
+    assert second is not None
+    assert second.value == [2, LONG]
+    # The head is as expected, the record is not: neither moves.
+    with pytest.raises(ConditionFailedError):
+        step("c", 3, first)
+    kept = table.find("count")
+    assert kept is not None
+    assert kept.row == second.row
+    head = session.head()
+    assert head is not None
+    assert (head.revision, head.leaf) == (2, "b")
+
+
+def test_a_commit_that_is_refused_leaves_the_records_beside_it(store: Store) -> None:
+    table = Table(store, "beside", 1)
+    session = store.session("s")
+    draft = Draft(store)
+    draft.put(table, ("k",), 1)
+    with pytest.raises(HeadConflictError):
+        session.commit(
+            Commit(append=[NodeDraft("a", 1)], expected=7, lease=UNFENCED, beside=draft.as_write())
+        )
+    assert table.find("k") is None
+    # Replayed, a turn writes nothing again.
+    turn = Commit(append=[NodeDraft("a", 1)], turn="t", lease=UNFENCED)
+    session.commit(turn._replace(beside=draft.as_write()))
+    later = Draft(store)
+    later.put(table, ("k",), 2)
+    assert session.commit(turn._replace(beside=later.as_write())).replayed
+    found = table.find("k")
+    assert found is not None
+    assert found.value == 1
+
+
+def test_what_a_record_beside_a_commit_links_to_must_be_there(store: Store) -> None:
+    table = Table(store, "beside", 1)
+    draft = Draft(store)
+    draft.put(table, ("k",), Link(Digest(b"\7" * 32)))
+    session = store.session("s")
+    with pytest.raises(ObjectNotFoundError):
+        session.commit(Commit(append=[NodeDraft("a", 1)], lease=UNFENCED, beside=draft.as_write()))
+    assert session.head() is None
+    for wrong in ("rows", Write(deletes=[b"\7" * 32])):
+        with pytest.raises(InvalidInputError):
+            session.commit(Commit(lease=UNFENCED, beside=wrong))  # type: ignore[arg-type]
