@@ -103,11 +103,22 @@ class Table:
             start = past(self.keys.key((*prefix, after)))
         return self._scan(start, stop, reverse, page)
 
-    def scan_starting(self, text: str, *prefix: str) -> Iterator[Record]:
-        """Records whose keys start with ``prefix`` and a text that starts with ``text``."""
+    def scan_starting(
+        self, text: str, *prefix: str, after: str | None = None, page: int = _PAGE
+    ) -> Iterator[Record]:
+        """Records whose keys start with ``prefix`` and a text that starts with ``text``.
+
+        With ``after``, only those whose text is greater.
+        """
         start = self.keys.starting(prefix, text)
-        for record in self._scan(start, past(start), False, _PAGE):
-            if record.key[len(prefix)].startswith(text):
+        stop = past(start)
+        if after is not None:
+            start = max(start, self.keys.starting(prefix, after))
+        if start >= stop:
+            return
+        for record in self._scan(start, stop, False, page):
+            found = record.key[len(prefix)]
+            if found.startswith(text) and (after is None or found > after):
                 yield record
 
     def groups(self, depth: int, *prefix: str) -> Iterator[tuple[str, ...]]:

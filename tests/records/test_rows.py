@@ -67,6 +67,20 @@ def test_keys_are_short_unambiguous_and_in_order_of_the_texts(keys: list[tuple[s
     assert sorted(whole) == sorted(whole, key=spelled.__getitem__)
 
 
+def test_records_of_several_tables_are_found_at_once(store: Store) -> None:
+    table, other = Table(store, "t", 2), Table(store, "o", 1)
+    put(table, "a", "b", value=1)
+    put(other, "a", value=2)
+    asked: list[tuple[Table, tuple[str, ...]]] = [
+        (other, ("a",)), (table, ("a", "c")), (table, ("a", "b"))
+    ]  # fmt: skip
+    second, none, first = find_records(store, asked)
+    assert none is None
+    assert first is not None
+    assert second is not None
+    assert (first.key, first.value, second.key, second.value) == (("a", "b"), 1, ("a",), 2)
+
+
 def test_long_texts_that_begin_alike_are_told_apart() -> None:
     space = KeySpace("t", 2)
     keys = {space.key(("x" * 900 + end, "k")) for end in ("", "a", "b", "a" * 50)}
@@ -116,6 +130,12 @@ def test_scans_follow_the_order_of_the_texts_in_pages(store: Store) -> None:
     assert [each.key for each in table.scan_starting("xy", "a")] == keys[27:36]
     assert [each.key[0] for each in table.scan_starting("a" * 300)] == ["a" * 400] * 18
     assert list(table.scan_starting("b")) == []
+    assert [each.key for each in table.scan_starting("x", "a", after="x", page=4)] == keys[27:36]
+    assert [each.key for each in table.scan_starting("x", "a", after="")] == keys[18:36]
+    assert list(table.scan_starting("x", "a", after="y")) == []
+    long = "a" * 400
+    assert [each.key[0] for each in table.scan_starting("a", after="a" * 399)] == [long] * 18
+    assert list(table.scan_starting("a", after=long)) == []
     assert list(table.scan("no")) == []
 
 
