@@ -219,6 +219,8 @@ def _request_approval(work: Working, step: steps.RequestApproval) -> Approval:
     check_id(step.tool, "a tool")
     if type(step.tool_call) is not str:
         raise InvalidInputError(f"a tool call is named by a str, not {step.tool_call!r}")
+    if type(step.events) not in (list, tuple):
+        raise InvalidInputError(f"events are a list or tuple, not {type(step.events).__name__}")
     approval = Approval(
         step.approval,
         work.thread.id,

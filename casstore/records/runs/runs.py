@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
-from casstore.errors import InvalidInputError, RecordNotFoundError
+from casstore.engine.protocol import RowIs, Write
+from casstore.errors import (
+    CasstoreError,
+    ConditionFailedError,
+    InvalidInputError,
+    RecordNotFoundError,
+)
 from casstore.format.limits import DEFAULT_MAX_BYTES
 from casstore.records.attempts import until_written
 from casstore.records.runs import applying, steps, threads
@@ -34,6 +40,10 @@ from casstore.session.state import Runtime
 from casstore.store import Store
 
 Given = TypeVar("Given")
+
+
+# A replay looks at no conditions, and everything else fails by this one.
+_NEVER: Final = Write(conditions=[RowIs("records", b"runs.never", b"")])
 
 
 class Committed(NamedTuple):
@@ -68,7 +78,7 @@ class Runs:
 
         return until_written(f"thread {thread!r}", attempt)
 
-    def commit(self, session: Session, change: Commit, thread: str, *todo: steps.Step) -> Committed:
+    def commit(self, session: str, change: Commit, thread: str, *todo: steps.Step) -> Committed:
         """Commit to a session and take steps on a thread in one write: both, or neither.
 
         A step may name the checkpoint COMMITTED: the revision that this commit makes. Then
@@ -76,14 +86,22 @@ class Runs:
         """
         if change.beside is not None:
             raise InvalidInputError("the steps go beside this commit, and nothing else can")
+        committing = self._ground.store.session(session)
         committed = None
         if change.expected is not None:
-            committed = SessionCheckpoint(session.id, change.expected + 1)
+            committed = SessionCheckpoint(session, change.expected + 1)
 
         def attempt() -> Committed:
-            applied = applying.apply(self._ground, thread, todo, committed)
+            try:
+                applied = applying.apply(self._ground, thread, todo, committed)
+            except CasstoreError:
+                # Perhaps because they were taken before, with this very turn.
+                replayed = _replay(committing, change)
+                if replayed is None:
+                    raise
+                return Committed(replayed, None)
             beside = None if applied.draft is None else applied.draft.as_write()
-            result = session.commit(change._replace(beside=beside))
+            result = committing.commit(change._replace(beside=beside))
             return Committed(result, None if result.replayed else applied.results)
 
         return until_written(f"thread {thread!r}", attempt)
@@ -117,9 +135,11 @@ class Runs:
         return threads.delete(self._ground, thread)
 
     def finish_deletions(self) -> int:
-        """Remove what deletions of large threads that were cut short have left; how many rows."""
+        """Remove what deletions of large threads have left if they were cut short; how many."""
         keys = threads.unfinished(self._ground)
-        return sum([threads.finish(self._ground, key) for key in keys])
+        for key in keys:
+            threads.finish(self._ground, key)
+        return len(keys)
 
     # --- runs -----------------------------------------------------------------------------
 
@@ -246,6 +266,8 @@ class Runs:
         """
         todo: list[steps.Step] = [steps.ResolveApproval(run, approval, decision)]
         if intent is not None:
+            if intent.run != run:
+                raise InvalidInputError(f"an intent of run {intent.run!r}, not of {run!r}")
             todo.append(intent)
         resolved: Approval = self.apply(thread, *todo)[0]
         return resolved
@@ -364,3 +386,13 @@ class Runs:
         given = self.apply(thread, step)[0]
         assert isinstance(given, kind)
         return given
+
+
+def _replay(session: Session, change: Commit) -> CommitResult | None:
+    """The result of a turn that was committed before; None if it was not. Writes nothing new."""
+    if change.turn is None:
+        return None
+    try:
+        return session.commit(change._replace(beside=_NEVER))
+    except ConditionFailedError:
+        return None

@@ -9,6 +9,7 @@ leaves a note of where they lie, and they follow in batches: here, or by whoever
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Final, NamedTuple
 
 from casstore.engine.protocol import Write
@@ -185,24 +186,20 @@ def _rest(
         yield tables.messages, record.key
 
 
-def finish(ground: Ground, key: str) -> int:
-    """Remove what is left of a deleted thread, in batches; how many rows that were."""
+def finish(ground: Ground, key: str) -> None:
+    """Remove what is left of a deleted thread, in batches."""
     note = ground.tables.deleted.find(key)
     if note is None:
-        return 0  # somebody else was quicker
-    removed = 0
+        return  # somebody else was quicker
+    rest = _rest(ground, key, layout.read_deleted(note).runs)
+    while batch := list(islice(rest, _BATCH_ROWS)):
+        draft = Draft(ground.store)
+        for table, place in batch:
+            draft.delete(table, place)
+        draft.commit()
     draft = Draft(ground.store)
-    for number, (table, place) in enumerate(
-        _rest(ground, key, layout.read_deleted(note).runs), start=1
-    ):
-        draft.delete(table, place)
-        removed = number
-        if not number % _BATCH_ROWS:
-            draft.commit()
-            draft = Draft(ground.store)
     draft.delete(ground.tables.deleted, (key,))
     draft.commit()
-    return removed
 
 
 def unfinished(ground: Ground) -> list[str]:

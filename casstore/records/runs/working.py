@@ -170,7 +170,9 @@ class Working:
         if new is COMMITTED and self._committed is not None:
             return self._committed
         if new is COMMITTED:
-            raise InvalidInputError("a revision is committed only beside a commit: Runs.commit")
+            raise InvalidInputError(
+                "COMMITTED goes with Runs.commit, and a commit that says which revision it expected"
+            )
         if isinstance(new, SessionCheckpoint):
             check_id(new.session, "a session")
             check_number(new.revision, "a revision")
