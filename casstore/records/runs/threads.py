@@ -62,7 +62,6 @@ def _insert(ground: Ground, fresh: Sequence[Thread]) -> list[Thread]:
             continue
         given.append(thread)
         key, order = number_text(numbers.take()), numbers.take()
-        draft.expect(tables.threads, (thread.id,), None)
         draft.put(
             tables.threads, (thread.id,), layout.pack_thread(ThreadRow(thread, key, order, 0, 0))
         )

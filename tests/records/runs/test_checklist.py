@@ -379,6 +379,7 @@ def test_approvals__are_resolved_once(busy: Runs, store: Store, clock: Clock) ->
     assert (resolved.status, resolved.decision) == ("approved", "approve")
     assert resolved.resolved_at_ms == clock.now_ms == resolved.requested_at_ms + 7
     assert busy.find_approval("a") == resolved
+    assert list(Table(store, "runs.pending", 1).scan()) == []
     before = contents(store)
     for decision in ("reject", "approve", "anything"):
         with pytest.raises(ApprovalResolvedError) as refused:

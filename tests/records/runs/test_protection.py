@@ -159,6 +159,24 @@ def test_a_plan_made_before_the_run_waited_leaves_its_checkpoint(
     assert [entry.revision for entry in session.history()] == [4, 2]
 
 
+def test_a_revision_that_goes_meanwhile_is_no_checkpoint(
+    busy: Runs, store: Store, session: Session
+) -> None:
+    engine: Any = store.engine
+    whole = engine.write
+
+    def write(change: Write) -> Any:
+        engine.write = whole
+        assert sweep(store) == [4]
+        return whole(change)
+
+    engine.write = write
+    with pytest.raises(RevisionNotFoundError):
+        busy.set_state("t", "r", WAITING, checkpoint=SessionCheckpoint("s", 2))
+    assert busy.get_run("t", "r").checkpoint is None
+    assert protected(session) == []
+
+
 def test_a_head_that_moves_meanwhile_is_protected_where_it_is(
     busy: Runs, store: Store, session: Session
 ) -> None:
