@@ -13,8 +13,7 @@ from casstore.errors import (
     RecordConflictError,
     RecordNotFoundError,
 )
-from casstore.format import splitting
-from casstore.format.digest import Digest, digest_of
+from casstore.format.digest import Digest
 from casstore.records.rows import Draft
 from casstore.records.runs import layout, steps
 from casstore.records.runs.data import (
@@ -32,6 +31,7 @@ from casstore.records.runs.data import (
 )
 from casstore.records.runs.layout import ApprovalRow, RunRow, Tables
 from casstore.records.runs.names import check_id, check_number, check_path, number_text
+from casstore.records.runs.values import same_value, value_digest
 from casstore.records.runs.working import Ground, Place, Working
 
 
@@ -390,19 +390,6 @@ def put_artifact(work: Working, row: RunRow, artifact: Artifact, content: Any) -
     if artifact.number > row.run.artifacts:
         work.put_run(row._replace(run=row.run._replace(artifacts=artifact.number)))
         work.change_thread(artifacts=work.thread.artifacts + 1)
-
-
-# --- values ---------------------------------------------------------------------------------------
-
-
-def value_digest(value: Any) -> Digest:
-    """The digest that a value has when it is stored; nothing is."""
-    return Digest(splitting.split(value, lambda kind, data, children: digest_of(kind, data)))
-
-
-def same_value(one: Any, other: Any) -> bool:
-    """Are two values stored alike? 1, 1.0 and True are not."""
-    return value_digest(one) == value_digest(other)
 
 
 def _plain(approval: Approval) -> list[Any]:

@@ -30,13 +30,10 @@ from casstore.records.runs.data import (
     SessionCheckpoint,
     Thread,
 )
-from casstore.records.runs.layout import Tables
 from casstore.records.runs.reading import Reading
-from casstore.records.runs.schema import Schema
-from casstore.records.runs.working import Ground
+from casstore.records.runs.working import ground_of
 from casstore.session.data import Commit, CommitResult
 from casstore.session.session import Session
-from casstore.session.state import Runtime
 from casstore.store import Store
 
 Given = TypeVar("Given")
@@ -61,8 +58,7 @@ class Runs:
     """
 
     def __init__(self, store: Store) -> None:
-        tables = Tables(store)
-        self._ground = Ground(store, tables, Schema(store, tables), Runtime(store))
+        self._ground = ground_of(store)
         self._reading = Reading(self._ground)
 
     # --- several steps, one write ---------------------------------------------------------

@@ -47,6 +47,12 @@ class Ground(NamedTuple):
     runtime: Runtime
 
 
+def ground_of(store: Store) -> Ground:
+    """The ground in a store; nothing is read or written yet."""
+    tables = Tables(store)
+    return Ground(store, tables, Schema(store, tables), Runtime(store))
+
+
 class Numbers:
     """Numbers that are given once, and rise; written back with the draft that uses them."""
 
