@@ -27,7 +27,7 @@ class Original:
 
     def __init__(self, message: Any) -> None:
         self._message = message
-        self._kind = type(message)
+        self._kind: Any = type(message)
         fields = self._fields = message.__dict__
         self._names = [*fields]
         self._types = [*map(type, fields.values())]
