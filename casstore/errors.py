@@ -119,6 +119,18 @@ class NoVectorIndexError(InvalidInputError):
         )
 
 
+class DecisionNotAllowedError(InvalidInputError):
+    """An approval is answered with one of the decisions that it allows; ``allowed`` has them."""
+
+    def __init__(self, approval: str, decision: str, allowed: Sequence[str]) -> None:
+        super().__init__(
+            f"approval {approval!r} allows {', '.join(map(repr, allowed))}, not {decision!r}"
+        )
+        self.approval = approval
+        self.decision = decision
+        self.allowed: tuple[str, ...] = tuple(allowed)
+
+
 class NotFoundError(CasstoreError, LookupError):
     """What was asked for is not in the store."""
 
@@ -209,6 +221,15 @@ class AttachmentNotFoundError(NotFoundError):
         super().__init__(f"session {session!r} has no attachment {attachment!r}")
         self.session = session
         self.attachment = attachment
+
+
+class RecordNotFoundError(NotFoundError):
+    """There is no such record; ``kind`` says of what kind, ``name`` which."""
+
+    def __init__(self, kind: str, name: str, place: str = "in this store") -> None:
+        super().__init__(f"no {kind} {name!r} {place}")
+        self.kind = kind
+        self.name = name
 
 
 class ConflictError(CasstoreError):
@@ -343,6 +364,23 @@ class TargetExistsError(ConflictError):
         self.path = path
 
 
+class RecordConflictError(ConflictError):
+    """A record of this name is there, and what it holds does not allow the call."""
+
+    def __init__(self, kind: str, name: str, reason: str) -> None:
+        super().__init__(f"{kind} {name!r} {reason}")
+        self.kind = kind
+        self.name = name
+
+
+class ApprovalResolvedError(RecordConflictError):
+    """Somebody has decided already; ``status`` says what became of it."""
+
+    def __init__(self, approval: str, status: str) -> None:
+        super().__init__("approval", approval, f"was resolved before: {status}")
+        self.status = status
+
+
 class StoreStateError(CasstoreError):
     """The store object cannot serve this call in its present state."""
 
@@ -415,6 +453,18 @@ class FormatVersionError(FormatError):
         )
         self.found = found
         self.supported = supported
+
+
+class RecordsSchemaError(FormatError):
+    """Records of a kind are of another family or version, or it cannot be told of which."""
+
+    def __init__(self, place: str, found: str, expected: str) -> None:
+        super().__init__(
+            f"{place} holds {found}, this release reads {expected}: use the release that "
+            "wrote it, or another store"
+        )
+        self.found = found
+        self.expected = expected
 
 
 class StorageError(CasstoreError):
