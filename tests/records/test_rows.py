@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
-from casstore.engine.protocol import MAX_ROW_KEY_BYTES, PutRow, Write
+from casstore.engine.protocol import MAX_ROW_KEY_BYTES, PutRow, RowIs, RowKey, Write
 from casstore.errors import (
     ConditionFailedError,
     CorruptionError,
@@ -24,7 +24,7 @@ from casstore.format.canonical import Link
 from casstore.format.digest import Digest
 from casstore.maintenance import gc
 from casstore.records.row_keys import KeySpace, past
-from casstore.records.rows import Draft, Table, find_across, row_links
+from casstore.records.rows import Draft, Table, find_records, row_links
 from casstore.session.data import UNFENCED, Commit, NodeDraft
 from casstore.store import Store
 
@@ -74,7 +74,7 @@ def test_records_of_several_tables_are_found_at_once(store: Store) -> None:
     asked: list[tuple[Table, tuple[str, ...]]] = [
         (other, ("a",)), (table, ("a", "c")), (table, ("a", "b"))
     ]  # fmt: skip
-    second, none, first = find_across(store, asked)
+    second, none, first = find_records(store, asked)
     assert none is None
     assert first is not None
     assert second is not None
@@ -341,3 +341,49 @@ def test_what_a_record_beside_a_commit_links_to_must_be_there(store: Store) -> N
     for wrong in ("rows", Write(deletes=[b"\7" * 32])):
         with pytest.raises(InvalidInputError):
             session.commit(Commit(lease=UNFENCED, beside=wrong))  # type: ignore[arg-type]
+
+
+def test_records_of_several_tables_are_read_at_one_moment(store: Store) -> None:
+    one, two = Table(store, "one", 1), Table(store, "two", 2)
+    put(one, "a", value=1)
+    put(two, "a", "b", value=2)
+    found = find_records(store, [(two, ("a", "b")), (one, ("a",)), (one, ("b",))])
+    assert [None if each is None else each.value for each in found] == [2, 1, None]
+    assert [None if each is None else each.key for each in found] == [("a", "b"), ("a",), None]
+
+
+def test_rows_of_other_tables_change_along_with_records_or_not_at_all(store: Store) -> None:
+    table = Table(store, "t", 1)
+    for value, expected in ((b"x", None), (b"y", b"z"), (b"y", b"x")):
+        draft = Draft(store)
+        draft.put(table, ("k",), value)
+        draft.also(
+            Write(
+                conditions=[RowIs("retention", b"k", expected)],
+                rows=[PutRow("retention", b"k", value)],
+            )
+        )
+        if expected == b"z":
+            with pytest.raises(ConditionFailedError):
+                draft.commit()
+        else:
+            draft.commit()
+            found = table.find("k")
+            assert found is not None
+            assert found.value == value
+            assert store.engine.get_rows([RowKey("retention", b"k")]) == [value]
+    with pytest.raises(InvalidInputError):
+        Draft(store).also(Write(deletes=[bytes(32)]))
+
+
+def test_blobs_are_kept_by_the_record_that_links_to_them(store: Store) -> None:
+    table = Table(store, "t", 1)
+    draft = Draft(store)
+    link = draft.keep_blob(b"short")
+    draft.put(table, ("k",), [link])
+    draft.commit()
+    assert link.digest == Digest.of_blob(b"short")
+    gc.collect(store, grace_ms=0)
+    assert store.get_blob(link.digest) == b"short"
+    with pytest.raises(InvalidInputError):
+        Draft(store).keep_blob("text")  # type: ignore[arg-type]
