@@ -1,6 +1,7 @@
 """Scoped state: what a host keeps for its runners, by conversation, actor, subject and runner."""
 
 from casstore.records.scoped.contents import MAX_KEY_CHARACTERS, MAX_VALUE_BYTES
+from casstore.records.scoped.erasure import ActorErasure
 from casstore.records.scoped.generations import Generation
 from casstore.records.scoped.policy import Outcome, Policy, Quota, Reason
 from casstore.records.scoped.removal import Erased
@@ -13,6 +14,7 @@ __all__ = [
     "MAX_KEY_CHARACTERS",
     "MAX_VALUE_BYTES",
     "SCOPES",
+    "ActorErasure",
     "Context",
     "Entry",
     "Erased",

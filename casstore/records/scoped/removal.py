@@ -7,7 +7,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from casstore.errors import ConditionFailedError
-from casstore.records.rows import Draft, Record, Table, find_across
+from casstore.records.rows import Draft, Record, Table, find_records
 from casstore.records.scoped.attempts import attempts
 from casstore.records.scoped.changes import REMOVED_AT_ONCE, changed, forget, known, put_head
 from casstore.records.scoped.layout import (
@@ -49,7 +49,7 @@ class Removal:
         places = sorted({key[:2] for key, _ in wanted})
         asked: list[tuple[Table, _Key]] = [(tables.scopes, place) for place in places]
         asked += [(tables.values, key) for key, _ in wanted]
-        found = find_across(tables.store, asked)
+        found = find_records(tables.store, asked)
         heads = dict(zip(places, found[: len(places)], strict=True))
         going: dict[_Key, list[Stored]] = {place: [] for place in places}
         for (key, origin), record in zip(wanted, found[len(places) :], strict=True):

@@ -22,7 +22,7 @@ from casstore.errors import (
 )
 from casstore.format.canonical import Link
 from casstore.records.json_values import restored
-from casstore.records.rows import Draft, Record, Table, find_across
+from casstore.records.rows import Draft, Record, Table, find_records
 from casstore.records.scoped import policy as policies
 from casstore.records.scoped.attempts import attempts
 from casstore.records.scoped.changes import changed, find_late, forget, known, put_head
@@ -399,7 +399,7 @@ class Scope:
                 places.append((tables.resets, (spot.conversation, LATEST)))
             if self._guard is not None:
                 places.append(self._guard.place)
-            found = find_across(tables.store, places)
+            found = find_records(tables.store, places)
             now_ms = tables.store.engine.now_ms()
             guard = found.pop() if self._guard is not None else None
             if self._guard is not None:

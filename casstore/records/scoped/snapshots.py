@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from casstore.errors import CorruptionError, LimitError
-from casstore.records.rows import Table, find_across
+from casstore.records.rows import Table, find_records
 from casstore.records.scoped.attempts import attempts
 from casstore.records.scoped.layout import (
     LATEST,
@@ -157,7 +157,7 @@ class _Reading:
             places.append((tables.resets, (conversation, LATEST)))
         if self._guard is not None:
             places.append(self._guard.place)
-        found = find_across(tables.store, places)
+        found = find_records(tables.store, places)
         now_ms = tables.store.engine.now_ms()
         if self._guard is not None:
             self._guard.check(found.pop(), now_ms)

@@ -122,7 +122,8 @@ def test_missing_identity__the_scope_cannot_be_used(
 ) -> None:
     states = ScopedState(store)
     states.scope(HERE, scope, ALL).put("k", 1)
-    lacking = HERE._replace(**{lack: none})
+    changes: dict[str, Any] = {lack: none}
+    lacking = HERE._replace(**changes)
     assert scope_key(lacking, scope) is None
     assert scope not in scope_keys(lacking)
     with pytest.raises(StateRefusedError) as refused:
@@ -406,7 +407,7 @@ def test_upsert__eight_first_writes_at_once_all_succeed(store: Store) -> None:
     assert states.scope(HERE, "actor").usage().keys == 1
 
 
-# --- null and missing, delete, alias ----------------------------------------------------------------
+# --- null and missing, delete, alias ------------------------------------------------------------
 
 
 def test_null_vs_missing__are_told_apart(store: Store) -> None:
@@ -474,9 +475,8 @@ def test_list__a_hundred_at_a_time_and_on_from_there(store: Store) -> None:
     keys = [f"k{n:03}" for n in range(120)]
     for key in reversed(keys):
         scope.put(key, 1)
-    first = scope.list_keys("k", limit=1000)
-    assert first == (keys[:100], True, "k099")
-    assert scope.list_keys("k", after=first.cursor) == (keys[100:], False, None)
+    assert scope.list_keys("k", limit=1000) == (keys[:100], True, "k099")
+    assert scope.list_keys("k", after="k099") == (keys[100:], False, None)
     assert scope.list_keys("k", limit=20, after="k099") == (keys[100:], False, None)
     seen: list[str] = []
     cursor = None
@@ -490,9 +490,10 @@ def test_list__a_hundred_at_a_time_and_on_from_there(store: Store) -> None:
     # What the cursor names need not be there any more.
     scope.delete("k050")
     assert scope.list_keys(after="k050", limit=1).keys == ["k051"]
-    for wrong in ({"limit": 0}, {"limit": "7"}, {"prefix": 1}, {"after": 1}):
+    wrongs: list[dict[str, Any]] = [{"limit": 0}, {"limit": "7"}, {"prefix": 1}, {"after": 1}]
+    for wrong in wrongs:
         with pytest.raises(InvalidInputError):
-            scope.list_keys(**wrong)  # type: ignore[arg-type]
+            scope.list_keys(**wrong)
 
 
 # --- keys -----------------------------------------------------------------------------------------
