@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from casstore.errors import CorruptionError
-from casstore.records.rows import Draft
+from casstore.records.rows import Draft, Record
 from casstore.records.scoped.layout import Head, Stored, Tables, decode_value
 
 #: How many values one write removes at the most.
@@ -70,11 +70,11 @@ class Late(NamedTuple):
     soonest_ms: int | None
 
 
-def find_late(tables: Tables, place: Place, now_ms: int) -> Late:
-    """The values of a scope whose time is up."""
+def find_late(values: Iterable[Record], now_ms: int) -> Late:
+    """Those of a scope's values whose time is up."""
     gone: list[Stored] = []
     soonest_ms: int | None = None
-    for record in tables.values.scan(*place):
+    for record in values:
         stored = decode_value(record)
         if stored.expires_ms is None:
             continue

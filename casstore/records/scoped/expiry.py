@@ -43,7 +43,7 @@ def sweep(store: Store, pulse: Callable[[int], None] | None = None) -> Swept:
     for record in told.through(tables.scopes.scan()):
         soonest_ms = decode_head(record).soonest_ms
         if soonest_ms is not None and soonest_ms <= now_ms:
-            values += _sweep_scope(tables, (record.key[0], record.key[1]), now_ms)
+            values += _sweep_scope(tables, told, (record.key[0], record.key[1]), now_ms)
     late = (one for one in told.through(tables.runs.scan()) if decode_run(one).expires_ms <= now_ms)
     runs = _remove(tables.runs, late, store)
     leads = _remove(tables.people, _astray(tables, told), store)
@@ -67,7 +67,7 @@ class _Counting:
             yield record
 
 
-def _sweep_scope(tables: Tables, place: Place, now_ms: int) -> int:
+def _sweep_scope(tables: Tables, told: _Counting, place: Place, now_ms: int) -> int:
     """Remove the values of a scope whose time is up; how many."""
     gone = 0
     for _ in attempts(f"scope {place[0]}"):
@@ -76,7 +76,8 @@ def _sweep_scope(tables: Tables, place: Place, now_ms: int) -> int:
             record = tables.scopes.find(*place)
             if record is None:
                 return gone
-            head, late = decode_head(record), find_late(tables, place, now_ms)
+            head = decode_head(record)
+            late = find_late(told.through(tables.values.scan(*place)), now_ms)
             if not late.gone and head.soonest_ms == late.soonest_ms:
                 return gone
             draft = Draft(tables.store)

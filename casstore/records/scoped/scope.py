@@ -359,7 +359,8 @@ class Scope:
         """The scope's row if the quota allows it; what has expired makes room if need be."""
         reason = self._excess(old, head)
         if reason is not None and old.soonest_ms is not None and old.soonest_ms <= look.now_ms:
-            late = find_late(self._tables, (self._spot.key, look.generation), look.now_ms)
+            values = self._tables.values.scan(self._spot.key, look.generation)
+            late = find_late(values, look.now_ms)
             gone = [one for one in late.gone if one.key != name]
             for one in gone:
                 forget(self._tables, draft, one)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from casstore.records.scoped import SCOPES, Context, Policy
 
 RUNNER = "plugin:me/agent/default"
@@ -16,4 +18,4 @@ HERE = Context(
     subject_type="ticket",
 )
 ALL = Policy(scopes=SCOPES)
-TALK = {"workspace_id": "space-1", "bot_id": "bot-1", "conversation_id": "talk-1"}
+TALK: dict[str, Any] = {"workspace_id": "space-1", "bot_id": "bot-1", "conversation_id": "talk-1"}
