@@ -109,6 +109,14 @@ class BadLineError(InvalidInputError):
         self.committed = committed
 
 
+class StateRefusedError(InvalidInputError):
+    """Scoped state may not be read or written so; ``reason`` is one of ``scoped.Reason``."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 class NoVectorIndexError(InvalidInputError):
     """Items cannot be found by meaning: there is no vector index."""
 
@@ -321,6 +329,28 @@ class NameTakenError(ConflictError):
         super().__init__(f"{name!r} names {digest.hex()} already")
         self.name = name
         self.digest = digest
+
+
+class StateConflictError(ConflictError):
+    """A key of scoped state is not at the version that the call expected; None: not there."""
+
+    def __init__(self, key: str, expected: str | None, actual: str | None) -> None:
+        super().__init__(
+            f"state {key!r} is at version {actual}, not {expected}: read it again and decide anew"
+        )
+        self.key = key
+        self.expected = expected
+        self.actual = actual
+
+
+class RunFrozenError(ConflictError):
+    """A run of this id has begun, and what it may do was frozen otherwise then."""
+
+    def __init__(self, run: str) -> None:
+        super().__init__(
+            f"run {run!r} has begun with another authorisation; end it first, or use another id"
+        )
+        self.run = run
 
 
 class BranchedThreadError(ConflictError):
