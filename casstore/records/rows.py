@@ -32,7 +32,7 @@ from casstore.format.digest import Digest, Kind
 from casstore.format.limits import DEFAULT_MAX_BYTES, MAX_DEPTH
 from casstore.objects import splice, values
 from casstore.objects.pieces import PendingReader, PieceReader, PieceWriter
-from casstore.records.row_keys import KeySpace, past
+from casstore.records.row_keys import KeySpace, past, split_texts
 from casstore.store import Store
 
 _TABLE: Final = "records"
@@ -269,6 +269,16 @@ class Draft:
             head = _PLAIN
         self._rows.append(PutRow(_TABLE, spelled_key, head + data))
         return head + data
+
+
+def row_name(key: bytes, row: bytes) -> str:
+    """What a row of the table ``records`` is called in reports: its table and the key's texts."""
+    table, _, rest = key.partition(b"\0")
+    if row[:1] == _WITH_KEY:
+        texts = _key_list(row)
+    else:
+        texts = list(split_texts(rest))
+    return f"record {table.decode()} {' / '.join(texts)}"
 
 
 def row_links(row: bytes) -> list[bytes]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from casstore.errors import (
     CorruptionError,
@@ -17,14 +17,12 @@ from casstore.errors import (
     SessionExistsError,
     SessionNotFoundError,
 )
-from casstore.records.lifecycles import annotation as annotations
-from casstore.records.lifecycles.annotation import PROCESS, Annotation, Note
+from casstore.records.lifecycles.annotation import PROCESS, Annotation, Note, checked
 from casstore.records.lifecycles.contents import content, read_content
 from casstore.records.lifecycles.emptying import Emptying
 from casstore.records.lifecycles.notes import (
     Removal,
     Sources,
-    Stayed,
     made,
     note_of,
     objection,
@@ -68,7 +66,7 @@ class SessionRow(NamedTuple):
 
     started_at_ms: int
     #: Checkpoints made so far; those that were removed count, too.
-    count: int
+    made: int
     #: The hash of the user it is for.
     user: str | None
 
@@ -83,7 +81,7 @@ class SessionRow(NamedTuple):
 
     def to_value(self) -> dict[str, Any]:
         """As the row holds it."""
-        told: dict[str, Any] = {"t": self.started_at_ms, "n": self.count}
+        told: dict[str, Any] = {"t": self.started_at_ms, "n": self.made}
         return told if self.user is None else {**told, "u": self.user}
 
 
@@ -179,9 +177,7 @@ def info_of(record: Record) -> CheckpointInfo:
     """What a row says of its checkpoint."""
     told = fields(record)
     try:
-        return CheckpointInfo(
-            record.key[0], int(record.key[1]), told["i"], told["l"], told["t"]
-        )
+        return CheckpointInfo(record.key[0], int(record.key[1]), told["i"], told["l"], told["t"])
     except (KeyError, ValueError) as exc:
         raise CorruptionError(f"checkpoint {record.key!r} is damaged") from exc
 
@@ -209,7 +205,7 @@ def put_checkpoints(
     sessions = list(dict.fromkeys(entry.session for entry in entries))
     said = None
     if annotation is not None:
-        said = annotations.checked(annotation, has_subject=True, default=PROCESS)
+        said = checked(annotation, has_subject=True, default=PROCESS)
     sources = Sources(tables, () if said is None else said.sources)
 
     def step(change: Change) -> list[CheckpointInfo]:
@@ -228,9 +224,9 @@ def put_checkpoints(
         made_now: list[CheckpointInfo] = []
         for entry, checkpoint_id in zip(entries, ids, strict=True):
             row = rows[entry.session]
-            row = rows[entry.session] = row._replace(count=row.count + 1)
+            row = rows[entry.session] = row._replace(made=row.made + 1)
             at_ms = now_ms if entry.at_ms is None else entry.at_ms
-            info = CheckpointInfo(entry.session, row.count, checkpoint_id, entry.label, at_ms)
+            info = CheckpointInfo(entry.session, row.made, checkpoint_id, entry.label, at_ms)
             stored = change.put(
                 tables.payload(info.ref),
                 {"i": info.id, "l": info.label, "t": at_ms, **content(change.draft, entry.payload)},
@@ -239,7 +235,7 @@ def put_checkpoints(
             if said is not None and annotation is not None:
                 named = {subjects.hash(subject) for subject in said.subjects}
                 everybody = about | named | ({row.user} if row.user is not None else set())
-                annotations.checked(annotation, has_subject=bool(everybody), default=PROCESS)
+                checked(annotation, has_subject=bool(everybody), default=PROCESS)
                 note = made(said, everybody, now_ms)
                 if said.seal is not None:
                     note = note._replace(seal=write_seal(said.seal, stored, now_ms))
@@ -294,10 +290,12 @@ def create_sessions(
     tables.change("a session", step)
 
 
-def remove_checkpoint(change: Change, tables: Tables, ref: Ref) -> Removal:
-    """Remove a checkpoint in a change: was it there, and what speaks against it, if so."""
+def remove_checkpoint(
+    change: Change, tables: Tables, ref: Ref, only: bytes | None = None
+) -> Removal:
+    """Remove a checkpoint in a change, unless something speaks against it; ``only`` this row."""
     row, noted = change.read([tables.payload(ref), tables.note(ref)])
-    if row is None:
+    if row is None or only not in (None, row.row):
         return Removal(there=False)
     note = note_of(noted)
     stays = objection(ref, note, tables.store.engine.now_ms())

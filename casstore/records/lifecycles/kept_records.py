@@ -10,13 +10,11 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from casstore.errors import RecordNotFoundError
-from casstore.records.lifecycles import annotation as annotations
-from casstore.records.lifecycles.annotation import Annotation
+from casstore.records.lifecycles.annotation import Annotation, checked
 from casstore.records.lifecycles.contents import content, read_content
 from casstore.records.lifecycles.notes import (
     Removal,
     Sources,
-    Stayed,
     made,
     note_of,
     objection,
@@ -50,9 +48,7 @@ class KeptRecords:
         RecordSealedError or RecordHeldError if that one must stay; RecordNotFoundError if a
         source is not there.
         """
-        said = annotations.checked(
-            annotation, has_subject=bool(annotation.sources), default=None
-        )
+        said = checked(annotation, has_subject=bool(annotation.sources), default=None)
         ref = Ref(RECORD, collection, name)
         sources = Sources(self._tables, said.sources)
 
@@ -69,7 +65,7 @@ class KeptRecords:
                 raise stays.as_error()
             about |= {self._subjects.hash(subject) for subject in said.subjects}
             # Sources may be about nobody.
-            annotations.checked(annotation, has_subject=bool(about), default=None)
+            checked(annotation, has_subject=bool(about), default=None)
             note = made(said, about, now_ms)
             row = change.put(places[0], {"t": now_ms, **content(change.draft, value)})
             if said.seal is not None:
@@ -110,10 +106,10 @@ class KeptRecords:
         return self._tables.change(str(ref), step)
 
 
-def remove_record(change: Change, tables: Tables, ref: Ref) -> Removal:
-    """Remove a record in a change: was it there, and what speaks against it, if so."""
+def remove_record(change: Change, tables: Tables, ref: Ref, only: bytes | None = None) -> Removal:
+    """Remove a record in a change, unless something speaks against it; ``only`` this row."""
     row, noted = change.read([tables.payload(ref), tables.note(ref)])
-    if row is None:
+    if row is None or only not in (None, row.row):
         return Removal(there=False)
     note = note_of(noted)
     stays = objection(ref, note, tables.store.engine.now_ms())

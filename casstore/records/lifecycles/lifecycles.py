@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from casstore.errors import (
     CorruptionError,
@@ -49,7 +49,7 @@ from casstore.records.lifecycles.notes import (
     put_note,
     write_seal,
 )
-from casstore.records.lifecycles.references import AGENT, CHECKPOINT, USER, Ref
+from casstore.records.lifecycles.references import AGENT, CHECKPOINT, RECORD, USER, Ref
 from casstore.records.lifecycles.subjects import Subjects
 from casstore.records.lifecycles.tables import Change, Place, Tables, fields
 from casstore.records.lifecycles.user_data import UserData
@@ -57,8 +57,8 @@ from casstore.records.lifecycles.user_rows import FreshKeys, Person, UserRows
 from casstore.records.rows import Record
 from casstore.store import Store
 
-#: The class of what nothing was said of.
-DEFAULT_CLASS = {CHECKPOINT: PROCESS, USER: IDENTITY}
+#: The class of what nothing was said of; of other records something always is.
+DEFAULT_CLASS: Final = {CHECKPOINT: PROCESS, USER: IDENTITY, RECORD: PROCESS}
 
 
 class SessionEnd(NamedTuple):
@@ -90,7 +90,9 @@ class Lifecycles:
 
     # --- sessions -----------------------------------------------------------------------
 
-    def create_session(self, session: str | None = None, *, user: str | None = None) -> AgentSession:
+    def create_session(
+        self, session: str | None = None, *, user: str | None = None
+    ) -> AgentSession:
         """Begin a session, for a user if there is one; SessionExistsError if it is there."""
         name = secrets.token_hex(16) if session is None else session
         create_sessions(self.tables, self.subjects, [name], user)
@@ -247,16 +249,19 @@ class Lifecycles:
 
     # --- removing one of them --------------------------------------------------------------
 
-    def remove(self, ref: Ref) -> Removal:
-        """Remove one record of any kind, unless its seal or hold speaks against it."""
+    def remove(self, ref: Ref, *, only: bytes | None = None) -> Removal:
+        """Remove one record of any kind, unless its seal or hold speaks against it.
+
+        With ``only``, not if its row (``Record.row``) is another by now.
+        """
 
         def step(change: Change) -> Removal:
             if ref.kind == USER:
                 self.subjects.check()
-                return self.users.remove(change, ref)
+                return self.users.remove(change, ref, only)
             if ref.kind == CHECKPOINT:
-                return remove_checkpoint(change, self.tables, ref)
-            return remove_record(change, self.tables, ref)
+                return remove_checkpoint(change, self.tables, ref, only)
+            return remove_record(change, self.tables, ref, only)
 
         removal = self.tables.change(str(ref), step)
         if ref.kind == USER and removal.there:

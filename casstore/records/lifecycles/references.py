@@ -13,11 +13,13 @@ USER: Final = "user"
 RECORD: Final = "record"
 #: An agent's session as a whole, with all its checkpoints.
 AGENT: Final = "agent"
+#: All data of a user, and the key.
+PERSON: Final = "person"
 #: A session of the store itself: something may be derived from it, but it is kept elsewhere.
 SESSION: Final = "session"
 #: Kinds that have a row of their own, and can be annotated.
 ROWS: Final = (CHECKPOINT, USER, RECORD)
-_KINDS: Final = (*ROWS, AGENT, SESSION)
+_KINDS: Final = (*ROWS, AGENT, PERSON, SESSION)
 _DIGITS: Final = 16
 
 

@@ -20,7 +20,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
-from casstore.errors import BusyError, ConditionFailedError, CorruptionError, InvalidInputError
+from casstore.errors import (
+    BusyError,
+    ConditionFailedError,
+    CorruptionError,
+    InvalidInputError,
+    KeyDestroyedError,
+)
 from casstore.records.lifecycles.references import CHECKPOINT, RECORD, USER, Ref
 from casstore.records.rows import Draft, Record, Table, find_records
 from casstore.store import Store
@@ -75,7 +81,13 @@ class Tables:
         """
         for _ in range(_MAX_ATTEMPTS):
             change = Change(self)
-            result = step(change)
+            try:
+                result = step(change)
+            except KeyDestroyedError:
+                # Who destroys a key has changed rows before: then another key is in its place.
+                if change.is_current():
+                    raise
+                continue
             try:
                 change.draft.commit()
             except ConditionFailedError:
@@ -90,15 +102,20 @@ class Change:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         self.draft = Draft(tables.store)
+        self._read: list[tuple[Place, bytes | None]] = []
 
-    def read(
-        self, places: Sequence[Place], beside: Sequence[Place] = ()
-    ) -> list[Record | None]:
+    def read(self, places: Sequence[Place], beside: Sequence[Place] = ()) -> list[Record | None]:
         """Rows of one moment; each becomes a condition, but for those read ``beside``."""
         found = self._tables.find([*places, *beside])
-        for (table, key), record in zip(places, found, strict=False):
-            self.draft.expect(table, key, record)
+        for place, record in zip(places, found, strict=False):
+            self.draft.expect(*place, record)
+        self._read += zip([*places, *beside], _rows(found), strict=True)
         return found
+
+    def is_current(self) -> bool:
+        """Is all that was read still so?"""
+        found = self._tables.find([place for place, _ in self._read])
+        return _rows(found) == [row for _, row in self._read]
 
     def put(self, place: Place, value: Any) -> bytes:
         """Write a row; as it will be."""
@@ -107,6 +124,10 @@ class Change:
     def delete(self, place: Place) -> None:
         """Remove a row."""
         self.draft.delete(*place)
+
+
+def _rows(found: Sequence[Record | None]) -> list[bytes | None]:
+    return [None if record is None else record.row for record in found]
 
 
 def fields(record: Record) -> dict[str, Any]:

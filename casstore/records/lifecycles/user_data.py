@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from casstore.errors import RecordNotFoundError
-from casstore.records.lifecycles import annotation as annotations
-from casstore.records.lifecycles.annotation import IDENTITY, Annotation, Note
+from casstore.errors import KeyDestroyedError, RecordNotFoundError
+from casstore.records.lifecycles.annotation import IDENTITY, Annotation, Note, checked
 from casstore.records.lifecycles.emptying import Emptying
 from casstore.records.lifecycles.notes import (
     Removal,
@@ -75,8 +74,14 @@ class UserData:
         KeyDestroyedError or KeyMissingError if it is encrypted and cannot be read.
         """
         ref, record = self._find(user, name)
-        if record is not None:
-            return self._rows.opened(ref, fields(record))
+        while record is not None:
+            try:
+                return self._rows.opened(ref, fields(record))
+            except KeyDestroyedError:
+                before, (_, record) = record, self._find(user, name)
+                # Unless it was erased or replaced at this moment, it is unreadable for good.
+                if record is not None and record.row == before.row:
+                    raise
         if default is _MISSING:
             raise RecordNotFoundError(f"value {name!r} of this user")
         return default
@@ -99,9 +104,7 @@ class UserData:
 
     # --- writing ------------------------------------------------------------------------
 
-    def put(
-        self, user: str, name: str, value: Any, annotation: Annotation | None = None
-    ) -> Ref:
+    def put(self, user: str, name: str, value: Any, annotation: Annotation | None = None) -> Ref:
         """Write a value in place of one that is there. Of class identity unless told otherwise.
 
         Without an annotation, what was said of the value before still counts. RecordSealedError
@@ -115,7 +118,7 @@ class UserData:
         """Write values, all or none; told twice, the last counts."""
         said = None
         if annotation is not None:
-            said = annotations.checked(annotation, has_subject=True, default=IDENTITY)
+            said = checked(annotation, has_subject=True, default=IDENTITY)
         latest = {self.ref(item.user, item.name): item for item in items}
         for item in items:
             if item.at_ms is not None:
@@ -146,12 +149,12 @@ class UserData:
         self._rows.destroy_doomed()
         return removed
 
-    def remove(self, change: Change, ref: Ref) -> Removal:
-        """Remove a value in a change: was it there, and what speaks against it, if so."""
+    def remove(self, change: Change, ref: Ref, only: bytes | None = None) -> Removal:
+        """Remove a value in a change, unless something speaks against it; ``only`` this row."""
         tables = self._tables
         counted: Place = (tables.people, (ref.owner,))
         row, noted, person = change.read([tables.payload(ref), tables.note(ref), counted])
-        if row is None:
+        if row is None or only not in (None, row.row):
             return Removal(there=False)
         note = note_of(noted)
         stays = objection(ref, note, tables.store.engine.now_ms())

@@ -102,9 +102,7 @@ class UserRows:
 
             told["k"] = key
             value = encryption.seal(self.keys, encryption.Place(key, ref.owner, ref.name), value)
-        return change.put(
-            self._tables.payload(ref), {**told, **content(change.draft, value)}
-        )
+        return change.put(self._tables.payload(ref), {**told, **content(change.draft, value)})
 
     def key_for(self, fresh: FreshKeys, ref: Ref, person: Person, *, stays: bool) -> str | None:
         """Under which key a value goes. KeyMissingError instead of in clear beside encrypted."""
