@@ -88,11 +88,7 @@ class LifecycleErasure:
             if each.stays is not None
         ]
         people = {ref.owner for ref in map(Ref.from_text, found) if ref.kind in (PERSON, USER)}
-        waiting = [
-            record.key[0]
-            for owner in sorted(people)
-            for record in life.tables.doomed.scan_starting(f"{owner}.")
-        ]
+        waiting = [key for owner in sorted(people) for key in _doomed(life, owner)]
         return [*kept, *[Staying(self.name, f"key {key}", _KEY_WAITS) for key in waiting]]
 
     def to_tell(self, store: Store, found: Sequence[str]) -> list[str]:
@@ -123,7 +119,7 @@ def find_refs(life: Lifecycles, subject: str) -> list[Ref]:
     # Sessions of the store are erased elsewhere; what was derived from them is found here.
     sessions = [Ref(SESSION, name) for name in subjects.sessions_of(Runtime(life.store), subject)]
     start = [Ref(*record.key[1:]) for record in tables.subjects.scan(hashed)]
-    if tables.people.find(hashed) is not None:
+    if tables.people.find(hashed) is not None or _doomed(life, hashed):
         start.append(Ref(PERSON, hashed))
     found: dict[Ref, None] = {}
     waiting = [*sessions, *start]
@@ -164,6 +160,11 @@ def erase_refs(life: Lifecycles, refs: Sequence[Ref]) -> int:
         elif life.tables.sessions.find(whole.owner) is not None:
             erased += life.delete_session(whole.owner).deleted
     return erased
+
+
+def _doomed(life: Lifecycles, user: str) -> list[str]:
+    """Keys of a user that wait to be destroyed."""
+    return [record.key[0] for record in life.tables.doomed.scan_starting(f"{user}.")]
 
 
 def _rows_of(found: Sequence[str]) -> list[Ref]:
