@@ -162,7 +162,12 @@ class UserData:
             return Removal(True, stays, note)
         known = Person.of(person)
         drop_value(change, tables, self._rows, ref, row, note, known.key)
-        change.put(counted, known._replace(values=known.values - 1).to_value())
+        if known.values > 1:
+            change.put(counted, known._replace(values=known.values - 1).to_value())
+        else:
+            # With the last value the key may go, too: backups may still have what was deleted.
+            self._rows.doom(change, known.key)
+            change.delete(counted)
         return Removal(True, None, note)
 
     # --- erasing ------------------------------------------------------------------------

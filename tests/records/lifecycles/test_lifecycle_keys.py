@@ -26,7 +26,7 @@ from casstore.errors import (
 from casstore.format.canonical import Link
 from casstore.maintenance import backup, compact, erasure, gc
 from casstore.maintenance.lifecycle_erasure import LifecycleErasure
-from casstore.records.lifecycles import Annotation, FileKeys, Hold, Lifecycles, Seal, key_files
+from casstore.records.lifecycles import Annotation, FileKeys, Hold, Lifecycles, Seal
 from casstore.records.lifecycles.user_data import NewValue
 from casstore.store import Store
 from tests.records.conftest import Clock
@@ -233,6 +233,17 @@ def test_replacing_what_was_held_destroys_its_key(
     assert list(locked.tables.doomed.scan()) == []
 
 
+def test_deleting_the_last_value_destroys_the_key(locked: Lifecycles, tmp_path: Path) -> None:
+    for name in ("x", "y"):
+        locked.users.put("anna", name, SMALL)
+    locked.users.delete("anna", "x")
+    assert len(names(tmp_path / "keys")) == 1
+    locked.users.delete("anna", "y")
+    assert names(tmp_path / "keys") == []
+    locked.users.put("anna", "x", "again")
+    assert locked.users.get("anna", "x") == "again"
+
+
 class FailingKeys(FileKeys):
     """A key store that cannot destroy at the moment."""
 
@@ -345,7 +356,7 @@ def test_a_crash_at_any_step_of_destroying_leaves_a_key_whole_or_gone(
         keys = FileKeys(tmp_path / f"k{step}")
         key = keys.create("a")
         with monkeypatch.context() as patch:
-            patch.setattr(key_files.os, "fsync", crash_at(step))
+            patch.setattr(os, "fsync", crash_at(step))
             try:
                 keys.destroy("a")
             except CrashError:
