@@ -94,6 +94,16 @@ class SessionBindingError(InvalidInputError):
         self.attempted = attempted
 
 
+class SubjectSecretError(InvalidInputError):
+    """The names of subjects in this store were hashed with another secret than the one given."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "subjects in this store are hashed with another secret: with this one nobody would "
+            "be found; give the one that it was begun with, or none if there was none"
+        )
+
+
 class NotCanonicalError(InvalidValueError):
     """Bytes decode to a value, but are not the one spelling that casstore accepts (P4)."""
 
@@ -240,6 +250,22 @@ class RecordNotFoundError(NotFoundError):
         self.name = name
 
 
+class KeyMissingError(NotFoundError):
+    """A value is encrypted, and its key is not in the key store that was given, or none was."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"no key {key}: give the key store that has it, or restore that")
+        self.key = key
+
+
+class KeyDestroyedError(NotFoundError):
+    """A value is encrypted, and its key was destroyed: the value is erased for good."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"key {key} was destroyed: what it encrypts is erased, backups included")
+        self.key = key
+
+
 class ConflictError(CasstoreError):
     """Somebody else moved first: read again and retry."""
 
@@ -304,6 +330,28 @@ class AttachmentStateError(ConflictError):
         self.session = session
         self.attachment = attachment
         self.state = state
+
+
+class RecordSealedError(ConflictError):
+    """The record is sealed: nothing changes or removes it before somebody has reviewed that."""
+
+    def __init__(self, record: str, action: str) -> None:
+        super().__init__(f"{record} is sealed ({action}); lift_seal after a review")
+        self.record = record
+        self.action = action
+
+
+class RecordHeldError(ConflictError):
+    """The record must be kept for a time: it is neither changed nor removed before."""
+
+    def __init__(self, record: str, basis: str, until_ms: int) -> None:
+        super().__init__(
+            f"{record} is held until {until_ms} ms since 1970 ({basis}); wait, or lift_hold "
+            "after a review"
+        )
+        self.record = record
+        self.basis = basis
+        self.until_ms = until_ms
 
 
 class SessionExistsError(ConflictError):
