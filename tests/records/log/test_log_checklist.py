@@ -88,7 +88,7 @@ def rows_of(store: Store, session: str) -> list[tuple[str, bytes]]:
     ]
 
 
-# --- numbers --------------------------------------------------------------------------------
+# --- numbers ------------------------------------------------------------------------------
 
 
 def test_seq_allocation__numbers_count_up_from_1_without_a_gap(log: SessionLog) -> None:
@@ -218,7 +218,7 @@ def test_unknown_session__a_session_of_something_else_is_not_taken_for_a_log(
         log.create("mine")
 
 
-# --- folding --------------------------------------------------------------------------------
+# --- folding ------------------------------------------------------------------------------
 
 
 def test_active_vs_all__folded_messages_are_only_among_all(log: SessionLog) -> None:
@@ -308,7 +308,7 @@ def test_recall__originals_stay_readable_until_they_are_pruned(log: SessionLog) 
     assert list(log.messages("s", 2, 4)) == []
 
 
-# --- calls ------------------------------------------------------------------------------------
+# --- calls --------------------------------------------------------------------------------
 
 
 def calling(log: SessionLog, session: str = "s") -> int:
@@ -338,7 +338,7 @@ def test_pending__resume_after_a_crash_executes_what_is_left(log: SessionLog) ->
     log.append("s", result("c2"))
     with pytest.raises(PendingCallsError) as refused:
         log.send("s", user("more"))
-    assert [call["id"] for call in refused.value.calls] == ["c1", "c3"]
+    assert list(refused.value.calls) == [CALLS[0], CALLS[2]]
     executed: list[Any] = []
 
     def execute(call: Any) -> str:
@@ -420,7 +420,7 @@ def test_abort__is_one_transaction(tmp_path: Path) -> None:
     assert_one_transaction(tmp_path / "s", prepare, lambda store, log: log.abort("s"))
 
 
-# --- the tree -----------------------------------------------------------------------------------
+# --- the tree -----------------------------------------------------------------------------
 
 
 def test_depth__one_below_another_up_to_the_limit_and_no_further(log: SessionLog) -> None:
@@ -620,7 +620,7 @@ def test_archive__when_a_session_changed_is_known(log: SessionLog, clock: Any) -
     assert log.get("s").updated_at_ms == created + 20
 
 
-# --- usage --------------------------------------------------------------------------------------
+# --- usage --------------------------------------------------------------------------------
 
 
 def test_usage__one_row_for_each_round_of_each_send_and_totals_apart(log: SessionLog) -> None:
@@ -672,7 +672,7 @@ def test_usage__rounds_noted_beside_others_are_all_in_the_totals(log: SessionLog
     assert log.totals("s") == UsageTotals(30, 30, 30, 60)
 
 
-# --- content ------------------------------------------------------------------------------------
+# --- content ------------------------------------------------------------------------------
 
 
 def test_structured_content__comes_back_as_structure(log: SessionLog) -> None:
@@ -711,7 +711,7 @@ def test_structured_content__what_is_no_message_is_refused_and_nothing_written(
     assert log.active("s") == []
     for kind in ({"kind": "leaf"}, {"lifecycle": "eternal"}, {"config": {"a": object()}}):
         with pytest.raises(InvalidInputError):
-            log.create("t", **kind)  # type: ignore[arg-type]
+            log.create("t", **kind)
     assert log.find("t") is None
 
 
@@ -731,7 +731,7 @@ def test_structured_content__messages_are_the_nodes_of_the_session_and_no_second
     assert len(blobs) == 1
 
 
-# --- prune, export, import ------------------------------------------------------------------------
+# --- prune, export, import ----------------------------------------------------------------
 
 
 def test_prune__only_folded_messages_and_not_the_newest_of_them(
@@ -885,7 +885,7 @@ def test_export_import__a_long_one_that_was_cut_short_is_not_seen_and_goes_on(
     assert finished.revision == revision.revision + 1
 
 
-# --- leases and inbox -------------------------------------------------------------------------------
+# --- leases and inbox ---------------------------------------------------------------------
 
 
 def claimed(log: SessionLog, session: str, owner: str, ttl_ms: int = 1000) -> Lease:
@@ -1009,7 +1009,7 @@ def test_lease_inbox__work_of_others_in_the_queue_is_left_to_them(log: SessionLo
     assert len(queue.pending()) == 2
 
 
-# --- all of it ----------------------------------------------------------------------------------------
+# --- all of it ----------------------------------------------------------------------------
 
 
 def test_the_store_is_sound_with_all_of_it_and_gc_keeps_what_is_needed(log: SessionLog) -> None:
