@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import casstore
-from casstore.records.log import NewMessage, SessionLog, Tokens, UsageTotals
+from casstore.records.log import NewMessage, SessionLog, UsageTotals
 from casstore.session.data import UNFENCED
 
 ROOT = Path(__file__).parent.parent.parent.parent
