@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from casstore.engine.protocol import Condition, RowChange, RowIs, Write
+from casstore.engine.protocol import RowIs, Write
 from casstore.errors import (
     BusyError,
     ConditionFailedError,
@@ -185,12 +185,10 @@ def born(ground: Ground, draft: Draft, session: str, row: Row) -> Write:
     """The rows by which there is a session; for the commit that makes its graph."""
     draft.expect(ground.sessions, (session,), None)
     draft.put(ground.sessions, (session,), list(row))
-    write = draft.as_write()
     meta = SessionMeta(session, session, row.created_at_ms, row.model or None, None, row.parent)
     free = RowIs(*meta_key(keys.session_key(session)), None)
-    return write._replace(
-        conditions=[*write.conditions, free], rows=[*write.rows, catalogue.put_meta(meta)]
-    )
+    draft.also(Write(conditions=[free], rows=[catalogue.put_meta(meta)]))
+    return draft.as_write()
 
 
 # --- looking ------------------------------------------------------------------------------
@@ -224,9 +222,7 @@ def listed(ground: Ground, after: str | None, limit: int | None) -> Iterator[Log
     if limit is not None:
         check_count(limit, "a limit")
     left = -1 if limit is None else limit
-    for record in ground.sessions.scan() if left else ():
-        if after is not None and record.key[0] <= after:
-            continue
+    for record in ground.sessions.scan_starting("", after=after) if left else ():
         found = _public(ground, record)
         if found is not None:
             yield found
@@ -297,7 +293,7 @@ def close(ground: Ground, session: str, *, cascade: bool) -> int:
         if not going.gather(session, cascade=cascade):
             return 0
         try:
-            ground.store.engine.write(going.write())
+            going.draft.commit()
         except ConditionFailedError:
             continue
         for name in going.sessions:
@@ -311,9 +307,7 @@ class _Going:
 
     def __init__(self, ground: Ground) -> None:
         self._ground = ground
-        self._draft = Draft(ground.store)
-        self._conditions: list[Condition] = []
-        self._rows: list[RowChange] = []
+        self.draft = Draft(ground.store)
         self.sessions: list[str] = []
 
     def gather(self, session: str, *, cascade: bool) -> bool:
@@ -324,32 +318,25 @@ class _Going:
             return False
         row = decode(top)
         if row.parent is not None:
-            self._draft.delete(ground.children, (row.parent, digits(row.place)))
+            self.draft.delete(ground.children, (row.parent, digits(row.place)))
         going = [top]
         while going:
             record = going.pop()
             self._take(record)
             for child in self._children(record.key[0]):
-                self._draft.delete(ground.children, (record.key[0], digits(decode(child).place)))
+                self.draft.delete(ground.children, (record.key[0], digits(decode(child).place)))
                 if cascade and decode(child).lifecycle != DETACHED:
                     going.append(child)
                 else:
                     self._let_stay(child)
         return True
 
-    def write(self) -> Write:
-        """All of it as one write."""
-        own = self._draft.as_write()
-        return own._replace(
-            conditions=[*own.conditions, *self._conditions], rows=[*own.rows, *self._rows]
-        )
-
     def _children(self, session: str) -> list[Record]:
         ids = [(row.value,) for row in self._ground.children.scan(session)]
         return [row for row in self._ground.sessions.find_many(ids) if row is not None]
 
     def _take(self, record: Record) -> None:
-        ground, draft, session = self._ground, self._draft, record.key[0]
+        ground, draft, session = self._ground, self.draft, record.key[0]
         # Children change this row when they are made, usage the totals, all else the head.
         draft.expect(ground.sessions, record.key, record)
         draft.expect(ground.totals, record.key, ground.totals.find(session))
@@ -362,9 +349,7 @@ class _Going:
         wanted = [tombstone_key(key), head_key(key), meta_key(key)]
         gone, head, meta = ground.store.engine.get_rows(wanted)
         if gone is None:
-            burial = catalogue.whole_burial(ground.runtime, KnownSession(key, head, meta))
-            self._conditions += burial.conditions
-            self._rows += burial.rows
+            draft.also(catalogue.whole_burial(ground.runtime, KnownSession(key, head, meta)))
         self.sessions.append(session)
 
     def _let_stay(self, top: Record) -> None:
@@ -378,6 +363,6 @@ class _Going:
             row = row._replace(depth=row.depth - up)
             if record is top:
                 row = row._replace(parent=None, place=0)
-            self._draft.expect(ground.sessions, record.key, record)
-            self._draft.put(ground.sessions, record.key, list(row))
+            self.draft.expect(ground.sessions, record.key, record)
+            self.draft.put(ground.sessions, record.key, list(row))
             rising += self._children(record.key[0])

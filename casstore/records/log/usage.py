@@ -20,7 +20,7 @@ from casstore.errors import (
 from casstore.records.log.data import RoundUsage, Tokens, UsageTotals
 from casstore.records.log.ground import MAX_ATTEMPTS, At, Ground, digits
 from casstore.records.log.messages import check_number
-from casstore.records.rows import Draft, Record
+from casstore.records.rows import Draft, Record, Table, find_records
 from casstore.session.arguments import check_count
 
 
@@ -33,8 +33,11 @@ def note(
     check_number(send, "a send")
     _check(tokens)
     key = (at.session, digits(send), digits(number))
-    row = ground.usage.find(*key)
-    totals = ground.totals.find(at.session)
+    places: list[tuple[Table, tuple[str, ...]]] = [
+        (ground.usage, key),
+        (ground.totals, (at.session,)),
+    ]
+    row, totals = find_records(ground.store, places)
     known = UsageTotals() if totals is None else UsageTotals(*totals.value)
     before = Tokens() if row is None else Tokens(*row.value[:4])
     draft.expect(ground.usage, key, row)
