@@ -98,13 +98,18 @@ def resume(
     return numbers
 
 
-def give(ground: Ground, session: str, given: Any) -> None:
-    """Let what waits be told in a form of the caller's own; None: nothing waits any more."""
+def set_waiting(ground: Ground, session: str, waiting: Any) -> None:
+    """Say which calls wait: ids of some that do, or None; or anything, in a form of one's own."""
 
     def decide(at: At) -> tuple[Change | None, None]:
-        state = at.state._replace(given=given)
-        if given is None:
+        state = at.state._replace(given=None)
+        if waiting is None:
             state = state._replace(calling=0, calls=())
+        elif type(waiting) is list:
+            left = [one for one in at.state.calls if one in waiting]
+            state = state._replace(calling=state.calling if left else 0, calls=tuple(left))
+        else:
+            state = state._replace(given=waiting)
         return (None if state == at.state else Change(state)), None
 
     ground.change(session, decide)

@@ -226,6 +226,17 @@ class SessionLog:
         """The tool calls that wait for their results, whole; None if none does."""
         return calls.pending(self._ground, session)
 
+    def set_pending(self, session: str, waiting: Any) -> None:
+        """Say which calls wait, for those who know better: ids of some that do; None: none.
+
+        A dict is kept as it is, instead of calls that messages have made.
+        """
+        calls.set_waiting(self._ground, session, waiting)
+
+    def given_pending(self, session: str) -> Any:
+        """The dict that ``set_pending`` was given; None if there is none."""
+        return self._ground.at(session).state.given
+
     def resume(
         self,
         session: str,
