@@ -405,7 +405,7 @@ def test_errors_are_those_that_callers_of_the_original_catch(
             "nowhere", from_seq=1, to_seq=2, note_content="n", before_tokens=1, after_tokens=1,
             round_index=0,
         )  # fmt: skip
-    for write in (
+    writes: list[Callable[[], Any]] = [
         lambda: store.record_usage(
             "nowhere", round_index=0, prompt_tokens=1, completion_tokens=1, total_tokens=2
         ),
@@ -413,7 +413,8 @@ def test_errors_are_those_that_callers_of_the_original_catch(
         lambda: store.set_pending("nowhere", {"a": 1}),
         lambda: store.set_round_index("nowhere", 1),
         lambda: store.update_session_prompt("nowhere", "p"),
-    ):
+    ]
+    for write in writes:
         with pytest.raises(ValueError, match="nowhere"):
             write()
     store.create_session(session_id="one")

@@ -131,7 +131,7 @@ def create(ground: Ground, session: str, row: Row, depth_limit: int) -> LogSessi
     check_row(row)
     for _ in range(MAX_ATTEMPTS):
         draft = Draft(ground.store)
-        placed = _below_parent(ground, draft, session, row, depth_limit)
+        placed = below_parent(ground, draft, session, row, depth_limit)
         beside = born(ground, draft, session, placed)
         try:
             commit.commit(
@@ -162,7 +162,8 @@ def _is_taken(ground: Ground, session: str) -> bool:
     )
 
 
-def _below_parent(ground: Ground, draft: Draft, session: str, row: Row, depth_limit: int) -> Row:
+def below_parent(ground: Ground, draft: Draft, session: str, row: Row, depth_limit: int) -> Row:
+    """The row of a session with its place below its parent, which the write notes as well."""
     now_ms = ground.now_ms()
     row = row._replace(created_at_ms=row.created_at_ms or now_ms)
     row = row._replace(updated_at_ms=row.updated_at_ms or row.created_at_ms)
