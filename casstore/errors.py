@@ -104,6 +104,27 @@ class SubjectSecretError(InvalidInputError):
         )
 
 
+class SpawnDepthError(InvalidInputError):
+    """A session would stand deeper below others than the log allows; it was not created."""
+
+    def __init__(self, parent: str, depth: int, limit: int) -> None:
+        super().__init__(
+            f"a session below {parent!r} would stand at depth {depth}, and {limit} is the limit: "
+            "let the parent do the work, or open the log with a higher depth_limit"
+        )
+        self.parent = parent
+        self.depth = depth
+        self.limit = limit
+
+
+class NotALogError(InvalidInputError):
+    """A session is there, but it was not made by a log: its nodes are no numbered messages."""
+
+    def __init__(self, session: str, reason: str) -> None:
+        super().__init__(f"session {session!r} is no session log: {reason}")
+        self.session = session
+
+
 class NotCanonicalError(InvalidValueError):
     """Bytes decode to a value, but are not the one spelling that casstore accepts (P4)."""
 
@@ -368,6 +389,19 @@ class SessionDeletedError(ConflictError):
     def __init__(self, session: str) -> None:
         super().__init__(f"session {session!r} was deleted; ids are not given twice")
         self.session = session
+
+
+class PendingCallsError(ConflictError):
+    """Tool calls of a message have no results yet: resume them, or abort them."""
+
+    def __init__(self, session: str, number: int, calls: Sequence[object]) -> None:
+        super().__init__(
+            f"message {number} of session {session!r} waits for the results of {len(calls)} tool "
+            "calls: resume them, or abort them"
+        )
+        self.session = session
+        self.number = number
+        self.calls = tuple(calls)
 
 
 class NameTakenError(ConflictError):
