@@ -94,6 +94,37 @@ class SessionBindingError(InvalidInputError):
         self.attempted = attempted
 
 
+class SubjectSecretError(InvalidInputError):
+    """The names of subjects in this store were hashed with another secret than the one given."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "subjects in this store are hashed with another secret: with this one nobody would "
+            "be found; give the one that it was begun with, or none if there was none"
+        )
+
+
+class SpawnDepthError(InvalidInputError):
+    """A session would stand deeper below others than the log allows; it was not created."""
+
+    def __init__(self, parent: str, depth: int, limit: int) -> None:
+        super().__init__(
+            f"a session below {parent!r} would stand at depth {depth}, and {limit} is the limit: "
+            "let the parent do the work, or open the log with a higher depth_limit"
+        )
+        self.parent = parent
+        self.depth = depth
+        self.limit = limit
+
+
+class NotALogError(InvalidInputError):
+    """A session is there, but it was not made by a log: its nodes are no numbered messages."""
+
+    def __init__(self, session: str, reason: str) -> None:
+        super().__init__(f"session {session!r} is no session log: {reason}")
+        self.session = session
+
+
 class NotCanonicalError(InvalidValueError):
     """Bytes decode to a value, but are not the one spelling that casstore accepts (P4)."""
 
@@ -107,6 +138,14 @@ class BadLineError(InvalidInputError):
         self.line = line
         self.reason = reason
         self.committed = committed
+
+
+class StateRefusedError(InvalidInputError):
+    """Scoped state may not be read or written so; ``reason`` is one of ``scoped.Reason``."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class NoVectorIndexError(InvalidInputError):
@@ -232,6 +271,22 @@ class RecordNotFoundError(NotFoundError):
         self.name = name
 
 
+class KeyMissingError(NotFoundError):
+    """A value is encrypted, and its key is not in the key store that was given, or none was."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"no key {key}: give the key store that has it, or restore that")
+        self.key = key
+
+
+class KeyDestroyedError(NotFoundError):
+    """A value is encrypted, and its key was destroyed: the value is erased for good."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"key {key} was destroyed: what it encrypts is erased, backups included")
+        self.key = key
+
+
 class ConflictError(CasstoreError):
     """Somebody else moved first: read again and retry."""
 
@@ -298,6 +353,28 @@ class AttachmentStateError(ConflictError):
         self.state = state
 
 
+class RecordSealedError(ConflictError):
+    """The record is sealed: nothing changes or removes it before somebody has reviewed that."""
+
+    def __init__(self, record: str, action: str) -> None:
+        super().__init__(f"{record} is sealed ({action}); lift_seal after a review")
+        self.record = record
+        self.action = action
+
+
+class RecordHeldError(ConflictError):
+    """The record must be kept for a time: it is neither changed nor removed before."""
+
+    def __init__(self, record: str, basis: str, until_ms: int) -> None:
+        super().__init__(
+            f"{record} is held until {until_ms} ms since 1970 ({basis}); wait, or lift_hold "
+            "after a review"
+        )
+        self.record = record
+        self.basis = basis
+        self.until_ms = until_ms
+
+
 class SessionExistsError(ConflictError):
     """A session with this id is there already."""
 
@@ -314,6 +391,19 @@ class SessionDeletedError(ConflictError):
         self.session = session
 
 
+class PendingCallsError(ConflictError):
+    """Tool calls of a message have no results yet: resume them, or abort them."""
+
+    def __init__(self, session: str, number: int, calls: Sequence[object]) -> None:
+        super().__init__(
+            f"message {number} of session {session!r} waits for the results of {len(calls)} tool "
+            "calls: resume them, or abort them"
+        )
+        self.session = session
+        self.number = number
+        self.calls = tuple(calls)
+
+
 class NameTakenError(ConflictError):
     """A tag or pin of this name points elsewhere."""
 
@@ -321,6 +411,28 @@ class NameTakenError(ConflictError):
         super().__init__(f"{name!r} names {digest.hex()} already")
         self.name = name
         self.digest = digest
+
+
+class StateConflictError(ConflictError):
+    """A key of scoped state is not at the version that the call expected; None: not there."""
+
+    def __init__(self, key: str, expected: str | None, actual: str | None) -> None:
+        super().__init__(
+            f"state {key!r} is at version {actual}, not {expected}: read it again and decide anew"
+        )
+        self.key = key
+        self.expected = expected
+        self.actual = actual
+
+
+class RunFrozenError(ConflictError):
+    """A run of this id has begun, and what it may do was frozen otherwise then."""
+
+    def __init__(self, run: str) -> None:
+        super().__init__(
+            f"run {run!r} has begun with another authorisation; end it first, or use another id"
+        )
+        self.run = run
 
 
 class BranchedThreadError(ConflictError):
