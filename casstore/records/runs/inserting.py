@@ -30,10 +30,11 @@ from casstore.records.runs.working import Ground, Numbers, Place
 
 
 class Made(NamedTuple):
-    """An artifact with its content."""
+    """An artifact with its content, and how many bytes that took where it was."""
 
     artifact: Artifact
     content: Any
+    size_bytes: int
 
 
 Item = Thread | Run | Message | Event | Approval | RunRequest | RecoveryIntent | Made

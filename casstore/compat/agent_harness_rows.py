@@ -1,34 +1,28 @@
-"""The runtime database of agent-harness into runs, with its artifacts.
+"""Rows of agent-harness's runtime database as threads, runs and what belongs to them.
 
-Threads, runs, messages, events, approvals, requests, recovery intents and artifacts keep their ids,
-times, states and orders. A row that says more than there is a place for is refused, so
-that nothing is lost without a word. Artifacts are read from the database's directory, from
+A row that says more than there is a place for, or other than its columns may, is refused by
+name, so that nothing is lost without a word. Artifacts are read from
 ``threads/<thread>/runs/<run>/`` and nowhere else.
 """
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from casstore.compat.importing import ImportReport, move
 from casstore.compat.sqlite_source import SqliteSource
 from casstore.errors import (
-    ConflictError,
     CorruptionError,
     ForeignStoreError,
     InvalidInputError,
     LimitError,
     NotFoundError,
-    RecordsSchemaError,
 )
 from casstore.format.digest import Digest
 from casstore.format.limits import DEFAULT_MAX_BYTES
-from casstore.maintenance.progress import Progress
 from casstore.records.json_values import storable
 from casstore.records.runs.data import (
     PENDING,
@@ -43,54 +37,16 @@ from casstore.records.runs.data import (
     RunRequest,
     Thread,
 )
-from casstore.records.runs.inserting import Item, Made, insert, stored
-from casstore.records.runs.names import check_path
-from casstore.records.runs.values import same_value, value_digest
-from casstore.records.runs.working import Ground, ground_of
-from casstore.store import Store
+from casstore.records.runs.inserting import Item, Made
+from casstore.records.runs.names import check_id, check_path
+from casstore.records.runs.values import value_digest
 
-_FAMILY: Final = "agent-harness-runtime"
-_VERSION: Final = "1"
-_PAGE_ROWS: Final = 200
-# A page of long rows is shorter, so that a write stays small.
-_PAGE_BYTES: Final = 4 << 20
 _DECISIONS: Final = {status: decision for decision, status in STATUS_OF.items()}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
-def import_agent_harness(
-    store: Store,
-    file: str | os.PathLike[str],
-    *,
-    root: str | os.PathLike[str] | None = None,
-    dry_run: bool = False,
-    progress: Progress | None = None,
-) -> ImportReport:
-    """Move a runtime database and its artifacts over, and compare every row.
-
-    ``root`` is the directory that ``threads/`` is in, if it is not the database's own. A
-    database of another family or version is refused, and so is one with only half of that.
-    """
-    with SqliteSource(file) as source:
-        _require_schema(source)
-        rows = _Rows(source, Path(source.path.parent if root is None else root))
-        ground = ground_of(store)
-        parts = [_Part(ground, source, table) for table in rows.tables()]
-        return move(source, store, parts, dry_run=dry_run, progress=progress)
-
-
-def _require_schema(source: SqliteSource) -> None:
-    place, expected = str(source.path), f"family {_FAMILY!r}, version {_VERSION!r}"
-    if "runtime_metadata" not in source.tables:
-        raise ForeignStoreError(f"{place} is no runtime database of agent-harness")
-    found = dict(source.ask("SELECT key, value FROM runtime_metadata"))
-    family, version = found.get("schema_family"), found.get("schema_version")
-    if (family, version) != (_FAMILY, _VERSION):
-        raise RecordsSchemaError(place, f"family {family!r}, version {version!r}", expected)
-
-
-class _Table(NamedTuple):
+class RowTable(NamedTuple):
     """What one kind of rows is called, how it is asked for, and what becomes of a row."""
 
     name: str
@@ -98,84 +54,25 @@ class _Table(NamedTuple):
     item: Callable[[tuple[Any, ...]], Item]
 
 
-class _Part:
-    """The rows of one table, in the order in which they are put into the store."""
-
-    def __init__(self, ground: Ground, source: SqliteSource, table: _Table) -> None:
-        self._ground = ground
-        self._source = source
-        self._query = table.query
-        self._item = table.item
-        self.name = table.name
-
-    def count(self) -> int:
-        """How many there are."""
-        return int(next(self._source.ask(f"SELECT count(*) FROM ({self._query})"))[0])
-
-    def pages(self) -> Iterator[Sequence[Item]]:
-        """All of them, a page at a time."""
-        page: list[Item] = []
-        size = 0
-        for row in self._source.ask(self._query):
-            page.append(self._item(row))
-            size += sum([len(value) for value in row if isinstance(value, str | bytes)])
-            if len(page) >= _PAGE_ROWS or size >= _PAGE_BYTES:
-                yield page
-                page, size = [], 0
-        if page:
-            yield page
-
-    def is_stored(self, page: Sequence[Item]) -> list[bool]:
-        """Which of them the store has; ConflictError if with other content."""
-        found = stored(self._ground, page)
-        for item, there in zip(page, found, strict=True):
-            if there is not None and not _is_same(item, there):
-                raise ConflictError(
-                    f"one of the {self.name} is in the store with other content: "
-                    f"{_named(item)}; import into another store"
-                )
-        return [there is not None for there in found]
-
-    def store(self, rows: Sequence[Item]) -> None:
-        """Put them into the store, in one write."""
-        insert(self._ground, rows)
-
-
-def _is_same(item: Any, there: Any) -> bool:
-    if isinstance(item, Made):
-        return bool(item.artifact == there)
-    return same_value(_plain(item), _plain(there))
-
-
-def _plain(item: Any) -> list[Any]:
-    return [list(value) if isinstance(value, tuple) else value for value in item]
-
-
-def _named(item: Any) -> str:
-    names = item.artifact if isinstance(item, Made) else item
-    shown = ("thread", "run", "id", "sequence", "number", "path")
-    return " ".join([f"{name} {getattr(names, name)!r}" for name in shown if hasattr(names, name)])
-
-
-class _Rows:
+class RuntimeRows:
     """Turns rows of the database into items of runs."""
 
     def __init__(self, source: SqliteSource, root: Path) -> None:
         self._source = source
         self._root = root
 
-    def tables(self) -> list[_Table]:
-        """All kinds, those that others belong to first; ForeignStoreError if one is missing."""
+    def tables(self) -> list[RowTable]:
+        """All kinds, owners first; ForeignStoreError if a table or column is missing."""
         self._require_owners()
         return [
-            _Table("threads", self._threads(), self._thread),
-            _Table("runs", self._runs(), self._run),
-            _Table("messages", self._messages(), self._message),
-            _Table("events", self._events(), self._event),
-            _Table("approvals", self._approvals(), self._approval),
-            _Table("run requests", self._of_run("run_requests", "request"), self._request),
-            _Table("recovery intents", self._of_run("recovery_intents", "intent"), self._intent),
-            _Table("artifacts", self._artifacts(), self._artifact),
+            RowTable("threads", self._threads(), self._thread),
+            RowTable("runs", self._runs(), self._run),
+            RowTable("messages", self._messages(), self._message),
+            RowTable("events", self._events(), self._event),
+            RowTable("approvals", self._approvals(), self._approval),
+            RowTable("run requests", self._of_run("run_requests", "request"), self._request),
+            RowTable("recovery intents", self._of_run("recovery_intents", "intent"), self._intent),
+            RowTable("artifacts", self._artifacts(), self._artifact),
         ]
 
     def _column(self, table: str, *names: str) -> str:
@@ -228,6 +125,7 @@ class _Rows:
     def _thread(self, row: tuple[Any, ...]) -> Thread:
         thread, workspace, agent, status, latest, created, updated = row
         what = f"thread {thread!r}"
+        self._names(what, thread, workspace, agent)
         return Thread(
             thread, workspace, agent, status or None, latest or None, self._time(created, what),
             self._time(updated, what), 0, 0, 0, 0, 0,
@@ -246,11 +144,12 @@ class _Rows:
         run, thread, agent, mode, adapter, created, updated, state, previous = row[:9]
         entered, moved, resumable, checkpoint, number = row[9:]
         what = f"run {run!r}"
+        self._names(what, run, thread, agent, mode, adapter or mode, state, previous or state)
         if bool(resumable) is not (state == WAITING):
             raise self._damaged(what, f"is {state!r}, and resumable is {resumable!r}")
         return Run(
             run, thread, agent, mode, adapter or mode, self._time(created, what),
-            self._time(updated, what), state, previous, self._time(entered, what),
+            self._time(updated, what), state, previous or None, self._time(entered, what),
             self._time(moved, what), checkpoint or None, number, 0, 0,
         )  # fmt: skip
 
@@ -268,6 +167,7 @@ class _Rows:
     def _message(self, row: tuple[Any, ...]) -> Message:
         name, thread, role, run, created, content, number = row
         what = f"message {name!r}"
+        self._names(what, thread, role)
         value = self._json(content, what)
         return Message(thread, number, role, value, run or None, self._time(created, what))
 
@@ -302,6 +202,7 @@ class _Rows:
     def _approval(self, row: tuple[Any, ...]) -> Approval:
         approval, action, thread, run, call, tool, status, asked, resolved, checkpoint = row[:10]
         what = f"approval {approval!r}"
+        self._names(what, approval, action, thread, run, tool, status, checkpoint)
         allowed, preview, events = [self._json(value, what) for value in row[10:]]
         if type(allowed) is not list or not all(type(one) is str for one in allowed):
             raise self._damaged(what, f"allows {allowed!r}")
@@ -311,7 +212,7 @@ class _Rows:
             raise self._damaged(what, "is pending, and resolved")
         decision = _DECISIONS.get(status, status)
         return Approval(
-            approval, thread, run, action, call or "", tool, status, tuple(allowed),
+            approval, thread, run, action, str(call or ""), tool, status, tuple(allowed),
             decision if decision in allowed else None, self._time(asked, what),
             None if resolved is None else self._time(resolved, what), preview, checkpoint,
             tuple(events),
@@ -370,15 +271,31 @@ class _Rows:
     def _artifact(self, row: tuple[Any, ...]) -> Made:
         artifact, thread, run, kind, created, path, number = row
         what = f"artifact {artifact!r} of run {run!r}"
-        content = self._content(thread, run, path, what)
+        self._names(what, artifact, thread, run, kind)
+        content, size_bytes = self._content(thread, run, path, what)
         is_blob = type(content) is bytes
         digest = Digest.of_blob(content) if is_blob else value_digest(content)
         time = self._time(created, what)
         made = Artifact(thread, run, artifact, kind, path, digest, is_blob, time, number)
-        return Made(made, content)
+        return Made(made, content, size_bytes)
 
-    def _content(self, thread: str, run: str, path: str, what: str) -> Any:
-        """What the file of an artifact holds: a value of JSON, or else bytes."""
+    def _content(self, thread: str, run: str, path: str, what: str) -> tuple[Any, int]:
+        """What the file of an artifact holds, a value of JSON or else bytes; how long it is."""
+        file = self._file(thread, run, path, what)
+        try:
+            with file.open("rb") as opened:
+                data = opened.read(DEFAULT_MAX_BYTES + 1)
+        except OSError as exc:
+            raise NotFoundError(f"{what} cannot be read: {exc}") from exc
+        if len(data) > DEFAULT_MAX_BYTES:
+            raise LimitError(f"{file} has more than {DEFAULT_MAX_BYTES} bytes")
+        try:
+            return storable(_loaded(data.decode())), len(data)
+        except (ValueError, RecursionError):
+            return data, len(data)
+
+    def _file(self, thread: str, run: str, path: str, what: str) -> Path:
+        """The file of an artifact, which lies below the directory of its run."""
         try:
             for name in (thread, run):
                 if "/" in check_path(name):
@@ -386,24 +303,17 @@ class _Rows:
             check_path(path)
         except InvalidInputError as exc:
             raise self._damaged(what, f"leads out of its directory: {exc}") from exc
-        home = self._root / "threads" / thread / "runs" / run
-        file = home / path
         try:
-            # Nothing on the way may be a link that leads elsewhere.
-            if not file.resolve(strict=True).is_relative_to(self._root.resolve() / home):
-                raise self._damaged(what, f"leads out of its directory: {file} is a link")
-            with file.open("rb") as opened:
-                data = opened.read(DEFAULT_MAX_BYTES + 1)
-        except OSError as exc:
+            home = self._root.resolve(strict=True) / "threads" / thread / "runs" / run
+            file = (home / path).resolve(strict=True)
+        except (OSError, RuntimeError) as exc:
             raise NotFoundError(
-                f"{what} cannot be read: {exc}; say where its files are, or remove the row"
+                f"{what} has no file: {exc}; say where the files are, or remove the row"
             ) from exc
-        if len(data) > DEFAULT_MAX_BYTES:
-            raise LimitError(f"{file} has more than {DEFAULT_MAX_BYTES} bytes")
-        try:
-            return storable(_loaded(data.decode()))
-        except (ValueError, RecursionError):
-            return data
+        # Nothing on the way may be a link that leads elsewhere.
+        if not file.is_relative_to(home) or not file.is_file():
+            raise self._damaged(what, f"leads to {file}, which is no file in its directory")
+        return file
 
     # --- values ---------------------------------------------------------------------------------
 
@@ -420,6 +330,14 @@ class _Rows:
             raise self._damaged(what, f"is no JSON: {exc}") from exc
         return value if whole else storable(value)
 
+    def _names(self, what: str, *texts: Any) -> None:
+        """Refuse a row in which one of these names nothing."""
+        for text in texts:
+            try:
+                check_id(text, "a name")
+            except InvalidInputError as exc:
+                raise self._damaged(what, f"cannot be kept: {exc}") from exc
+
     def _time(self, text: Any, what: str) -> int:
         """A time of the database in milliseconds."""
         try:
@@ -433,7 +351,9 @@ class _Rows:
         return (time - _EPOCH) // _MILLISECOND
 
     def _damaged(self, what: str, reason: str) -> CorruptionError:
-        return CorruptionError(f"{self._source.path}: {what} {reason}; nothing of it was imported")
+        return CorruptionError(
+            f"{self._source.path}: {what} {reason}; mend or remove it, and import again"
+        )
 
 
 def _loaded(text: str) -> Any:
