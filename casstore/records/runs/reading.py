@@ -132,13 +132,20 @@ class Reading:
     # --- in order -------------------------------------------------------------------------
 
     def threads(
-        self, limit: int, cursor: str | None, status: str | None, agent: str | None
+        self,
+        limit: int,
+        cursor: str | None,
+        *,
+        status: str | None,
+        agent: str | None,
+        workspace: str | None,
     ) -> Page[Thread]:
         """Threads, those changed last first."""
 
         def wanted(row: ThreadRow) -> bool:
             thread = row.thread
-            return status in (None, thread.status) and agent in (None, thread.agent)
+            wished = (status, thread.status), (agent, thread.agent), (workspace, thread.workspace)
+            return all(wish in (None, found) for wish, found in wished)
 
         rows = self._ordered(
             self._tables.thread_order,
@@ -212,10 +219,14 @@ class Reading:
         )  # fmt: skip
         return _page(rows, limit, wanted, lambda row: row.approval)
 
-    def events(self, thread: str, run: str, limit: int, after: int | None) -> Page[Event]:
+    def events(
+        self, thread: str, run: str, limit: int, cursor: str | None, after: int | None
+    ) -> Page[Event]:
         """The events of a run in order."""
         row = self.run(thread, run)
-        start = None if after is None else number_text(check_number(after, "a sequence"))
+        start = _cursor(cursor)
+        if after is not None:
+            start = max(start or "", number_text(check_number(after, "a sequence")))
         entries = (
             (record.key[1], layout.read_event(record, row.run))
             for record in self._tables.events.scan(row.key, after=start, page=_fetch(limit))

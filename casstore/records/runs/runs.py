@@ -117,11 +117,12 @@ class Runs:
         *,
         status: str | None = None,
         agent: str | None = None,
+        workspace: str | None = None,
         limit: int = 100,
         cursor: str | None = None,
     ) -> Page[Thread]:
         """Threads, those changed last first."""
-        return self._reading.threads(limit, cursor, status, agent)
+        return self._reading.threads(limit, cursor, status=status, agent=agent, workspace=workspace)
 
     def delete_thread(self, thread: str) -> bool:
         """Take a thread away with everything in it, all or nothing; False if it is not there.
@@ -210,10 +211,16 @@ class Runs:
         return self._reading.find_event(thread, run, sequence)
 
     def events(
-        self, thread: str, run: str, *, after: int | None = None, limit: int = 100
+        self,
+        thread: str,
+        run: str,
+        *,
+        after: int | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
     ) -> Page[Event]:
         """The events of a run in order of their numbers, from behind ``after`` on."""
-        return self._reading.events(thread, run, limit, after)
+        return self._reading.events(thread, run, limit, cursor, after)
 
     def append_message(
         self, thread: str, role: str, content: Any, *, run: str | None = None

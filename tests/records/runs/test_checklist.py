@@ -17,6 +17,22 @@
 | Artifacts               | ``test_artifacts__…`` |
 | Delete thread           | ``test_deleting.py`` |
 | Listings                | ``test_listings__…``, and ``test_views.py`` |
+
+And its faults, gone:
+
+| fault                                         | test |
+|---|---|
+| several statements, no transaction            | ``test_one_write.py`` |
+| creating again overwrites                     | ``test_thread_mirror__creating_again_…`` |
+| an older run becomes the latest               | ``test_thread_mirror__it_shows_…`` |
+| an event overwrites another                   | ``test_events__a_repeated_number_…`` |
+| approved, then rejected                       | ``test_approvals__are_resolved_once`` |
+| ``cancelled`` stays protected                 | ``test_protection.py`` |
+| no database, so nothing is protected          | ``test_protected_set__not_known_is_not_empty`` |
+| an artifact's path leads out; file before row | ``test_artifacts__…`` |
+| a foreign database is adopted, and written to | ``test_schema__…`` |
+| deleting stops halfway                        | ``test_deleting.py`` |
+| only one workspace                            | ``test_views.py`` |
 """
 
 from __future__ import annotations
