@@ -9,7 +9,7 @@ them, unnamed, until the slab is rewritten. Names and rows go to the journal.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, cast
+from typing import Final, NamedTuple, cast
 
 import lmdb
 
@@ -34,28 +34,34 @@ class Plan(NamedTuple):
 
     ``ids``: what the index said of their objects and of all that these link to, None where
     it said nothing. ``commit``: the last transaction whose work that shows, None if it is
-    not of one moment. ``drafts``: the slabs of their new objects.
+    not of one moment. ``drafts``: the slabs of their new objects. ``supposed``: nobody has
+    looked; the objects are all taken to be new, and none may turn out to be stored.
     """
 
     commit: int | None
     ids: dict[bytes, int | None]
     drafts: list[slabs.Draft]
+    supposed: bool = False
+
+
+_NO_PLAN: Final = Plan(None, {}, [])
 
 
 class Job:
     """A write on its way.
 
     ``new`` are its objects that were not stored when it was prepared, None until then;
-    ``hits`` the digests of those that were.
+    ``hits`` the digests of those that were. ``again``: it was prepared before, in vain.
     """
 
-    __slots__ = ("hits", "new", "plan", "write")
+    __slots__ = ("again", "hits", "new", "plan", "write")
 
-    def __init__(self, write: Write) -> None:
+    def __init__(self, write: Write, *, again: bool = False) -> None:
         self.write = write
+        self.again = again
         self.new: list[NewObject] | None = None
         self.hits: list[bytes] = []
-        self.plan = Plan(None, {}, [])
+        self.plan = _NO_PLAN
 
 
 #: The ids that the new objects of a plan will have, by digest.
@@ -128,6 +134,11 @@ class Transaction:
             if self._find_id(digest) is None:
                 raise StaleError(digest.hex())
         if job.new:
+            if job.plan.supposed:
+                for item in job.new:
+                    if self._find_id(item.digest) is not None:
+                        # Its slab would hold it a second time.
+                        raise StaleError(item.digest.hex())
             self._require_children(job.new, self._places[id(job.plan)])
 
     def perform(self, job: Job) -> WriteResult:
