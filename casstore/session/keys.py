@@ -7,6 +7,7 @@ follows a byte that UTF-8 never holds.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 from casstore.engine.protocol import RowKey
@@ -56,7 +57,16 @@ def _fit(spelled: bytes, room: int) -> bytes:
 
 def session_key(session: str) -> bytes:
     """The key of a session's own rows, and the start of all keys that belong to it."""
+    # Only of a text it is known that equal ones have equal keys.
+    return _known_session_key(session) if type(session) is str else _session_key(session)
+
+
+def _session_key(session: str) -> bytes:
     return _fit(id_bytes(session, "a session id"), _SESSION_BYTES) + _END
+
+
+# Every call to a session asks for its key, most of them for the same few.
+_known_session_key: Final = lru_cache(maxsize=1024)(_session_key)
 
 
 def session_of(key: bytes) -> str | None:

@@ -72,7 +72,6 @@ from casstore.errors import (
     InvalidInputError,
     StorageError,
 )
-
 from casstore.format.digest import Kind
 
 if TYPE_CHECKING:
@@ -308,9 +307,10 @@ class LmdbEngine:
         """Rows of one moment, in the order asked for; None where there is none."""
         for table, key in keys:
             conditions.check_key(table, key)
-        with self._env.reading() as txn:
-            pending = self._journal.at(txn, txn.id())
-            return [pending.find_row(txn, self._env, table, key) for table, key in keys]
+        env = self._env
+        with env.reading_bytes() as txn:
+            find = self._journal.at(txn, txn.id()).find_row
+            return [find(txn, env, table, key) for table, key in keys]
 
     def scan_rows(
         self,

@@ -90,9 +90,7 @@ def find_row(
     return _below(cursor, table, key) if cursor.prev() else _FIRST_KEY, above
 
 
-def _below(
-    cursor: lmdb.Cursor[bytes] | lmdb.Cursor[memoryview], table: str, key: bytes
-) -> bytes:
+def _below(cursor: lmdb.Cursor[bytes] | lmdb.Cursor[memoryview], table: str, key: bytes) -> bytes:
     """The key that the cursor stands on, proven to lie below ``key``."""
     name, stored = cursor.item()
     below = bytes(name)
