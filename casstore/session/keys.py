@@ -90,12 +90,14 @@ def session_part(key: bytes) -> bytes:
 
 def is_cut(session: str) -> bool:
     """Is this id too long to be read back from its key?"""
-    return len(session.encode()) > _SESSION_BYTES
+    # UTF-8 takes at most four bytes a character: most ids need no measuring.
+    return len(session) * 4 > _SESSION_BYTES and len(session.encode()) > _SESSION_BYTES
 
 
 def part(text: str, what: str) -> bytes:
     """The last part of a key: an id below a session."""
-    return _fit(id_bytes(text, what), _PART_BYTES)
+    spelled = id_bytes(text, what)
+    return spelled if len(spelled) <= _PART_BYTES else _fit(spelled, _PART_BYTES)
 
 
 def history(key: bytes, revision: int) -> bytes:

@@ -101,7 +101,7 @@ class Pending:
 
     def copy(self) -> Pending:
         """A state that may be added to; the tables are still those of this one."""
-        other = Pending()
+        other = Pending.__new__(Pending)
         other.last, other.proof = self.last, self.proof
         other.rows = dict(self.rows)
         other.ids = self.ids.copy()

@@ -135,10 +135,7 @@ class Transaction:
                 raise StaleError(digest.hex())
         if job.new:
             if job.plan.supposed:
-                for item in job.new:
-                    if self._find_id(item.digest) is not None:
-                        # Its slab would hold it a second time.
-                        raise StaleError(item.digest.hex())
+                self._require_new(job.new)
             self._require_children(job.new, self._places[id(job.plan)])
 
     def perform(self, job: Job) -> WriteResult:
@@ -185,6 +182,22 @@ class Transaction:
             return self._ids[digest]
         object_id = self._ids[digest] = self.pending.find_id(self._txn, self._env, digest)
         return object_id
+
+    def _require_new(self, objects: Sequence[NewObject]) -> None:
+        """Raise if any of these is stored after all: their slab would hold it a second time."""
+        ids, recent = self._ids, self.pending.ids
+        find, index = self._txn.get, self._env.index
+        for item in objects:
+            digest = item.digest
+            # As ``_find_id`` does; spelled out because nearly every commit comes through here.
+            if digest not in ids:
+                if digest in recent:
+                    ids[digest] = recent[digest]
+                else:
+                    row = find(digest, None, index)
+                    ids[digest] = None if row is None else slabs.read_id(row)
+            if ids[digest] is not None:
+                raise StaleError(digest.hex())
 
     def _require_children(self, objects: Sequence[NewObject], places: _Places) -> None:
         """Raise if a child is neither stored nor one of the objects before it."""
