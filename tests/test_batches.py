@@ -73,14 +73,14 @@ def together(engine: LmdbEngine, *writes: Write) -> list[WriteResult | CasstoreE
 
 def test_a_node_that_is_stored_already_is_not_stored_once_more(engine: LmdbEngine) -> None:
     """Nodes are taken to be new without looking; the transaction finds out."""
-    nodes = [new_object(data, kind=Kind.NODE) for data in (b"first", b"second", b"third")]
+    nodes = [new_object(data, kind=Kind.NODE) for data in (b"1", b"2", b"3", b"4")]
     assert engine.write(Write(objects=nodes[:2])).new_objects == 2
     marker = PutRow("heads", b"key", b"value")
-    assert engine.write(Write(objects=nodes[1:], rows=[marker])).new_objects == 1
-    assert engine.write(Write(objects=[nodes[0], nodes[0]])).new_objects == 0
+    assert engine.write(Write(objects=nodes[1:3], rows=[marker])).new_objects == 1
+    assert engine.write(Write(objects=[nodes[3], nodes[3]])).new_objects == 1
     assert_reads_back(engine, *nodes)
     space = engine.measure_space().slabs
-    assert (space.objects, space.dead_objects) == (3, 0)
+    assert (space.objects, space.dead_objects) == (4, 0)
 
 
 def test_a_node_that_was_collected_is_stored_again(engine: LmdbEngine) -> None:
