@@ -135,6 +135,12 @@ def _set_state(work: Working, step: steps.SetState) -> Run:
     return run
 
 
+def _renew_protection(work: Working, step: steps.RenewProtection) -> Run:
+    run = work.run(step.run).run
+    work.renew_protection(step.run)
+    return run
+
+
 def _mirror(work: Working, run: Run) -> None:
     """Let the thread show how its latest run stands; an older one only shows that it moved."""
     if run.number < work.latest:
@@ -400,6 +406,7 @@ def _plain(approval: Approval) -> list[Any]:
 _HANDLERS: Final[dict[type, Callable[[Working, Any], Any]]] = {
     steps.CreateRun: _create_run,
     steps.SetState: _set_state,
+    steps.RenewProtection: _renew_protection,
     steps.AppendEvent: _append_event,
     steps.AppendMessage: _append_message,
     steps.RequestApproval: _request_approval,

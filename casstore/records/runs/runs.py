@@ -11,6 +11,9 @@ from casstore.errors import (
     ConditionFailedError,
     InvalidInputError,
     RecordNotFoundError,
+    RevisionNotFoundError,
+    SessionDeletedError,
+    SessionNotFoundError,
 )
 from casstore.format.limits import DEFAULT_MAX_BYTES
 from casstore.records.attempts import until_written
@@ -194,6 +197,22 @@ class Runs:
         Fails like ``protected_runs``: then nothing may be swept.
         """
         return frozenset([run.thread for run in self.protected_runs()])
+
+    def renew_protections(self) -> list[Run]:
+        """Protect again what runs may come back to; those whose checkpoint is gone.
+
+        For a store that has lost its protections, as one that was salvaged.
+        """
+        gone: list[Run] = []
+        for run in self.protected_runs():
+            if isinstance(run.checkpoint, SessionCheckpoint):
+                try:
+                    self.apply(run.thread, steps.RenewProtection(run.id))
+                except (SessionNotFoundError, SessionDeletedError, RevisionNotFoundError):
+                    gone.append(run)
+                except RecordNotFoundError:
+                    continue  # it was deleted meanwhile, and its protection with it
+        return gone
 
     # --- events and messages ----------------------------------------------------------------
 

@@ -109,6 +109,7 @@ class Working:
         self._approvals: dict[str, ApprovalRow | None] = {}
         self._intents: dict[str, RecoveryIntent | None] = {}
         self._requests: dict[str, bool] = {}
+        self._renewed: set[str] = set()
         #: What was added here, and cannot be read yet: events by run key and sequence, artifacts
         #: by run key and path.
         self.new_events: dict[tuple[str, int], Event] = {}
@@ -212,6 +213,11 @@ class Working:
         self._runs[row.run.id] = row
         self.is_changed = True
 
+    def renew_protection(self, run: str) -> None:
+        """Let the checkpoint of a run be protected again, if it should be."""
+        self._renewed.add(run)
+        self.is_changed = True
+
     def put_approval(self, row: ApprovalRow) -> None:
         """Let this be how an approval is."""
         self._approvals[row.approval.id] = row
@@ -244,6 +250,8 @@ class Working:
             old = self._runs_before.get(run)
             if row != old:
                 self._finish_run(old, row)
+            if run in self._renewed:
+                self._protect(None, row.run)
         if self._row.order != self._before.order:
             draft.delete(tables.thread_order, (number_text(self._before.order),))
             draft.put(tables.thread_order, (number_text(self._row.order),), self.thread.id)

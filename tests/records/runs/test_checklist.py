@@ -287,6 +287,7 @@ def test_parents__nothing_is_kept_without_them(busy: Runs, store: Store) -> None
     for thread, run in (("none", "r"), ("t", "none"), ("t", "foreign"), ("other", "r")):
         orphans: list[steps.Step] = [
             steps.SetState(run, WAITING),
+            steps.RenewProtection(run),
             steps.AppendEvent(run, 1),
             steps.AppendMessage("user", "hello", run),
             steps.RequestApproval(run, "a", "shell", "one"),
