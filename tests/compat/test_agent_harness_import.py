@@ -248,6 +248,10 @@ def test_every_row_is_moved_with_its_times_and_orders(store: Store, source: Sour
 def test_what_was_moved_goes_on_as_if_it_had_begun_here(store: Store, source: Source) -> None:
     import_database(store, source.file)
     runs = Runs(store)
+    runs.set_state("t1", "t1-a", "cancelled")
+    thread = runs.find_thread("t1")
+    assert thread is not None
+    assert (thread.latest_run, thread.status) == ("t1-b", WAITING)
     runs.resolve_approval("t1", "t1-b", "t1-open", "approve")
     assert runs.begin_attempt("t1", "t1-b").attempts == 3
     runs.set_state("t1", "t1-b", "completed")
@@ -312,6 +316,41 @@ def test_it_goes_on_where_it_was_stopped_and_twice_is_once(
     assert [thread.id for thread in runs.threads().items] == ["t0", "t1", "t2", "t3", "t4"]
     assert [run.id for run in runs.runs(limit=3).items] == ["t0-b", "t0-a", "t1-b"]
     assert runs.delete_thread("t3")
+
+
+@on_each_engine
+def test_others_may_work_while_it_is_imported(store: Store, source: Source) -> None:
+    runs = Runs(store)
+    engine: Any = store.engine
+    whole = engine.write
+    added = tried = 0
+
+    def write(change: Any) -> Any:
+        nonlocal added, tried
+        engine.write = whole
+        tried += 1
+        try:
+            # Every second attempt comes too late.
+            if tried % 2 and runs.find_run("t0-a") is not None:
+                runs.append_event("t0", "t0-a", "meanwhile", sequence=100 + added)
+                runs.create_thread(f"own {added}", "agent")
+                added += 1
+            return whole(change)
+        finally:
+            engine.write = write
+
+    engine.write = write
+    report = import_database(store, source.file)
+    engine.write = whole
+    assert report.imported == sum(EVERYTHING.values())
+    assert added > 4
+    thread = runs.find_thread("t0")
+    assert thread is not None
+    assert (thread.events, thread.messages, thread.artifacts) == (6 + added, 3, 4)
+    assert runs.get_run("t0", "t0-a").events == 3 + added
+    assert len(runs.threads().items) == THREADS + added
+    # It would refuse if anything were miscounted.
+    assert runs.delete_thread("t0")
 
 
 @pytest.mark.parametrize(
