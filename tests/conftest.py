@@ -9,12 +9,17 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
+# At the end: an installed casstore must not be hidden by the one beside the tests.
+sys.path.append(str(Path(__file__).parent.parent))
 
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import Engine
 from casstore.store import Store
 from casstore.testing import ManualClock
+from tests.postgres.server import postgres_server, postgres_url, schema
+
+__all__ = ["any_store", "clock", "postgres_server", "postgres_url", "schema"]
 
 
 @pytest.fixture
