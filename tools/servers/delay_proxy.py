@@ -72,6 +72,10 @@ class DelayProxy:
             self._lose_next = True
             return self._lost
 
+    def lead_to(self, target: str | tuple[str, int]) -> None:
+        """Lead connections that come from now on elsewhere."""
+        self._target = target
+
     def cut_all(self) -> None:
         """Cut every connection; new ones are taken."""
         with self._lock:
