@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import casstore
 from campaigns import session_examiner
+from campaigns.failover_workload import GAVE_UP
 from campaigns.replay import Violation
 from campaigns.session_journal import path_of, read
 from campaigns.tally import Progress, Report, Tally, silent
@@ -84,8 +85,9 @@ class _Workers:
     def outages(self) -> int:
         """How often a worker was left without an answer by the server."""
         return sum(
-            len((self.journals / f"w{number}.stderr").read_text().splitlines())
+            line.startswith(GAVE_UP)
             for number in range(WORKERS)
+            for line in (self.journals / f"w{number}.stderr").read_text().splitlines()
         )
 
     def _lives(self, worker: str) -> int:

@@ -24,6 +24,8 @@ from campaigns.session_journal import Journal, path_of, read
 from campaigns.session_workload import Worker
 from casstore.errors import StorageError
 
+#: What a line of stderr begins with when a life ended without an answer.
+GAVE_UP = "end of life"
 _PAUSE_S = 0.02
 
 
@@ -45,7 +47,7 @@ def main(argv: list[str]) -> None:
         try:
             live(url, Path(journals), name, number, seed)
         except StorageError as exc:
-            print(f"life {number}: {type(exc).__name__}: {exc}", file=sys.stderr, flush=True)
+            print(f"{GAVE_UP} {number}: {type(exc).__name__}: {exc}", file=sys.stderr, flush=True)
         number += 1
         time.sleep(_PAUSE_S)
 
