@@ -17,9 +17,10 @@ from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import Engine
 from casstore.store import Store
 from casstore.testing import ManualClock
+from tests.postgres.engines import postgres_schemas
 from tests.postgres.server import postgres_server, postgres_url, schema
 
-__all__ = ["any_store", "clock", "postgres_server", "postgres_url", "schema"]
+__all__ = ["any_store", "clock", "postgres_schemas", "postgres_server", "postgres_url", "schema"]
 
 
 @pytest.fixture
