@@ -36,9 +36,10 @@ def any_store(
     """A store on one engine, and then on the others."""
     engine: Engine
     if request.param == "postgres":
-        with engines(request.getfixturevalue("postgres_schemas")) as make, Store(
-            make(clock=clock)
-        ) as store:
+        with (
+            engines(request.getfixturevalue("postgres_schemas")) as make,
+            Store(make(clock=clock)) as store,
+        ):
             yield store
         return
     if request.param == "memory":

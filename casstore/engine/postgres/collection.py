@@ -1,17 +1,18 @@
 """Collection on the server, beside writers on any number of machines.
 
 Writers are not kept out while objects go, so the rules of ``docs/gc.md`` are kept in another way
-than on one machine. Every object carries an *epoch*, the number of the newest collection that was told
-somebody relies on it.
+than on one machine. Every object carries an *epoch*, the number of the newest collection that was
+told somebody relies on it.
 
-1. A write leaves the epoch on everything it relies on before it looks whether that is there: each child
-   of a new object, each object it found stored, each that a condition asks for. What it finds afterwards
-   no collection of this epoch takes. What is gone it stores again, or refuses by name.
-2. A collection begins with a new epoch at a moment when nobody is writing: all writes before are there for
-   its marking to see, all after it carry the new epoch. It takes only what was unreached then, and
-   judges it with its row locked: whatever has the epoch by now is kept, with all it links to. A row
-   that comes to name an object names one that its write relies on, or one that another row
-   names at that moment; so by induction nothing is named that is not kept.
+1. A write leaves the epoch on everything it relies on before it looks whether that is there: each
+   child of a new object, each object it found stored, each that a condition asks for. What it
+   finds afterwards no collection of this epoch takes. What is gone it stores again, or refuses
+   by name.
+2. A collection begins with a new epoch at a moment when nobody is writing: all writes before are
+   there for its marking to see, all after it carry the new epoch. It takes only what was
+   unreached then, and judges it with its row locked: whatever has the epoch by now is kept, with
+   all it links to. A row that comes to name an object names one that its write relies on, or one
+   that another row names at that moment; so by induction nothing is named that is not kept.
 3. Parents go before children, by falling id; of what is removed together all is locked before any
    of it is judged. So when a child is judged, it is known of everything that links to it
    whether it is kept.

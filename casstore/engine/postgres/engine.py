@@ -7,7 +7,7 @@ server's, unless a clock is given, which is for tests.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from psycopg.types.numeric import Int8
 
@@ -145,9 +145,7 @@ class PostgresEngine:
         if wanted:
             generation = self.cache.generation
             read = {
-                digest: StoredObject(
-                    kind, self._compressor.inflate(codec, 0, content, size_bytes)
-                )
+                digest: StoredObject(kind, self._compressor.inflate(codec, 0, content, size_bytes))
                 for digest, kind, codec, size_bytes, content in self.connections.fetch(
                     self._get_many, (Blobs(wanted),)
                 )
@@ -189,7 +187,7 @@ class PostgresEngine:
         generation = self.cache.generation
         token: tuple[bytes, int] | None = None
 
-        def ask(connection: Client) -> tuple[int, int, int | None, bytes, bytes, int, bool, list[int]]:
+        def ask(connection: Client) -> tuple[Any, ...]:
             nonlocal token
             if token is None:
                 connection.number += 1
@@ -204,7 +202,7 @@ class PostgresEngine:
                 binary=True,
             ).fetchone()  # fmt: skip
             assert row is not None
-            return row  # type: ignore[no-any-return]
+            return tuple(row)
 
         now_ms, new, failed, actual, missing, epoch, watched, fresh = self.connections.run(ask)
         if missing is not None:

@@ -1,11 +1,11 @@
 """Watches over a network: one listening connection for all watches of an engine.
 
-Who watches leaves a row that says so, and writers then send a notification after their commit; as long as nobody
-watches they send none. It is sent in a transaction of its own, because the server lets transactions with
-notifications commit only one after the other. A writer that dies between the two
-leaves its commit without one, so the listener also looks every few seconds whether
-the store has been written to. Where notifications do not arrive (behind a pooler in
-transaction mode, on a standby, for a role that may only read) it looks several times a second.
+Who watches leaves a row that says so, and writers then send a notification after their commit; as
+long as nobody watches they send none. It is sent in a transaction of its own, because the server
+lets transactions with notifications commit only one after the other. A writer that dies between
+the two leaves its commit without one, so the listener also looks every few seconds whether the
+store has been written to. Where notifications do not arrive (behind a pooler in transaction mode,
+on a standby, for a role that may only read) it looks several times a second.
 """
 
 from __future__ import annotations
