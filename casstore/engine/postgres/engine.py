@@ -19,6 +19,7 @@ from casstore.engine.postgres.arrays import Blobs, Ints
 from casstore.engine.postgres.cache import ObjectCache
 from casstore.engine.postgres.collection import PostgresCollection
 from casstore.engine.postgres.connections import Client, Connections
+from casstore.engine.postgres.examination import Examining
 from casstore.engine.postgres.request import TABLE_NUMBERS
 from casstore.engine.postgres.watching import Watching
 from casstore.engine.protocol import (
@@ -50,7 +51,7 @@ def _no_dictionary(number: int) -> bytes:
     raise CorruptionError(f"an object names dictionary {number}, and there are none here")
 
 
-class PostgresEngine:
+class PostgresEngine(Examining):
     """Storage for one store in one schema of a database. Safe to call from many threads."""
 
     def __init__(
