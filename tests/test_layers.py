@@ -23,6 +23,7 @@ LAYERS = (
     ("store", "session", "aio"),
     ("records",),
     ("maintenance",),
+    ("compat",),
     ("adapters", "cli", "viewer", "__main__"),
     ("testing",),
 )
