@@ -17,9 +17,10 @@ from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import Engine
 from casstore.store import Store
 from casstore.testing import ManualClock
+from tests.postgres.engines import engines, postgres_schemas
 from tests.postgres.server import postgres_server, postgres_url, schema
 
-__all__ = ["any_store", "clock", "postgres_server", "postgres_url", "schema"]
+__all__ = ["any_store", "clock", "postgres_schemas", "postgres_server", "postgres_url", "schema"]
 
 
 @pytest.fixture
@@ -28,12 +29,19 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.fixture(params=["memory", "lmdb"])
+@pytest.fixture(params=["memory", "lmdb", "postgres"])
 def any_store(
     request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock
 ) -> Iterator[Store]:
-    """A store on one engine, and then on the other."""
+    """A store on one engine, and then on the others."""
     engine: Engine
+    if request.param == "postgres":
+        with (
+            engines(request.getfixturevalue("postgres_schemas")) as make,
+            Store(make(clock=clock)) as store,
+        ):
+            yield store
+        return
     if request.param == "memory":
         engine = MemoryEngine(clock=clock)
     else:

@@ -83,11 +83,7 @@ class Table:
 
     def find_many(self, keys: Sequence[tuple[str, ...]]) -> list[Record | None]:
         """Records of one moment, in the order asked for."""
-        rows = self._store.engine.get_rows([RowKey(_TABLE, self.keys.key(key)) for key in keys])
-        return [
-            None if row is None else Record(self._store, tuple(key), row)
-            for key, row in zip(keys, rows, strict=True)
-        ]
+        return find_records(self._store, [(self, key) for key in keys])
 
     def scan(
         self, *prefix: str, before: str | None = None, reverse: bool = False, page: int = _PAGE
@@ -100,11 +96,22 @@ class Table:
         stop = past(start) if before is None else self.keys.key((*prefix, before))
         return self._scan(start, stop, reverse, page)
 
-    def scan_starting(self, text: str, *prefix: str) -> Iterator[Record]:
-        """Records whose keys start with ``prefix`` and a text that starts with ``text``."""
+    def scan_starting(
+        self, text: str, *prefix: str, after: str | None = None, page: int = _PAGE
+    ) -> Iterator[Record]:
+        """Records whose keys start with ``prefix`` and a text that starts with ``text``.
+
+        With ``after``, only those whose text is greater.
+        """
         start = self.keys.starting(prefix, text)
-        for record in self._scan(start, past(start), False, _PAGE):
-            if record.key[len(prefix)].startswith(text):
+        stop = past(start)
+        if after is not None:
+            start = max(start, self.keys.starting(prefix, after))
+        if start >= stop:
+            return
+        for record in self._scan(start, stop, False, page):
+            found = record.key[len(prefix)]
+            if found.startswith(text) and (after is None or found > after):
                 yield record
 
     def groups(self, depth: int, *prefix: str) -> Iterator[tuple[str, ...]]:
@@ -137,6 +144,17 @@ class Table:
         return Record(self._store, key, row.value)
 
 
+def find_records(
+    store: Store, places: Sequence[tuple[Table, tuple[str, ...]]]
+) -> list[Record | None]:
+    """Records of several tables, all of one moment, in the order asked for."""
+    rows = store.engine.get_rows([RowKey(_TABLE, table.keys.key(key)) for table, key in places])
+    return [
+        None if row is None else Record(store, tuple(key), row)
+        for (_, key), row in zip(places, rows, strict=True)
+    ]
+
+
 class Draft:
     """Changes to records and the values they link to, for one write."""
 
@@ -155,6 +173,12 @@ class Draft:
     def keep(self, value: Any) -> Link:
         """Store a value with this write; a link to it."""
         return Link(Digest(splitting.split(value, self._writer.emit)))
+
+    def keep_blob(self, content: bytes) -> Link:
+        """Store opaque bytes with this write; a link to them."""
+        if type(content) is not bytes:
+            raise InvalidInputError(f"a blob is made of bytes, not {type(content).__name__}")
+        return Link(Digest(self._writer.emit(Kind.BLOB, content, [])))
 
     def keep_long(self, value: Any, *, least_bytes: int | None = None) -> Any:
         """A link to the value if it is long enough for an object of its own, else itself.
@@ -206,6 +230,13 @@ class Draft:
         """Let the write fail unless the record is this one; None: unless there is none."""
         row = None if record is None else record.row
         self._conditions.append(RowIs(_TABLE, table.keys.key(key), row))
+
+    def also(self, write: Write) -> None:
+        """Let rows of other tables change too, under the conditions given with them."""
+        if write.objects or write.deletes:
+            raise InvalidInputError("what goes along with records are conditions and rows")
+        self._conditions.extend(write.conditions)
+        self._rows.extend(write.rows)
 
     def commit(self) -> None:
         """Write everything at once.

@@ -181,6 +181,16 @@ class Runtime:
             raise RevisionNotFoundError(session, at)
         return found
 
+    def require_kept(self, session: str, state: State) -> None:
+        """Raise if a revision is no longer what was read of it.
+
+        SessionDeletedError or RevisionNotFoundError: then its pieces may have been collected.
+        """
+        key, revision = keys.session_key(session), state.head.revision
+        rows = self.rows(session, [RowKey("history", keys.history(key, revision))])
+        if state.row not in rows:
+            raise RevisionNotFoundError(session, revision)
+
     def _nothing_at(self, session: str, at: object) -> RevisionNotFoundError:
         # Deleted between the two readings, it has lost its history, but says so.
         self.rows(session)

@@ -9,7 +9,8 @@ handed to libpq as they stand.
 from __future__ import annotations
 
 import re
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from casstore.errors import InvalidInputError
@@ -60,7 +61,7 @@ def parse(url: str) -> Address:
         given = parse_qsl(parts.query, keep_blank_values=True)
     except ValueError as exc:
         raise InvalidInputError(f"this is no URL: {exc}") from exc
-    ours = dict([(name, value) for name, value in given if name in _READ])
+    ours = {name: value for name, value in given if name in _READ}
     rest = [(name, value) for name, value in given if name not in _READ]
     query = urlencode(rest, quote_via=quote)
     address = Address(urlunsplit(parts._replace(query=query)))
@@ -94,7 +95,7 @@ def _patience(value: str) -> float:
     return number
 
 
-_READ: Final = {
+_READ: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "schema": ("schema", check_schema),
     "pool": ("pool", _pool),
     "prepare": ("prepare", _YES.__getitem__),

@@ -1,7 +1,8 @@
 """Arrays as PostgreSQL reads them in binary: numbers and byte strings, without a detour by text.
 
-psycopg would look at every item to choose a type for it, and choose another one for small numbers than for
-large ones; each choice is a statement of its own to the server. Here the type is known.
+psycopg would look at every item to choose a type for it, and choose another one for small
+numbers than for large ones; each choice is a statement of its own to the server. Here the type
+is known.
 """
 
 from __future__ import annotations

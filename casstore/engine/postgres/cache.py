@@ -1,8 +1,8 @@
 """Objects kept in memory up to a number of bytes, the least recently used going first.
 
 An object never changes, so what is kept is always true. It may be gone from the store: whoever
-removes objects through this engine removes them here, and a collection by anybody else empties the cache
-when this engine next hears of it.
+removes objects through this engine removes them here, and a collection by anybody else empties
+the cache when this engine next hears of it.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ server's, unless a clock is given, which is for tests.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from psycopg.types.numeric import Int8
 
@@ -17,12 +17,15 @@ from casstore.engine.postgres import request, schema
 from casstore.engine.postgres.address import Address
 from casstore.engine.postgres.arrays import Blobs, Ints
 from casstore.engine.postgres.cache import ObjectCache
+from casstore.engine.postgres.collection import PostgresCollection
 from casstore.engine.postgres.connections import Client, Connections
 from casstore.engine.postgres.examination import Examining
 from casstore.engine.postgres.request import TABLE_NUMBERS
 from casstore.engine.postgres.watching import Watching
 from casstore.engine.protocol import (
+    Collection,
     ObjectInfo,
+    Roots,
     Row,
     RowKey,
     StoredObject,
@@ -109,6 +112,10 @@ class PostgresEngine(Examining):
         self._digests = self.statement(
             "SELECT digest FROM {s}.objects WHERE digest BETWEEN %b AND %b ORDER BY digest LIMIT %b"
         )
+        self._since = self.statement(
+            "SELECT CASE WHEN w.is_called THEN w.last_value - s.writes_collected ELSE 0 END "
+            "FROM {s}.writes w, {s}.state s"
+        )
         self._now = self.statement("SELECT {s}.now_ms()")
         self._flush = self.statement(
             "SELECT set_config('synchronous_commit', 'on', true), pg_current_xact_id()"
@@ -139,9 +146,7 @@ class PostgresEngine(Examining):
         if wanted:
             generation = self.cache.generation
             read = {
-                digest: StoredObject(
-                    kind, self._compressor.inflate(codec, 0, content, size_bytes)
-                )
+                digest: StoredObject(kind, self._compressor.inflate(codec, 0, content, size_bytes))
                 for digest, kind, codec, size_bytes, content in self.connections.fetch(
                     self._get_many, (Blobs(wanted),)
                 )
@@ -183,23 +188,22 @@ class PostgresEngine(Examining):
         generation = self.cache.generation
         token: tuple[bytes, int] | None = None
 
-        def ask(connection: Client) -> tuple[int, int, int | None, bytes, bytes, int, bool, list[int]]:
+        def ask(connection: Client) -> tuple[Any, ...]:
             nonlocal token
             if token is None:
                 connection.number += 1
                 token = (connection.client, connection.number)
             client, number = token
-            given_ms = None if self.clock is None else Int8(self.clock())
             row = connection.execute(
                 self._write,
                 (
-                    Int8(self.store_number), client, Int8(number), given_ms, self._lasting,
+                    Int8(self.store_number), client, Int8(number), self.given_ms(), self._lasting,
                     *made.arguments,
                 ),
                 binary=True,
             ).fetchone()  # fmt: skip
             assert row is not None
-            return row  # type: ignore[no-any-return]
+            return tuple(row)
 
         now_ms, new, failed, actual, missing, epoch, watched, fresh = self.connections.run(ask)
         if missing is not None:
@@ -275,7 +279,24 @@ class PostgresEngine(Examining):
         )  # fmt: skip
         return [Row(*row) for row in found]
 
+    # --- collecting -------------------------------------------------------------------------
+
+    def collection(self, roots: Roots, *, grace_ms: int, dry_run: bool = False) -> Collection:
+        """A collection that keeps what roots reach and what was put within the grace."""
+        self.connections.check()
+        return PostgresCollection(self, roots, grace_ms=grace_ms, dry_run=dry_run)
+
+    def commits_since_collection(self) -> int:
+        """How many writes have changed something since a collection last came to its end."""
+        self.connections.check()
+        [[count]] = self.connections.fetch(self._since)
+        return int(count)
+
     # --- time, watching, ending -------------------------------------------------------------
+
+    def given_ms(self) -> Int8 | None:
+        """What statements are told of the time: nothing, unless a clock was given."""
+        return None if self.clock is None else Int8(self.clock())
 
     def now_ms(self) -> int:
         """The server's clock, in milliseconds since 1970."""

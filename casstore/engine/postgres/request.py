@@ -1,9 +1,9 @@
 """A write as the arguments of one statement: arrays, digests sorted, each key once.
 
-Objects are named by their place in one sorted list of digests, and so are the children they link to:
-the server locks in that order, and all writers alike. Of several changes to a row the last one counts,
-so it is the only one sent. Every key that the write looks at or changes has a lock, by a number that is made
-from it here; two keys that share a number merely wait for each other.
+Objects are named by their place in one sorted list of digests, and so are the children they link
+to: the server locks in that order, and all writers alike. Of several changes to a row the last
+one counts, so it is the only one sent. Every key that the write looks at or changes has a lock, by
+a number that is made from it here; two keys that share a number merely wait for each other.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from casstore.engine.compression import Compressor
 from casstore.engine.postgres.arrays import Blobs, Ints, Longs
 from casstore.engine.protocol import (
     DeleteRow,
+    NewObject,
     ObjectsExist,
-    PutRow,
     RowChange,
     RowIs,
     RowLapsed,
@@ -115,8 +115,10 @@ def _conditions(write: Write) -> tuple[Any, ...]:
         keys.append(condition.key)
         # The third field is what the row is compared with, whatever the condition.
         values.append(condition[2])
-        timed = isinstance(condition, RowLive | RowLapsed)
-        offsets.append(min(condition.offset, _FAR) if timed else 0)
+        if isinstance(condition, RowLive | RowLapsed):
+            offsets.append(min(condition.offset, _FAR))
+        else:
+            offsets.append(0)
     return ops, places, tables, keys, values, offsets
 
 
@@ -124,7 +126,7 @@ class _Objects:
     """The objects of a write, what they link to, and what is asked to be there."""
 
     def __init__(self, write: Write, compressor: Compressor) -> None:
-        given = {}
+        given: dict[bytes, NewObject] = {}
         for item in write.objects:
             # What came first under a digest stays (P2).
             given.setdefault(item.digest, item)

@@ -1,7 +1,7 @@
 """Making a store of a schema, recognising one, and bringing an older one up to date.
 
-Who finds no store makes one under a lock of the whole database, so any number may open it for the first time at
-once. A schema that holds anything else is never taken over.
+Who finds no store makes one under a lock of the whole database, so any number may open it for the
+first time at once. A schema that holds anything else is never taken over.
 """
 
 from __future__ import annotations
@@ -63,9 +63,8 @@ def ready(
         return found
     if found is not None and (found.version > VERSION or readonly):
         raise FormatVersionError(place, found.version, VERSION)
-    if readonly or not create:
-        if found is None:
-            raise StoreNotFoundError(f"no store at {place}; open it once with create=True")
+    if found is None and (readonly or not create):
+        raise StoreNotFoundError(f"no store at {place}; open it once with create=True")
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
         # Others may have been at it while we waited.
@@ -138,10 +137,11 @@ def _upgrade(connection: psycopg.Connection[Any], place: str, schema: str, versi
 
 
 def spelled(text: str, schema: str) -> bytes:
-    """A statement of ours with the schema's name in it; the only thing that is ever put into one."""
-    # The text is a constant of this package.
-    template = sql.SQL(text)  # type: ignore[arg-type]
-    made = template.format(
+    """A statement of ours with the schema's name in it, as an identifier.
+
+    ``text`` is a constant of this package: nothing that was given by anybody becomes SQL.
+    """
+    made = sql.SQL(text).format(
         s=sql.Identifier(schema), touch=sql.Literal(tables.TOUCH_INTERVAL_MS)
     )
     return made.as_bytes(None)

@@ -1,7 +1,7 @@
 """The tables of a store and the functions that change them, as PostgreSQL is told.
 
-    objects     digest → id, kind, links by id, compressed content; when stored, when put again, and the
-                epoch: the newest collection that knows somebody relies on it
+    objects     digest → id, kind, links by id, compressed content; when it was stored, when put
+                again, and its epoch: the newest collection that was told it is relied upon
     rows        (table, key) → value, all of them bytes: no collation, no locale
     clients     for each connection of a client the last write it made, so that none happens twice
     watchers    who wants to be told of writes
@@ -12,8 +12,9 @@
 
 The function ``write`` is the one way in which anything but a sweep changes a store. Locks are taken
 in one order by all: the store (shared), the client, the keys by their number, objects by digest.
-So writers never wait for each other in a circle. Each statement of the function has a snapshot of its
-own, which is why the transaction must be READ COMMITTED: what is read behind a lock is the newest.
+So writers never wait for each other in a circle. Each statement of the function has a snapshot
+of its own, which is why the transaction must be READ COMMITTED: what is read behind a lock is
+the newest.
 """
 
 from __future__ import annotations
@@ -161,8 +162,8 @@ BEGIN
 
     IF cardinality(names) > 0 THEN
         IF failed IS NULL THEN
-            -- Everything relied upon carries the epoch from here on, and no collection of this epoch
-            -- takes it; the next one begins when we are through. Once an epoch for each object.
+            -- Everything relied upon carries the epoch from here on, and no collection of this
+            -- epoch takes it; the next begins when we are through. Once an epoch for each object.
             touch_before_ms := CASE WHEN cardinality(put_kinds) + cardinality(gone_kinds) = 0
                 THEN now_ms - {touch} ELSE -1 END;
             -- {{touch
@@ -263,7 +264,8 @@ BEGIN
         ) found WHERE o.id = found.id;
     END IF;
 
-    IF new_objects + cardinality(put_kinds) + cardinality(gone_kinds) + cardinality(deletes) > 0 THEN
+    IF new_objects + cardinality(put_kinds) + cardinality(gone_kinds) + cardinality(deletes) > 0
+    THEN
         PERFORM nextval('{s}.writes');
         INSERT INTO {s}.clients AS c VALUES (the_client, the_number, now_ms, new_objects)
             ON CONFLICT (client) DO UPDATE SET number = excluded.number,

@@ -1,11 +1,11 @@
 """Watches over a network: one listening connection for all watches of an engine.
 
-Who watches leaves a row that says so, and writers then send a notification after their commit; as long as nobody
-watches they send none. It is sent in a transaction of its own, because the server lets transactions with
-notifications commit only one after the other. A writer that dies between the two
-leaves its commit without one, so the listener also looks every few seconds whether
-the store has been written to. Where notifications do not arrive (behind a pooler in
-transaction mode, on a standby, for a role that may only read) it looks several times a second.
+Who watches leaves a row that says so, and writers then send a notification after their commit; as
+long as nobody watches they send none. It is sent in a transaction of its own, because the server
+lets transactions with notifications commit only one after the other. A writer that dies between
+the two leaves its commit without one, so the listener also looks every few seconds whether the
+store has been written to. Where notifications do not arrive (behind a pooler in transaction mode,
+on a standby, for a role that may only read) it looks several times a second.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class _Listener:
         return self._notified
 
     def _announce(self, connection: Client) -> None:
-        given_ms = self._given_ms()
+        given_ms = self._engine.given_ms()
         connection.execute(self._register, (self._name, Int8(_REGISTERED_MS), given_ms))
         connection.execute(self._forget, (given_ms,))
 
@@ -225,10 +225,6 @@ class _Listener:
             with suppress(CasstoreError), translated(self._engine.address):
                 # If it cannot be taken away it ends by itself.
                 connection.execute(self._unregister, (self._name,))
-
-    def _given_ms(self) -> Int8 | None:
-        clock = self._engine.clock
-        return None if clock is None else Int8(clock())
 
     def _written(self, connection: Client) -> int:
         row = connection.execute(self._count).fetchone()
