@@ -25,7 +25,15 @@ class Blocked:
     """Tells whether a connection waits for another one."""
 
     def __init__(self, engine: PostgresEngine) -> None:
+        self._schema = engine.address.schema
         self._connection = psycopg.connect(engine.address.conninfo, autocommit=True)
+
+    def process(self, *functions: str) -> int | None:
+        """The server's process that runs one of these functions of the store, if any."""
+        names = [f'%"{self._schema}".{function}(%' for function in functions]
+        query = "SELECT pid FROM pg_stat_activity WHERE query LIKE ANY (%s) AND state = 'active'"
+        row = self._connection.execute(query, (names,)).fetchone()
+        return None if row is None else int(row[0])
 
     def __call__(self, pid: int) -> bool:
         query = "SELECT cardinality(pg_blocking_pids(%s)) > 0"
@@ -95,6 +103,15 @@ class OpenTransaction:
     def commit(self) -> None:
         self.result()
         self._connection.commit()
+
+    @property
+    def pid(self) -> int:
+        """The server's process behind it."""
+        return self._connection.info.backend_pid
+
+    def reset(self) -> None:
+        """Forget whatever was done and not committed."""
+        self._connection.rollback()
 
     def close(self) -> None:
         self._connection.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -12,20 +11,14 @@ import pytest
 
 pytest.importorskip("psycopg")
 
-import psycopg
 
 from casstore.engine.postgres import collection as collecting
 from casstore.engine.postgres import tables
 from casstore.engine.postgres.collection import PostgresCollection
-from casstore.engine.postgres.connections import Client
 from casstore.engine.postgres.engine import PostgresEngine
-from casstore.engine.protocol import DeleteRow, ObjectsExist, PutRow, RowIs, Write
-from casstore.errors import BusyError, CollectionOvertakenError, CorruptionError
-from casstore.maintenance import gc
-from casstore.session.data import UNFENCED, Checkpoint, Commit, NodeDraft
-from casstore.store import Store
-from casstore.testing import ManualClock
-from casstore.testing.engine_fixtures import find_row, new_blob, put_objects
+from casstore.engine.protocol import DeleteRow, ObjectsExist, PutRow, Write
+from casstore.errors import CorruptionError
+from casstore.testing.engine_fixtures import find_row, put_objects
 from casstore.testing.engine_threads import TIMEOUT_S, start
 from tests.postgres.engines import Schemas, engines
 from tests.postgres.open_writes import (
@@ -74,7 +67,7 @@ def writer_first(engine: PostgresEngine) -> bool:
         assert writer.write(ADOPT)
         sweeping = start(lambda: collected.sweep(10))
         blocked = Blocked(engine)
-        blocked.settle(sweeping, lambda: sweeper(engine))
+        blocked.settle(sweeping, lambda: blocked.process("sweep"))
         writer.commit()
         sweeping.result(TIMEOUT_S)
         blocked.close()
@@ -97,15 +90,6 @@ def sweep_first(engine: PostgresEngine) -> bool:
         sweeping.commit()
         writer.commit()
     return not engine.missing([A.digest])
-
-
-def sweeper(engine: PostgresEngine) -> int | None:
-    """The server's process that sweeps, if any."""
-    query = "SELECT pid FROM pg_stat_activity WHERE query LIKE %s AND state = 'active'"
-    name = f'%"{engine.address.schema}".sweep(%'
-    with psycopg.connect(engine.address.conninfo) as connection:
-        row = connection.execute(query, (name,)).fetchone()
-    return None if row is None else int(row[0])
 
 
 @pytest.mark.parametrize("story", [writer_first, sweep_first])
@@ -142,7 +126,7 @@ def test_whatever_a_write_relies_on_is_touched(engine: PostgresEngine, write: Wr
         assert writer.write(write)
         sweeping = start(lambda: collected.sweep(10))
         blocked = Blocked(engine)
-        assert not blocked.settle(sweeping, lambda: sweeper(engine))
+        assert not blocked.settle(sweeping, lambda: blocked.process("sweep"))
         writer.commit()
         assert sweeping.result(TIMEOUT_S).objects == 0
         blocked.close()
@@ -171,19 +155,11 @@ def begun_beside_a_writer(engine: PostgresEngine) -> bool:
 
         collecting_ = start(collect)
         blocked = Blocked(engine)
-        blocked.settle(collecting_, lambda: beginner(engine))
+        blocked.settle(collecting_, lambda: blocked.process("begin_collection"))
         writer.commit()
         collecting_.result(TIMEOUT_S)
         blocked.close()
     return not engine.missing([A.digest])
-
-
-def beginner(engine: PostgresEngine) -> int | None:
-    query = "SELECT pid FROM pg_stat_activity WHERE query LIKE %s AND state = 'active'"
-    name = f'%"{engine.address.schema}".begin_collection(%'
-    with psycopg.connect(engine.address.conninfo) as connection:
-        row = connection.execute(query, (name,)).fetchone()
-    return None if row is None else int(row[0])
 
 
 def test_a_collection_begins_when_nobody_is_writing(engine: PostgresEngine) -> None:
@@ -235,8 +211,9 @@ class Actor:
 class Stage:
     """A store with the garbage of the model, and the actors' steps."""
 
-    def __init__(self, engine: PostgresEngine) -> None:
+    def __init__(self, engine: PostgresEngine, writers: list[OpenTransaction]) -> None:
         self.engine = engine
+        self.writers = writers
         self.blocked = Blocked(engine)
 
     def reset(self) -> None:
@@ -256,37 +233,36 @@ class Stage:
         self.reset()
         first = Write(objects=[A, B, C], rows=[PutRow(*FIRST, C.digest)])
         second = Write(objects=[D], rows=[PutRow(*SECOND, D.digest)])
-        with opened(self.engine) as begin:
-            writers = [begin(), begin()]
-            collected = collection(self.engine)
-            steps: list[list[Callable[[], Any]]] = [
-                [self.step(writers[0], first), writers[0].commit],
-                [self.step(writers[1], second), writers[1].commit],
-                self.collector(collected),
-            ]
-            actors = [Actor(each, self.blocked) for each in steps]
-            pids: list[Callable[[], int | None]] = [
-                lambda: writers[0]._connection.info.backend_pid,
-                lambda: writers[1]._connection.info.backend_pid,
-                lambda: sweeper(self.engine) or beginner(self.engine),
-            ]
-            whole = True
-            try:
-                for number in schedule:
-                    actors[number].go(pids[number])
-                    whole = whole and self.is_whole()
-                while not all(actor.is_through for actor in actors):
-                    for actor, pid in zip(actors, pids, strict=True):
-                        actor.go(pid)
-                for actor in actors:
-                    actor.check()
-            except CorruptionError:
-                # The collector itself has found that something reached is missing.
-                whole = False
-            finally:
-                for writer in writers:
-                    writer.close()
-                collected.__exit__(None, None, None)
+        writers = self.writers
+        collected = collection(self.engine)
+        steps: list[list[Callable[[], Any]]] = [
+            [self.step(writers[0], first), writers[0].commit],
+            [self.step(writers[1], second), writers[1].commit],
+            self.collector(collected),
+        ]
+        actors = [Actor(each, self.blocked) for each in steps]
+        pids: list[Callable[[], int | None]] = [
+            lambda: writers[0].pid,
+            lambda: writers[1].pid,
+            lambda: self.blocked.process("sweep", "begin_collection"),
+        ]
+        whole = True
+        try:
+            for number in schedule:
+                actors[number].go(pids[number])
+                whole = whole and self.is_whole()
+            while not all(actor.is_through for actor in actors):
+                for actor, pid in zip(actors, pids, strict=True):
+                    actor.go(pid)
+            for actor in actors:
+                actor.check()
+        except CorruptionError:
+            # The collector itself has found that something reached is missing.
+            whole = False
+        finally:
+            for writer in writers:
+                writer.reset()
+            collected.__exit__(None, None, None)
         return whole and self.is_whole()
 
     @staticmethod
@@ -307,13 +283,14 @@ class Stage:
 
 
 def lost(engine: PostgresEngine, limit: int | None = None) -> int:
-    stage = Stage(engine)
     count = 0
-    for schedule in SCHEDULES:
-        count += not stage.play(schedule)
-        if limit is not None and count >= limit:
-            break
-    stage.blocked.close()
+    with opened(engine) as begin:
+        stage = Stage(engine, [begin(), begin()])
+        for schedule in SCHEDULES:
+            count += not stage.play(schedule)
+            if limit is not None and count >= limit:
+                break
+        stage.blocked.close()
     return count
 
 
