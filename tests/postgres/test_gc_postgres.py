@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -11,14 +12,18 @@ import pytest
 
 pytest.importorskip("psycopg")
 
-
 from casstore.engine.postgres import collection as collecting
 from casstore.engine.postgres import tables
+from casstore.engine.postgres.address import parse
 from casstore.engine.postgres.collection import PostgresCollection
 from casstore.engine.postgres.engine import PostgresEngine
-from casstore.engine.protocol import DeleteRow, ObjectsExist, PutRow, Write
-from casstore.errors import CorruptionError
-from casstore.testing.engine_fixtures import find_row, put_objects
+from casstore.engine.protocol import DeleteRow, ObjectsExist, PutRow, RowIs, Write
+from casstore.errors import BusyError, CollectionOvertakenError, CorruptionError
+from casstore.maintenance import gc
+from casstore.session.data import UNFENCED, Checkpoint, Commit, NodeDraft
+from casstore.store import Store
+from casstore.testing import ManualClock
+from casstore.testing.engine_fixtures import find_row, new_blob, put_objects
 from casstore.testing.engine_threads import TIMEOUT_S, start
 from tests.postgres.engines import Schemas, engines
 from tests.postgres.open_writes import (
@@ -42,8 +47,6 @@ def engine(postgres_schemas: Schemas) -> Iterator[PostgresEngine]:
 @pytest.fixture
 def own_engine(postgres_schemas: Schemas, postgres_url: str) -> Iterator[PostgresEngine]:
     """On a schema that nobody uses again: its functions may be changed."""
-    from casstore.engine.postgres.address import parse
-
     made = PostgresEngine(parse(postgres_url))
     yield made
     made.close()
@@ -322,3 +325,134 @@ def test_without_the_third_rule_something_is_lost(
 
     monkeypatch.setattr(PostgresCollection, "mark", oldest_first)
     assert lost(own_engine, limit=1) == 1
+
+
+# --- at random -----------------------------------------------------------------------------------
+
+LONG = "long " * 800
+
+
+def test_writers_that_store_the_same_again_and_again_never_lose_it(
+    postgres_schemas: Schemas,
+) -> None:
+    """Each on connections of its own, beside a collector that never rests."""
+    with engines(postgres_schemas) as make:
+        made = make()
+        assert isinstance(made, PostgresEngine)
+        stop = threading.Event()
+
+        def write(number: int) -> None:
+            with Store(PostgresEngine(made.address)) as store:
+                for n in range(25):
+                    session = store.session(f"w{number}-{n}")
+                    state = {"shared": LONG, "n": [n % 3, LONG + str(n % 5)]}
+                    session.commit(
+                        Commit(
+                            append=[NodeDraft("a", {"text": LONG})], lease=UNFENCED,
+                            checkpoint=Checkpoint(tool_state=state),
+                        )
+                    )  # fmt: skip
+                    loaded = session.load(hydrate=True)
+                    assert loaded is not None
+                    assert loaded.checkpoint.tool_state == state
+                    store.delete_session(session.id)
+
+        with Store(made) as store:
+
+            def collect() -> int:
+                rounds = 0
+                while not stop.is_set():
+                    report = gc.collect(store, grace_ms=0, batch=7)
+                    assert report.problem is None
+                    rounds += 1
+                return rounds
+
+            collecting_ = start(collect)
+            writing = [start(lambda number=number: write(number)) for number in range(3)]
+            try:
+                for each in writing:
+                    each.result(TIMEOUT_S)
+            finally:
+                stop.set()
+            assert collecting_.result(TIMEOUT_S) > 0
+            gc.collect(store, grace_ms=0)
+            # What deleted sessions leave says only that they are gone.
+            assert made.scan_objects() == []
+
+
+# --- who collects --------------------------------------------------------------------------------
+
+
+def test_a_second_collector_is_refused_until_the_first_is_not_heard_of(
+    postgres_schemas: Schemas, clock: ManualClock
+) -> None:
+    with engines(postgres_schemas) as make:
+        engine = make(clock=clock)
+        assert isinstance(engine, PostgresEngine)
+        put_objects(engine, A, B)
+        first = collection(engine)
+        first.__enter__()
+        first.mark()
+        with pytest.raises(BusyError):
+            collection(engine).__enter__()
+        clock.now_ms += collecting.LEASE_MS
+        with collection(engine) as second:
+            second.mark()
+            with pytest.raises(CollectionOvertakenError):
+                first.sweep(1)
+            assert second.sweep(10).objects == 2
+        first.__exit__(None, None, None)
+        assert engine.scan_objects() == []
+
+
+def test_a_collector_that_dies_leaves_a_store_for_the_next(
+    postgres_schemas: Schemas, clock: ManualClock
+) -> None:
+    with engines(postgres_schemas) as make:
+        engine = make(clock=clock)
+        assert isinstance(engine, PostgresEngine)
+        put_objects(engine, A, B, C)
+        engine.write(Write(rows=[PutRow(*FIRST, A.digest)]))
+        dead = collection(engine)
+        dead.__enter__()
+        dead.mark()
+        dead.sweep(1)
+        clock.now_ms += collecting.LEASE_MS
+        with collection(engine) as next_:
+            report = next_.mark()
+            assert (report.objects_kept, report.objects_unreached) == (1, 1)
+            next_.sweep(10)
+        assert engine.missing([A.digest, B.digest, C.digest]) == [B.digest, C.digest]
+
+
+def test_commits_since_the_last_collection_are_counted(engine: PostgresEngine) -> None:
+    before = engine.commits_since_collection()
+    for n in range(3):
+        put_objects(engine, new_blob(b"%d" % n))
+    engine.write(Write(conditions=[RowIs(*FIRST, None)]))
+    assert engine.commits_since_collection() == before + 3
+    with collection(engine) as collected:
+        collected.mark()
+        assert engine.commits_since_collection() == before + 3
+        while not collected.sweep(1).done:
+            pass
+    assert engine.commits_since_collection() == 0
+
+
+def test_a_collection_elsewhere_empties_the_cache_when_it_is_heard_of(
+    engine: PostgresEngine,
+) -> None:
+    put_objects(engine, A)
+    other = PostgresEngine(engine.address)
+    try:
+        assert other.get_many([A.digest]) != [None]
+        put_objects(other, new_blob(b"knows the epoch"))
+        with collection(engine) as collected:
+            collected.mark()
+            while not collected.sweep(10).done:
+                pass
+        assert engine.get_many([A.digest]) == [None]
+        put_objects(other, new_blob(b"hears of it"))
+        assert other.get_many([A.digest]) == [None]
+    finally:
+        other.close()
