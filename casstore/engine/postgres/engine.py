@@ -7,6 +7,7 @@ server's, unless a clock is given, which is for tests.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import Any, Final
 
 from psycopg.types.numeric import Int8
@@ -43,6 +44,8 @@ from casstore.errors import (
 
 DURABILITIES: Final = ("full", "relaxed", "process")
 _DEFAULT_CACHE_BYTES: Final = 32 << 20
+# For so long the server's time is reckoned from what it said last.
+_HEARD_LATELY_S: Final = 1.0
 # Any number of rows that a caller may ask for fits into eight bytes here.
 _MOST: Final = (1 << 63) - 1
 
@@ -81,6 +84,8 @@ class PostgresEngine(Examining):
         self._lasting = durability == "full"
         self._compressor = Compressor(_no_dictionary)
         self._epoch = 0
+        # What the server's clock said last, and when by ours.
+        self._heard = (0, float("-inf"))
         self._spell()
         self._watching = Watching(self)
         self.connections.open()
@@ -206,6 +211,7 @@ class PostgresEngine(Examining):
             return tuple(row)
 
         now_ms, new, failed, actual, missing, epoch, watched, fresh = self.connections.run(ask)
+        self._heard = (now_ms, monotonic())
         if missing is not None:
             raise ObjectNotFoundError(missing)
         if failed is not None:
@@ -303,7 +309,13 @@ class PostgresEngine(Examining):
         self.connections.check()
         if self.clock is not None:
             return self.clock()
+        heard_ms, heard_s = self._heard
+        elapsed_s = monotonic() - heard_s
+        if elapsed_s < _HEARD_LATELY_S:
+            # It has told us the time a moment ago; what has passed since is the same everywhere.
+            return heard_ms + int(elapsed_s * 1000)
         [[now_ms]] = self.connections.fetch(self._now)
+        self._heard = (int(now_ms), monotonic())
         return int(now_ms)
 
     def watch(self) -> Watch:
