@@ -22,8 +22,9 @@ from casstore.store import Store
 _TABLES = """
     CREATE SCHEMA IF NOT EXISTS bare;
     CREATE TABLE IF NOT EXISTS bare.objects (
-        digest bytea PRIMARY KEY, content bytea STORAGE EXTERNAL NOT NULL
+        digest bytea PRIMARY KEY, content bytea NOT NULL
     );
+    ALTER TABLE bare.objects ALTER COLUMN content SET STORAGE EXTERNAL;
     CREATE TABLE IF NOT EXISTS bare.rows (
         kind text, key bytea, value bytea NOT NULL, PRIMARY KEY (kind, key)
     );

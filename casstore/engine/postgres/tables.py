@@ -37,9 +37,10 @@ CREATE TABLE {s}.objects (
     touched_at_ms bigint NOT NULL,
     epoch bigint NOT NULL,
     children bigint[] NOT NULL,
-    content bytea STORAGE EXTERNAL NOT NULL,
+    content bytea NOT NULL,
     CONSTRAINT objects_by_digest UNIQUE (digest)
 );
+ALTER TABLE {s}.objects ALTER COLUMN content SET STORAGE EXTERNAL;
 
 CREATE TABLE {s}.rows (
     kind smallint NOT NULL,
