@@ -6,15 +6,19 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import pytest
 
 pytest.importorskip("psycopg")
 
+from psycopg.types.numeric import Int8
+
 from casstore.engine.postgres import collection as collecting
 from casstore.engine.postgres import tables
 from casstore.engine.postgres.address import parse
+from casstore.engine.postgres.arrays import Longs
 from casstore.engine.postgres.collection import PostgresCollection
 from casstore.engine.postgres.engine import PostgresEngine
 from casstore.engine.protocol import DeleteRow, ObjectsExist, PutRow, RowIs, Write
@@ -85,8 +89,8 @@ def sweep_first(engine: PostgresEngine) -> bool:
         sweeping, writer = begin(), begin()
         [id_] = collected._unreached
         arguments = (
-            collected._token, engine.given_ms(), collecting.Int8(1000),
-            collecting.Int8(collected._epoch), collecting.Longs([id_]), collecting.Longs(),
+            collected._token, engine.given_ms(), Int8(1000),
+            Int8(collected._epoch), Longs([id_]), Longs(),
         )  # fmt: skip
         assert sweeping.execute(collected._sweep, arguments)
         writer.write(ADOPT)
@@ -368,7 +372,7 @@ def test_writers_that_store_the_same_again_and_again_never_lose_it(
                 return rounds
 
             collecting_ = start(collect)
-            writing = [start(lambda number=number: write(number)) for number in range(3)]
+            writing = [start(partial(write, number)) for number in range(3)]
             try:
                 for each in writing:
                     each.result(TIMEOUT_S)

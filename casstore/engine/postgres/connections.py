@@ -38,8 +38,10 @@ _PREPARE_AFTER: Final = 5
 # How often a write meets others before it gives up; each time somebody else got through.
 _MAX_COLLISIONS: Final = 256
 _LONGEST_PAUSE_S: Final = 0.05
-# Waiting for a connection takes at least this long, however short the patience is.
-_LEAST_WAIT_S: Final = 5.0
+# How long the pool is asked for a connection at a time, and how long it goes on trying to make
+# one: it waits ever longer between attempts, and whoever asks again has it begin anew.
+_ASK_S: Final = 2.0
+_MAKE_S: Final = 5.0
 
 _ADAPTERS: Final = adapters_with_arrays()
 
@@ -78,7 +80,8 @@ class Connections:
             kwargs=self._options(),
             min_size=1,
             max_size=self.address.pool,
-            timeout=max(_LEAST_WAIT_S, self.address.patience_s),
+            timeout=_ASK_S,
+            reconnect_timeout=_MAKE_S,
             open=True,
             name="casstore",
         )
@@ -130,7 +133,7 @@ class Connections:
 
     def run(self, work: Callable[[Client], Answer]) -> Answer:
         """Call ``work`` with a connection; again with another if the first one was lost."""
-        deadline: float | None = None
+        deadline = time.monotonic() + self.address.patience_s
         collisions = 0
         while True:
             self.check()
@@ -141,10 +144,11 @@ class Connections:
             except PoolClosed as exc:
                 raise ClosedError("the engine was closed") from exc
             except PoolTimeout as exc:
-                raise StorageUnavailableError(
-                    f"no connection to {self.address.place} within {self._pool.timeout:.0f} s; "
-                    "is the server there, and are there connections to spare?"
-                ) from exc
+                if time.monotonic() >= deadline:
+                    raise StorageUnavailableError(
+                        f"no connection to {self.address.place} was to be had; is the server "
+                        "there, and has it connections to spare?"
+                    ) from exc
             except psycopg.Error as exc:
                 if self._closed:
                     raise ClosedError("the engine was closed") from exc
@@ -154,9 +158,7 @@ class Connections:
                     continue
                 if not is_away(exc):
                     raise in_our_words(exc, self.address) from exc
-                now = time.monotonic()
-                deadline = now + self.address.patience_s if deadline is None else deadline
-                if now >= deadline:
+                if time.monotonic() >= deadline:
                     raise in_our_words(exc, self.address) from exc
                 time.sleep(random.uniform(0, _LONGEST_PAUSE_S))
 
