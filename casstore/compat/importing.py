@@ -19,6 +19,7 @@ from casstore.store import Store
 #: the store and the file, and ``dry_run`` and ``progress`` by name; gives an ImportReport.
 IMPORTERS: Final[Mapping[str, str]] = {
     "langbot": "casstore.compat.langbot:import_langbot",
+    "power-loop": "casstore.compat.power_loop_import:import_database",
 }
 
 

@@ -4,7 +4,7 @@
     protections     those whose time is up
     marks           older than any plan that could ask for them
     receipts        older than the caller says; else they stay as long as their session
-    deletions       sessions whose deletion was cut short: what they have left
+    deletions       sessions, and threads of runs, whose deletion was cut short: what they have left
     lineages        rows of the node table that no revision needs
     records         those of other systems whose time is up
 
@@ -33,6 +33,7 @@ from casstore.maintenance.policy import DAY_MS
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.retention_execution import MAX_PLAN_AGE_MS
 from casstore.maintenance.unneeded_lineages import sweep_lineages
+from casstore.records.runs import Runs
 from casstore.records.scoped import expiry as scoped
 from casstore.session import catalogue, keys, marks, pins, protection
 from casstore.session.heads import decode_head, head_key
@@ -53,7 +54,7 @@ class ExpiredRows(NamedTuple):
     protections: int
     marks: int
     receipts: int
-    #: Sessions whose deletion was finished.
+    #: Sessions, and threads of runs, whose deletion was finished.
     deletions: int
     lineages: int
     lineage_rows: int
@@ -82,7 +83,7 @@ def expire_rows(
         )
     runtime = Runtime(store)
     expiring = _Expiring(runtime, progress)
-    finished = _finish_deletions(runtime)
+    finished = _finish_deletions(runtime) + Runs(store).finish_deletions()
     removed_pins = expiring.remove("pins", (b"", None), expiring.pin)
     removed_protections = expiring.remove("retention", keys.all_protections(), expiring.protection)
     removed_marks = expiring.remove("retention", keys.all_marks(), expiring.mark)

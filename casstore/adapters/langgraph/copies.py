@@ -17,6 +17,7 @@ _ATOMS: Final = frozenset((str, int, bool, bytes, type(None), float))
 _CONTAINERS: Final = frozenset((dict, list))
 # What can be nested, and deeper than that need not be quick.
 _MAX_DEPTH: Final = 32
+_set: Final = object.__setattr__
 
 
 class Original:
@@ -26,7 +27,7 @@ class Original:
 
     def __init__(self, message: Any) -> None:
         self._message = message
-        self._kind = type(message)
+        self._kind: Any = type(message)
         fields = self._fields = message.__dict__
         self._names = [*fields]
         self._types = [*map(type, fields.values())]
@@ -36,14 +37,17 @@ class Original:
 
     def copy(self) -> Any:
         """A new object like this one."""
-        new = self._message.__copy__()
-        fields = new.__dict__
+        fields = self._fields.copy()
         for name in self._containers:
             value = fields[name]
             # Most are empty.
             fields[name] = _copy_plain(value) if value else type(value)()
-        if self._extra:
-            new.__pydantic_extra__.update(_copy_plain(self._extra))
+        # As a model's own copying does it, with what nobody shares.
+        new = self._kind.__new__(self._kind)
+        _set(new, "__dict__", fields)
+        _set(new, "__pydantic_extra__", _copy_plain(self._extra))
+        _set(new, "__pydantic_fields_set__", self._message.__pydantic_fields_set__.copy())
+        _set(new, "__pydantic_private__", None)
         return new
 
     def is_same(self, other: Any) -> bool:
