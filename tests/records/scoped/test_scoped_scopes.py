@@ -291,6 +291,16 @@ def test_what_has_expired_makes_room(store: Store, clock: Clock) -> None:
     assert scope.list_keys().keys == ["b", "c", "d"]
 
 
+def test_what_makes_room_for_itself_is_counted_once(store: Store, clock: Clock) -> None:
+    scope = actor_scope(store, Quota(max_bytes=30))
+    for key in ("a", "b"):
+        scope.put(key, "x" * 10, ttl_ms=10)
+    clock.move(10)
+    scope.put("a", "x" * 25)
+    assert scope.usage() == (1, 28)
+    assert scope.list_keys().keys == ["a"]
+
+
 @pytest.mark.parametrize("quota", [Quota(max_keys=5), Quota(max_bytes=5 * len("k00") + 5)])
 def test_a_quota_holds_with_many_writers(store: Store, quota: Quota) -> None:
     barrier = threading.Barrier(6)
@@ -367,6 +377,18 @@ def test_listings_are_those_of_a_sorted_dict(
             if cursor is None:
                 break
         assert listed == wanted
+
+
+def test_long_keys_that_begin_alike_are_listed_in_order(store: Store) -> None:
+    scope = actor_scope(store)
+    names = [f"{'x' * 140}{n * 7919 % 30:02}{'y' * (n % 2 * 90)}" for n in range(30)]
+    for name in names:
+        scope.put(name, 1)
+    listed: list[str] = []
+    for _ in range(8):
+        listed += scope.list_keys("x", limit=4, after=listed[-1] if listed else None).keys
+    assert listed == sorted(names)
+    assert scope.list_keys("x" * 140 + "1").keys == [n for n in listed if n[140] == "1"]
 
 
 # --- snapshots at one moment --------------------------------------------------------------------
