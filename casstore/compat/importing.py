@@ -17,7 +17,7 @@ from casstore.store import Store
 
 #: Whose databases can be moved, and the function (``Import``) that moves one, as ``module:name``.
 IMPORTERS: Final[Mapping[str, str]] = {
-    "langbot": "casstore.compat.langbot:import_langbot",
+    "langbot": "casstore.compat.langbot:import_database",
     "power-loop": "casstore.compat.power_loop_import:import_database",
 }
 

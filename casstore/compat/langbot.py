@@ -41,7 +41,7 @@ _UNREADABLE: Final = "unreadable"
 _SUPERSEDED: Final = "superseded"
 
 
-def import_langbot(
+def import_database(
     store: Store,
     file: str | os.PathLike[str],
     *,
@@ -61,7 +61,9 @@ def import_langbot(
         adoption = Adoption(store)
         fates = _fates(rows, progress)
         parts: list[Part] = [_Resets(rows, adoption), _Values(rows, adoption, fates[None])]
-        parts += [_Left(why, fates[why]) for why in (_EMPTY, _UNREADABLE, _SUPERSEDED)]
+        parts += [
+            _Left(why, fates[why]) for why in (_EMPTY, _UNREADABLE, _SUPERSEDED) if fates[why]
+        ]
         return move(source, store, parts, dry_run=dry_run, progress=progress)
 
 

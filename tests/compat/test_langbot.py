@@ -13,7 +13,7 @@ import pytest
 
 from casstore.compat import langbot
 from casstore.compat.importing import IMPORTERS, ImportReport
-from casstore.compat.langbot import import_langbot
+from casstore.compat.langbot import import_database
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
 from casstore.errors import ConflictError, ForeignStoreError, InvalidInputError
@@ -111,7 +111,7 @@ def fill(source: Source, number: int = 30) -> dict[str, dict[str, Any]]:
 
 def test_every_value_moves_with_its_times_and_context(store: Store, source: Source) -> None:
     told = fill(source)
-    report = import_langbot(store, source.path)
+    report = import_database(store, source.path)
     assert counts(report) == {"values": (30, 30)}
     states = ScopedState(store)
     seen = states.snapshot(HERE, ALL)
@@ -135,11 +135,11 @@ def test_a_dry_run_tells_the_same_and_writes_nothing(store: Store, source: Sourc
     fill(source)
     source.add_reset("g1")
     source.add("actor", "empty", None)
-    report = import_langbot(store, source.path, dry_run=True)
+    report = import_database(store, source.path, dry_run=True)
     assert counts(report) == {"resets": (1, 1), "values": (30, 30), "without value": (1, 0)}
     assert report.dry_run
     assert store.engine.scan_rows("records") == []
-    assert counts(import_langbot(store, source.path)) == counts(report)
+    assert counts(import_database(store, source.path)) == counts(report)
 
 
 def test_repeated_it_does_nothing_and_stopped_it_goes_on(
@@ -156,11 +156,13 @@ def test_repeated_it_does_nothing_and_stopped_it_goes_on(
             raise Stop
 
     with pytest.raises(Stop):
-        import_langbot(store, source.path, progress=stop)
+        import_database(store, source.path, progress=stop)
     steps: list[Step] = []
-    assert counts(import_langbot(store, source.path, progress=steps.append)) == {"values": (30, 16)}
+    assert counts(import_database(store, source.path, progress=steps.append)) == {
+        "values": (30, 16)
+    }
     assert {step.phase for step in steps} == {"look", "copy", "verify"}
-    assert counts(import_langbot(store, source.path)) == {"values": (30, 0)}
+    assert counts(import_database(store, source.path)) == {"values": (30, 0)}
     states = ScopedState(store)
     assert {scope: states.scope(HERE, scope, ALL).usage().keys for scope in SCOPES} == {
         scope: len(values) for scope, values in told.items()
@@ -178,41 +180,41 @@ def test_what_the_store_has_otherwise_ends_it(
     store: Store, source: Source, column: str, other: str
 ) -> None:
     source.add("runner", "k", "[1]")
-    import_langbot(store, source.path)
+    import_database(store, source.path)
     before = store.engine.scan_rows("records")
     source.run(f"UPDATE runner_state SET {column} = ?", (other,))
     with pytest.raises(ConflictError, match="'k'"):
-        import_langbot(store, source.path)
+        import_database(store, source.path)
     assert store.engine.scan_rows("records") == before
 
 
 def test_migration__both_tables_with_rows_are_refused(store: Store, source: Source) -> None:
     source.create("agent_runner_state")
     source.add("runner", "new", "1")
-    import_langbot(store, source.path, dry_run=True)
+    import_database(store, source.path, dry_run=True)
     source.add("runner", "old", "2", table="agent_runner_state")
     with pytest.raises(ConflictError, match="agent_runner_state"):
-        import_langbot(store, source.path)
+        import_database(store, source.path)
     assert store.engine.scan_rows("records") == []
     source.run("DELETE FROM runner_state")
-    import_langbot(store, source.path)
+    import_database(store, source.path)
     assert ScopedState(store).snapshot(HERE, ALL)["runner"] == {"old": 2}
 
 
 def test_migration__the_old_table_alone_is_as_good(store: Store, tmp_path: Path) -> None:
     source = Source(tmp_path / "old.db", "agent_runner_state")
     source.add("runner", "k", "1", table="agent_runner_state")
-    assert counts(import_langbot(store, source.path)) == {"values": (1, 1)}
+    assert counts(import_database(store, source.path)) == {"values": (1, 1)}
 
 
 def test_a_database_of_somebody_else_is_refused(store: Store, tmp_path: Path) -> None:
     source = Source(tmp_path / "other.db")
     source.run("CREATE TABLE bots (id INTEGER)")
     with pytest.raises(ForeignStoreError, match="runner_state"):
-        import_langbot(store, source.path)
+        import_database(store, source.path)
     source.run("CREATE TABLE runner_state (id INTEGER, scope TEXT)")
     with pytest.raises(ForeignStoreError, match="column"):
-        import_langbot(store, source.path)
+        import_database(store, source.path)
 
 
 JOINED = [
@@ -234,7 +236,7 @@ def test_old_keys__the_columns_say_where_a_row_belongs(
     store: Store, source: Source, scope: str, context: Context, key: str
 ) -> None:
     source.add(scope, "k", "7", context, key=key)
-    assert counts(import_langbot(store, source.path)) == {"values": (1, 1)}
+    assert counts(import_database(store, source.path)) == {"values": (1, 1)}
     found = ScopedState(store).scope(context, scope, ALL).find("k")
     assert found is not None
     assert found.value == 7
@@ -245,10 +247,10 @@ def test_old_keys__a_row_of_the_later_kind_is_the_one_in_use(store: Store, sourc
         source.add(scope, "k", '"old"', context, key=key)
         source.add(scope, "alone", '"old"', context, key=key)
         source.add(scope, "k", '"new"', context)
-    report = import_langbot(store, source.path)
+    report = import_database(store, source.path)
     assert counts(report) == {"values": (6, 6), "superseded": (3, 0)}
     assert ScopedState(store).snapshot(HERE)["actor"] == {"k": "new", "alone": "old"}
-    assert counts(import_langbot(store, source.path)) == {"values": (6, 0), "superseded": (3, 0)}
+    assert counts(import_database(store, source.path)) == {"values": (6, 0), "superseded": (3, 0)}
 
 
 def test_old_keys__an_alias_is_the_key_it_stands_for(store: Store, source: Source) -> None:
@@ -256,7 +258,7 @@ def test_old_keys__an_alias_is_the_key_it_stands_for(store: Store, source: Sourc
     source.add("conversation", "conversation_id", '"alias"')
     source.add("conversation", "external.conversation_id", '"real"')
     source.add("conversation", "conversation_id", '"alias"', talk)
-    assert counts(import_langbot(store, source.path)) == {"values": (2, 2), "superseded": (1, 0)}
+    assert counts(import_database(store, source.path)) == {"values": (2, 2), "superseded": (1, 0)}
     states = ScopedState(store)
     key = "external.conversation_id"
     assert states.snapshot(HERE)["conversation"] == {key: "real"}
@@ -270,7 +272,7 @@ def test_resets_move_and_what_came_after_them_is_seen(store: Store, source: Sour
     source.add("conversation", "k", "2", HERE._replace(thread_id="th"))
     source.add("conversation", "k", "3", other)
     source.add("actor", "k", "4")
-    assert counts(import_langbot(store, source.path)) == {"resets": (1, 1), "values": (4, 4)}
+    assert counts(import_database(store, source.path)) == {"resets": (1, 1), "values": (4, 4)}
     states = ScopedState(store)
     talk: dict[str, Any] = {"workspace_id": "w1", "bot_id": "b1", "conversation_id": "talk"}
     latest = states.generation(**talk)
@@ -283,14 +285,14 @@ def test_resets_move_and_what_came_after_them_is_seen(store: Store, source: Sour
     # Reset once more here, what moved is history, and importing again changes nothing.
     states.reset(**talk)
     assert "k" not in states.snapshot(HERE)["conversation"]
-    assert counts(import_langbot(store, source.path)) == {"resets": (1, 0), "values": (4, 0)}
+    assert counts(import_database(store, source.path)) == {"resets": (1, 0), "values": (4, 0)}
 
 
 def test_a_conversation_reset_here_is_not_mistaken_for_theirs(store: Store, source: Source) -> None:
     ScopedState(store).reset(workspace_id="w1", bot_id="b1", conversation_id="talk")
     source.add_reset("g1")
     with pytest.raises(ConflictError, match="talk"):
-        import_langbot(store, source.path)
+        import_database(store, source.path)
 
 
 @pytest.mark.parametrize("text", ["{", "[1", "nul", "'x'", "{'a': 1}"])
@@ -301,7 +303,7 @@ def test_what_langbot_cannot_read_stays_behind_and_is_told(
     source.add("actor", "null", None)
     source.add("actor", "blank", "")
     source.add("actor", "good", "null")
-    report = import_langbot(store, source.path)
+    report = import_database(store, source.path)
     assert counts(report) == {"values": (1, 1), "without value": (2, 0), "unreadable": (1, 0)}
     assert ScopedState(store).snapshot(HERE)["actor"] == {"good": None}
 
@@ -335,7 +337,7 @@ def test_a_row_that_cannot_be_right_is_named_and_nothing_moves(
     for column, value in changed.items():
         source.run(f"UPDATE runner_state SET {column} = ?", (value,))
     with pytest.raises(InvalidInputError, match=why) as refused:
-        import_langbot(store, source.path)
+        import_database(store, source.path)
     assert "row 1 of runner_state" in str(refused.value)
     assert store.engine.scan_rows("records") == []
 
@@ -347,7 +349,7 @@ def test_a_reset_that_cannot_be_right_is_named(
     source.add_reset("g1")
     source.run("UPDATE runner_state SET value_json = ?", (value,))
     with pytest.raises(InvalidInputError, match="row 1"):
-        import_langbot(store, source.path)
+        import_database(store, source.path)
 
 
 def test_long_values_move_a_few_at_a_time(
@@ -357,11 +359,11 @@ def test_long_values_move_a_few_at_a_time(
     for n in range(6):
         source.add("runner", f"k{n}", json.dumps(f"{n}" * 6000))
     steps: list[Step] = []
-    import_langbot(store, source.path, progress=steps.append)
+    import_database(store, source.path, progress=steps.append)
     assert [step.done for step in steps if step.phase == "copy"] == [2, 4, 6]
     assert ScopedState(store).scope(HERE, "runner", ALL).usage().keys == 6
 
 
 def test_the_command_line_finds_the_importer() -> None:
     module, _, name = IMPORTERS["langbot"].partition(":")
-    assert (module, name) == (langbot.__name__, import_langbot.__name__)
+    assert (module, name) == (langbot.__name__, import_database.__name__)
