@@ -448,6 +448,9 @@ def test_a_snapshot_of_too_much_is_refused(store: Store) -> None:
     with pytest.raises(LimitError):
         states.snapshot(HERE, max_bytes=1000)
     assert len(states.snapshot(HERE, prefix="k1", max_bytes=20_000)["actor"]) == 11
+    # The keys take room as well, wanted or not.
+    with pytest.raises(LimitError):
+        states.snapshot(HERE, prefix="none", max_bytes=1000)
 
 
 # --- what rows link to ----------------------------------------------------------------------------
