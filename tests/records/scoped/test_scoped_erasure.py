@@ -188,8 +188,14 @@ def test_scoped_state_goes_with_the_sessions_about_a_subject(store: Store) -> No
         states.scope(context, "actor").put("k", [context.actor_id, "y" * 3000])
         states.begin_run(f"run of {context.actor_id}", context, caller="me")
     provider = ActorErasure()
+    assert isinstance(provider, erasure.RecordProvider)
     plan = erasure.plan(store, "ann", providers=[provider])
     assert len(plan.records["scoped-state"]) == 2
+    # What bob has put shares its text with what ann has; her own rows are no sharers.
+    bobs = states.scope(BOB, "actor").key
+    assert [one.name for one in plan.sharing.sharers] == [
+        f"record scoped.values {bobs} / 0000000000 / k"
+    ]
     again = erasure.ErasurePlan.from_json(plan.to_json())
     with pytest.raises(InvalidInputError):
         erasure.execute(store, again)
