@@ -17,7 +17,9 @@ from casstore.store import Store
 
 #: Whose databases can be moved: the function that moves one, as ``module:name``. Called with
 #: the store and the file, and ``dry_run`` and ``progress`` by name; gives an ImportReport.
-IMPORTERS: Final[Mapping[str, str]] = {}
+IMPORTERS: Final[Mapping[str, str]] = {
+    "morrow": "casstore.compat.agent_state_import:import_agent_state",
+}
 
 
 class Part(Protocol):
