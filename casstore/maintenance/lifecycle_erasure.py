@@ -69,13 +69,13 @@ class LifecycleErasure:
     def rows(self, store: Store, found: Sequence[str]) -> Iterator[bytes]:
         """The keys of the rows that these records have."""
         life = self._open(store)
-        for ref in _rows_of(found):
+        for ref in records_of(found):
             for table, key in (life.tables.payload(ref), life.tables.note(ref)):
                 yield table.keys.key(key)
 
     def roots(self, store: Store, found: Sequence[str]) -> Iterator[bytes]:
         """The digests that these records keep alive."""
-        for _, row, noted in _read(self._open(store), _rows_of(found)):
+        for _, row, noted in _read(self._open(store), records_of(found)):
             for record in (row, noted):
                 yield from () if record is None else row_links(record.row)
 
@@ -84,7 +84,7 @@ class LifecycleErasure:
         life = self._open(store)
         kept = [
             Staying(self.name, str(each.ref), _reason(each.stays))
-            for each in explain(life, _rows_of(found))
+            for each in explain(life, records_of(found))
             if each.stays is not None
         ]
         people = {ref.owner for ref in map(Ref.from_text, found) if ref.kind in (PERSON, USER)}
@@ -94,7 +94,7 @@ class LifecycleErasure:
     def to_tell(self, store: Store, found: Sequence[str]) -> list[str]:
         """Who was given any of these that may go."""
         told: set[str] = set()
-        for each in explain(self._open(store), _rows_of(found)):
+        for each in explain(self._open(store), records_of(found)):
             if each.stays is None and each.note is not None:
                 told.update(each.note.processors)
         return sorted(told)
@@ -167,7 +167,8 @@ def _doomed(life: Lifecycles, user: str) -> list[str]:
     return [record.key[0] for record in life.tables.doomed.scan_starting(f"{user}.")]
 
 
-def _rows_of(found: Sequence[str]) -> list[Ref]:
+def records_of(found: Sequence[str]) -> list[Ref]:
+    """The single records among what ``find`` gave: not users and sessions as wholes."""
     return [ref for ref in map(Ref.from_text, found) if ref.kind in ROWS]
 
 
