@@ -24,6 +24,7 @@ from casstore.errors import (
     StorageError,
 )
 from casstore.format.canonical import Link
+from casstore.format.digest import subject_hash
 from casstore.maintenance import backup, compact, erasure, gc
 from casstore.maintenance.lifecycle_erasure import LifecycleErasure
 from casstore.records.lifecycles import Annotation, FileKeys, Hold, Lifecycles, Seal
@@ -37,6 +38,14 @@ encryption = pytest.importorskip(
     reason="needs the extra: pip install 'casstore[sealing]'",
     exc_type=ImportError,
 )
+
+GOLDEN = (
+    "0175cdc6e8429af6fc1808f7f0fda8c162d3774d051cad13484587d7266d3a790108c0bc996dcc91"
+    "d4bd2617bdbfe476e92d8c8b670d5d5fe3ab8fc8bc1e202e553f37ea7f075e662794bed6a9ad5af4"
+    "07e22f265302e3194b77ac0ccf"
+)
+GOLDEN_ANNA = "4d526835115ceb262e3b7dac44ac91bcb7c73d32ec2e0bc3317e67d126822c90"
+GOLDEN_SECRET_ANNA = "89d83c17919172a744b988e7371781a90f2f64d919257314ac500b24a6df9f3f"
 
 SMALL, LONG = "CANARY-SMALL", "CANARY-LONG " + "secret " * 400
 
@@ -177,6 +186,17 @@ def test_every_changed_byte_is_noticed(keys: FileKeys) -> None:
     for cut in (b"", sealed[:1], sealed[:13], sealed[:-1], None, "text"):
         with pytest.raises(CorruptionError):
             encryption.open_sealed(keys, place, cut)
+
+
+def test_what_was_encrypted_once_opens_for_ever(tmp_path: Path) -> None:
+    keys = FileKeys(tmp_path / "keys")
+    (tmp_path / "keys" / "aa.bb.key").write_text("07" * 32 + "\n")
+    (tmp_path / "keys" / "aa.bb.key").chmod(0o600)
+    place = encryption.Place("aa.bb", "aa", "name")
+    assert encryption.open_sealed(keys, place, bytes.fromhex(GOLDEN)) == {"text": "golden", "n": 1}
+    # And a name is hashed as it was.
+    assert subject_hash(b"", b"anna").hex() == GOLDEN_ANNA
+    assert subject_hash(b"secret", b"anna").hex() == GOLDEN_SECRET_ANNA
 
 
 def test_what_cannot_be_encrypted_is_refused(
