@@ -43,6 +43,7 @@ from casstore.records.rows import Record
 from casstore.store import Store
 
 _PAGE: Final = 100
+_PAGE_BYTES: Final = 4 << 20
 _TABLES: Final = {
     "checkpoints": ("id", "session_id", "label", "payload", "created_at"),
     "user_data": ("user_id", "key", "value", "created_at"),
@@ -86,21 +87,24 @@ class _Rows:
         self._source = source
         self._life = life
         self._table = table
-        self._query = (
-            f"SELECT rowid, {', '.join(_TABLES[table])} FROM {table} "
-            f"WHERE rowid > ? ORDER BY rowid LIMIT {_PAGE}"
-        )
+        self._query = f"SELECT {', '.join(_TABLES[table])} FROM {table} ORDER BY rowid"
 
     def count(self) -> int:
         """How many there are."""
         return int(next(self._source.ask(f"SELECT count(*) FROM {self._table}"))[0])
 
     def raw_pages(self) -> Iterator[list[tuple[Any, ...]]]:
-        """All rows, each with its number in the table."""
-        after = -(1 << 63)
-        while page := list(self._source.ask(self._query, (after,))):
+        """All rows, as many at a time as one write should hold."""
+        page: list[tuple[Any, ...]] = []
+        room = _PAGE_BYTES
+        for row in self._source.ask(self._query):
+            page.append(row)
+            room -= sum([len(each) for each in row if isinstance(each, str | bytes)])
+            if len(page) == _PAGE or room <= 0:
+                yield page
+                page, room = [], _PAGE_BYTES
+        if page:
             yield page
-            after = page[-1][0]
 
     def text(self, value: Any, what: str) -> str:
         """A text of the source."""
@@ -142,7 +146,7 @@ class _Checkpoints(_Rows):
     def pages(self) -> Iterator[Sequence[NewCheckpoint]]:
         """All of them in order."""
         for page in self.raw_pages():
-            yield [self._entry(*row[1:]) for row in page]
+            yield [self._entry(*row) for row in page]
 
     def _entry(
         self, checkpoint: Any, session: Any, label: Any, payload: Any, created_at: Any
@@ -213,7 +217,7 @@ class _UserData(_Rows):
     def pages(self) -> Iterator[Sequence[NewValue]]:
         """All of them in order."""
         for page in self.raw_pages():
-            yield [self._entry(*row[1:]) for row in page]
+            yield [self._entry(*row) for row in page]
 
     def _entry(self, user: Any, key: Any, value: Any, created_at: Any) -> NewValue:
         name = self.text(key, "a key of user data")

@@ -283,6 +283,9 @@ def test_databases_move_over_and_nothing_is_lost(store: Store, tmp_path: Path) -
     assert (other["big"], other["nan"] == other["nan"]) == (1 << 70, False)
     users = UserStore(store=store)
     assert users.get("anna", "tags") == ["a", {"b": None}]
+    # What is deleted is forgotten, where it came from as well.
+    Lifecycles(store).delete_session("s2")
+    assert import_agent_state(store, first).imported == 1
     # It goes on from there.
     session.set_working("n", 3)
     session.checkpoint("draft")
@@ -314,6 +317,16 @@ def test_a_stopped_import_goes_on_where_it_was(store: Store, tmp_path: Path) -> 
     assert import_agent_state(store, file).parts == (PartReport("checkpoints", 250, 150),)
     found = [entry["created_at"] for entry in AgentSession("s1", store=store).list_checkpoints()]
     assert found == [float(n) for n in range(250) if n % 3 == 1]
+
+
+def test_large_rows_are_moved_few_at_a_time(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("casstore.compat.agent_state_import._PAGE_BYTES", 1000)
+    rows = [("u", f"k{n}", json.dumps("x" * 600), float(n)) for n in range(5)]
+    told: list[Step] = []
+    import_agent_state(store, database(tmp_path / "a.db", None, rows), progress=told.append)
+    assert [step.done for step in told if step.phase == "copy"] == [2, 4, 5]
 
 
 def test_what_the_store_has_otherwise_ends_the_import(store: Store, tmp_path: Path) -> None:

@@ -127,7 +127,8 @@ class AgentSession:
         for index in self._tables.labels.scan(self.id, label, reverse=True, page=1):
             record = self._tables.checkpoints.find(self.id, index.key[2])
             # None: it was removed between the two reads, and the one before is the newest.
-            return self.find_checkpoint(label) if record is None else self._read(record)
+            if record is not None:
+                return self._read(record)
         return None
 
     def get_checkpoint(self, number: int) -> Checkpoint:
@@ -327,8 +328,10 @@ def drop_checkpoint(
     change: Change, tables: Tables, ref: Ref, row: Record, note: Note | None
 ) -> None:
     """Remove a checkpoint that nothing speaks for."""
+    info = info_of(row)
     change.delete(tables.payload(ref))
-    change.delete(_label(tables, info_of(row)))
+    change.delete(_label(tables, info))
+    change.delete((tables.imported, (info.id,)))
     put_note(change, tables, ref, note, None)
 
 
