@@ -142,6 +142,15 @@ def test_derivation_is_followed_through_what_stays_and_through_circles(life: Lif
     assert [record.ref for record in life.records.list("c")] == [first]
 
 
+def test_derivation_is_followed_though_its_source_came_to_be_about_somebody_later(
+    life: Lifecycles,
+) -> None:
+    source = life.records.put("c", "source", 1, Annotation(["process"]))
+    derived = life.records.put("c", "derived", 1, Annotation(["process"], sources=[source]))
+    life.records.put("c", "source", 1, Annotation(["process"], ["anna"]))
+    assert find_refs(life, "anna") == [derived, source]
+
+
 def test_what_was_derived_is_found_though_its_source_was_swept(
     life: Lifecycles, clock: Clock
 ) -> None:

@@ -255,6 +255,23 @@ def test_a_value_that_is_added_during_an_erasure_goes_with_it(either: Lifecycles
     assert life.users.get("anna", "next") == 3
 
 
+def test_a_value_that_takes_the_place_of_another_during_an_erasure_goes_with_it(
+    either: Lifecycles,
+) -> None:
+    # The count of the user's values is then as it was.
+    life = either
+    life.users.put("anna", "a", 1)
+    life.users.put("anna", "b", 1)
+
+    def exchange() -> None:
+        life.users.delete("anna", "b")
+        life.users.put("anna", "c", 2)
+
+    other = Lifecycles(interrupted(life.store, before=exchange), keys=life._rows.keys)
+    assert other.users.erase("anna").deleted == 2
+    assert list(life.users.names("anna")) == []
+
+
 def test_a_value_that_is_written_during_an_erasure_is_under_a_live_key(either: Lifecycles) -> None:
     life = either
     life.users.put("anna", "old", 1)
