@@ -316,6 +316,37 @@ def test_keys_that_a_write_did_not_need_are_destroyed(locked: Lifecycles, tmp_pa
     assert len(names(tmp_path / "keys", ".destroyed")) == 1
 
 
+class Interrupted(FileKeys):
+    """A key store on the way to which somebody else gets in between, once."""
+
+    between: Callable[[], Any] | None = None
+
+    def get(self, name: str) -> bytes:
+        between, self.between = self.between, None
+        if between is not None:
+            between()
+        return super().get(name)
+
+
+def test_a_key_that_is_destroyed_on_the_way_to_it_is_looked_for_anew(
+    locked: Lifecycles, tmp_path: Path
+) -> None:
+    keys = Interrupted(tmp_path / "keys")
+    other = Lifecycles(locked.store, keys=keys)
+    locked.users.put("anna", "x", 1)
+    keys.between = lambda: locked.users.erase("anna")
+    other.users.put("anna", "x", 2)
+    assert locked.users.get("anna", "x") == 2
+    keys.between = lambda: locked.users.erase("anna")
+    assert other.users.get("anna", "x", "gone") == "gone"
+    locked.users.put("anna", "x", 3)
+    keys.between = lambda: (locked.users.erase("anna"), locked.users.put("anna", "x", 4))
+    assert other.users.get("anna", "x") == 4
+    keys.between = lambda: locked.users.erase("anna")
+    with pytest.raises(LookupError, match="no user"):
+        other.hold(other.users.ref("anna", "x"), Hold("law", 2**42))
+
+
 # --- keys in files ----------------------------------------------------------------------------
 
 
