@@ -86,14 +86,21 @@ class Table:
         return find_records(self._store, [(self, key) for key in keys])
 
     def scan(
-        self, *prefix: str, before: str | None = None, reverse: bool = False, page: int = _PAGE
+        self,
+        *prefix: str,
+        after: str | None = None,
+        before: str | None = None,
+        reverse: bool = False,
+        page: int = _PAGE,
     ) -> Iterator[Record]:
         """Records whose keys start with ``prefix``, in order; each page is of its own moment.
 
-        With ``before``, only those whose next text is less.
+        With ``before``, only those whose next text is less; with ``after``, greater.
         """
         start = self.keys.key(prefix)
         stop = past(start) if before is None else self.keys.key((*prefix, before))
+        if after is not None:
+            start = past(self.keys.key((*prefix, after)))
         return self._scan(start, stop, reverse, page)
 
     def scan_starting(

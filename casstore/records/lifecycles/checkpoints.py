@@ -136,7 +136,7 @@ class AgentSession:
         ref = checkpoint_ref(self.id, number)
         record = self._tables.checkpoints.find(ref.owner, ref.name)
         if record is None:
-            raise RecordNotFoundError(str(ref))
+            raise RecordNotFoundError("record", str(ref))
         return self._read(record)
 
     def checkpoints(self) -> Iterator[CheckpointInfo]:

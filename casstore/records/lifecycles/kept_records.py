@@ -82,7 +82,7 @@ class KeptRecords:
         if record is not None:
             return read_content(self._tables.store, fields(record))
         if default is _MISSING:
-            raise RecordNotFoundError(str(ref))
+            raise RecordNotFoundError("record", str(ref))
         return default
 
     def list(self, collection: str) -> Iterator[KeptRecord]:

@@ -156,7 +156,7 @@ class Lifecycles:
         """What is said of a record, if anything; RecordNotFoundError if there is no record."""
         row, noted = self.tables.find([self._row(ref), self.tables.note(ref)])
         if row is None:
-            raise RecordNotFoundError(str(ref))
+            raise RecordNotFoundError("record", str(ref))
         return note_of(noted)
 
     def hold(self, ref: Ref, hold: Hold) -> None:
@@ -231,7 +231,7 @@ class Lifecycles:
             fresh.begin()
             row, noted, *whose = change.read([self._row(ref), tables.note(ref)], owner)
             if row is None:
-                raise RecordNotFoundError(str(ref))
+                raise RecordNotFoundError("record", str(ref))
             now_ms, before = tables.store.engine.now_ms(), note_of(noted)
             stored = row.row
             if is_kept and ref.kind == USER:

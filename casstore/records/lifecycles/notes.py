@@ -101,7 +101,7 @@ class Sources:
         for at, ref in enumerate(self._refs):
             payload, note = read[2 * at : 2 * at + 2]
             if payload is None:
-                raise RecordNotFoundError(str(ref))
+                raise RecordNotFoundError("record", str(ref))
             if (known := note_of(note)) is not None:
                 found.update(known.subjects)
             if ref.kind == USER:

@@ -90,7 +90,7 @@ class UserData:
                 if record is not None and record.row == before.row:
                     raise
         if default is _MISSING:
-            raise RecordNotFoundError(f"value {name!r} of this user")
+            raise RecordNotFoundError("value", name, "of this user")
         return default
 
     def find_many(self, places: Sequence[tuple[str, str]]) -> list[FoundValue | None]:
