@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.errors import (
     InvalidInputError,
     RecordHeldError,
@@ -14,6 +16,8 @@ from casstore.errors import (
     RecordSealedError,
     SubjectSecretError,
 )
+from casstore.format.canonical import Link
+from casstore.maintenance import check, gc
 from casstore.records.lifecycles import Annotation, Hold, Lifecycles, Ref, Seal, emptying
 from casstore.records.lifecycles.user_data import NewValue
 from casstore.store import Store
@@ -30,6 +34,22 @@ def test_values_come_back(either: Lifecycles, value: Any) -> None:
     either.users.put("anna", "x", value)
     assert either.users.get("anna", "x") == value
     assert type(either.users.get("anna", "x", 7)) is type(value)
+
+
+def test_a_link_in_clear_data_keeps_what_it_links_to(tmp_path: Path) -> None:
+    with Store(LmdbEngine(str(tmp_path / "s"), durability="process")) as store:
+        life = Lifecycles(store)
+        link, loose = Link(store.put_value([LONG])), store.put_value(["nobody", LONG * 2])
+        life.users.put("anna", "link", link)
+        life.users.put("anna", "inside", {"to": [link]})
+        gc.collect(store, grace_ms=0)
+        assert life.users.get("anna", "link") == link
+        assert store.get_value(link.digest) == [LONG]
+        assert store.missing([loose]) == [loose]
+        life.users.erase("anna")
+        gc.collect(store, grace_ms=0)
+        assert store.missing([link.digest]) == [link.digest]
+        assert check.check(store, level="full").findings == ()
 
 
 def test_missing_is_told_apart_from_none(either: Lifecycles) -> None:
