@@ -39,7 +39,9 @@ from casstore.store import Store
 
 _READ_AT_ONCE: Final = 256
 _REWRITTEN: Final = "about others as well: rewritten without the subject"
-_KEY_WAITS: Final = "its key is to be destroyed, and no key store was given: erase again with it"
+_KEY_WAITS: Final = (
+    "to be destroyed, and the key store that has it was not given: erase again with it"
+)
 
 
 #: Given a record and its content, the content without the subject; None: it goes.
@@ -58,8 +60,8 @@ class AboutSubject(NamedTuple):
 class LifecycleErasure:
     """A provider of ``erasure`` for everything that ``Lifecycles`` keeps.
 
-    ``keys`` and ``secret`` as for ``Lifecycles``. Without the key store, rows go and keys
-    wait: the report says so.
+    ``keys`` and ``secret`` as for ``Lifecycles``. Without the key store that has them, rows go and
+    keys wait: the report says so.
 
     ``rewrite`` is asked about each record of a collection that is about others as well: what
     it gives takes the place of the content, without the subject; None: the record goes.
