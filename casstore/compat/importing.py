@@ -20,6 +20,7 @@ IMPORTERS: Final[Mapping[str, str]] = {
     "agent-harness": "casstore.compat.agent_harness_import:import_database",
     "langbot": "casstore.compat.langbot:import_database",
     "power-loop": "casstore.compat.power_loop_import:import_database",
+    "morrow": "casstore.compat.agent_state_import:import_agent_state",
 }
 
 

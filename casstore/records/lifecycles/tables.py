@@ -10,6 +10,7 @@
     life.subjects      hash, kind, owner, name        (nothing: finds what is about somebody)
     life.derived       source, record: three each     (nothing: finds what was derived)
     life.doomed        key                            (nothing: a key that is to be destroyed)
+    life.imported      id                             where a checkpoint from elsewhere went
     life.settings      name                           which secret subjects are hashed with
 
 User data has tables of its own, so that nothing which removes it can reach checkpoints.
@@ -52,6 +53,7 @@ class Tables:
         self.subjects = Table(store, "life.subjects", 4)
         self.derived = Table(store, "life.derived", 6)
         self.doomed = Table(store, "life.doomed", 1)
+        self.imported = Table(store, "life.imported", 1)
         self.settings = Table(store, "life.settings", 1)
         self._payloads = {
             CHECKPOINT: self.checkpoints,
