@@ -584,6 +584,41 @@ def test_close__a_child_made_meanwhile_is_not_left_without_a_parent(log: Session
     assert list(log.sessions()) == []
 
 
+def test_close__what_is_queued_in_that_moment_is_not_left_behind(
+    log: SessionLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.create("goner")
+    engine: Any = log.store.engine
+    write = engine.write
+
+    def late(change: Any) -> Any:
+        engine.write = write
+        SessionLog(log.store).put_inbox("goner", "item", user("hello"))
+        return write(change)
+
+    engine.write = late
+    # Whoever closes it dies right after: nobody tidies up.
+    monkeypatch.setattr("casstore.session.catalogue.clear", lambda *_: None)
+    assert log.close("goner") == 1
+    assert rows_of(log.store, "goner") == []
+
+
+def test_close__what_is_used_in_that_moment_is_not_noted_for_nobody(log: SessionLog) -> None:
+    log.create("goner")
+    engine: Any = log.store.engine
+    write = engine.write
+
+    def late(change: Any) -> Any:
+        engine.write = write
+        SessionLog(log.store).close("goner")
+        return write(change)
+
+    engine.write = late
+    with pytest.raises(SessionDeletedError):
+        log.record_usage("goner", Tokens(1, 2, 3))
+    assert rows_of(log.store, "goner") == []
+
+
 def test_close__a_session_that_its_store_has_deleted_leaves_its_rows_to_close(
     log: SessionLog,
 ) -> None:
