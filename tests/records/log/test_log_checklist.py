@@ -463,6 +463,88 @@ def test_depth__children_are_listed_in_the_order_in_which_they_were_made(
     assert [one.id for one in log.sessions(after="a", limit=2)] == ["m", "p"]
 
 
+def test_depth__a_parent_that_its_store_has_deleted_is_none(log: SessionLog) -> None:
+    log.create("p")
+    engine: Any = log.store.engine
+    write = engine.write
+
+    def late(change: Any) -> Any:
+        engine.write = write
+        log.store.delete_session("p")
+        return write(change)
+
+    engine.write = late
+    for _ in range(2):
+        with pytest.raises(SessionNotFoundError):
+            log.create("never made", parent="p")
+    assert rows_of(log.store, "never made") == []
+
+
+def test_a_fork_is_adopted_with_its_messages(log: SessionLog) -> None:
+    log.create("s")
+    fill(log, "s", 4)
+    log.fold("s", [1, 2], "note")
+    log.store.fork("s", "fork")
+    assert log.find("fork") is None
+    assert log.close("fork") == 0
+    adopted = log.adopt("fork", parent="s", lifecycle="linked", metadata={"k": 1})
+    assert adopted == log.get("fork")
+    assert (adopted.parent, adopted.depth, adopted.kind) == ("s", 1, "subagent")
+    assert log.active("fork") == log.active("s")
+    assert log.append("fork", user("only here")) == 6
+    log.record_usage("fork", Tokens(1, 2, 3))
+    with pytest.raises(SessionExistsError):
+        log.adopt("fork")
+    with pytest.raises(SessionNotFoundError):
+        log.adopt("nowhere")
+    log.store.session("other").commit(Commit(append=[NodeDraft("n", 1)], lease=UNFENCED))
+    with pytest.raises(NotALogError):
+        log.adopt("other")
+    assert log.close("s") == 2
+
+
+ONE_TRANSACTION: dict[str, Callable[[SessionLog], Any]] = {
+    "create": lambda log: log.create("new", parent="s"),
+    "adopt": lambda log: log.adopt("fork", parent="s"),
+    "update": lambda log: log.update("s", prompt="p", metadata={"long": "text " * 500}),
+    "archive": lambda log: log.archive("s"),
+    "finish": lambda log: log.finish("child", "completed"),
+    "close": lambda log: log.close("s", cascade=False),
+    "append": lambda log: log.append("s", user("long " * 2000)),
+    "extend": lambda log: log.extend("s", [user("a"), user("b"), result("c1")]),
+    "send": lambda log: log.send("settled", user("hello")),
+    "start_round": lambda log: log.start_round("s", 3, new_send=True),
+    "fold": lambda log: log.fold("s", [1, 3], "note " * 500),
+    "set_pending": lambda log: log.set_pending("s", ["c2"]),
+    "abort": lambda log: log.abort("s"),
+    "record_usage": lambda log: log.record_usage("s", Tokens(1, 2, 3)),
+    "prune_usage": lambda log: log.prune_usage("settled"),
+    "put_inbox": lambda log: log.put_inbox("s", "another", user("hello")),
+    "import": lambda log: log.import_session(list(log.export("s")), "copy"),
+}
+
+
+@pytest.mark.parametrize("operation", ONE_TRANSACTION)
+def test_every_operation_is_one_transaction(operation: str, tmp_path: Path) -> None:
+    def prepare(store: Store) -> SessionLog:
+        log = SessionLog(store)
+        calling(log)
+        fill(log, "s", 2)
+        log.put_inbox("s", "item", user("hello"))
+        log.create("child", parent="s")
+        log.create("settled")
+        log.append("settled", user("hello"), tokens=Tokens(1, 2, 3))
+        store.fork("s", "fork")
+        return log
+
+    assert_one_transaction(
+        tmp_path / "s",
+        prepare,
+        lambda store, log: ONE_TRANSACTION[operation](log),
+        clock=lambda: 1_700_000_000_000,
+    )
+
+
 def family(log: SessionLog) -> None:
     """A root with a child of each lifecycle, each with a child of its own."""
     log.create("root")
