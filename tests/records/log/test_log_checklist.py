@@ -704,12 +704,12 @@ def test_close__what_is_used_in_that_moment_is_not_noted_for_nobody(log: Session
 def test_close__a_session_that_its_store_has_deleted_leaves_its_rows_to_close(
     log: SessionLog,
 ) -> None:
-    log.create("s")
-    log.store.delete_session("s")
-    assert log.find("s") is None
+    log.create("goner")
+    log.store.delete_session("goner")
+    assert log.find("goner") is None
     assert list(log.sessions()) == []
-    assert log.close("s") == 1
-    assert rows_of(log.store, "s") == []
+    assert log.close("goner") == 1
+    assert rows_of(log.store, "goner") == []
 
 
 def test_archive__data_is_kept_and_the_status_seen(log: SessionLog) -> None:
