@@ -589,6 +589,13 @@ class StorageFullError(StorageError):
     """No room is left on the disk or in the map; the store stays usable."""
 
 
+class StorageUnavailableError(StorageError):
+    """The server that holds the store cannot be reached, or went away: try again later.
+
+    Whether a write that ends like this has happened is not known. It happens at most once.
+    """
+
+
 class UnsafePayloadError(CasstoreError):
     """Serialised bytes name a type or codec that may not be loaded; nothing was run.
 
