@@ -960,6 +960,8 @@ def test_export_import__refuses_newer_versions_existing_ids_and_damage(log: Sess
         [first, {"message": [0, {"role": "user"}, 1]}, *rest],
         [first, rest[1], rest[0], *rest[2:]],
         [first, {"message": [1, "text", 1]}, *rest[1:]],
+        [first, {"message": [1, {"role": "user", "strange": 1}, 1]}, *rest[1:]],
+        [first, {"message": [1, {"role": "user", "tool_calls": "x"}, 1]}, *rest[1:]],
         [first, {"strange": 1}, *rest],
         [{**first, "session": {}}, *rest],
         [{**first, "state": {"log": 1, "upto": 99}}, *rest],
@@ -993,6 +995,8 @@ def test_export_import__a_long_one_that_was_cut_short_is_not_seen_and_goes_on(
     other = [*entries[:5], {"message": [5, {"role": "user", "content": "other"}, 0]}, *entries[6:]]
     with pytest.raises(SessionExistsError):
         log.import_session(other, "t")
+    with pytest.raises(SessionExistsError):
+        log.import_session([*entries[:101], {"totals": [0, 0, 0, 0]}, {"end": 102}], "t")
     revision = log.store.session("t").head()
     assert revision is not None
     log.import_session(entries, "t")
