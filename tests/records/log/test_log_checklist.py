@@ -848,6 +848,38 @@ def test_structured_content__messages_are_the_nodes_of_the_session_and_no_second
     assert len(blobs) == 1
 
 
+def test_structured_content__the_rest_of_the_checkpoint_stays_the_runtimes(
+    log: SessionLog,
+) -> None:
+    log.create("s")
+    fill(log, "s", 3)
+    session = log.store.session("s")
+    own = session.checkpoint()._replace(
+        tool_state={"cwd": "/repo"}, config={"k": 1}, frames=["f"], plugin_revision=3
+    )
+    session.commit(Commit(checkpoint=own, lease=UNFENCED))
+    log.fold("s", [1, 2], "note")
+    log.send("s", user("more"))
+    found = session.checkpoint(hydrate=True)
+    assert (found.tool_state, found.config) == ({"cwd": "/repo"}, {"k": 1})
+    assert (found.frames, found.plugin_revision) == (("f",), 3)
+    assert shown(log, "s") == [4, 3, 5]
+
+
+def test_structured_content__a_rewind_takes_folds_and_calls_back_too(log: SessionLog) -> None:
+    calling(log)
+    session = log.store.session("s")
+    head = session.head()
+    assert head is not None
+    before = log.active("s"), log.pending("s"), log.counters("s")
+    log.abort("s")
+    log.fold("s", [1, 2], "note")
+    session.rewind(head.revision, lease=UNFENCED)
+    assert (log.active("s"), log.pending("s"), log.counters("s")) == before
+    assert log.folds("s") == []
+    assert log.append("s", result("c1")) == 3
+
+
 # --- prune, export, import ----------------------------------------------------------------
 
 
