@@ -144,7 +144,8 @@ class _Objects:
         ordered = sorted(names)
         # Arrays of the server count from one.
         place_of = {digest: place for place, digest in enumerate(ordered, 1)}
-        kinds, codecs, sizes, ends, children = Ints(), Ints(), Ints(), Ints(), Ints()
+        kinds, codecs, sizes, children = Ints(), Ints(), Ints(), Ints()
+        starts, ends = Ints(), Ints()
         contents = Blobs()
         total_bytes = 0
         for item in given.values():
@@ -153,6 +154,7 @@ class _Objects:
             kinds.append(item.kind)
             codecs.append(codec)
             sizes.append(len(item.data))
+            starts.append(len(children) + 1)
             children.extend([place_of[child] for child in item.children])
             ends.append(len(children))
             contents.append(content)
@@ -169,6 +171,7 @@ class _Objects:
             kinds,
             codecs,
             sizes,
+            starts,
             ends,
             children,
             contents,
@@ -203,4 +206,4 @@ def _rows(last: dict[tuple[str, bytes], RowChange]) -> tuple[Any, ...]:
 
 
 #: How many arguments there are, those before included.
-ARGUMENTS: Final = 34
+ARGUMENTS: Final = 35
