@@ -48,7 +48,8 @@ class DelayProxy:
         self._lock = threading.Lock()
         self._traffic = Traffic(0, 0, 0, 0)
         self._links: set[_Link] = set()
-        self._lose_next = False
+        # How many answers are given before one is lost; None: all.
+        self._given_before_loss: int | None = None
         self._lost = threading.Event()
         self._closed = False
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -61,16 +62,21 @@ class DelayProxy:
         with self._lock:
             return self._traffic
 
-    def lose_next_answer(self) -> threading.Event:
+    def lose_next_answer(self, *, after: int = 0) -> threading.Event:
         """Cut the connection that is the next to get an answer, instead of giving it the answer.
 
-        The server has done what it was asked by then, and the client does not know. The event is
-        set when it has happened.
+        The server has done what it was asked by then, and the client does not know. ``after`` so
+        many answers that are given. The event is set when it has happened.
         """
         with self._lock:
             self._lost = threading.Event()
-            self._lose_next = True
+            self._given_before_loss = after
             return self._lost
+
+    def lose_nothing(self) -> None:
+        """Lose no answer after all, if none was lost yet."""
+        with self._lock:
+            self._given_before_loss = None
 
     def lead_to(self, target: str | tuple[str, int]) -> None:
         """Lead connections that come from now on elsewhere."""
@@ -152,10 +158,14 @@ class DelayProxy:
 
     def _is_to_be_lost(self) -> bool:
         with self._lock:
-            lose, self._lose_next = self._lose_next, False
-            if lose:
-                self._lost.set()
-            return lose
+            if self._given_before_loss is None:
+                return False
+            if self._given_before_loss:
+                self._given_before_loss -= 1
+                return False
+            self._given_before_loss = None
+            self._lost.set()
+            return True
 
     def _ended(self, link: _Link) -> None:
         with self._lock:

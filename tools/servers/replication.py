@@ -4,6 +4,10 @@ The primary waits for one of two standbys (``ANY 1``). When it is lost, the stan
 received more becomes the primary: at least one of them has everything that was acknowledged, and a
 standby that has more has all that the other has. The third node then follows the new primary, and
 the lost one is made anew from it.
+
+Standbys are fed over links with delay, each with another one, so that something is always under way
+and one standby is always behind; when the primary is lost, what is under way is lost with it.
+Without that, nodes on one machine have everything at once, and no mistake would ever show.
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ from servers.delay_proxy import DelayProxy
 from servers.postgres import DURABLE, PORT, Installation, Server
 
 NODES = 3
+# How late each node gets what the primary writes.
+FEED_DELAYS_S = (0.002, 0.020, 0.005)
 SETTINGS: Mapping[str, str] = {
     **DURABLE,
     "shared_buffers": "32MB",
@@ -27,6 +33,8 @@ SETTINGS: Mapping[str, str] = {
     "max_wal_senders": "10",
     "wal_keep_size": "256MB",
     "hot_standby": "on",
+    # How soon a standby that lost its primary tries again.
+    "wal_retrieve_retry_interval": "100ms",
     "synchronous_standby_names": f"ANY 1 ({', '.join(f'n{at}' for at in range(NODES))})",
 }
 
@@ -42,6 +50,8 @@ class Cluster:
         self._nodes: list[Server | None] = [None] * NODES
         # Where clients connect stays the same, whatever stands behind it.
         self._links: list[DelayProxy] = []
+        # Where each node is fed from.
+        self._feeds: list[DelayProxy] = []
         self._primary = 0
 
     # --- its life ---------------------------------------------------------------------------
@@ -53,6 +63,7 @@ class Cluster:
             # Alone it would wait for a standby that is not there yet.
             first.settings["synchronous_standby_names"] = ""
             first.start()
+            self._feeds = [DelayProxy(self._socket(0), delay_s=delay) for delay in FEED_DELAYS_S]
             for at in range(1, NODES):
                 self._join(at)
             first.stop()
@@ -74,7 +85,7 @@ class Cluster:
 
     def close(self) -> None:
         """End all nodes and remove what they wrote."""
-        for link in self._links:
+        for link in (*self._links, *self._feeds):
             link.close()
         for node in self._nodes:
             if node is not None:
@@ -115,17 +126,17 @@ class Cluster:
     def fail_over(self) -> None:
         """Kill the primary, promote the standby that has most, and let the third follow it."""
         lost = self._primary
+        for feed in self._feeds:
+            feed.cut_all()
         self.primary.kill()
         self._links[lost].cut_all()
         standbys = [at for at in range(NODES) if at != lost]
         chosen = max(standbys, key=self._received)
-        [other] = [at for at in standbys if at != chosen]
         self._primary = chosen
         self.primary.promote()
-        follower = self._node(other)
-        follower.stop()
-        follower.settings["primary_conninfo"] = self._conninfo_for(other)
-        follower.start()
+        # The third node tries again and again to reach its primary, and finds the new one.
+        for feed in self._feeds:
+            feed.lead_to(self._socket(chosen))
         gone, self._nodes[lost] = self._nodes[lost], None
         assert gone is not None
         gone.remove()
@@ -152,11 +163,9 @@ class Cluster:
     def _join(self, at: int) -> None:
         node = self._new_node(at)
         node.create_standby(self.primary)
-        node.settings["primary_conninfo"] = self._conninfo_for(at)
+        feed = {"host": "127.0.0.1", "port": str(self._feeds[at].port)}
+        node.settings["primary_conninfo"] = self.primary.conninfo(**feed, application_name=f"n{at}")
         node.start()
-
-    def _conninfo_for(self, at: int) -> str:
-        return self.primary.conninfo(application_name=f"n{at}")
 
     def _socket(self, at: int) -> str:
         return str(self._node(at).place / f".s.PGSQL.{PORT}")

@@ -37,9 +37,10 @@ CREATE TABLE {s}.objects (
     touched_at_ms bigint NOT NULL,
     epoch bigint NOT NULL,
     children bigint[] NOT NULL,
-    content bytea STORAGE EXTERNAL NOT NULL,
+    content bytea NOT NULL,
     CONSTRAINT objects_by_digest UNIQUE (digest)
 );
+ALTER TABLE {s}.objects ALTER COLUMN content SET STORAGE EXTERNAL;
 
 CREATE TABLE {s}.rows (
     kind smallint NOT NULL,
@@ -88,7 +89,7 @@ CREATE FUNCTION {s}.write(
     gone_kinds integer[], gone_keys bytea[], deletes bytea[],
     OUT now_ms bigint, OUT new_objects integer, OUT failed integer, OUT actual bytea,
     OUT missing bytea, OUT epoch bigint, OUT watched boolean, OUT fresh bigint[]
-) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $body$
+) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $body$
 #variable_conflict use_variable
 DECLARE
     known record;
@@ -311,7 +312,7 @@ CREATE FUNCTION {s}.sweep(
     ids bigint[], spared bigint[],
     OUT overtaken boolean, OUT swept bytea[], OUT size_bytes bigint, OUT freed_bytes bigint,
     OUT reached bigint[], OUT held_s double precision
-) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $body$
+) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $body$
 DECLARE
     kept bigint[];
     began timestamptz;
