@@ -11,7 +11,7 @@
 ``{s}`` is the schema, put in as an identifier; nothing else is ever put into a statement.
 
 The function ``write`` is the one way in which anything but a sweep changes a store. Locks are taken
-in one order by all: the store (shared), the client, the keys by their number, objects by digest.
+in one order by all: the store (shared), keys and the client by their number, objects by digest.
 So writers never wait for each other in a circle. Each statement of the function has a snapshot
 of its own, which is why the transaction must be READ COMMITTED: what is read behind a lock is
 the newest.
@@ -112,24 +112,18 @@ BEGIN
     END IF;
     new_objects := 0;
 
-    -- Asked whether it is null, a call is evaluated on the spot; as a statement of its own it would
-    -- take ten times as long.
-    -- The store: shared by writers, alone for those who must not find any under way.
+    -- The store: shared by writers, alone for those who must not find any under way. Asked whether
+    -- it is null, a call is evaluated on the spot, and is no statement of its own.
     IF alone THEN
         locked := pg_advisory_xact_lock(the_store) IS NULL;
     ELSE
         locked := pg_advisory_xact_lock_shared(the_store) IS NULL;
     END IF;
-    -- The client: a write whose answer was lost is not made again, and not while it is under way.
-    locked := pg_advisory_xact_lock(hashtextextended(encode(the_client, 'hex'), the_store)) IS NULL;
-    -- The keys that are asked for or change.
-    FOR at IN 1 .. cardinality(locks) LOOP
-        IF shared[at] = 1 THEN
-            locked := pg_advisory_xact_lock_shared(locks[at]) IS NULL;
-        ELSE
-            locked := pg_advisory_xact_lock(locks[at]) IS NULL;
-        END IF;
-    END LOOP;
+    -- The keys that are asked for or change, in the order given; and among them the client: a
+    -- write whose answer was lost is not made again, and not while it is under way.
+    SELECT count(CASE WHEN l.shared = 1 THEN pg_advisory_xact_lock_shared(l.number) IS NULL
+            ELSE pg_advisory_xact_lock(l.number) IS NULL END) INTO counted
+        FROM unnest(locks, shared) AS l(number, shared);
 
     now_ms := coalesce(given_ms, floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint);
     SELECT s.epoch, c.number, c.now_ms, c.new_objects,
