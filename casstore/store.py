@@ -83,7 +83,7 @@ def open(
     'hello'
     """
     place = os.fspath(path)
-    if place.startswith(_SERVERS):
+    if is_server(place):
         told = (verify, map_bytes, lmdb_version, auto_train, auto_pack)
         if told != (False, 1 << 40, None, True, False):
             raise InvalidInputError(
@@ -114,6 +114,24 @@ def open(
         auto_pack=auto_pack,
     )
     return Store(engine, close=lambda: sharing.release(engine))
+
+
+def is_server(place: str) -> bool:
+    """Does this name a store on a server, and not a directory?"""
+    return place.startswith(_SERVERS)
+
+
+def shown_place(place: str) -> str:
+    """A store's place as it may be shown to anybody: a URL without its password."""
+    if not is_server(place):
+        return place
+    kind, mark, rest = place.partition("://")
+    hosts, question, parameters = rest.partition("?")
+    who, at, hosts = hosts.rpartition("@")
+    words = parameters.split("&") if question else []
+    told = "&".join([word for word in words if not word.partition("=")[0].endswith("password")])
+    said = f"{kind}{mark}{who.partition(':')[0]}{at}{hosts}"
+    return f"{said}?{told}" if told else said
 
 
 def _on_server(url: str, **options: Any) -> Engine:

@@ -16,6 +16,7 @@ from casstore.errors import InvalidInputError
 from casstore.maintenance import backup as backing_up
 from casstore.maintenance import copying, exporting, importing, verification
 from casstore.store import open as open_store
+from casstore.store import shown_place
 
 _SECTION: Final = "Moving"
 
@@ -110,10 +111,10 @@ def copy(
         to.line(
             good("copied "), f"{count(report.sessions, 'session')}, "
             f"{count(report.new_objects, 'new object')}, {size(report.object_bytes)} into ",
-            name(target),
+            name(shown_place(target)),
         )  # fmt: skip
 
-    app.answer({"target": target, **report._asdict()}, render)
+    app.answer({"target": shown_place(target), **report._asdict()}, render)
 
 
 @command(
