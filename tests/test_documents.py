@@ -34,6 +34,7 @@ EXTRAS = {
     "langgraph": "langgraph",
     "claude_agent_sdk": "claude_agent_sdk",
     "casstore.adapters.openai_agents": "agents",
+    "FileKeys": "cryptography",
 }
 
 

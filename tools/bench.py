@@ -37,13 +37,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(1, str(Path(__file__).parent.parent))
 
-from benchmarks import collecting, langgraph, postgres, sessions, space, store
+from benchmarks import collecting, langgraph, postgres, session_log, sessions, space, store
 from benchmarks.measuring import Goal
 from benchmarks.peers import comparison, page, workloads
 
 # By engine; the first is meant if none is named.
 ENGINES = {
-    "lmdb": store.ALL | sessions.ALL | collecting.ALL | space.ALL | langgraph.ALL,
+    "lmdb": store.ALL | sessions.ALL | session_log.ALL | collecting.ALL | space.ALL | langgraph.ALL,
     "postgres": postgres.ALL,
 }
 PARTS = {name: part for parts in ENGINES.values() for name, part in parts.items()}

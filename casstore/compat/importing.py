@@ -15,9 +15,10 @@ from casstore.errors import ConflictError
 from casstore.maintenance.progress import Progress, Step
 from casstore.store import Store
 
-#: Whose databases can be moved: the function that moves one, as ``module:name``. Called with
-#: the store and the file, and ``dry_run`` and ``progress`` by name; gives an ImportReport.
-IMPORTERS: Final[Mapping[str, str]] = {}
+#: Whose databases can be moved, and the function (``Import``) that moves one, as ``module:name``.
+IMPORTERS: Final[Mapping[str, str]] = {
+    "power-loop": "casstore.compat.power_loop_import:import_database",
+}
 
 
 class Part(Protocol):
@@ -42,6 +43,22 @@ class Part(Protocol):
 
     def store(self, rows: Sequence[Any]) -> None:
         """Put them into the store, in one write."""
+        ...
+
+
+class Import(Protocol):
+    """A function that moves a database over."""
+
+    def __call__(
+        self,
+        store: Store,
+        file: str,
+        /,
+        *,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> ImportReport:
+        """Move it; see ``move``."""
         ...
 
 

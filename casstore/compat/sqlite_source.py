@@ -7,9 +7,11 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 from casstore.errors import ConflictError, ForeignStoreError, StorageError, StoreNotFoundError
+
+_FETCH: Final = 256
 
 
 class SqliteSource:
@@ -59,7 +61,10 @@ class SqliteSource:
     def ask(self, query: str, values: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
         """The rows of a query, as they are read. StorageError if the file cannot be read."""
         try:
-            yield from self._database.execute(query, values)
+            # Not from the cursor itself: who stops early would close it, maybe after the database.
+            cursor = self._database.execute(query, values)
+            while rows := cursor.fetchmany(_FETCH):
+                yield from rows
         except sqlite3.DatabaseError as exc:
             raise StorageError(f"{self.path} cannot be read: {exc}") from exc
 

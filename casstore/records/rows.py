@@ -32,7 +32,7 @@ from casstore.format.digest import Digest, Kind
 from casstore.format.limits import DEFAULT_MAX_BYTES, MAX_DEPTH
 from casstore.objects import splice, values
 from casstore.objects.pieces import PendingReader, PieceReader, PieceWriter
-from casstore.records.row_keys import KeySpace, past
+from casstore.records.row_keys import KeySpace, past, split_texts
 from casstore.store import Store
 
 _TABLE: Final = "records"
@@ -86,14 +86,21 @@ class Table:
         return find_records(self._store, [(self, key) for key in keys])
 
     def scan(
-        self, *prefix: str, before: str | None = None, reverse: bool = False, page: int = _PAGE
+        self,
+        *prefix: str,
+        after: str | None = None,
+        before: str | None = None,
+        reverse: bool = False,
+        page: int = _PAGE,
     ) -> Iterator[Record]:
         """Records whose keys start with ``prefix``, in order; each page is of its own moment.
 
-        With ``before``, only those whose next text is less.
+        With ``before``, only those whose next text is less; with ``after``, greater.
         """
         start = self.keys.key(prefix)
         stop = past(start) if before is None else self.keys.key((*prefix, before))
+        if after is not None:
+            start = past(self.keys.key((*prefix, after)))
         return self._scan(start, stop, reverse, page)
 
     def scan_starting(
@@ -211,11 +218,11 @@ class Draft:
         spelled = splice.splice(reader, container, end, 0, new, self._writer.emit)
         return Link(Digest(splitting.root_object(spelled, self._writer.emit)))
 
-    def put(self, table: Table, key: tuple[str, ...], value: Any) -> None:
-        """Write a record, whatever stood there before."""
+    def put(self, table: Table, key: tuple[str, ...], value: Any) -> bytes:
+        """Write a record, whatever stood there before; the row as it will be (``Record.row``)."""
         spelled = splitting.spell(value, MAX_DEPTH, self._writer.emit)
         self._links += spelled.links
-        self._put(table, key, spelled.data)
+        return self._put(table, key, spelled.data)
 
     def copy(self, table: Table, record: Record, key: tuple[str, ...]) -> None:
         """Write what a record holds under another key, if the record is still as it was."""
@@ -260,7 +267,7 @@ class Draft:
             conditions.append(ObjectsExist(older))
         return Write(self._writer.objects, conditions, self._rows)
 
-    def _put(self, table: Table, key: tuple[str, ...], data: bytes) -> None:
+    def _put(self, table: Table, key: tuple[str, ...], data: bytes) -> bytes:
         spelled_key = table.keys.key(key)
         if table.keys.is_cut(key):
             texts = pack_checked(list(key))
@@ -268,6 +275,17 @@ class Draft:
         else:
             head = _PLAIN
         self._rows.append(PutRow(_TABLE, spelled_key, head + data))
+        return head + data
+
+
+def row_name(key: bytes, row: bytes) -> str:
+    """What a row of the table ``records`` is called in reports: its table and the key's texts."""
+    table, _, rest = key.partition(b"\0")
+    if row[:1] == _WITH_KEY:
+        texts = _key_list(row)
+    else:
+        texts = list(split_texts(rest))
+    return f"record {table.decode()} {' / '.join(texts)}"
 
 
 def row_links(row: bytes) -> list[bytes]:

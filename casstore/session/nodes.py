@@ -13,7 +13,7 @@ from casstore.objects import graph as objects
 from casstore.session import keys
 from casstore.session.arguments import check_count
 from casstore.session.data import Node
-from casstore.session.lineage import Chain, Place
+from casstore.session.lineage import Chain
 from casstore.session.state import HiddenNodes, Runtime, State
 from casstore.session.tombstones import heal_leaf
 
@@ -113,20 +113,11 @@ class Nodes(Sequence[Node]):
         return nodes
 
 
-def public_node(place: Place, found: DecodedNode) -> Node:
+def public_node(digest: bytes, found: DecodedNode) -> Node:
     """A node as callers see it."""
-    header = found.header
-    return Node(
-        header.id,
-        found.payload,
-        header.parent_id,
-        found.cause,
-        header.frame,
-        header.time,
-        header.seq,
-        header.depth,
-        Digest.known(place.digest),
-    )
+    (node_id, seq, depth, _, frame, time, parent_id, _), cause, payload = found
+    name = Digest.known(digest)
+    return Node(node_id, payload, parent_id, cause, frame, time, seq, depth, name)
 
 
 def visible_leaf(runtime: Runtime, state: State, hidden: HiddenNodes) -> tuple[str | None, bool]:

@@ -52,6 +52,8 @@ class State(NamedTuple):
     page: Page | None = None
     #: The lineages that its own goes on from, nearest first, where they are known.
     older: tuple[bytes, ...] | None = None
+    #: The lease's row as a commit saw it last. It may be another by now; a write says so.
+    lease: bytes | None = None
 
 
 class Runtime:
