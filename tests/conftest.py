@@ -27,10 +27,12 @@ __all__ = ["any_store", "clock", "postgres_schemas", "postgres_server", "postgre
 
 # How many of the tests that run on every engine run on PostgreSQL as well, one in so many: each
 # begins with connections that the server has yet to make. CASSTORE_EVERY_ENGINE=1 runs them all.
-_POSTGRES_SHARE = 6
+_POSTGRES_SHARE = 8
 EVERY = "CASSTORE_EVERY_ENGINE"
 # Seconds each, and what they are about is tried by shorter ones.
-_LONG_ON_POSTGRES = ("long_chain", "agents_at_work", "chains_of_lineages", "agree_with_the_model")
+_LONG_ON_POSTGRES = (
+    "long_chain", "agents_at_work", "chains_of_lineages", "agree_with_the_model", "meanwhile_counts",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

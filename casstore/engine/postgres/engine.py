@@ -203,7 +203,7 @@ class PostgresEngine(Examining):
                 self._write,
                 (
                     Int8(self.store_number), client, Int8(number), self.given_ms(), self._lasting,
-                    *made.arguments,
+                    *made.spelled(request.lock_number(self.store_number, request.CLIENT, client)),
                 ),
                 binary=True,
             ).fetchone()  # fmt: skip
