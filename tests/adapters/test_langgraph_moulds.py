@@ -31,10 +31,12 @@ SIMPLE: list[BaseMessage] = [
     HumanMessage("hello", id="1", name="me", additional_kwargs={"deep": [{"x": [1.5, None]}]}),
     HumanMessage([{"type": "text", "text": "look"}, {"type": "image", "source": {"url": "u"}}]),
     SystemMessage("be brief", response_metadata={"a": {"b": []}}),
-    ChatMessage("hm", role="narrator"),
+    ChatMessage(content="hm", role="narrator"),
     AIMessage("done", tool_calls=[CALL], usage_metadata=USAGE, response_metadata={"m": "x"}),
     AIMessage("", invalid_tool_calls=[{"name": "f", "args": "{", "id": "1", "error": "bad"}]),
-    AIMessageChunk("part", tool_call_chunks=[{"name": "f", "args": "{", "id": "1", "index": 0}]),
+    AIMessageChunk(
+        content="part", tool_call_chunks=[{"name": "f", "args": "{", "id": "1", "index": 0}]
+    ),
     ToolMessage("4", tool_call_id="c", artifact={"rows": [1, 2]}, status="error"),
 ]  # fmt: skip
 
@@ -107,7 +109,7 @@ def test_what_is_not_simple_is_built_each_time() -> None:
     deep: Any = 1
     for _ in range(20):
         deep = [deep]
-    extra = HumanMessage("x", unforeseen={"a": 1})  # type: ignore[call-arg]
+    extra = HumanMessage("x", unforeseen={"a": 1})
     for message in (extra, HumanMessage("x", additional_kwargs={"deep": deep})):
         for _ in range(2):
             stock = loaded(JsonPlusSerializer(), message)
