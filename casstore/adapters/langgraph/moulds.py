@@ -26,8 +26,10 @@ class Mould(NamedTuple):
     cls: type[BaseMessage]
     #: Its fields; of those that can be changed, the originals.
     fields: dict[str, Any]
-    #: The names of these.
-    changeable: tuple[str, ...]
+    #: The names of these. Most are empty, and need no copying.
+    empty_dicts: tuple[str, ...]
+    empty_lists: tuple[str, ...]
+    filled: tuple[str, ...]
     fields_set: frozenset[str]
     has_extra: bool
 
@@ -64,18 +66,19 @@ def _mould_of(made: Any) -> Mould | None:
     if not isinstance(made, BaseMessage) or made.__pydantic_private__ is not None:
         return None
     fields: dict[str, Any] = {}
-    changeable: list[str] = []
+    changeable: dict[str, Any] = {}
     for name, value in made.__dict__.items():
         if type(value) not in _FIXED:
             if not _is_plain(value, _MAX_DEPTH):
                 return None
-            value = _copied(value)
-            changeable.append(name)
+            value = changeable[name] = _copied(value)
         fields[name] = value
     mould = Mould(
         type(made),
         fields,
-        tuple(changeable),
+        tuple([name for name, value in changeable.items() if value == {}]),
+        tuple([name for name, value in changeable.items() if value == []]),
+        tuple([name for name, value in changeable.items() if value]),
         frozenset(made.__pydantic_fields_set__),
         made.__pydantic_extra__ is not None,
     )
@@ -84,9 +87,13 @@ def _mould_of(made: Any) -> Mould | None:
 
 
 def _filled(mould: Mould) -> BaseMessage:
-    cls, originals, changeable, fields_set, has_extra = mould
+    cls, originals, empty_dicts, empty_lists, filled, fields_set, has_extra = mould
     fields = originals.copy()
-    for name in changeable:
+    for name in empty_dicts:
+        fields[name] = {}
+    for name in empty_lists:
+        fields[name] = []
+    for name in filled:
         fields[name] = _copied(fields[name])
     # As pydantic copies a model.
     message = cls.__new__(cls)
@@ -114,7 +121,7 @@ def _is_plain(value: Any, room: int) -> bool:
 def _copied(value: Any) -> Any:
     kind = type(value)
     if kind is dict:
-        return {key: _copied(item) for key, item in value.items()} if value else {}
+        return {key: _copied(item) for key, item in value.items()}
     if kind is list:
-        return [_copied(item) for item in value] if value else []
+        return [_copied(item) for item in value]
     return value
