@@ -23,6 +23,7 @@ LAYERS = (
     ("store", "session", "aio"),
     ("records",),
     ("maintenance",),
+    ("compat",),
     ("adapters", "cli", "viewer", "__main__"),
     ("testing",),
 )
@@ -47,6 +48,7 @@ DOORS = {
     # A part of the Claude Agent SDK's own interface: it runs on asyncio and on trio.
     "anyio": ("casstore.adapters.claude",),
     "agents": ("casstore.adapters.openai_agents",),
+    "cryptography": ("casstore.records.lifecycles.encryption",),
     "pytest": ("casstore.testing",),
     "hypothesis": ("casstore.testing",),
 }

@@ -36,11 +36,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(1, str(Path(__file__).parent.parent))
 
-from benchmarks import collecting, langgraph, sessions, space, store
+from benchmarks import collecting, langgraph, session_log, sessions, space, store
 from benchmarks.measuring import Goal
 from benchmarks.peers import comparison, page, workloads
 
-PARTS = store.ALL | sessions.ALL | collecting.ALL | space.ALL | langgraph.ALL
+PARTS = store.ALL | sessions.ALL | session_log.ALL | collecting.ALL | space.ALL | langgraph.ALL
 PEERS = "peers"
 DOCUMENTS = Path(__file__).parent.parent / "docs"
 

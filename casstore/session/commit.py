@@ -125,7 +125,7 @@ def _try_at_once(
         or change.completes
         or change.attachments
         or change.replace is not None
-        or not isinstance(change.lease, Lease)
+        or change.lease is None
         or known.older is None
         or len(known.older) > _MANY_LINEAGES
         or known.head.hidden is not None
@@ -135,12 +135,16 @@ def _try_at_once(
     conditions: list[Condition] = []
     if receipt is not None:
         conditions.append(RowIs(*receipt, None))
-    conditions.append(leases.live(key, change.lease))
+    if isinstance(change.lease, Lease):
+        conditions.append(leases.live(key, change.lease))
+    else:
+        conditions.append(leases.free(key, known.lease))
     conditions.append(RowIs("heads", key, known.row))
     for own in (known.head.lineage, *known.older):
         for node in spelled.nodes:
             conditions.append(RowIs("nodes", keys.lineage_node(own, node.part), None))
     attempt = _Attempt(runtime, session, key, change, receipt, conditions)
+    attempt.lease = known.lease
     try:
         return attempt.run(spelled, known, fresh=True)
     except (ConflictError, GraphError, NotFoundError):
@@ -248,6 +252,8 @@ class _Attempt:
         # Written only if these hold.
         self._conditions = list(conditions)
         self._changes: list[RowChange] = []
+        # The row of the lease as it was seen last, for the next commit without one.
+        self.lease: bytes | None = None
 
     def run(self, spelled: _Spelled, state: State | None, *, fresh: bool = False) -> CommitResult:
         """Make the objects and write them. ``fresh``: the ids of the nodes are new for sure."""
@@ -291,6 +297,7 @@ class _Attempt:
         """The state that the commit starts from, if everything is as it must be."""
         runtime, change = self._runtime, self._change
         now_ms = runtime.engine.now_ms()
+        self.lease = rows.lease
         self._conditions.append(
             leases.require(self._session, self._key, rows.lease, change.lease, now_ms)
         )
@@ -364,7 +371,8 @@ class _Attempt:
         row = stamped(put, done.now_ms)
         head = heads.with_times(head, row)
         self._runtime.remember(
-            self._key, State(row, head, manifest, grown.leaf, grown.page, grown.older)
+            self._key,
+            State(row, head, manifest, grown.leaf, grown.page, grown.older, self.lease),
         )
         return CommitResult(
             head.revision, Digest.known(head.manifest), manifest.leaf_id, grown.nodes, False
