@@ -27,7 +27,6 @@ from langgraph.checkpoint.serde.jsonplus import (
     JsonPlusSerializer,
 )
 
-from casstore.adapters.langgraph.moulds import Moulds
 from casstore.errors import CorruptionError, InvalidInputError, UnsafePayloadError
 
 AllowedType = type | tuple[str, str]
@@ -67,7 +66,6 @@ class StrictSerializer(JsonPlusSerializer):
             allowed_msgpack_modules=tuple(allowed) or None,
         )
         self._passed = _Passed()
-        self._moulds = Moulds()
 
     def with_msgpack_allowlist(
         self, extra_allowlist: Iterable[tuple[str, ...] | type]
@@ -124,17 +122,12 @@ class StrictSerializer(JsonPlusSerializer):
     def _build(self, code: int, data: bytes) -> Any:
         """An object of a state. Messages, of which there are many, take the short way."""
         if code == EXT_PYDANTIC_V2:
-            known = self._moulds.fill(data)
-            if known is not None:
-                return known
             try:
                 module, name, fields, _ = ormsgpack.unpackb(
                     data, ext_hook=self._build, option=_OPTION
                 )
                 if (module, name) in SAFE_MSGPACK_TYPES:
-                    made = getattr(sys.modules[module], name)(**fields)
-                    self._moulds.keep(data, made)
-                    return made
+                    return getattr(sys.modules[module], name)(**fields)
             except Exception:
                 # Not imported yet, or it resists: LangGraph says what becomes of it then.
                 return self._unpack_ext_hook(code, data)
