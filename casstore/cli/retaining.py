@@ -20,6 +20,7 @@ from casstore.maintenance.lifecycle_erasure import LifecycleErasure, records_of
 from casstore.maintenance.policy import policy_fields
 from casstore.maintenance.retention import Plan, Policy, RetentionReport, SessionPlan
 from casstore.records.lifecycles.key_files import FileKeys
+from casstore.records.scoped import ActorErasure
 
 _SECTION: Final = "Giving space back"
 _LISTED: Final = 100
@@ -461,20 +462,23 @@ def erase(
 
     Sessions are about those they were said to be about when they were made. Protection and
     leases do not help against it. Records are user data, checkpoints of agents and what was
-    derived from them; what is sealed, or held until a time, stays and is told. What others
-    share stays with them and is told. The bytes are gone after gc without grace and compact.
+    derived from them, and scoped state of the actor of that name; what is sealed, or held until
+    a time, stays and is told. What others share stays with them and is told. The bytes are gone
+    after gc without grace and compact.
     """
-    providers = [
+    lives, scoped = (
         LifecycleErasure(
             keys=None if key_directory is None else FileKeys(key_directory),
             secret=None if secret_file is None else secret_file.read(_MAX_SECRET_BYTES),
-        )
-    ]
+        ),
+        ActorErasure(),
+    )
+    providers = (lives, scoped)
     with app.open(write=not dry_run) as store, app.meter() as meter:
         plan = erasure.plan(
             store, subject, providers=providers, survey=not no_survey, progress=meter
         )
-        records = len(records_of(plan.records[providers[0].name]))
+        records = len(records_of(plan.records[lives.name])) + len(plan.records[scoped.name])
         if not plan.sessions and not plan.pins and not any(plan.records.values()):
             raise NameNotFoundError(subject, "casstore sessions")
         report: erasure.ErasureReport | None = None

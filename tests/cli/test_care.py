@@ -10,6 +10,7 @@ import pytest
 
 import casstore
 from casstore.records.lifecycles import Annotation, FileKeys, Hold, Lifecycles
+from casstore.records.scoped import Context, ScopedState
 from tests.cli.running import run
 
 
@@ -164,6 +165,19 @@ def test_erasing_a_subject_takes_its_records_and_keys(own: str, tmp_path: Path) 
     told = run("erase", "bob", "--yes", *given, store=own).out
     assert "erased 0 records" in told
     assert "stays user" in told
+
+
+def test_erasing_a_subject_takes_its_scoped_state(own: str) -> None:
+    here = Context("runner", "binding", conversation_id="talk", actor_id="bob")
+    with casstore.open(own) as store:
+        scope = ScopedState(store).scope(here, "actor")
+        scope.put("city", "Ulm")
+        scope.put("mood", "good")
+    plan = run("erase", "bob", "-n", "--json", store=own).json
+    assert plan["records"] == 2
+    assert run("erase", "bob", "--yes", "--json", store=own).json["records_erased"] == 2
+    with casstore.open(own) as store:
+        assert ScopedState(store).scope(here, "actor").list_keys().keys == []
 
 
 def test_a_sound_store_is_sound_at_every_level(own: str) -> None:
