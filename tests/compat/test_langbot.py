@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -350,6 +350,46 @@ def test_a_reset_that_cannot_be_right_is_named(
     source.run("UPDATE runner_state SET value_json = ?", (value,))
     with pytest.raises(InvalidInputError, match="row 1"):
         import_database(store, source.path)
+
+
+def meanwhile(store: Store, act: Callable[[], Any]) -> None:
+    """Let something happen just before the next write of the store."""
+    engine: Any = store.engine
+    whole = engine.write
+
+    def write(change: Any) -> Any:
+        engine.write = whole
+        act()
+        return whole(change)
+
+    engine.write = write
+
+
+def test_a_host_at_work_beside_an_import_loses_nothing(store: Store, source: Source) -> None:
+    scope = ScopedState(store).scope(HERE, "actor")
+    scope.put("before", 1)
+    source.add("actor", "k", '"theirs"')
+    meanwhile(store, lambda: scope.put("beside", 2))
+    import_database(store, source.path)
+    assert scope.list_keys().keys == ["before", "beside", "k"]
+    assert scope.usage().keys == 3
+    source.add("actor", "l", '"theirs"')
+    meanwhile(store, lambda: scope.put("l", "mine"))
+    with pytest.raises(ConflictError):
+        import_database(store, source.path)
+    found = scope.find("l")
+    assert found is not None
+    assert found.value == "mine"
+    assert scope.usage().keys == 4
+    states = ScopedState(store)
+    talk: dict[str, Any] = {"workspace_id": "w1", "bot_id": "b1", "conversation_id": "talk"}
+    source.run("DELETE FROM runner_state")
+    source.add_reset("theirs")
+    meanwhile(store, lambda: states.reset(**talk))
+    with pytest.raises(ConflictError):
+        import_database(store, source.path)
+    assert [one.number for one in states.generations(**talk)] == [1]
+    assert states.generations(**talk)[0].id != "theirs"
 
 
 def test_long_values_move_a_few_at_a_time(
