@@ -301,7 +301,9 @@ class Listing(Protocol):
 class Roots(NamedTuple):
     """What keeps objects alive: rows of these tables.
 
-    ``named`` finds the digests in a row, given its table and the engine's time.
+    ``named`` finds the digests in a row, given its table and the engine's time. A row comes to
+    name an object only in a write that brings it, asks for it (``ObjectsExist``) or stands on
+    a row that names it (``RowIs``): an engine whose removals run beside writers relies on that.
     """
 
     tables: tuple[str, ...]

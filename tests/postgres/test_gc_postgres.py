@@ -482,3 +482,11 @@ def test_clients_that_are_gone_for_long_are_forgotten(
         assert engine.connections.fetch(count) == [(1,)]
         # It may have been one of them.
         assert put_objects(engine, A) == 0
+
+
+def test_a_collection_whose_beginning_was_not_answered_has_begun(engine: PostgresEngine) -> None:
+    collected = collection(engine)
+    assert collected._begun() == collected._begun()
+    collected.__exit__(None, None, None)
+    with collection(engine):
+        pass

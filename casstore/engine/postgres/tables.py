@@ -280,8 +280,13 @@ CREATE FUNCTION {s}.begin_collection(
     the_store bigint, the_collector bytea, given_ms bigint, lasts_ms bigint
 ) RETURNS bigint LANGUAGE plpgsql VOLATILE SET lock_timeout = '2s' AS $body$
 DECLARE
-    found bigint;
+    the_epoch bigint;
 BEGIN
+    -- Asked again because the answer was lost: it has begun.
+    SELECT epoch INTO the_epoch FROM {s}.state WHERE collector = the_collector;
+    IF FOUND THEN
+        RETURN the_epoch;
+    END IF;
     IF EXISTS (
         SELECT 1 FROM {s}.state WHERE collector IS NOT NULL
             AND collector_until_ms > coalesce(given_ms, {s}.now_ms())
@@ -294,8 +299,8 @@ BEGIN
     UPDATE {s}.state SET epoch = epoch + 1, collector = the_collector,
             collector_until_ms = coalesce(given_ms, {s}.now_ms()) + lasts_ms
         WHERE collector IS NULL OR collector_until_ms <= coalesce(given_ms, {s}.now_ms())
-        RETURNING epoch INTO found;
-    RETURN found;
+        RETURNING epoch INTO the_epoch;
+    RETURN the_epoch;
 END
 $body$;
 """
