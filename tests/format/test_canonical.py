@@ -922,22 +922,28 @@ class _Text(str):
     """No text that could come back as what it was."""
 
 
+_SCALARS = st.one_of(
+    st.text(max_size=40), st.integers(-(2**63), 2**64 - 1), st.booleans(), st.none()
+)
+_STRANGE = st.one_of(
+    st.integers(-(2**70), 2**70),
+    st.floats(),
+    st.binary(max_size=4),
+    st.lists(st.integers(), max_size=2),
+    st.sampled_from(["\ud800", _Text("x"), "é" * 30]),
+)
+
+
 @given(
-    st.dictionaries(
-        st.one_of(st.text(max_size=6), st.integers(), st.binary(max_size=2)),
-        st.one_of(
-            st.text(max_size=40),
-            st.integers(-(2**70), 2**70),
-            st.booleans(),
-            st.none(),
-            st.floats(),
-            st.binary(max_size=4),
-            st.lists(st.integers(), max_size=2),
-            st.sampled_from(["\ud800", _Text("x"), "é" * 30]),
+    st.one_of(
+        st.dictionaries(st.text(max_size=3), _SCALARS, max_size=6),
+        st.dictionaries(
+            st.one_of(st.text(max_size=3), st.integers(), st.binary(max_size=2)),
+            st.one_of(_SCALARS, _STRANGE),
+            max_size=4,
         ),
-        max_size=6,
     ),
-    st.integers(0, 120),
+    st.integers(0, 400),
 )
 def test_a_flat_map_is_spelled_as_any_other_or_left_to_others(
     value: dict[Any, Any], max_bytes: int
