@@ -1,6 +1,6 @@
 """The engine protocol on LMDB.
 
-    index         digest → id
+    index         the first bytes of a digest ‖ id (see ``index``)
     slabs         last id → slab (see ``slab``)
     dictionaries  number → trained zstd dictionary
     meta          family, format, creation time, current dictionary
@@ -48,6 +48,7 @@ from casstore.engine.lmdb.environment import (
     translate,
 )
 from casstore.engine.lmdb.group import CommitQueue, Ticket
+from casstore.engine.lmdb.index import Index
 from casstore.engine.lmdb.journal import Journal, Pending, merge
 from casstore.engine.lmdb.reader import SlabReader
 from casstore.engine.lmdb.rows import open_row, seek_first, seek_last
@@ -203,14 +204,10 @@ class LmdbEngine:
                 commit = txn.id()
                 commits.add(commit)
                 recent = self._journal.at(txn, commit).ids
-                find, index = txn.get, env.index
+                find = Index(env, txn).find
                 for digest in unique[start : start + _READ_BATCH]:
                     # As Pending.find_id does; spelled out because every write comes through here.
-                    if digest in recent:
-                        ids[digest] = recent[digest]
-                    else:
-                        row = find(digest, None, index)
-                        ids[digest] = None if row is None else slabs.read_id(row)
+                    ids[digest] = recent[digest] if digest in recent else find(digest)
         return commits.pop() if len(commits) == 1 else None, ids
 
     def digests(self, first: bytes, last: bytes, *, limit: int) -> list[bytes]:
@@ -219,15 +216,8 @@ class LmdbEngine:
         with self._env.reading() as txn:
             recent = self._journal.at(txn, txn.id()).ids
             found = [name for name, own in recent.items() if own and first <= name <= last]
-            cursor = txn.cursor(db=self._env.index)
-            more = cursor.set_range(first)
-            left = limit
-            while more and left and bytes(cursor.key()) <= last:
-                name = bytes(cursor.key())
-                if name not in recent:
-                    found.append(name)
-                    left -= 1
-                more = cursor.next()
+            laid = Index(self._env, txn).between(first, last)
+            found += islice((name for name, _ in laid if name not in recent), limit)
         return sorted(found)[:limit]
 
     def get_many(self, digests: Sequence[bytes]) -> list[StoredObject | None]:
@@ -237,16 +227,13 @@ class LmdbEngine:
         found: list[StoredObject | None] = []
         for start in range(0, len(digests), _READ_BATCH):
             with self._env.reading() as txn:
-                read = self._reader(txn).object
+                reader = self._reader(txn)
+                read = reader.object
                 recent = self._journal.at(txn, txn.id()).ids
-                find, index = txn.get, self._env.index
+                find = Index(self._env, txn, reader.digest).find
                 for digest in digests[start : start + _READ_BATCH]:
                     # As Pending.find_id does; spelled out because every read comes through here.
-                    if digest in recent:
-                        object_id = recent[digest]
-                    else:
-                        row = find(digest, None, index)
-                        object_id = None if row is None else slabs.read_id(row)
+                    object_id = recent[digest] if digest in recent else find(digest)
                     found.append(None if object_id is None else read(object_id))
         return found
 
@@ -284,7 +271,7 @@ class LmdbEngine:
             child_at -= directory.child_counts[position]
             object_id = directory.first_id + position
             digest = directory.digest(position)
-            if pending.find_id(txn, self._env, digest) != object_id:
+            if not pending.is_named(txn, self._env, digest, object_id):
                 continue
             if before is not None and object_id >= before:
                 continue

@@ -17,7 +17,7 @@ from casstore.engine import conditions
 from casstore.engine.lmdb import journal, notes
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.environment import Environment
-from casstore.engine.lmdb.journal import Changes, Pending
+from casstore.engine.lmdb.journal import Changes, Name, Pending
 from casstore.engine.protocol import NewObject, PutRow, Write, WriteResult
 from casstore.errors import CasstoreError, CorruptionError, ObjectNotFoundError
 
@@ -83,7 +83,7 @@ class Transaction:
         self._ids: dict[bytes, int | None] = {}
         # What is new in the index, and what is gone.
         self._named: dict[bytes, int] = {}
-        self._unnamed: list[bytes] = []
+        self._unnamed: list[Name] = []
         # Rows as this batch leaves them.
         self._rows: dict[str, Changes] = {}
         self._first_new_id = self._first_free_id()
@@ -154,8 +154,10 @@ class Transaction:
             self._unname(digest)
         if job.hits and not write.rows:
             self._touch(job)
+        # A delete of what is not there leaves nothing to write, and LMDB counts no transaction
+        # that writes nothing: the journal's state must not be kept under its number.
         self.changed = self.changed or bool(
-            new_objects or write.rows or write.deletes or self._touched
+            new_objects or write.rows or self._unnamed or self._touched
         )
         return WriteResult(self._now_ms, new_objects)
 
@@ -221,9 +223,10 @@ class Transaction:
                 self._touched[object_id] = None
 
     def _unname(self, digest: bytes) -> None:
+        object_id = self._find_id(digest)
         self._ids[digest] = None
-        if self._named.pop(digest, None) is None:
-            self._unnamed.append(digest)
+        if self._named.pop(digest, None) is None and object_id is not None:
+            self._unnamed.append((digest, object_id))
 
     def _first_free_id(self) -> int:
         """Ids start at 1 and go on after the last slab, which is never removed."""
