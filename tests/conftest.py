@@ -10,6 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
 
+from casstore.engine.lmdb import tail
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import Engine
@@ -21,6 +22,12 @@ from casstore.testing import ManualClock
 def clock() -> ManualClock:
     """The time of ``any_store``."""
     return ManualClock()
+
+
+@pytest.fixture
+def slab_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writers do not join what they store: for tests that want many small slabs."""
+    monkeypatch.setattr(tail, "SMALL_RAW_BYTES", -1)
 
 
 @pytest.fixture(params=["memory", "lmdb"])

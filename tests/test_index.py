@@ -9,7 +9,7 @@ import pytest
 import casstore
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.engine import LmdbEngine
-from casstore.engine.lmdb.index import PREFIX_BYTES, Index, index_key, read_key
+from casstore.engine.lmdb.index import PREFIX_BYTES, index_key, read_key
 from casstore.engine.protocol import Write
 from casstore.errors import CorruptionError
 from casstore.format.digest import Digest
@@ -163,15 +163,3 @@ def test_a_row_is_read_as_it_was_written(own: int) -> None:
 def test_every_other_spelling_of_an_id_is_refused(spelled: bytes) -> None:
     with pytest.raises(CorruptionError):
         read_key(DIGEST[:PREFIX_BYTES] + spelled)
-
-
-def test_deleting_what_is_not_there_writes_nothing(tmp_path: Path) -> None:
-    with open_store(tmp_path / "s") as store:
-        env = engine_of(store)._env
-        store.put_blob(ONE)
-        with env.reading() as txn:
-            before = txn.id()
-        store.engine.write(Write(deletes=[TWIN]))
-        with env.reading() as txn:
-            assert txn.id() == before
-            assert Index(env, txn).find(TWIN) is None

@@ -41,6 +41,8 @@ from tests.maintenance.wounds import (
     wounding,
 )
 
+pytestmark = pytest.mark.usefixtures("slab_a_commit")
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:

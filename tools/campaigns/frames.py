@@ -28,6 +28,7 @@ from campaigns import specimen
 from campaigns.replay import Verifier, Violation, serve
 from campaigns.tally import Progress, Report, Tally, silent
 from casstore.engine.lmdb import slab as slabs
+from casstore.engine.lmdb.dictionaries import store_dictionary
 from casstore.engine.lmdb.index import PREFIX_BYTES, index_key
 from casstore.engine.protocol import NewObject
 from casstore.errors import CasstoreError
@@ -200,14 +201,18 @@ def _dictionary_cases() -> Iterator[Case]:
         dict_data=zstandard.ZstdCompressionDict(content), write_dict_id=False
     ).compress(_CONTENT)
     case = _alone("", _slab(frame, dictionary=1))
-    sound = plain_hash(content, 8) + content
+    sound = store_dictionary(content)
     key = (1).to_bytes(4, "big")
     damaged = {
         "cut": sound[:-1],
         "shorter than its checksum": sound[:5],
         "empty": b"",
         "with a flipped bit": sound[:-1] + bytes([sound[-1] ^ 1]),
-        "of other content": plain_hash(b"other", 8) + b"other",
+        "of other content": store_dictionary(b"other"),
+        "under another's checksum": sound[:8] + store_dictionary(b"other")[8:],
+        "that is not compressed": plain_hash(content, 8) + content,
+        "that claims too much": sound[:8] + _zeros_frame(2 << 20),
+        "that claims nothing": sound[:8] + _zeros_frame(1 << 16, declared=False),
     }
     for how, row in damaged.items():
         yield case._replace(

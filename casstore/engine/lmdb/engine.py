@@ -52,6 +52,7 @@ from casstore.engine.lmdb.index import Index
 from casstore.engine.lmdb.journal import Journal, Pending, merge
 from casstore.engine.lmdb.reader import SlabReader
 from casstore.engine.lmdb.rows import open_row, seek_first, seek_last
+from casstore.engine.lmdb.tail import Tail
 from casstore.engine.lmdb.transaction import Job, Plan, StaleError, Transaction
 from casstore.engine.lmdb.verification import verify_content
 from casstore.engine.protocol import (
@@ -152,6 +153,7 @@ class LmdbEngine:
         self._training: threading.Thread | None = None
         self._shelf = DictionaryShelf(self._env)
         self._compressor = Compressor(self._shelf.load)
+        self._tail = Tail(self._compressor)
         try:
             self._compressor.use(self._shelf.newest())
         except BaseException:
@@ -452,12 +454,15 @@ class LmdbEngine:
                 commit = txn.id()
                 pending = self._journal.at(txn, commit - 1)
                 jobs = [ticket.work for ticket in batch]
-                transaction = Transaction(env, txn, pending, self._clock(), jobs, self._touches)
+                transaction = Transaction(
+                    env, txn, pending, self._clock(), jobs, self._touches, self._tail
+                )
                 for ticket in batch:
                     results.append(self._apply(transaction, ticket.work))
                 if transaction.changed:
                     transaction.finish()
                     txn.commit()
+                    self._tail.note(transaction.run)
                     self._journal.note(commit, transaction.pending)
                     env.announce()
                 else:

@@ -86,6 +86,8 @@ class Draft(NamedTuple):
     codec: int
     dictionary: int
     payload: bytes
+    #: The payload before it was compressed.
+    raw: bytes = b""
 
 
 def draft(objects: list[NewObject], compress: Callable[[bytes], tuple[int, int, bytes]]) -> Draft:
@@ -109,8 +111,8 @@ def draft(objects: list[NewObject], compress: Callable[[bytes], tuple[int, int, 
         kinds.append(kind)
         lengths.append(size)
     gap_width = _width(gaps)
-    codec, dictionary, payload = compress(_column(gaps, gap_width) + b"".join(parts))
-    return Draft(objects, kinds, lengths, gap_width, codec, dictionary, payload)
+    raw = _column(gaps, gap_width) + b"".join(parts)
+    return Draft(objects, kinds, lengths, gap_width, *compress(raw), raw)
 
 
 def _cut_links(data: bytes, children: Sequence[bytes], parts: list[bytes], gaps: list[int]) -> bool:
@@ -163,7 +165,7 @@ def encode(
 
     ``children`` are the ids that each object links to, by its own; what is not there is dead.
     """
-    objects, drafted, lengths, gap_width, codec, dictionary, payload = draft
+    objects, drafted, lengths, gap_width, codec, dictionary, payload, _ = draft
     # A draft may be used again, if its transaction is interrupted.
     kinds = drafted.copy()
     digests: list[bytes] = []
@@ -239,6 +241,39 @@ class Columns:
         )  # fmt: skip
 
 
+def join(
+    run: Sequence[tuple[Directory, bytes]],
+    compress: Callable[[bytes], tuple[int, int, bytes]],
+) -> tuple[bytes, bytes]:
+    """The key and value of one slab for neighbours, given with their inflated payloads.
+
+    Every entry stays what it is, the dead ones too.
+    """
+    digests: list[bytes] = []
+    kinds: list[int] = []
+    lengths: list[int] = []
+    counts: list[int] = []
+    distances: list[int] = []
+    gaps: list[int] = []
+    parts: list[bytes] = []
+    for directory, raw in run:
+        digests.append(directory.digests)
+        kinds += directory.kinds
+        lengths += directory.lengths
+        counts += directory.child_counts
+        distances += directory.distances
+        number = sum(directory.gap_counts())
+        gaps += _read_column(raw, 0, number, directory.gap_width)
+        parts.append(raw[number << directory.gap_width :])
+    gap_width = _width(gaps)
+    # The youngest counts: nothing may look older than it is to a collector.
+    stored_at_ms = max([directory.stored_at_ms for directory, _ in run])
+    return _join(
+        run[0][0].first_id, stored_at_ms, digests, kinds, lengths, counts, distances,
+        gap_width, *compress(_column(gaps, gap_width) + b"".join(parts)),
+    )  # fmt: skip
+
+
 def _join(
     first_id: int,
     stored_at_ms: int,
@@ -252,7 +287,7 @@ def _join(
     dictionary: int,
     payload: bytes,
 ) -> tuple[bytes, bytes]:
-    count = len(digests)
+    count = len(kinds)
     length_width, count_width, distance_width = _width(lengths), _width(counts), _width(distances)
     header = _HEADER.pack(
         LAYOUT,

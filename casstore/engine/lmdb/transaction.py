@@ -18,8 +18,9 @@ from casstore.engine.lmdb import journal, notes
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.environment import Environment
 from casstore.engine.lmdb.journal import Changes, Name, Pending
+from casstore.engine.lmdb.tail import Fresh, Run, Tail
 from casstore.engine.protocol import NewObject, PutRow, Write, WriteResult
-from casstore.errors import CasstoreError, CorruptionError, ObjectNotFoundError
+from casstore.errors import CasstoreError, ObjectNotFoundError
 
 
 class StaleError(CasstoreError):
@@ -73,6 +74,7 @@ class Transaction:
         now_ms: int,
         jobs: Sequence[Job],
         recent: notes.RecentTouches,
+        tail: Tail,
     ) -> None:
         self._env = env
         self._txn = txn
@@ -93,6 +95,9 @@ class Transaction:
         self._children: dict[int, list[int]] = {}
         self._places: dict[int, _Places] = {}
         self._recent = recent
+        self._tail = tail
+        #: The run of small slabs at the end; after ``finish``, as this transaction leaves it.
+        self.run = Run([])
         # Objects that were put again, with nothing that names them.
         self._touched: dict[int, None] = {}
         self.changed = False
@@ -235,7 +240,6 @@ class Transaction:
 
     def finish(self) -> None:
         """Write what the batch amounts to: its slabs, their names, and its rows."""
-        self._write_slabs()
         if self._rows:
             # Wherever they are laid: a collector asks by table and key.
             notes.note_rows(self._env, self._txn, self._puts(), self._now_ms)
@@ -243,6 +247,8 @@ class Transaction:
             self.pending = journal.append(
                 self._env, self._txn, self.pending, self._rows, self._named, self._unnamed
             )
+        # Laying the journal in place is the moment for it: everybody waits for that anyway.
+        self._write_slabs(join=not self.pending.last)
         if self._touched:
             notes.touch(self._env, self._txn, self._touched, self._now_ms)
             for object_id in self._touched:
@@ -256,13 +262,13 @@ class Transaction:
                 if value is not None:
                     yield table, key
 
-    def _write_slabs(self) -> None:
+    def _write_slabs(self, *, join: bool) -> None:
         children = self._children
+        new: list[Fresh] = []
         for draft, first_id in self._slabs:
             ids = range(first_id, first_id + len(draft.objects))
             if first_id not in children and children.keys().isdisjoint(ids):
                 continue  # all of its writes were refused
             key, value = slabs.encode(draft, first_id, children, self._now_ms)
-            if not self._txn.put(key, value, append=True, db=self._env.slabs):
-                # py-lmdb reports an out-of-order append by returning False.
-                raise CorruptionError(f"{self._env.path}: slab {key.hex()} is not the last")
+            new.append(Fresh(key, value, draft.raw, first_id, len(draft.objects)))
+        self.run = self._tail.store(self._env, self._txn, new, join=join)
