@@ -27,7 +27,7 @@ def clock() -> ManualClock:
 @pytest.fixture
 def slab_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Writers do not join what they store: for tests that want many small slabs."""
-    monkeypatch.setattr(tail, "SMALL_RAW_BYTES", -1)
+    monkeypatch.setattr(tail, "SMALL_BODY_BYTES", -1)
 
 
 @pytest.fixture(params=["memory", "lmdb"])

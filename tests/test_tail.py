@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 
 import casstore
 from casstore import UNFENCED, Commit, NodeDraft
-from casstore.engine.lmdb import journal, tail
+from casstore.engine.lmdb import journal, notes, tail, transaction
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.protocol import NewObject, ObjectInfo, PutRow, Write
@@ -41,6 +43,10 @@ def put(store: Store, content: bytes) -> Digest:
     return store.put_blob(content)
 
 
+def new_blob(content: bytes) -> NewObject:
+    return NewObject(Digest.of_blob(content), 0, content, ())
+
+
 def infos(store: Store) -> list[ObjectInfo]:
     return engine_of(store).scan_objects(limit=1_000_000)
 
@@ -50,10 +56,8 @@ def texts(count: int, size: int = 100) -> list[bytes]:
     return [b"%d " % at + rng.randbytes(size) for at in range(count)]
 
 
-def test_when_the_journal_is_laid_in_place_one_slab_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(journal, "SETTLE_CHANGES", 20)
+def test_when_there_are_many_one_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tail, "MANY_SLABS", 21)
     contents = texts(50)
     with open_store(tmp_path / "s") as store:
         seen: dict[bytes, tuple[Any, ...]] = {}
@@ -90,8 +94,22 @@ def test_long_slabs_stay_by_themselves_and_end_a_run(tmp_path: Path) -> None:
         assert engine_of(store).verify() == 7
 
 
+def test_a_commit_that_lays_the_journal_does_not_join_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail, "MANY_SLABS", 4)
+    monkeypatch.setattr(journal, "SETTLE_CHANGES", 3)
+    with open_store(tmp_path / "s") as store:
+        for number, content in enumerate(texts(6), 1):
+            put(store, content)
+            if number == 4:
+                assert sizes(store) == [1, 1, 1, 1]
+        assert sizes(store) == [5, 1]
+        assert engine_of(store).verify() == 6
+
+
 def test_links_between_them_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "SETTLE_CHANGES", 40)
+    monkeypatch.setattr(tail, "MANY_SLABS", 8)
     with open_store(tmp_path / "s") as store:
         session = store.session("s")
         for at in range(60):
@@ -121,7 +139,7 @@ def test_what_others_have_changed_is_left_alone(
             store.close()
             store = open_store(tmp_path / "s")
         before = sizes(store)
-        monkeypatch.setattr(journal, "SETTLE_CHANGES", 0)
+        monkeypatch.setattr(tail, "MANY_SLABS", 2)
         store.tag("last", put(store, contents[5]))
         assert sizes(store)[: len(before)] == before or between == "close"
         kept = {contents[0], contents[5]} | set(contents[1:5] if between != "collect" else ())
@@ -140,7 +158,7 @@ def test_nothing_looks_older_than_it_is(tmp_path: Path, monkeypatch: pytest.Monk
         now[0] += 5_000
         two = put(store, b"two")
         assert [info.stored_at_ms for info in infos(store)] == [1_005_000, 1_000_000]
-        monkeypatch.setattr(journal, "SETTLE_CHANGES", 0)
+        monkeypatch.setattr(tail, "MANY_SLABS", 3)
         now[0] += 1
         three = put(store, b"three")
         assert sizes(store) == [3]
@@ -161,7 +179,7 @@ def test_a_refused_write_leaves_no_trace_in_the_run(
                 Write(objects=[NewObject(Digest.of_blob(b"x"), 0, b"x", (missing,))])
             )
         put(store, b"two")
-        monkeypatch.setattr(journal, "SETTLE_CHANGES", 0)
+        monkeypatch.setattr(tail, "MANY_SLABS", 2)
         engine_of(store).write(Write(rows=[PutRow("heads", b"k", b"v")]))
         assert sizes(store) == [2]
         assert engine_of(store).verify() == 2
@@ -179,7 +197,7 @@ def test_what_would_not_inflate_again_is_not_written(
             return compress(raw if len(raw) < 1000 else bytes(len(raw)))
 
         monkeypatch.setattr(compressor, "compress", wrong)
-        monkeypatch.setattr(journal, "SETTLE_CHANGES", 0)
+        monkeypatch.setattr(tail, "MANY_SLABS", 2)
         with pytest.raises(CorruptionError, match="joined"):
             put(store, b"the last")
         monkeypatch.undo()
@@ -193,7 +211,53 @@ def test_the_memory_for_it_is_bounded(tmp_path: Path) -> None:
     with open_store(tmp_path / "s") as store:
         for content in texts(300, 3000):
             put(store, content)
-            held = engine_of(store)._tail._run
-            assert held.raw_bytes == sum(len(each.raw) for each in held.slabs)
-            assert held.raw_bytes < slabs.TARGET_RAW_BYTES
-            assert all(len(each.raw) <= tail.SMALL_RAW_BYTES for each in held.slabs)
+            held = [len(each.sheet.body) for each in engine_of(store)._tail.run]
+            assert sum(held) < slabs.TARGET_RAW_BYTES + tail.SMALL_BODY_BYTES
+            assert len(held) <= tail.MANY_SLABS + 1
+            assert all(size <= tail.SMALL_BODY_BYTES for size in held)
+
+
+def test_what_another_process_stores_in_between_ends_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s"
+    other = (
+        "import sys, casstore\n"
+        "with casstore.open(sys.argv[1], durability='process') as store:\n"
+        "    store.put_blob(b'theirs')\n"
+    )
+    with open_store(path) as store:
+        mine = [put(store, content) for content in texts(3)]
+        subprocess.run([sys.executable, "-c", other, str(path)], check=True)
+        mine += [put(store, content) for content in texts(2, 50)]
+        assert sizes(store) == [3, 1, 1, 1]
+        monkeypatch.setattr(tail, "MANY_SLABS", 2)
+        mine.append(put(store, b"one more"))
+        assert sizes(store) == [3, 1, 3]
+        assert None not in store.get_many([*mine, Digest.of_blob(b"theirs")])
+        assert engine_of(store).verify() == 7
+
+
+def test_a_transaction_that_was_not_committed_is_not_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_store(tmp_path / "s") as store:
+        put(store, b"one")
+        with monkeypatch.context() as patch:
+
+            def interrupt(*arguments: object) -> None:
+                raise KeyboardInterrupt
+
+            # The last thing that a transaction does, when its slabs are written.
+            patch.setattr(notes, "touch", interrupt)
+            patch.setattr(
+                transaction.Transaction, "_touch", lambda self, job: self._touched.update({1: None})
+            )
+            with pytest.raises(KeyboardInterrupt):
+                engine_of(store).write(Write(objects=[new_blob(b"one"), new_blob(b"never")]))
+        monkeypatch.setattr(tail, "MANY_SLABS", 2)
+        put(store, b"two")
+        put(store, b"three")
+        assert store.missing([Digest.of_blob(b"never")]) == [Digest.of_blob(b"never")]
+        assert engine_of(store).verify() == 3
+        assert not check(store, level="full").findings

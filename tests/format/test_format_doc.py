@@ -138,6 +138,7 @@ def test_the_slab_diagram_has_the_offsets_of_the_header() -> None:
     assert [int(offset) for offset, _ in fields] == [0, 1, 2, 3, 4, 8, 12, 20, 28]
     assert slab.HEADER_BYTES == 28
     assert (slab.LAYOUT, slab.CODEC_RAW, slab.CODEC_ZSTD) == (1, 0, 1)
+    assert (slab.PACKED_LAYOUT, slab._MAX_RAW_BYTES) == (2, 17 << 20)
     assert (slab.DEAD, slab.KEEPS_LINKS) == (127, 128)
 
 

@@ -48,7 +48,7 @@ from casstore.engine.lmdb.environment import (
     translate,
 )
 from casstore.engine.lmdb.group import CommitQueue, Ticket
-from casstore.engine.lmdb.index import Index
+from casstore.engine.lmdb.index import PREFIX_BYTES, Index, index_key
 from casstore.engine.lmdb.journal import Journal, Pending, merge
 from casstore.engine.lmdb.reader import SlabReader
 from casstore.engine.lmdb.rows import open_row, seek_first, seek_last
@@ -93,6 +93,8 @@ DEFAULT_CACHE_BYTES: Final = 32 << 20
 # One read transaction serves at most this many look-ups, so that none is open long:
 # LMDB reuses no page that an open reader may still see.
 _READ_BATCH: Final = 512
+# How many names are remembered that commits found stored: a session links to the same again.
+_MAX_PROVEN: Final = 4096
 # How often a write is prepared anew because a collector removed what it relied on.
 _MAX_ATTEMPTS: Final = 16
 # Now and then a writer clears the slots of killed readers, which stop pages from being
@@ -142,6 +144,9 @@ class LmdbEngine:
         self._cache = SlabCache(cache_bytes)
         self._queue: CommitQueue[Job, WriteResult] = CommitQueue(self._run_batch)
         self._touches = notes.RecentTouches()
+        # Ids whose digests were compared. No id is given twice, so that stays true; whether
+        # the object still has its name is asked every time.
+        self._proven: dict[bytes, int] = {}
         self._commits = 0
         self._pid = os.getpid()
         self._stop_syncing = threading.Event()
@@ -201,16 +206,45 @@ class LmdbEngine:
         commits: set[int] = set()
         ids: dict[bytes, int | None] = {}
         env = self._env
+        proven = self._proven
         for start in range(0, len(unique), _READ_BATCH):
-            with env.reading() as txn:
+            likely: list[bytes] = []
+            with env.reading_bytes() as txn:
                 commit = txn.id()
                 commits.add(commit)
                 recent = self._journal.at(txn, commit).ids
-                find = Index(env, txn).find
+                names = txn.cursor(db=env.index)
+                seek = names.set_range
                 for digest in unique[start : start + _READ_BATCH]:
-                    # As Pending.find_id does; spelled out because every write comes through here.
-                    ids[digest] = recent[digest] if digest in recent else find(digest)
+                    # Mostly nothing begins like it: every write of something new comes here.
+                    if digest in recent:
+                        ids[digest] = recent[digest]
+                    elif digest in proven and names.set_key(index_key(digest, proven[digest])):
+                        ids[digest] = proven[digest]
+                    elif not seek(digest[:PREFIX_BYTES]) or (
+                        names.key()[:PREFIX_BYTES] != digest[:PREFIX_BYTES]
+                    ):
+                        ids[digest] = None
+                    else:
+                        likely.append(digest)
+            if likely:
+                commits.add(self._compare(likely, ids))
         return commits.pop() if len(commits) == 1 else None, ids
+
+    def _compare(self, likely: list[bytes], ids: dict[bytes, int | None]) -> int:
+        """Look up digests that the index seems to know; as of which commit."""
+        # In views: slabs may be long, and only a digest of each is wanted.
+        with self._env.reading() as txn:
+            commit = txn.id()
+            recent = self._journal.at(txn, commit).ids
+            find = Index(self._env, txn).find
+            for digest in likely:
+                found = ids[digest] = recent[digest] if digest in recent else find(digest)
+                if found is not None:
+                    if len(self._proven) >= _MAX_PROVEN:
+                        self._proven = {}
+                    self._proven[digest] = found
+            return commit
 
     def digests(self, first: bytes, last: bytes, *, limit: int) -> list[bytes]:
         """At most ``limit`` digests of stored objects from ``first`` to ``last``, in order."""
@@ -462,7 +496,6 @@ class LmdbEngine:
                 if transaction.changed:
                     transaction.finish()
                     txn.commit()
-                    self._tail.note(transaction.run)
                     self._journal.note(commit, transaction.pending)
                     env.announce()
                 else:

@@ -50,7 +50,7 @@ SETTLE_BYTES: Final = 256 << 10
 _LONG_ROW_BYTES: Final = 2048
 # How many rows of the tables are kept in memory, and how long they may be.
 _MAX_LAID: Final = 1024
-_MAX_LAID_BYTES: Final = 1024
+_MAX_LAID_BYTES: Final = 1280
 
 _TABLES: Final = frozenset(TABLES)
 _NAME_BYTES: Final = DIGEST_BYTES + 8

@@ -18,7 +18,7 @@ from casstore.engine.lmdb import journal, notes
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.environment import Environment
 from casstore.engine.lmdb.journal import Changes, Name, Pending
-from casstore.engine.lmdb.tail import Fresh, Run, Tail
+from casstore.engine.lmdb.tail import Fresh, Tail
 from casstore.engine.protocol import NewObject, PutRow, Write, WriteResult
 from casstore.errors import CasstoreError, ObjectNotFoundError
 
@@ -96,8 +96,6 @@ class Transaction:
         self._places: dict[int, _Places] = {}
         self._recent = recent
         self._tail = tail
-        #: The run of small slabs at the end; after ``finish``, as this transaction leaves it.
-        self.run = Run([])
         # Objects that were put again, with nothing that names them.
         self._touched: dict[int, None] = {}
         self.changed = False
@@ -247,8 +245,8 @@ class Transaction:
             self.pending = journal.append(
                 self._env, self._txn, self.pending, self._rows, self._named, self._unnamed
             )
-        # Laying the journal in place is the moment for it: everybody waits for that anyway.
-        self._write_slabs(join=not self.pending.last)
+        # A commit that lays the journal in place should not have to join slabs as well.
+        self._write_slabs(busy=not self.pending.last)
         if self._touched:
             notes.touch(self._env, self._txn, self._touched, self._now_ms)
             for object_id in self._touched:
@@ -262,13 +260,13 @@ class Transaction:
                 if value is not None:
                     yield table, key
 
-    def _write_slabs(self, *, join: bool) -> None:
+    def _write_slabs(self, *, busy: bool) -> None:
         children = self._children
         new: list[Fresh] = []
         for draft, first_id in self._slabs:
             ids = range(first_id, first_id + len(draft.objects))
             if first_id not in children and children.keys().isdisjoint(ids):
                 continue  # all of its writes were refused
-            key, value = slabs.encode(draft, first_id, children, self._now_ms)
-            new.append(Fresh(key, value, draft.raw, first_id, len(draft.objects)))
-        self.run = self._tail.store(self._env, self._txn, new, join=join)
+            sheet = slabs.lay_out(draft, first_id, children, self._now_ms)
+            new.append(Fresh(*slabs.seal_draft(draft, sheet), sheet))
+        self._tail.store(self._env, self._txn, new, busy=busy)
