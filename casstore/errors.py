@@ -94,6 +94,37 @@ class SessionBindingError(InvalidInputError):
         self.attempted = attempted
 
 
+class SubjectSecretError(InvalidInputError):
+    """The names of subjects in this store were hashed with another secret than the one given."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "subjects in this store are hashed with another secret: with this one nobody would "
+            "be found; give the one that it was begun with, or none if there was none"
+        )
+
+
+class SpawnDepthError(InvalidInputError):
+    """A session would stand deeper below others than the log allows; it was not created."""
+
+    def __init__(self, parent: str, depth: int, limit: int) -> None:
+        super().__init__(
+            f"a session below {parent!r} would stand at depth {depth}, and {limit} is the limit: "
+            "let the parent do the work, or open the log with a higher depth_limit"
+        )
+        self.parent = parent
+        self.depth = depth
+        self.limit = limit
+
+
+class NotALogError(InvalidInputError):
+    """A session is there, but it was not made by a log: its nodes are no numbered messages."""
+
+    def __init__(self, session: str, reason: str) -> None:
+        super().__init__(f"session {session!r} is no session log: {reason}")
+        self.session = session
+
+
 class NotCanonicalError(InvalidValueError):
     """Bytes decode to a value, but are not the one spelling that casstore accepts (P4)."""
 
@@ -109,6 +140,14 @@ class BadLineError(InvalidInputError):
         self.committed = committed
 
 
+class StateRefusedError(InvalidInputError):
+    """Scoped state may not be read or written so; ``reason`` is one of ``scoped.Reason``."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 class NoVectorIndexError(InvalidInputError):
     """Items cannot be found by meaning: there is no vector index."""
 
@@ -117,6 +156,18 @@ class NoVectorIndexError(InvalidInputError):
             f"{what}, and there is no vector index: search by namespace and filter, or keep "
             "vectors in a database made for them"
         )
+
+
+class DecisionNotAllowedError(InvalidInputError):
+    """An approval is answered with one of the decisions that it allows; ``allowed`` has them."""
+
+    def __init__(self, approval: str, decision: str, allowed: Sequence[str]) -> None:
+        super().__init__(
+            f"approval {approval!r} allows {', '.join(map(repr, allowed))}, not {decision!r}"
+        )
+        self.approval = approval
+        self.decision = decision
+        self.allowed: tuple[str, ...] = tuple(allowed)
 
 
 class NotFoundError(CasstoreError, LookupError):
@@ -211,6 +262,31 @@ class AttachmentNotFoundError(NotFoundError):
         self.attachment = attachment
 
 
+class RecordNotFoundError(NotFoundError):
+    """There is no such record; ``kind`` says of what kind, ``name`` which."""
+
+    def __init__(self, kind: str, name: str, place: str = "in this store") -> None:
+        super().__init__(f"no {kind} {name!r} {place}")
+        self.kind = kind
+        self.name = name
+
+
+class KeyMissingError(NotFoundError):
+    """A value is encrypted, and its key is not in the key store that was given, or none was."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"no key {key}: give the key store that has it, or restore that")
+        self.key = key
+
+
+class KeyDestroyedError(NotFoundError):
+    """A value is encrypted, and its key was destroyed: the value is erased for good."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"key {key} was destroyed: what it encrypts is erased, backups included")
+        self.key = key
+
+
 class ConflictError(CasstoreError):
     """Somebody else moved first: read again and retry."""
 
@@ -277,6 +353,28 @@ class AttachmentStateError(ConflictError):
         self.state = state
 
 
+class RecordSealedError(ConflictError):
+    """The record is sealed: nothing changes or removes it before somebody has reviewed that."""
+
+    def __init__(self, record: str, action: str) -> None:
+        super().__init__(f"{record} is sealed ({action}); lift_seal after a review")
+        self.record = record
+        self.action = action
+
+
+class RecordHeldError(ConflictError):
+    """The record must be kept for a time: it is neither changed nor removed before."""
+
+    def __init__(self, record: str, basis: str, until_ms: int) -> None:
+        super().__init__(
+            f"{record} is held until {until_ms} ms since 1970 ({basis}); wait, or lift_hold "
+            "after a review"
+        )
+        self.record = record
+        self.basis = basis
+        self.until_ms = until_ms
+
+
 class SessionExistsError(ConflictError):
     """A session with this id is there already."""
 
@@ -293,6 +391,19 @@ class SessionDeletedError(ConflictError):
         self.session = session
 
 
+class PendingCallsError(ConflictError):
+    """Tool calls of a message have no results yet: resume them, or abort them."""
+
+    def __init__(self, session: str, number: int, calls: Sequence[object]) -> None:
+        super().__init__(
+            f"message {number} of session {session!r} waits for the results of {len(calls)} tool "
+            "calls: resume them, or abort them"
+        )
+        self.session = session
+        self.number = number
+        self.calls = tuple(calls)
+
+
 class NameTakenError(ConflictError):
     """A tag or pin of this name points elsewhere."""
 
@@ -300,6 +411,28 @@ class NameTakenError(ConflictError):
         super().__init__(f"{name!r} names {digest.hex()} already")
         self.name = name
         self.digest = digest
+
+
+class StateConflictError(ConflictError):
+    """A key of scoped state is not at the version that the call expected; None: not there."""
+
+    def __init__(self, key: str, expected: str | None, actual: str | None) -> None:
+        super().__init__(
+            f"state {key!r} is at version {actual}, not {expected}: read it again and decide anew"
+        )
+        self.key = key
+        self.expected = expected
+        self.actual = actual
+
+
+class RunFrozenError(ConflictError):
+    """A run of this id has begun, and what it may do was frozen otherwise then."""
+
+    def __init__(self, run: str) -> None:
+        super().__init__(
+            f"run {run!r} has begun with another authorisation; end it first, or use another id"
+        )
+        self.run = run
 
 
 class BranchedThreadError(ConflictError):
@@ -341,6 +474,23 @@ class TargetExistsError(ConflictError):
     def __init__(self, path: str) -> None:
         super().__init__(f"{path} exists; choose another name, or say that it may be replaced")
         self.path = path
+
+
+class RecordConflictError(ConflictError):
+    """A record of this name is there, and what it holds does not allow the call."""
+
+    def __init__(self, kind: str, name: str, reason: str) -> None:
+        super().__init__(f"{kind} {name!r} {reason}")
+        self.kind = kind
+        self.name = name
+
+
+class ApprovalResolvedError(RecordConflictError):
+    """Somebody has decided already; ``status`` says what became of it."""
+
+    def __init__(self, approval: str, status: str) -> None:
+        super().__init__("approval", approval, f"was resolved before: {status}")
+        self.status = status
 
 
 class StoreStateError(CasstoreError):
@@ -417,6 +567,18 @@ class FormatVersionError(FormatError):
         self.supported = supported
 
 
+class RecordsSchemaError(FormatError):
+    """Records of a kind are of another family or version, or it cannot be told of which."""
+
+    def __init__(self, place: str, found: str, expected: str) -> None:
+        super().__init__(
+            f"{place} holds {found}, this release reads {expected}: use the release that "
+            "wrote it, or another store"
+        )
+        self.found = found
+        self.expected = expected
+
+
 class StorageError(CasstoreError):
     """The disk, the map or the permissions refused; nothing was half-written."""
 
@@ -425,6 +587,13 @@ class StorageError(CasstoreError):
 
 class StorageFullError(StorageError):
     """No room is left on the disk or in the map; the store stays usable."""
+
+
+class StorageUnavailableError(StorageError):
+    """The server that holds the store cannot be reached, or went away: try again later.
+
+    Whether a write that ends like this has happened is not known. It happens at most once.
+    """
 
 
 class UnsafePayloadError(CasstoreError):

@@ -26,8 +26,8 @@ from casstore.engine.protocol import (
     Write,
     WriteResult,
 )
-from casstore.errors import CasstoreError, ConditionFailedError
-from casstore.format.digest import Digest
+from casstore.errors import CasstoreError, ConditionFailedError, ObjectNotFoundError
+from casstore.format.digest import Digest, Kind
 from casstore.store import Store
 from casstore.testing.engine_fixtures import (
     all_objects,
@@ -35,6 +35,7 @@ from casstore.testing.engine_fixtures import (
     assert_reads_back,
     find_row,
     new_blob,
+    new_object,
     new_parent,
 )
 
@@ -68,6 +69,34 @@ def commit(
 def together(engine: LmdbEngine, *writes: Write) -> list[WriteResult | CasstoreError]:
     """Run writes that were prepared together as one transaction."""
     return commit(engine, [[*writes]], [*range(len(writes))], lambda: None)
+
+
+def test_a_node_that_is_stored_already_is_not_stored_once_more(engine: LmdbEngine) -> None:
+    """Nodes are taken to be new without looking; the transaction finds out."""
+    nodes = [new_object(data, kind=Kind.NODE) for data in (b"1", b"2", b"3", b"4")]
+    assert engine.write(Write(objects=nodes[:2])).new_objects == 2
+    marker = PutRow("heads", b"key", b"value")
+    assert engine.write(Write(objects=nodes[1:3], rows=[marker])).new_objects == 1
+    assert engine.write(Write(objects=[nodes[3], nodes[3]])).new_objects == 1
+    assert_reads_back(engine, *nodes)
+    space = engine.measure_space().slabs
+    assert (space.objects, space.dead_objects) == (4, 0)
+
+
+def test_a_node_that_was_collected_is_stored_again(engine: LmdbEngine) -> None:
+    node = new_object(b"node", kind=Kind.NODE)
+    engine.write(Write(objects=[node]))
+    engine.write(Write(deletes=[node.digest]))
+    assert engine.write(Write(objects=[node])).new_objects == 1
+    assert_reads_back(engine, node)
+
+
+def test_a_node_is_refused_whose_child_is_missing(engine: LmdbEngine) -> None:
+    missing = new_object(b"missing", kind=Kind.NODE)
+    node = new_object(missing.digest, [missing.digest], kind=Kind.NODE)
+    with pytest.raises(ObjectNotFoundError):
+        engine.write(Write(objects=[node]))
+    assert engine.write(Write(objects=[missing, node])).new_objects == 2
 
 
 def stored_anew(answers: list[WriteResult | CasstoreError]) -> list[int | type[CasstoreError]]:

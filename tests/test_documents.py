@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
+from casstore.cli.main import cli
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md")])
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]+\]\(([^)#\s]+)[^)]*\)")
 
 
@@ -29,6 +34,7 @@ EXTRAS = {
     "langgraph": "langgraph",
     "claude_agent_sdk": "claude_agent_sdk",
     "casstore.adapters.openai_agents": "agents",
+    "FileKeys": "cryptography",
 }
 
 
@@ -43,6 +49,8 @@ def lacks_extra(code: str) -> bool:
 def test_every_python_block_runs(name: str, code: str, tmp_path: Path) -> None:
     if lacks_extra(code):
         pytest.skip("needs the extra: pip install 'casstore[dev]'")
+    if "postgresql://" in code:
+        pytest.skip("needs a server, and is run on one: tests/postgres/test_postgres_doc.py")
     (tmp_path / "README.md").write_text((ROOT / "README.md").read_text())
     (tmp_path / "block.py").write_text(code)
     answer = subprocess.run(
@@ -56,6 +64,24 @@ def test_every_python_block_runs(name: str, code: str, tmp_path: Path) -> None:
 def test_the_first_example_of_the_readme_is_short() -> None:
     first = BLOCK.findall((ROOT / "README.md").read_text())[0]
     assert len([line for line in first.splitlines() if line.strip()]) <= 15
+
+
+def test_the_console_of_the_readme_is_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / "README.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    exec(compile(BLOCK.findall(text)[0], "README.md", "exec"), {})
+    (console,) = CONSOLE.findall(text)
+    export, *steps = re.split(r"^\$ ", console, flags=re.MULTILINE)[1:]
+    name, _, value = export.removeprefix("export ").strip().partition("=")
+    monkeypatch.setenv(name, value)
+    assert len(steps) >= 3
+    for step in steps:
+        command, _, printed = step.partition("\n")
+        program, *arguments = shlex.split(command)
+        assert program == "casstore"
+        ran = CliRunner().invoke(cli, arguments)
+        told = [line.rstrip() for line in ran.stdout.splitlines()]
+        assert told == printed.splitlines(), command
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -7,11 +7,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import pytest
 
 from casstore.engine.lmdb import journal, packing
+from casstore.engine.lmdb import rows as rows_module
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.lmdb.environment import Environment
 from casstore.engine.lmdb.journal import Journal, settle_now
@@ -180,6 +182,37 @@ def test_who_follows_sees_what_is_there(
                 for digest, stored in objects.items():
                     assert (pending.find_id(txn, env, digest) is not None) == stored
     engine.verify()
+
+
+def test_a_gap_is_proven_once_and_only_while_the_tables_stay(
+    engine: LmdbEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [PutRow("records", b"k%d" % number, b"value") for number in range(0, 10, 2)]
+    engine.write(Write(rows=rows))
+    settle_now(engine._env)
+    looked: list[bytes] = []
+
+    def find(cursor: Any, table: str, key: bytes) -> Any:
+        looked.append(key)
+        return rows_module.find_row(cursor, table, key)
+
+    monkeypatch.setattr(journal, "find_row", find)
+    names = [b"a", b"k1", b"k15", b"k1x", b"k3", b"k9", b"z"]
+    wanted = [RowKey("records", name) for name in names]
+    assert engine.get_rows(wanted) == [None] * len(names)
+    assert looked == [b"a", b"k1", b"k3", b"k9"]
+    assert engine.get_rows(wanted) == [None] * len(names)
+    assert looked == [b"a", b"k1", b"k3", b"k9"]
+    # Neighbours are no part of a gap.
+    assert engine.get_rows([RowKey("records", b"k2")]) == [b"value"]
+    # In the journal, in place, and gone again: each is seen at once.
+    engine.write(Write(rows=[PutRow("records", b"k15", b"new")]))
+    assert engine.get_rows(wanted) == [None, None, b"new", *[None] * 4]
+    settle_now(engine._env)
+    assert engine.get_rows(wanted) == [None, None, b"new", *[None] * 4]
+    engine.write(Write(rows=[DeleteRow("records", b"k15")]))
+    settle_now(engine._env)
+    assert engine.get_rows(wanted) == [None] * len(names)
 
 
 def test_another_process_reads_what_was_not_laid_and_adds_to_it(engine: LmdbEngine) -> None:

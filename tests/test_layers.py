@@ -23,6 +23,7 @@ LAYERS = (
     ("store", "session", "aio"),
     ("records",),
     ("maintenance",),
+    ("compat",),
     ("adapters", "cli", "viewer", "__main__"),
     ("testing",),
 )
@@ -38,6 +39,8 @@ DOORS = {
     "pyfastcdc": ("casstore.format.chunking",),
     "zstandard": ("casstore.engine.compression",),
     "lmdb": ("casstore.engine.lmdb",),
+    "psycopg": ("casstore.engine.postgres",),
+    "psycopg_pool": ("casstore.engine.postgres",),
     "click": ("casstore.cli",),
     "rich": ("casstore.cli",),
     "langgraph": ("casstore.adapters.langgraph",),
@@ -47,6 +50,7 @@ DOORS = {
     # A part of the Claude Agent SDK's own interface: it runs on asyncio and on trio.
     "anyio": ("casstore.adapters.claude",),
     "agents": ("casstore.adapters.openai_agents",),
+    "cryptography": ("casstore.records.lifecycles.encryption",),
     "pytest": ("casstore.testing",),
     "hypothesis": ("casstore.testing",),
 }
@@ -217,7 +221,12 @@ def importable() -> list[str]:
     chosen = [without_init(module) for module in MODULES if layer(module) != "testing"]
     # casstore.aio is for those who have loaded asyncio themselves.
     lean = ("errors", "version", "format", "engine", "objects", "store", "__init__")
-    return [module for module in chosen if layer(module) in lean]
+    # psycopg is loaded by those who open a store on a server.
+    return [
+        module
+        for module in chosen
+        if layer(module) in lean and not inside(module, "casstore.engine.postgres")
+    ]
 
 
 def test_importing_casstore_loads_nothing_slow() -> None:

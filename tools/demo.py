@@ -1,6 +1,7 @@
 """The main job, shown: a session grows, forks, is compared, loses a race, and is dropped.
 
-Run by ``tools/demo``. Everything printed is measured while it runs.
+Run by ``tools/demo``. Everything printed is measured while it runs. On a terminal it waits a
+little after each chapter, so that it can be read: half a minute in all.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from casstore.maintenance import gc
 TURNS = 300
 MORE_TURNS = 60
 TTL_MS = 60_000
+READING_S = 3.5
 DEFAULT_PLACE = "demo-store"
 ASKS = (
     "the test of {0} fails since this morning; find out why",
@@ -47,6 +49,15 @@ def size(number: float) -> str:
             return f"{number:,.0f} {unit}" if unit == "bytes" else f"{number:,.1f} {unit}"
         number /= 1024
     raise AssertionError
+
+
+def chapter(text: str) -> None:
+    """The headline of a part of the story, when there was time to read the one before."""
+    if not text.startswith("1."):
+        if sys.stdout.isatty():
+            time.sleep(READING_S)
+        print()
+    print(text, flush=True)
 
 
 def line(text: str, figure: object) -> None:
@@ -152,7 +163,9 @@ def tell(store: Store) -> None:
     """Tell it."""
     main, other = store.session("main"), store.session("other")
 
-    print(f"1. A session of {TURNS} turns: each one durable commit, under a lease, with a turn id.")
+    chapter(
+        f"1. A session of {TURNS} turns: each one durable commit, under a lease, with a turn id."
+    )
     seconds, copies, last = grow(Agent(main, 1), "main", 0, TURNS)
     head = main.head()
     assert head is not None
@@ -162,13 +175,13 @@ def tell(store: Store) -> None:
     line("this store, all revisions kept", size(used(store)))
     line("one commit, median", f"{statistics.median(seconds) * 1000:.2f} ms")
 
-    print("\n2. It forks. The fork shares everything; one row says where it stands.")
+    chapter("2. It forks. The fork shares everything; one row says where it stands.")
     before, began = used(store), time.perf_counter()
     store.fork("main", "other")
     line("time", f"{(time.perf_counter() - began) * 1000:.2f} ms")
     line("pages added", size(used(store) - before))
 
-    print(f"\n3. Both go on for {MORE_TURNS} turns, and are compared.")
+    chapter(f"3. Both go on for {MORE_TURNS} turns, and are compared.")
     before = used(store)
     copies = grow(Agent(main, 2), "main", TURNS, MORE_TURNS)[1]
     copies += grow(Agent(other, 3), "other", TURNS, MORE_TURNS)[1]
@@ -185,11 +198,11 @@ def tell(store: Store) -> None:
         where = ".".join(map(str, change.path))
         print(f"      {change.op:8} {where:46} {shown(change.before)} → {shown(change.after)}")
 
-    print("\n4. Two writers start from the same revision. One wins, the other is told.")
+    chapter("4. Two writers start from the same revision. One wins, the other is told.")
     race(other)
 
-    print(
-        "\n5. A worker sends a turn again that had arrived. Its lease is long gone; that is fine."
+    chapter(
+        "5. A worker sends a turn again that had arrived. Its lease is long gone; that is fine."
     )
     ids = [f"made-anew-{at}" for at in range(len(last.append))]
     again = [NodeDraft(name, draft.payload) for name, draft in zip(ids, last.append, strict=True)]
@@ -240,12 +253,12 @@ def whole_state(session: Session) -> int:
 
 def drop(store: Store) -> None:
     """The end of the story: one branch goes, and its space comes back."""
-    print("\n6. Small commits are packed. Nothing else changes.")
+    chapter("6. Small commits are packed. Nothing else changes.")
     before, report = used(store), store.pack(min_age_ms=0)
     line("slabs joined, into", f"{report.slabs_before:,} → {report.slabs_after:,}")
     line("this store, before and after", f"{size(before)} → {size(used(store))}")
 
-    print("\n7. One branch is dropped, and the space comes back.")
+    chapter("7. One branch is dropped, and the space comes back.")
     before = used(store)
     store.delete_session("other")
     collected = gc.collect(store, grace_ms=0)
@@ -256,7 +269,7 @@ def drop(store: Store) -> None:
     line("this store, after", f"{used(store):,} bytes")
     line("given back", size(before - used(store)))
 
-    print(f"\n8. Every digest recomputed: {engine_of(store).verify():,} objects are sound.")
+    chapter(f"8. Every digest recomputed: {engine_of(store).verify():,} objects are sound.")
 
 
 def main() -> None:

@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal, NamedTuple, cast, get_args
 
-from casstore.adapters.json_values import storable
 from casstore.errors import (
     BadLineError,
     CycleError,
@@ -33,6 +32,7 @@ from casstore.errors import (
 )
 from casstore.format.digest import plain_hash
 from casstore.maintenance.progress import Progress, Step
+from casstore.records.json_values import storable
 from casstore.session.data import UNFENCED, Commit, NodeDraft
 from casstore.session.keys import MAX_ID_BYTES
 from casstore.session.session import Session

@@ -44,6 +44,7 @@ _MODULES: Final = {
     "moving": ("backup", "copy", "export", "import", "verify"),
     "langgraph": ("import-langgraph-sqlite",),
     "transcripts": ("import-jsonl",),
+    "foreign": ("import-records",),
 }
 MODULE_OF: Final = {command: module for module, names in _MODULES.items() for command in names}
 SECTIONS: Final = (

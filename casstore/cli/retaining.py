@@ -172,6 +172,7 @@ PRUNE_FIELDS: Final[Fields] = {
             "lineages": "node tables that no session needs",
             "lineage_rows": "and their rows",
             "complete": "false: run it again",
+            "records": "scoped state and its runs whose time was up",
         },
     ),
     "plan": Part(
@@ -353,7 +354,7 @@ def write_prune(
         ]
     )
     if expired is not None:
-        rows_gone = sum(expired[:5]) + expired.lineage_rows
+        rows_gone = sum(expired[:5]) + expired.lineage_rows + expired.records
         to.facts([("expired rows", f"{rows_gone:,} gone")])
     for one in report.skipped[:_LISTED]:
         at = "" if one.revision is None else f"@{one.revision}"

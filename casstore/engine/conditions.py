@@ -17,6 +17,7 @@ from casstore.engine.protocol import (
     TABLES,
     TIME_BYTES,
     Condition,
+    DeleteRow,
     ObjectsExist,
     PutRow,
     RowIs,
@@ -41,8 +42,9 @@ def require(
     """Raise for the first condition that does not hold."""
     for index, condition in enumerate(conditions):
         if isinstance(condition, RowIs):
-            actual = find_row(condition.table, condition.key)
-            if actual != condition.value:
+            table, key, value = condition
+            actual = find_row(table, key)
+            if actual != value:
                 raise ConditionFailedError(index, condition, actual)
         elif isinstance(condition, ObjectsExist):
             for digest in condition.digests:
@@ -95,20 +97,23 @@ def validate(write: Write) -> None:
         if isinstance(condition, ObjectsExist):
             check_digests(condition.digests)
             continue
-        table, key = condition[:2]
+        table, key = condition[0], condition[1]
         if table not in _TABLES or not 0 < len(key) <= MAX_ROW_KEY_BYTES:
             check_key(table, key)
         if isinstance(condition, _TIMED) and condition.offset < 0:
             raise InvalidInputError(f"a time at offset {condition.offset}")
     for change in rows:
-        table, key = change[:2]
+        if isinstance(change, DeleteRow):
+            check_key(*change)
+            continue
+        table, key, value, stamps = change
         if table not in _TABLES or not 0 < len(key) <= MAX_ROW_KEY_BYTES:
             check_key(table, key)
-        if isinstance(change, PutRow):
-            size = len(change.value)
-            if size > MAX_ROW_VALUE_BYTES:
-                raise InvalidInputError(f"a row of {size} bytes (at most {MAX_ROW_VALUE_BYTES})")
-            for offset, add_ms in change.stamps:
+        size = len(value)
+        if size > MAX_ROW_VALUE_BYTES:
+            raise InvalidInputError(f"a row of {size} bytes (at most {MAX_ROW_VALUE_BYTES})")
+        if stamps:
+            for offset, add_ms in stamps:
                 if not 0 <= offset <= size - TIME_BYTES:
                     raise InvalidInputError(f"a stamp at {offset} outside its row")
                 if abs(add_ms) > MAX_STAMP_MS:

@@ -105,16 +105,19 @@ def map_header(count: int) -> bytes:
     raise LimitError(f"a map of {count} entries (at most {MAX_ENTRIES})")
 
 
-_pack: Final[Callable[[Any], bytes]] = msgpack.packb
+_unpackb: Final[Callable[..., Any]] = msgpack.unpackb
+# ValueError covers truncation, trailing bytes, bad UTF-8 and too deep a stack.
+_UNPACK_ERRORS: Final = (ValueError, TypeError, RecursionError, msgpack.UnpackException)
 _ExtType: Final = msgpack.ExtType
 _new_tuple: Final = tuple.__new__
 _HOLDERS: Final = frozenset((dict, list, _ExtType))
+_CONTAINERS: Final = frozenset((dict, list))
 _ROLE_BYTES: Final = {role: bytes((role,)) for role in (ROLE_LINK, ROLE_TEXT, ROLE_BYTES)}
 
 
-def pack_checked(columns: list[Any]) -> bytes:
-    """Spell a structure that is canonical by construction, at the speed of C."""
-    return _pack(columns)
+#: Spells a structure that is canonical by construction, at the speed of C.
+pack_checked: Final[Callable[[Any], bytes]] = msgpack.packb
+_pack: Final = pack_checked
 
 
 def unpack_checked(data: bytes) -> Any:
@@ -395,6 +398,33 @@ def inspect(data: bytes) -> tuple[Any, list[tuple[int, bytes]]]:
     return value, links
 
 
+def open_trusted(data: bytes) -> tuple[Any, list[tuple[int, bytes]]]:
+    """What ``inspect`` gives, for bytes that their digest has just proven, in half the time.
+
+    They are the bytes that somebody has hashed, and whatever lets objects into a store either
+    spells them itself or has them inspected. So the spelling is not tried once more. What
+    could do harm still is: an extension that is no link, and too deep a nesting.
+    """
+    links: list[tuple[int, bytes]] = []
+
+    def note_link(code: int, payload: bytes) -> Any:
+        if code == LINK_EXT_TYPE and len(payload) == _LINK_BYTES and payload[0] < ROLE_ITEM:
+            links.append((payload[0], payload[1:]))
+        else:
+            links.append(read_link(code, payload))
+        return _new_tuple(_ExtType, (code, payload))
+
+    try:
+        value = _unpackb(data, ext_hook=note_link, timestamp=1)
+    except InvalidInputError:
+        raise
+    except _UNPACK_ERRORS as exc:
+        raise _not_msgpack(exc) from exc
+    if not _nests(value, MAX_DEPTH):
+        raise refuse_depth()
+    return value, links
+
+
 def _may_hold_strange_float(data: bytes) -> bool:
     """Is there a place in the bytes that a NaN or infinity could start at?"""
     # One byte is found many times faster than two.
@@ -486,7 +516,11 @@ def _nests(value: Any, room: int) -> bool:
         return True
     if not room:
         return False
-    for item in value.values() if kind is dict else value:
+    items = value.values() if kind is dict else value
+    if _CONTAINERS.isdisjoint(map(type, items)):
+        # Most are, and this is at the speed of C.
+        return True
+    for item in items:
         kind = type(item)
         if (kind is list or kind is dict) and not _nests(item, room - 1):
             return False
@@ -542,11 +576,12 @@ def _unpack(data: bytes, ext_hook: Callable[[int, bytes], Any]) -> Any:
         )
     except InvalidInputError:
         raise
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as exc:
-        # ValueError covers truncation, trailing bytes, bad UTF-8 and too deep a stack.
-        raise NotCanonicalError(
-            f"not canonical msgpack ({str(exc) or type(exc).__name__})"
-        ) from exc
+    except _UNPACK_ERRORS as exc:
+        raise _not_msgpack(exc) from exc
+
+
+def _not_msgpack(exc: Exception) -> NotCanonicalError:
+    return NotCanonicalError(f"not canonical msgpack ({str(exc) or type(exc).__name__})")
 
 
 def _checked_map(mapping: dict[Any, Any]) -> dict[str, Any]:

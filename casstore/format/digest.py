@@ -117,6 +117,7 @@ _CONTEXTS: Final = {
 
 # Other hashes that stand for content without naming an object.
 TURN_CONTEXT: Final = "casstore 2026-11 turn v1"
+SUBJECT_CONTEXT: Final = "casstore 2026-11 subject v1"
 
 # Deriving a key costs a compression of its own; a copied hasher has done it already.
 _HASHERS: Final = {kind: blake3(derive_key_context=text) for kind, text in _CONTEXTS.items()}
@@ -142,6 +143,13 @@ def turn_hash(data: bytes) -> bytes:
     """The hash by which a repeated turn is recognised (see ``session.intent``)."""
     hasher = _TURN_HASHER.copy()
     hasher.update(data)
+    return hasher.digest()
+
+
+def subject_hash(secret: bytes, subject: bytes) -> bytes:
+    """What stands for a person in rows: one way, and with a secret not to be guessed either."""
+    hasher = blake3(derive_key_context=SUBJECT_CONTEXT)
+    hasher.update(len(secret).to_bytes(4, "big") + secret + subject)
     return hasher.digest()
 
 

@@ -25,6 +25,7 @@ from casstore.format.canonical import (
     is_link,
     link_bytes,
     links_in,
+    open_trusted,
     pack_checked,
     pack_plain,
     scalar_bytes,
@@ -121,13 +122,16 @@ def fill_node(opened: DecodedNode, resolve: Resolver) -> DecodedNode:
     return DecodedNode(opened.header, cause, payload)
 
 
-def open_node(digest: bytes, data: bytes) -> tuple[DecodedNode, list[tuple[int, bytes]]]:
+def open_node(
+    digest: bytes, data: bytes, *, trusted: bool = False
+) -> tuple[DecodedNode, list[tuple[int, bytes]]]:
     """Take a node's bytes apart; also the links in its cause and payload, as (role, digest).
 
     CorruptionError if they are not a node's bytes. If there are links, the two only serve for
-    looking at until ``fill_node`` has filled them.
+    looking at until ``fill_node`` has filled them. ``trusted``: a store has given them and its
+    reader has proven them, so the spelling is taken for what it must be.
     """
-    fields, links = inspect(data)
+    fields, links = open_trusted(data) if trusted else inspect(data)
     if type(fields) is not list or len(fields) != _FIELDS:
         raise _not_a_node(digest)
     node_id, seq, depth, users, frame, time, parent_id, above, cause, payload = fields

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 from casstore.engine.protocol import DeleteRow, RowIs, RowKey, Write
 from casstore.errors import (
@@ -26,6 +26,7 @@ from casstore.format.digest import Digest
 from casstore.maintenance import sharing
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.sharing import Root, Shared, Sharer, Sharing
+from casstore.records.rows import row_links, row_name
 from casstore.session import attachments, catalogue, keys, pins, queue, subjects
 from casstore.session.catalogue import KnownSession
 from casstore.session.heads import HeadRow, decode_head, head_key
@@ -68,6 +69,31 @@ class Provider(Protocol):
         ...
 
 
+class Staying(NamedTuple):
+    """A record about the subject that may not be erased, and why."""
+
+    provider: str
+    record: str
+    reason: str
+
+
+@runtime_checkable
+class RecordProvider(Provider, Protocol):
+    """A provider whose records are rows of the table ``records``, and may be kept from going."""
+
+    def rows(self, store: Store, found: Sequence[str]) -> Iterator[bytes]:
+        """The keys of these records' rows: what others share is not shared with them."""
+        ...
+
+    def stays(self, store: Store, found: Sequence[str]) -> Sequence[Staying]:
+        """Which of these cannot be erased now, and why."""
+        ...
+
+    def to_tell(self, store: Store, found: Sequence[str]) -> Sequence[str]:
+        """Who was given any of these, and must be told that they are erased."""
+        ...
+
+
 class ErasedSession(NamedTuple):
     """A session that goes, and what goes with it."""
 
@@ -94,6 +120,10 @@ class ErasurePlan(NamedTuple):
     #: What providers found, by their names.
     records: dict[str, tuple[str, ...]]
     sharing: Sharing
+    #: Records that may not go, and why.
+    stays: tuple[Staying, ...] = ()
+    #: Who was given what goes, and must be told.
+    to_tell: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """The plan as one document of JSON."""
@@ -106,6 +136,7 @@ class ErasurePlan(NamedTuple):
             ],
             "sharers": [one._asdict() for one in self.sharing.sharers],
         }
+        told["stays"] = [one._asdict() for one in self.stays]
         return json.dumps(told, ensure_ascii=False)
 
     @staticmethod
@@ -141,6 +172,8 @@ class ErasurePlan(NamedTuple):
             )
             shared["sharers"] = tuple([Sharer(**one) for one in shared["sharers"]])
             told["sharing"] = Sharing(**shared)
+            told["stays"] = tuple([Staying(**one) for one in told.get("stays", ())])
+            told["to_tell"] = tuple([str(one) for one in told.get("to_tell", ())])
             plan = ErasurePlan(**told)
             for one in plan.sessions:
                 keys.session_key(one.session)
@@ -166,6 +199,10 @@ class ErasureReport(NamedTuple):
     #: What others reach as well, as it was planned.
     sharing: Sharing
     still_to_run: tuple[str, ...]
+    #: Records about the subject that are still there, and why.
+    stays: tuple[Staying, ...] = ()
+    #: Who was given what is gone, and must be told.
+    to_tell: tuple[str, ...] = ()
 
 
 def plan(
@@ -201,16 +238,26 @@ def plan(
         ]
     )
     records = {one.name: tuple(one.find(store, subject)) for one in providers}
+    my_rows: set[bytes] = set()
+    stays: list[Staying] = []
+    to_tell: set[str] = set()
     for one in providers:
-        roots.update(one.roots(store, records[one.name]))
+        own = records[one.name]
+        roots.update(one.roots(store, own))
+        if isinstance(one, RecordProvider):
+            my_rows.update(one.rows(store, own))
+            stays += one.stays(store, own)
+            to_tell.update(one.to_tell(store, own))
     shared = sharing.NOTHING
     if survey:
         mine = {keys.session_key(name) for name in names}
-        others = _others(runtime, mine, {name for name, _ in named}, now_ms)
+        others = _others(runtime, mine, {name for name, _ in named}, my_rows, now_ms)
         shared = sharing.survey(
             runtime.engine, manifests | roots, others, listed=listed, progress=progress
         )
-    return ErasurePlan(subject, now_ms, tuple(found), named, records, shared)
+    return ErasurePlan(
+        subject, now_ms, tuple(found), named, records, shared, tuple(stays), tuple(sorted(to_tell))
+    )
 
 
 def _session(
@@ -260,7 +307,9 @@ def _head(place: RowKey, row: bytes) -> HeadRow:
         ) from exc
 
 
-def _others(runtime: Runtime, mine: set[bytes], my_pins: set[str], now_ms: int) -> Iterator[Root]:
+def _others(
+    runtime: Runtime, mine: set[bytes], my_pins: set[str], my_rows: set[bytes], now_ms: int
+) -> Iterator[Root]:
     """Every digest that a row of somebody else names, and whose row that is."""
 
     def owner(key: bytes) -> str | None:
@@ -294,6 +343,10 @@ def _others(runtime: Runtime, mine: set[bytes], my_pins: set[str], now_ms: int) 
         blob = attachments.decode("", row.value).digest
         if blob is not None and whose is not None:
             yield Root(whose, blob)
+    for row in scan(runtime.engine, "records", b"", None):
+        if row.key not in my_rows:
+            for digest in row_links(row.value):
+                yield Root(row_name(row.key, row.value), digest)
 
 
 # --- carrying it out ------------------------------------------------------------------------
@@ -334,6 +387,12 @@ def execute(
             gone += not outcome
         if progress is not None:
             progress(Step("erase", done + 1, len(plan.sessions), "sessions"))
+    stays = [
+        staying
+        for name, found in plan.records.items()
+        if isinstance(provider := given.get(name), RecordProvider)
+        for staying in provider.stays(store, found)
+    ]
     planned = set(kept)
     remaining = tuple(
         [name for name in subjects.sessions_of(runtime, plan.subject) if name not in planned]
@@ -348,6 +407,8 @@ def execute(
         remaining,
         plan.sharing,
         STILL_TO_RUN,
+        tuple(stays),
+        plan.to_tell,
     )
 
 

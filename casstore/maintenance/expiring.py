@@ -4,8 +4,9 @@
     protections     those whose time is up
     marks           older than any plan that could ask for them
     receipts        older than the caller says; else they stay as long as their session
-    deletions       sessions whose deletion was cut short: what they have left
+    deletions       sessions, and threads of runs, whose deletion was cut short: what they have left
     lineages        rows of the node table that no revision needs
+    records         those of other systems whose time is up
 
 Two kinds stay on purpose. The lease of a session counts its holders, and the count must
 never go back, so its row stays as long as the session. The tombstone of a session says
@@ -32,6 +33,8 @@ from casstore.maintenance.policy import DAY_MS
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.retention_execution import MAX_PLAN_AGE_MS
 from casstore.maintenance.unneeded_lineages import sweep_lineages
+from casstore.records.runs import Runs
+from casstore.records.scoped import expiry as scoped
 from casstore.session import catalogue, keys, marks, pins, protection
 from casstore.session.heads import decode_head, head_key
 from casstore.session.receipts import SettledReceipt, decode_receipt
@@ -51,12 +54,14 @@ class ExpiredRows(NamedTuple):
     protections: int
     marks: int
     receipts: int
-    #: Sessions whose deletion was finished.
+    #: Sessions, and threads of runs, whose deletion was finished.
     deletions: int
     lineages: int
     lineage_rows: int
     #: False: sessions were deleted meanwhile, and lineages may be left for the next time.
     complete: bool
+    #: Scoped state and runs of it.
+    records: int = 0
 
 
 def expire_rows(
@@ -78,7 +83,7 @@ def expire_rows(
         )
     runtime = Runtime(store)
     expiring = _Expiring(runtime, progress)
-    finished = _finish_deletions(runtime)
+    finished = _finish_deletions(runtime) + Runs(store).finish_deletions()
     removed_pins = expiring.remove("pins", (b"", None), expiring.pin)
     removed_protections = expiring.remove("retention", keys.all_protections(), expiring.protection)
     removed_marks = expiring.remove("retention", keys.all_marks(), expiring.mark)
@@ -89,7 +94,10 @@ def expire_rows(
             "receipts", (b"", None), lambda row: expiring.receipt(row, oldest_ms)
         )
     swept = sweep_lineages(runtime.engine, progress)
-    return ExpiredRows(removed_pins, removed_protections, removed_marks, receipts, finished, *swept)
+    records = sum(scoped.sweep(store, expiring.pulse("records of scoped state")))
+    return ExpiredRows(
+        removed_pins, removed_protections, removed_marks, receipts, finished, *swept, records
+    )
 
 
 def _finish_deletions(runtime: Runtime) -> int:
@@ -107,6 +115,18 @@ class _Expiring:
         self._runtime = runtime
         self._progress = progress
         self.now_ms = runtime.engine.now_ms()
+
+    def pulse(self, what: str) -> Callable[[int], None] | None:
+        """What tells now and then how many of these were looked at."""
+        progress = self._progress
+        if progress is None:
+            return None
+
+        def tell(seen: int) -> None:
+            if not seen % _REPORT_EVERY:
+                progress(Step("expire", seen, None, what))
+
+        return tell
 
     def remove(
         self,

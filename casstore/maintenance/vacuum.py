@@ -152,7 +152,9 @@ def rewrite_hidden(
 def _expire(store: Store, progress: Progress | None) -> int:
     """Remove rows whose time is up; how many."""
     gone = expire_rows(store, progress=progress)
-    return gone.pins + gone.protections + gone.marks + gone.receipts + gone.lineage_rows
+    return (
+        gone.pins + gone.protections + gone.marks + gone.receipts + gone.lineage_rows + gone.records
+    )
 
 
 def _rewrite(

@@ -21,7 +21,7 @@ from casstore.objects.values import Assembly, Outline, decode_text, require_part
 def read_headers(reader: PieceReader, digests: Sequence[bytes]) -> list[NodeHeader]:
     """The headers of stored nodes; nothing outside the nodes themselves is read."""
     return [
-        open_node(digest, _node_data(digest, item))[0].header
+        open_node(digest, _node_data(digest, item), trusted=True)[0].header
         for digest, item in zip(digests, reader.follow(digests), strict=True)
     ]
 
@@ -40,14 +40,34 @@ def read_nodes(
     reader: PieceReader, digests: Sequence[bytes], *, max_bytes: int = DEFAULT_MAX_BYTES
 ) -> list[DecodedNode]:
     """Nodes with their payloads, whole."""
-    opened = [
-        open_node(digest, _node_data(digest, item))
-        for digest, item in zip(digests, reader.follow(digests), strict=True)
-    ]
-    # Most of what a payload keeps elsewhere are texts: fetched together, they only have to be
-    # put in place.
+    nodes: list[DecodedNode] = []
+    # What payloads keep elsewhere, by the place of their node.
+    outside: dict[int, list[tuple[int, bytes]]] = {}
+    for digest, (kind, data) in zip(digests, reader.follow(digests), strict=True):
+        if kind != Kind.NODE:
+            raise _not_a_node(digest)
+        node, away = open_node(digest, data, trusted=True)
+        if away:
+            outside[len(nodes)] = away
+        nodes.append(node)
+    if outside:
+        _fill(reader, nodes, outside, max_bytes)
+    return nodes
+
+
+def _fill(
+    reader: PieceReader,
+    nodes: list[DecodedNode],
+    outside: dict[int, list[tuple[int, bytes]]],
+    max_bytes: int,
+) -> None:
+    """Put into payloads what they keep elsewhere."""
+    # Most of it are texts: fetched together, they only have to be put in place.
     wanted = {
-        name: None for _, away in opened for role, name in away if role in (ROLE_TEXT, ROLE_BYTES)
+        name: None
+        for away in outside.values()
+        for role, name in away
+        if role in (ROLE_TEXT, ROLE_BYTES)
     }
     names = list(wanted)
     texts = dict(zip(names, reader.follow(names), strict=True)) if names else {}
@@ -61,15 +81,12 @@ def read_nodes(
         assembly.spend(len(item.data))
         return decode_text(item.data, name) if role == ROLE_TEXT else item.data
 
-    nodes: list[DecodedNode] = []
-    for node, away in opened:
-        if away:
-            node = fill_node(node, resolve)
-            if any(_is_outlined(role, name, texts) for role, name in away):
-                cause, payload = assembly.load([node.cause, node.payload])
-                node = DecodedNode(node.header, cause, payload)
-        nodes.append(node)
-    return nodes
+    for at, away in outside.items():
+        node = fill_node(nodes[at], resolve)
+        if any(_is_outlined(role, name, texts) for role, name in away):
+            cause, payload = assembly.load([node.cause, node.payload])
+            node = DecodedNode(node.header, cause, payload)
+        nodes[at] = node
 
 
 def _is_outlined(role: int, name: bytes, texts: dict[bytes, StoredObject]) -> bool:
@@ -79,8 +96,12 @@ def _is_outlined(role: int, name: bytes, texts: dict[bytes, StoredObject]) -> bo
 
 def _node_data(digest: bytes, item: StoredObject) -> bytes:
     if item.kind != Kind.NODE:
-        raise CorruptionError(f"{digest.hex()} stands for a node, but is none")
+        raise _not_a_node(digest)
     return item.data
+
+
+def _not_a_node(digest: bytes) -> CorruptionError:
+    return CorruptionError(f"{digest.hex()} stands for a node, but is none")
 
 
 def read_manifest(reader: PieceReader, digest: bytes, *, named: bool = False) -> Manifest:

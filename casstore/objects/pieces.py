@@ -124,11 +124,16 @@ class PieceWriter:
     def emit(self, kind: int, data: bytes, children: list[bytes]) -> bytes:
         """Take one object; a blob of any length, long ones as ropes. Returns its digest."""
         digest = digest_of(kind, data)
-        if digest not in self._seen:
-            if kind == Kind.BLOB and len(data) >= CHUNKED_BLOB_MIN_BYTES:
+        seen = self._seen
+        if digest not in seen:
+            size = len(data)
+            if size >= CHUNKED_BLOB_MIN_BYTES and kind == Kind.BLOB:
                 self._add_long_blob(digest, data)
             else:
-                self.add(NewObject(digest, kind, data, children))
+                # As ``add`` does; spelled out because everything new comes through here.
+                seen[digest] = item = NewObject(digest, kind, data, children)
+                self.objects.append(item)
+                self.size_bytes += size
         return digest
 
     def add(self, item: NewObject) -> None:

@@ -51,7 +51,7 @@ class KeySpace:
 
     def texts(self, key: bytes) -> tuple[str, ...]:
         """The texts of a key that holds them all."""
-        return tuple([_unescaped(part) for part in key[len(self.start) : -1].split(_END)])
+        return split_texts(key[len(self.start) :])
 
     def group(self, key: bytes, depth: int) -> bytes:
         """The start of ``key`` that its first ``depth`` parts take."""
@@ -76,6 +76,11 @@ class KeySpace:
             kept = self._room - len(_CUT) - DIGEST_BYTES
             spelled = spelled[:kept] + _CUT + plain_hash(spelled)
         return spelled + _END
+
+
+def split_texts(parts: bytes) -> tuple[str, ...]:
+    """The texts of what follows a table's name in a key, if it holds them all."""
+    return tuple([_unescaped(part) for part in parts[:-1].split(_END)])
 
 
 def past(prefix: bytes) -> bytes:

@@ -32,7 +32,7 @@ from casstore.format.digest import Digest, Kind
 from casstore.format.limits import DEFAULT_MAX_BYTES, MAX_DEPTH
 from casstore.objects import splice, values
 from casstore.objects.pieces import PendingReader, PieceReader, PieceWriter
-from casstore.records.row_keys import KeySpace, past
+from casstore.records.row_keys import KeySpace, past, split_texts
 from casstore.store import Store
 
 _TABLE: Final = "records"
@@ -83,28 +83,42 @@ class Table:
 
     def find_many(self, keys: Sequence[tuple[str, ...]]) -> list[Record | None]:
         """Records of one moment, in the order asked for."""
-        rows = self._store.engine.get_rows([RowKey(_TABLE, self.keys.key(key)) for key in keys])
-        return [
-            None if row is None else Record(self._store, tuple(key), row)
-            for key, row in zip(keys, rows, strict=True)
-        ]
+        return find_records(self._store, [(self, key) for key in keys])
 
     def scan(
-        self, *prefix: str, before: str | None = None, reverse: bool = False, page: int = _PAGE
+        self,
+        *prefix: str,
+        after: str | None = None,
+        before: str | None = None,
+        reverse: bool = False,
+        page: int = _PAGE,
     ) -> Iterator[Record]:
         """Records whose keys start with ``prefix``, in order; each page is of its own moment.
 
-        With ``before``, only those whose next text is less.
+        With ``before``, only those whose next text is less; with ``after``, greater.
         """
         start = self.keys.key(prefix)
         stop = past(start) if before is None else self.keys.key((*prefix, before))
+        if after is not None:
+            start = past(self.keys.key((*prefix, after)))
         return self._scan(start, stop, reverse, page)
 
-    def scan_starting(self, text: str, *prefix: str) -> Iterator[Record]:
-        """Records whose keys start with ``prefix`` and a text that starts with ``text``."""
+    def scan_starting(
+        self, text: str, *prefix: str, after: str | None = None, page: int = _PAGE
+    ) -> Iterator[Record]:
+        """Records whose keys start with ``prefix`` and a text that starts with ``text``.
+
+        With ``after``, only those whose text is greater.
+        """
         start = self.keys.starting(prefix, text)
-        for record in self._scan(start, past(start), False, _PAGE):
-            if record.key[len(prefix)].startswith(text):
+        stop = past(start)
+        if after is not None:
+            start = max(start, self.keys.starting(prefix, after))
+        if start >= stop:
+            return
+        for record in self._scan(start, stop, False, page):
+            found = record.key[len(prefix)]
+            if found.startswith(text) and (after is None or found > after):
                 yield record
 
     def groups(self, depth: int, *prefix: str) -> Iterator[tuple[str, ...]]:
@@ -137,6 +151,17 @@ class Table:
         return Record(self._store, key, row.value)
 
 
+def find_records(
+    store: Store, places: Sequence[tuple[Table, tuple[str, ...]]]
+) -> list[Record | None]:
+    """Records of several tables, all of one moment, in the order asked for."""
+    rows = store.engine.get_rows([RowKey(_TABLE, table.keys.key(key)) for table, key in places])
+    return [
+        None if row is None else Record(store, tuple(key), row)
+        for (_, key), row in zip(places, rows, strict=True)
+    ]
+
+
 class Draft:
     """Changes to records and the values they link to, for one write."""
 
@@ -155,6 +180,12 @@ class Draft:
     def keep(self, value: Any) -> Link:
         """Store a value with this write; a link to it."""
         return Link(Digest(splitting.split(value, self._writer.emit)))
+
+    def keep_blob(self, content: bytes) -> Link:
+        """Store opaque bytes with this write; a link to them."""
+        if type(content) is not bytes:
+            raise InvalidInputError(f"a blob is made of bytes, not {type(content).__name__}")
+        return Link(Digest(self._writer.emit(Kind.BLOB, content, [])))
 
     def keep_long(self, value: Any, *, least_bytes: int | None = None) -> Any:
         """A link to the value if it is long enough for an object of its own, else itself.
@@ -187,11 +218,11 @@ class Draft:
         spelled = splice.splice(reader, container, end, 0, new, self._writer.emit)
         return Link(Digest(splitting.root_object(spelled, self._writer.emit)))
 
-    def put(self, table: Table, key: tuple[str, ...], value: Any) -> None:
-        """Write a record, whatever stood there before."""
+    def put(self, table: Table, key: tuple[str, ...], value: Any) -> bytes:
+        """Write a record, whatever stood there before; the row as it will be (``Record.row``)."""
         spelled = splitting.spell(value, MAX_DEPTH, self._writer.emit)
         self._links += spelled.links
-        self._put(table, key, spelled.data)
+        return self._put(table, key, spelled.data)
 
     def copy(self, table: Table, record: Record, key: tuple[str, ...]) -> None:
         """Write what a record holds under another key, if the record is still as it was."""
@@ -206,6 +237,13 @@ class Draft:
         """Let the write fail unless the record is this one; None: unless there is none."""
         row = None if record is None else record.row
         self._conditions.append(RowIs(_TABLE, table.keys.key(key), row))
+
+    def also(self, write: Write) -> None:
+        """Let rows of other tables change too, under the conditions given with them."""
+        if write.objects or write.deletes:
+            raise InvalidInputError("what goes along with records are conditions and rows")
+        self._conditions.extend(write.conditions)
+        self._rows.extend(write.rows)
 
     def commit(self) -> None:
         """Write everything at once.
@@ -229,7 +267,7 @@ class Draft:
             conditions.append(ObjectsExist(older))
         return Write(self._writer.objects, conditions, self._rows)
 
-    def _put(self, table: Table, key: tuple[str, ...], data: bytes) -> None:
+    def _put(self, table: Table, key: tuple[str, ...], data: bytes) -> bytes:
         spelled_key = table.keys.key(key)
         if table.keys.is_cut(key):
             texts = pack_checked(list(key))
@@ -237,6 +275,17 @@ class Draft:
         else:
             head = _PLAIN
         self._rows.append(PutRow(_TABLE, spelled_key, head + data))
+        return head + data
+
+
+def row_name(key: bytes, row: bytes) -> str:
+    """What a row of the table ``records`` is called in reports: its table and the key's texts."""
+    table, _, rest = key.partition(b"\0")
+    if row[:1] == _WITH_KEY:
+        texts = _key_list(row)
+    else:
+        texts = list(split_texts(rest))
+    return f"record {table.decode()} {' / '.join(texts)}"
 
 
 def row_links(row: bytes) -> list[bytes]:

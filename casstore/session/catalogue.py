@@ -10,6 +10,7 @@ led to a new session by it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from casstore.engine.protocol import (
@@ -311,28 +312,54 @@ def bury(runtime: Runtime, known: KnownSession, conditions: Sequence[Condition] 
     ``clear`` must follow. Until it is done a row says so, and ``delete``, or whoever
     finds that row, goes on.
     """
+    write = burial(known)
+    runtime.engine.write(write._replace(conditions=[*write.conditions, *conditions]))
+
+
+def burial(known: KnownSession) -> Write:
+    """The write that takes a session away, for it to happen together with others."""
     key = known.key
-    runtime.engine.write(
-        Write(
-            conditions=[
-                RowIs(*tombstone_key(key), None),
-                RowIs(*head_key(key), known.head),
-                RowIs(*meta_key(key), known.meta),
-                *conditions,
-            ],
-            rows=[
-                PutRow(*tombstone_key(key), bytes(_CREATED_BYTES), (Stamp(0),)),
-                PutRow(*keys.unfinished(key), name_of(known).encode()),
-                DeleteRow(*head_key(key)),
-                DeleteRow(*meta_key(key)),
-                # The counter in it goes, and so does its id: no lease is given on it again.
-                DeleteRow("leases", key),
-                DeleteRow(*keys.expiry(key)),
-                DeleteRow(*keys.policy(key)),
-                marks.put_removals(),
-            ],
-        )
+    return Write(
+        conditions=[
+            RowIs(*tombstone_key(key), None),
+            RowIs(*head_key(key), known.head),
+            RowIs(*meta_key(key), known.meta),
+        ],
+        rows=[
+            PutRow(*tombstone_key(key), bytes(_CREATED_BYTES), (Stamp(0),)),
+            PutRow(*keys.unfinished(key), name_of(known).encode()),
+            DeleteRow(*head_key(key)),
+            DeleteRow(*meta_key(key)),
+            # The counter in it goes, and so does its id: no lease is given on it again.
+            DeleteRow("leases", key),
+            DeleteRow(*keys.expiry(key)),
+            DeleteRow(*keys.policy(key)),
+            marks.put_removals(),
+        ],
     )
+
+
+def whole_burial(runtime: Runtime, known: KnownSession) -> Write:
+    """The same with everything else that the session has, unless that is a lot.
+
+    ``clear`` must follow all the same, for what came meanwhile, and usually finds nothing.
+    """
+    key, session = known.key, name_of(known)
+    counter, about = runtime.engine.get_rows([keys.queue_counter(key), keys.subjects(key)])
+    changes = list(islice(_leftovers(runtime, session, key), _DELETE_BATCH + 1))
+    write = burial(known)
+    if len(changes) > _DELETE_BATCH:
+        return write
+    if about is not None:
+        changes += subjects.changes(session, key, subjects.decode(about), ())
+    conditions = [
+        *write.conditions,
+        # Nothing was queued, and it became about nobody else, since these were listed.
+        RowIs(*keys.queue_counter(key), counter),
+        RowIs(*keys.subjects(key), about),
+    ]
+    rows = [row for row in write.rows if row[:2] != keys.unfinished(key)]
+    return Write(conditions=conditions, rows=[*rows, *changes])
 
 
 def clear(runtime: Runtime, session: str, key: bytes) -> None:

@@ -84,18 +84,19 @@ def commit(runtime: Runtime, session: str, change: Commit) -> CommitResult:
     """Take one step; see ``Session.commit``."""
     key = keys.session_key(session)
     _check(change)
+    receipt = None if change.turn is None else receipt_key(key, change.turn)
     spelled = _spell(session, change)
     _bind(session, change)
-    result = _try_at_once(runtime, session, key, change, spelled)
+    result = _try_at_once(runtime, session, key, change, spelled, receipt)
     if result is not None:
         return result
     for _ in range(_MAX_ATTEMPTS):
         # What an attempt before has added is of no use: it may depend on what has moved.
         spelled = _spell(session, change)
-        rows = _read(runtime, session, key, change)
+        rows = _read(runtime, session, key, change, receipt)
         if change.turn is not None and rows.receipt is not None:
             return _replay(runtime, session, key, change, spelled, rows)
-        attempt = _Attempt(runtime, session, key, change)
+        attempt = _Attempt(runtime, session, key, change, receipt)
         try:
             return attempt.run(spelled, attempt.checked(rows))
         except ConditionFailedError as exc:
@@ -105,7 +106,12 @@ def commit(runtime: Runtime, session: str, change: Commit) -> CommitResult:
 
 
 def _try_at_once(
-    runtime: Runtime, session: str, key: bytes, change: Commit, spelled: _Spelled
+    runtime: Runtime,
+    session: str,
+    key: bytes,
+    change: Commit,
+    spelled: _Spelled,
+    receipt: RowKey | None,
 ) -> CommitResult | None:
     """Commit on top of the head seen last, without reading anything first.
 
@@ -119,7 +125,7 @@ def _try_at_once(
         or change.completes
         or change.attachments
         or change.replace is not None
-        or not isinstance(change.lease, Lease)
+        or change.lease is None
         or known.older is None
         or len(known.older) > _MANY_LINEAGES
         or known.head.hidden is not None
@@ -127,14 +133,18 @@ def _try_at_once(
     ):
         return None
     conditions: list[Condition] = []
-    if change.turn is not None:
-        conditions.append(RowIs("receipts", key + keys.part(change.turn, "a turn id"), None))
-    conditions.append(leases.live(key, change.lease))
+    if receipt is not None:
+        conditions.append(RowIs(*receipt, None))
+    if isinstance(change.lease, Lease):
+        conditions.append(leases.live(key, change.lease))
+    else:
+        conditions.append(leases.free(key, known.lease))
     conditions.append(RowIs("heads", key, known.row))
     for own in (known.head.lineage, *known.older):
         for node in spelled.nodes:
             conditions.append(RowIs("nodes", keys.lineage_node(own, node.part), None))
-    attempt = _Attempt(runtime, session, key, change, conditions)
+    attempt = _Attempt(runtime, session, key, change, receipt, conditions)
+    attempt.lease = known.lease
     try:
         return attempt.run(spelled, known, fresh=True)
     except (ConflictError, GraphError, NotFoundError):
@@ -145,32 +155,46 @@ def _check(change: Commit) -> None:
     """Refuse what is wrong with the commit itself."""
     if not isinstance(change, Commit):
         raise InvalidInputError(f"a commit is a Commit, not {type(change).__name__}")
-    for items, what in (
-        (change.append, "nodes"),
-        (change.replace or (), "nodes"),
-        (change.attachments, "attachment ids"),
-        (change.completes, "claims"),
-        (change.usage, "usage entries"),
+    append, replace = change.append, change.replace
+    if (
+        type(append) not in _LISTS
+        or type(change.attachments) not in _LISTS
+        or type(change.completes) not in _LISTS
+        or type(change.usage) not in _LISTS
+        or (replace is not None and type(replace) not in _LISTS)
     ):
-        if type(items) not in _LISTS:
-            raise InvalidInputError(f"{what} are a list or tuple, not {type(items).__name__}")
+        raise _no_list(change)
     if change.beside is not None and (
         not isinstance(change.beside, Write) or change.beside.deletes
     ):
         raise InvalidInputError("what changes beside a commit is a Write that deletes no objects")
-    if change.append and change.replace is not None:
+    if append and replace is not None:
         raise InvalidInputError("a commit appends nodes or replaces the graph, not both")
     if change.expected is not None and (type(change.expected) is not int or change.expected < 0):
         raise InvalidInputError(f"an expected revision is a number from 0 on: {change.expected!r}")
-    for name, what in ((change.turn, "a turn id"), (change.label, "a label")):
-        if name is not None:
-            keys.id_bytes(name, what)
+    if change.label is not None:
+        keys.id_bytes(change.label, "a label")
     if change.leaf is not None and change.leaf is not LAST:
         keys.id_bytes(change.leaf, "a leaf")
     for name in change.attachments:
         keys.id_bytes(name, "an attachment id")
     for entry in change.usage:
         checkpoint.check_usage(entry)
+
+
+def _no_list(change: Commit) -> InvalidInputError:
+    """The error for the first of a commit's lists that is none."""
+    lists = {
+        "attachment ids": change.attachments,
+        "claims": change.completes,
+        "usage entries": change.usage,
+    }
+    nodes: object = change.append if type(change.append) not in _LISTS else change.replace
+    what, items = next(
+        ((what, items) for what, items in lists.items() if type(items) not in _LISTS),
+        ("nodes", nodes),
+    )
+    return InvalidInputError(f"{what} are a list or tuple, not {type(items).__name__}")
 
 
 def _bind(session: str, change: Commit) -> None:
@@ -195,14 +219,16 @@ def _spell(session: str, change: Commit) -> _Spelled:
     return _Spelled(writer, nodes, given, meaning)
 
 
-def _read(runtime: Runtime, session: str, key: bytes, change: Commit) -> _Rows:
+def _read(
+    runtime: Runtime, session: str, key: bytes, change: Commit, receipt_at: RowKey | None = None
+) -> _Rows:
     wanted = [leases.lease_key(key)]
-    if change.turn is not None:
-        wanted.append(receipt_key(key, change.turn))
+    if receipt_at is not None:
+        wanted.append(receipt_at)
     batches = queue.claimed_rows(key, change.completes) if change.completes else []
     named = [attachments.attachment_key(key, name) for name in change.attachments]
     head, lease, *rest = runtime.rows(session, wanted + batches + named)
-    receipt = rest.pop(0) if change.turn is not None else None
+    receipt = rest.pop(0) if receipt_at is not None else None
     return _Rows(head, lease, receipt, rest[: len(batches)], rest[len(batches) :])
 
 
@@ -215,15 +241,19 @@ class _Attempt:
         session: str,
         key: bytes,
         change: Commit,
+        receipt: RowKey | None,
         conditions: Sequence[Condition] = (),
     ) -> None:
         self._runtime = runtime
         self._session = session
         self._key = key
         self._change = change
+        self._receipt = receipt
         # Written only if these hold.
         self._conditions = list(conditions)
         self._changes: list[RowChange] = []
+        # The row of the lease as it was seen last, for the next commit without one.
+        self.lease: bytes | None = None
 
     def run(self, spelled: _Spelled, state: State | None, *, fresh: bool = False) -> CommitResult:
         """Make the objects and write them. ``fresh``: the ids of the nodes are new for sure."""
@@ -257,8 +287,8 @@ class _Attempt:
             writer.keep_reachable(digest, *([] if grown.hidden is None else [grown.hidden]))
         head = self._next_head(state, grown, digest)
         self._changes.extend(grown.rows)
-        if spelled.intent is not None and change.turn is not None:
-            self._changes.append(_put_receipt(self._key, change.turn, spelled.intent, head, grown))
+        if spelled.intent is not None and self._receipt is not None:
+            self._changes.append(_put_receipt(self._receipt, spelled.intent, head, grown))
         return self._write(state, head, manifest, grown, writer)
 
     # --- checking, in the order promised ----------------------------------------------------
@@ -267,6 +297,7 @@ class _Attempt:
         """The state that the commit starts from, if everything is as it must be."""
         runtime, change = self._runtime, self._change
         now_ms = runtime.engine.now_ms()
+        self.lease = rows.lease
         self._conditions.append(
             leases.require(self._session, self._key, rows.lease, change.lease, now_ms)
         )
@@ -340,7 +371,8 @@ class _Attempt:
         row = stamped(put, done.now_ms)
         head = heads.with_times(head, row)
         self._runtime.remember(
-            self._key, State(row, head, manifest, grown.leaf, grown.page, grown.older)
+            self._key,
+            State(row, head, manifest, grown.leaf, grown.page, grown.older, self.lease),
         )
         return CommitResult(
             head.revision, Digest.known(head.manifest), manifest.leaf_id, grown.nodes, False
@@ -435,7 +467,7 @@ def receipt_key(key: bytes, turn: str) -> RowKey:
     return RowKey("receipts", key + keys.part(turn, "a turn id"))
 
 
-def _put_receipt(key: bytes, turn: str, meaning: bytes, head: HeadRow, grown: Grown) -> PutRow:
+def _put_receipt(place: RowKey, meaning: bytes, head: HeadRow, grown: Grown) -> PutRow:
     count = len(grown.nodes)
     receipt = Receipt(
         intent.VERSION,
@@ -447,7 +479,7 @@ def _put_receipt(key: bytes, turn: str, meaning: bytes, head: HeadRow, grown: Gr
         grown.next_seq - count,
         count,
     )
-    return put_receipt(key, turn, receipt)
+    return PutRow(*place, encode_receipt(receipt))
 
 
 def put_receipt(key: bytes, turn: str, receipt: Receipt) -> PutRow:

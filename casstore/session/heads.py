@@ -23,6 +23,8 @@ from casstore.session.data import Entry, Head, Origin
 _FIXED: Final = Struct(">QQQ32s")
 _CREATED_AT: Final = 8
 _COMMITTED_AT: Final = 16
+_STAMPS: Final = (Stamp(_COMMITTED_AT),)
+_NEW_STAMPS: Final = (*_STAMPS, Stamp(_CREATED_AT))
 LINEAGE_BYTES: Final = 8
 
 COMMIT: Final = "commit"
@@ -106,10 +108,7 @@ def decode_head(data: bytes) -> HeadRow:
 
 def put_head(key: bytes, row: HeadRow, *, new: bool) -> PutRow:
     """The change that makes ``row`` a session's head, at the engine's time."""
-    stamps = [Stamp(_COMMITTED_AT)]
-    if new:
-        stamps.append(Stamp(_CREATED_AT))
-    return PutRow("heads", key, encode_head(row), stamps)
+    return PutRow("heads", key, encode_head(row), _NEW_STAMPS if new else _STAMPS)
 
 
 def with_times(row: HeadRow, data: bytes) -> HeadRow:

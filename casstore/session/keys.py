@@ -7,6 +7,7 @@ follows a byte that UTF-8 never holds.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 from casstore.engine.protocol import RowKey
@@ -56,7 +57,16 @@ def _fit(spelled: bytes, room: int) -> bytes:
 
 def session_key(session: str) -> bytes:
     """The key of a session's own rows, and the start of all keys that belong to it."""
+    # Only of a text it is known that equal ones have equal keys.
+    return _known_session_key(session) if type(session) is str else _session_key(session)
+
+
+def _session_key(session: str) -> bytes:
     return _fit(id_bytes(session, "a session id"), _SESSION_BYTES) + _END
+
+
+# Every call to a session asks for its key, most of them for the same few.
+_known_session_key: Final = lru_cache(maxsize=1024)(_session_key)
 
 
 def session_of(key: bytes) -> str | None:
@@ -80,12 +90,14 @@ def session_part(key: bytes) -> bytes:
 
 def is_cut(session: str) -> bool:
     """Is this id too long to be read back from its key?"""
-    return len(session.encode()) > _SESSION_BYTES
+    # UTF-8 takes at most four bytes a character: most ids need no measuring.
+    return len(session) * 4 > _SESSION_BYTES and len(session.encode()) > _SESSION_BYTES
 
 
 def part(text: str, what: str) -> bytes:
     """The last part of a key: an id below a session."""
-    return _fit(id_bytes(text, what), _PART_BYTES)
+    spelled = id_bytes(text, what)
+    return spelled if len(spelled) <= _PART_BYTES else _fit(spelled, _PART_BYTES)
 
 
 def history(key: bytes, revision: int) -> bytes:

@@ -149,12 +149,11 @@ def _shown(runtime: Runtime, head: State, place: Place | None, node_id: str) -> 
 
 def read_node(runtime: Runtime, place: Place, node_id: str) -> Node:
     """The node at a place of the node table."""
-    node = objects.read_nodes(runtime.reader(), [place.digest])[0]
-    if node.header.id != node_id or node.header.seq != place.seq:
-        raise CorruptionError(
-            f"the node table does not match node {place.digest.hex()}; check the store"
-        )
-    return public_node(place, node)
+    seq, digest = place
+    [node] = objects.read_nodes(runtime.reader(), (digest,))
+    if node.header[0] != node_id or node.header[1] != seq:
+        raise CorruptionError(f"the node table does not match node {digest.hex()}; check the store")
+    return public_node(digest, node)
 
 
 def load_usage(runtime: Runtime, session: str, at: At) -> tuple[Usage, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Final, Literal, overload
 
 from casstore.errors import CorruptionError, NodeNotFoundError
@@ -12,7 +13,7 @@ from casstore.objects import graph as objects
 from casstore.session import keys
 from casstore.session.arguments import check_count
 from casstore.session.data import Node
-from casstore.session.lineage import Chain, Place
+from casstore.session.lineage import Chain
 from casstore.session.state import HiddenNodes, Runtime, State
 from casstore.session.tombstones import heal_leaf
 
@@ -25,10 +26,19 @@ class Nodes(Sequence[Node]):
     """Nodes in order, root first. Slices are ``Nodes`` too and read nothing."""
 
     def __init__(
-        self, runtime: Runtime, chain: Chain, seqs: Sequence[int], *, path: bool, payloads: bool
+        self,
+        runtime: Runtime,
+        chain: Chain,
+        seqs: Sequence[int],
+        *,
+        path: bool,
+        payloads: bool,
+        require_kept: Callable[[], None],
     ) -> None:
         self._runtime = runtime
         self._chain = chain
+        # Raises if the revision has gone.
+        self._require_kept = require_kept
         self._seqs = seqs
         # On a whole path each node's parent is the one before it.
         self._path = path
@@ -50,6 +60,7 @@ class Nodes(Sequence[Node]):
                 self._seqs[at],
                 path=whole,
                 payloads=self._payloads,
+                require_kept=self._require_kept,
             )
         return self._read([self._seqs[at]])[0]
 
@@ -74,6 +85,14 @@ class Nodes(Sequence[Node]):
             yield page
 
     def _read(self, seqs: Sequence[int], before: bytes | None = None) -> list[Node]:
+        try:
+            return self._read_proven(seqs, before)
+        except CorruptionError:
+            # Collected while it was iterated over, it is not damaged; it is no longer there.
+            self._require_kept()
+            raise
+
+    def _read_proven(self, seqs: Sequence[int], before: bytes | None) -> list[Node]:
         digests = self._chain.digests(seqs)
         reader = self._runtime.reader()
         if self._payloads:
@@ -94,20 +113,11 @@ class Nodes(Sequence[Node]):
         return nodes
 
 
-def public_node(place: Place, found: DecodedNode) -> Node:
+def public_node(digest: bytes, found: DecodedNode) -> Node:
     """A node as callers see it."""
-    header = found.header
-    return Node(
-        header.id,
-        found.payload,
-        header.parent_id,
-        found.cause,
-        header.frame,
-        header.time,
-        header.seq,
-        header.depth,
-        Digest.known(place.digest),
-    )
+    (node_id, seq, depth, _, frame, time, parent_id, _), cause, payload = found
+    name = Digest.known(digest)
+    return Node(node_id, payload, parent_id, cause, frame, time, seq, depth, name)
 
 
 def visible_leaf(runtime: Runtime, state: State, hidden: HiddenNodes) -> tuple[str | None, bool]:
@@ -129,6 +139,7 @@ def open_nodes(
 ) -> Nodes:
     """The nodes of a revision, all of them or those on the path to ``leaf``."""
     chain = runtime.chain(state)
+    require_kept = partial(runtime.require_kept, session, state)
     seqs: Sequence[int]
     if scope == FULL:
         seqs = chain.seqs()
@@ -136,14 +147,13 @@ def open_nodes(
         seqs = ()
     else:
         seqs = _path_to(runtime, chain, session, state, leaf, hidden)
+    path = scope == PATH
     if hidden:
         gone = hidden_seqs(chain, hidden)
         whole = len(seqs)
         seqs = [seq for seq in seqs if seq not in gone]
-        return Nodes(
-            runtime, chain, seqs, path=scope == PATH and len(seqs) == whole, payloads=payloads
-        )
-    return Nodes(runtime, chain, seqs, path=scope == PATH, payloads=payloads)
+        path = path and len(seqs) == whole
+    return Nodes(runtime, chain, seqs, path=path, payloads=payloads, require_kept=require_kept)
 
 
 def _path_to(
@@ -179,7 +189,7 @@ def path_seqs(chain: Chain, leaf: NodeHeader) -> Sequence[int]:
 def no_nodes(runtime: Runtime) -> Nodes:
     """The nodes of a session in which nothing was committed yet."""
     chain = Chain(runtime.engine, b"", None, 0)
-    return Nodes(runtime, chain, (), path=True, payloads=False)
+    return Nodes(runtime, chain, (), path=True, payloads=False, require_kept=lambda: None)
 
 
 def hidden_seqs(chain: Chain, hidden: HiddenNodes) -> frozenset[int]:

@@ -15,6 +15,7 @@ from casstore.engine.protocol import (
     MAX_STAMP_MS,
     DeleteRow,
     PutRow,
+    RowChange,
     RowIs,
     RowKey,
     Stamp,
@@ -40,38 +41,65 @@ def protect(
     runtime: Runtime, session: str, at: At, *, by: str, ttl_ms: int | None, note: str | None
 ) -> Protection:
     """Keep a revision for somebody; given again, for the time given now."""
+    for _ in range(_MAX_ATTEMPTS):
+        revision, write = plan(runtime, session, at, by=by, ttl_ms=ttl_ms, note=note)
+        try:
+            done = runtime.engine.write(write)
+        except ConditionFailedError:
+            continue  # the head moved, and what it was is in history now
+        until_ms = None if ttl_ms is None else done.now_ms + ttl_ms
+        return Protection(session, revision, by, done.now_ms, until_ms, note)
+    raise BusyError(f"session {session!r} kept moving while it was being protected")
+
+
+def plan(
+    runtime: Runtime,
+    session: str,
+    at: At,
+    *,
+    by: str,
+    ttl_ms: int | None = None,
+    note: str | None = None,
+) -> tuple[int, Write]:
+    """The revision found, and the write by which it is kept: alone, or together with others.
+
+    Under the condition that the revision still stands where it was found.
+    """
+    key = keys.session_key(session)
+    state = runtime.at(session, at)
+    revision = state.head.revision
+    current = runtime.rows(session)[0] == state.row
+    place = head_key(key) if current else RowKey("history", keys.history(key, revision))
+    conditions = [RowIs(*place, state.row), RowIs(*tombstone_key(key), None)]
+    rows = changes(session, revision, by=by, ttl_ms=ttl_ms, note=note)
+    return revision, Write(conditions=conditions, rows=rows)
+
+
+def changes(
+    session: str, revision: int, *, by: str, ttl_ms: int | None = None, note: str | None = None
+) -> list[RowChange]:
+    """The rows by which a revision is kept, which the write must know to be there."""
     key = keys.session_key(session)
     keys.id_bytes(by, "a protector")
     if ttl_ms is not None and (type(ttl_ms) is not int or not 0 < ttl_ms <= MAX_STAMP_MS):
         raise InvalidInputError(f"a protection lasts 1 ms or more, not {ttl_ms!r}")
     if note is not None:
         keys.id_bytes(note, "a note")
-    value = bytes(_DETAILS) + pack_checked([by, note])
     stamps = [Stamp(_CREATED_AT)]
     if ttl_ms is not None:
         stamps.append(Stamp(UNTIL, ttl_ms))
-    for _ in range(_MAX_ATTEMPTS):
-        state = runtime.at(session, at)
-        revision = state.head.revision
-        current = runtime.rows(session)[0] == state.row
-        place = head_key(key) if current else RowKey("history", keys.history(key, revision))
-        try:
-            done = runtime.engine.write(
-                Write(
-                    conditions=[RowIs(*place, state.row), RowIs(*tombstone_key(key), None)],
-                    rows=[
-                        PutRow(*keys.protection(key, revision, by), value, stamps),
-                        # Also that of the session: it must not be taken away as a whole.
-                        marks.put_mark(key, 0),
-                        marks.put_mark(key, revision),
-                    ],
-                )
-            )
-        except ConditionFailedError:
-            continue  # the head moved, and what it was is in history now
-        until_ms = None if ttl_ms is None else done.now_ms + ttl_ms
-        return Protection(session, revision, by, done.now_ms, until_ms, note)
-    raise BusyError(f"session {session!r} kept moving while it was being protected")
+    value = bytes(_DETAILS) + pack_checked([by, note])
+    return [
+        PutRow(*keys.protection(key, revision, by), value, stamps),
+        # Also that of the session: it must not be taken away as a whole.
+        marks.put_mark(key, 0),
+        marks.put_mark(key, revision),
+    ]
+
+
+def release(session: str, revision: int, *, by: str) -> DeleteRow:
+    """The change by which somebody's protection of one revision ends; it need not be there."""
+    return DeleteRow(*keys.protection(keys.session_key(session), revision, by))
 
 
 def unprotect(runtime: Runtime, session: str, by: str, revision: int | None) -> int:

@@ -7,9 +7,10 @@ from many threads; two handles on one id, in any process, see the same session.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, TypeVar
 
+from casstore.errors import ComponentNotFoundError, CorruptionError
 from casstore.session import (
     catalogue,
     commit,
@@ -46,6 +47,21 @@ from casstore.session.nodes import PATH, Nodes
 from casstore.session.queue import Queue
 from casstore.session.state import Runtime
 
+_Found = TypeVar("_Found")
+
+
+def _settled(read: Callable[[], _Found]) -> _Found:
+    """What a reading finds; read once more if a piece was missing.
+
+    A session that was deleted or vacuumed, and collected, between two pieces has none of the
+    old ones: from the beginning it is seen as it is now, or the error says that it has gone.
+    What is damaged is found to be damaged again.
+    """
+    try:
+        return read()
+    except (CorruptionError, ComponentNotFoundError):
+        return read()
+
 
 class Session:
     """One session of a store."""
@@ -81,7 +97,9 @@ class Session:
         one asked for), ``full`` every node in insertion order. Nodes are read when they are
         iterated over. ``hydrate`` loads the components; else they are links.
         """
-        return loading.load(self._runtime, self.id, at, scope, leaf, hydrate=hydrate)
+        return _settled(
+            lambda: loading.load(self._runtime, self.id, at, scope, leaf, hydrate=hydrate)
+        )
 
     def nodes(
         self,
@@ -95,20 +113,25 @@ class Session:
 
         Without ``payloads`` every payload is None, and long contents are not read.
         """
-        return loading.load_nodes(self._runtime, self.id, at, scope, leaf, payloads=payloads)
+        return _settled(
+            lambda: loading.load_nodes(self._runtime, self.id, at, scope, leaf, payloads=payloads)
+        )
 
     def node(self, node_id: str, *, at: At = None) -> Node | None:
         """One node by its id; None if it is not there, or hidden."""
-        return loading.find_node(self._runtime, self.id, node_id, at)
+        return _settled(lambda: loading.find_node(self._runtime, self.id, node_id, at))
 
     def checkpoint(self, at: At = None, *, hydrate: bool = False) -> Checkpoint:
         """The checkpoint alone; its components as links, or loaded if ``hydrate``."""
-        state = self._runtime.at(self.id, at)
-        return read_checkpoint(self._runtime.reader(), state.manifest, hydrate=hydrate)
+        return _settled(
+            lambda: read_checkpoint(
+                self._runtime.reader(), self._runtime.at(self.id, at).manifest, hydrate=hydrate
+            )
+        )
 
     def usage(self, at: At = None) -> tuple[Usage, ...]:
         """The ledger: one entry for each source and model, in order of first use."""
-        return loading.load_usage(self._runtime, self.id, at)
+        return _settled(lambda: loading.load_usage(self._runtime, self.id, at))
 
     def meta(self) -> SessionMeta:
         """Name, model, directory and relation; SessionNotFoundError if there is no session."""

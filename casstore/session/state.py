@@ -52,6 +52,8 @@ class State(NamedTuple):
     page: Page | None = None
     #: The lineages that its own goes on from, nearest first, where they are known.
     older: tuple[bytes, ...] | None = None
+    #: The lease's row as a commit saw it last. It may be another by now; a write says so.
+    lease: bytes | None = None
 
 
 class Runtime:
@@ -180,6 +182,16 @@ class Runtime:
         if isinstance(at, Entry) and found.head.manifest != at.manifest:
             raise RevisionNotFoundError(session, at)
         return found
+
+    def require_kept(self, session: str, state: State) -> None:
+        """Raise if a revision is no longer what was read of it.
+
+        SessionDeletedError or RevisionNotFoundError: then its pieces may have been collected.
+        """
+        key, revision = keys.session_key(session), state.head.revision
+        rows = self.rows(session, [RowKey("history", keys.history(key, revision))])
+        if state.row not in rows:
+            raise RevisionNotFoundError(session, revision)
 
     def _nothing_at(self, session: str, at: object) -> RevisionNotFoundError:
         # Deleted between the two readings, it has lost its history, but says so.

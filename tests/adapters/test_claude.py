@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 pytest.importorskip("claude_agent_sdk", reason="needs the extra: pip install 'casstore[claude]'")
@@ -65,7 +66,8 @@ def used_bytes(store: Store) -> int:
 # --- the SDK's suite ----------------------------------------------------------------------
 
 
-def test_the_suite_of_the_sdk_passes_and_skips_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+def test_the_suite_of_the_sdk_passes_and_skips_nothing(tmp_path: Path, loop: str) -> None:
     opened: list[Store] = []
 
     def make() -> CasstoreSessionStore:
@@ -75,7 +77,7 @@ def test_the_suite_of_the_sdk_passes_and_skips_nothing(tmp_path: Path) -> None:
     for name in OPTIONAL:
         # What is not overridden the suite would pass over.
         assert getattr(CasstoreSessionStore, name) is not getattr(SessionStore, name)
-    run(run_session_store_conformance(make))
+    anyio.run(run_session_store_conformance, make, backend=loop)
     # One to look at, and one for each of the 14 contracts.
     assert len(opened) == 1 + 14
     for store in opened:

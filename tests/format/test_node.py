@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from casstore.errors import CorruptionError, InvalidInputError, InvalidValueError
 from casstore.format.canonical import ROLE_LINK, ROLE_TEXT, Link, Resolver, encode, link_bytes
 from casstore.format.digest import Digest, Kind, digest_of
+from casstore.format.limits import MAX_DEPTH
 from casstore.format.node import (
     NULL,
     DecodedNode,
@@ -174,6 +175,37 @@ def test_every_truncation_is_refused() -> None:
     for length in range(len(data)):
         with pytest.raises((InvalidInputError, CorruptionError)):
             decode(data[:length])
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers(-5, 2**40) | st.text(max_size=8),
+        lambda inner: (
+            st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+        ),
+        max_leaves=8,
+    )
+)
+def test_what_is_trusted_opens_as_what_is_inspected(payload: Any) -> None:
+    link = Link(Digest(FIRST))
+    data, _ = spelled(CHILD, {"payload": payload, "link": link}, payload)
+    assert open_node(NAME, data, trusted=True) == open_node(NAME, data)
+
+
+def test_trusted_bytes_may_have_another_spelling_but_nothing_that_harms() -> None:
+    data = msgpack.packb(GOOD)
+    padded = data[:3] + b"\xcc\x07" + data[4:]
+    assert open_node(NAME, padded, trusted=True) == open_node(NAME, data)
+    deep: Any = 1
+    for _ in range(MAX_DEPTH):
+        deep = [deep]
+    too_deep = msgpack.packb([*GOOD[:-1], deep])
+    foreign = msgpack.packb([*GOOD[:-1], msgpack.ExtType(5, b"x")])
+    for broken in (too_deep, foreign, data + b"\xc0", data[:-1], data[:5]):
+        with pytest.raises(InvalidInputError):
+            open_node(NAME, broken, trusted=True)
+    with pytest.raises(CorruptionError):
+        open_node(NAME, msgpack.packb(GOOD[:-1]), trusted=True)
 
 
 def test_nil_is_spelled_once() -> None:

@@ -9,7 +9,12 @@ import pytest
 from casstore import UNFENCED, Commit, Store
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import TABLES, PutRow, Write, WriteResult
-from casstore.errors import InvalidInputError, SessionDeletedError, SessionDivergedError
+from casstore.errors import (
+    InvalidInputError,
+    SessionDeletedError,
+    SessionDivergedError,
+    SessionNotFoundError,
+)
 from casstore.maintenance import gc
 from casstore.maintenance.copying import copy
 from casstore.maintenance.progress import Step
@@ -241,3 +246,39 @@ def test_work_done_in_the_middle_is_in_the_copy_at_least_once(make_memory: MakeS
     has_work = bool(target.session("s").queue.batches())
     has_result = target.session("s").node("done") is not None
     assert has_work or has_result
+
+
+def test_chosen_sessions_come_alone_and_leave_work_and_leases_where_they_are(
+    make_memory: MakeStore, make_lmdb: MakeStore
+) -> None:
+    source, target = make_memory(), make_lmdb()
+    fill(source)
+    source.fork("s", "a fork of it")
+    sessions.step(source, "a fork of it", sessions.message("on its own"))
+    source.session("a fork of it").queue.enqueue(["work"])
+    source.session("a fork of it").claim_lease("worker", 60_000)
+    report = copy(source, target, sessions=["a fork of it", "only a name"])
+    assert report.sessions == 1
+    names = [info.meta.session for info in target.sessions()]
+    assert names == ["a fork of it", "only a name"]
+    assert sessions.seen(target, "a fork of it") == sessions.seen(source, "a fork of it")
+    for table in ("queue", "leases", "pins", "records", "retention", "tombstones"):
+        assert all_rows(target.engine, table) == []
+    assert gc.collect(target, grace_ms=0).outcome is not gc.Outcome.REFUSED
+    assert copy(source, target, sessions=["a fork of it"])[:4] == (0, 0, 0, 0)
+    # The rest can follow, and then nothing is lacking.
+    copy(source, target)
+    assert rows_of(target) == rows_of(source)
+
+
+def test_a_chosen_session_that_is_not_there_is_named_and_nothing_is_copied(
+    make_memory: MakeStore,
+) -> None:
+    source, target = make_memory(), make_memory()
+    sessions.step(source, "s", sessions.message("a"))
+    with pytest.raises(SessionNotFoundError, match="nobody"):
+        copy(source, target, sessions=["s", "nobody"])
+    assert digests(target) == set()
+    with pytest.raises(InvalidInputError, match="mirror"):
+        copy(source, target, sessions=["s"], mirror=True)
+    assert copy(source, target, sessions=[]) == (0, 0, 0, 0, 0)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
-from casstore.engine.protocol import MAX_ROW_KEY_BYTES, PutRow, Write
+from casstore.engine.protocol import MAX_ROW_KEY_BYTES, PutRow, RowIs, RowKey, Write
 from casstore.errors import (
     ConditionFailedError,
     CorruptionError,
@@ -24,7 +24,7 @@ from casstore.format.canonical import Link
 from casstore.format.digest import Digest
 from casstore.maintenance import gc
 from casstore.records.row_keys import KeySpace, past
-from casstore.records.rows import Draft, Table, row_links
+from casstore.records.rows import Draft, Table, find_records, row_links
 from casstore.session.data import UNFENCED, Commit, NodeDraft
 from casstore.store import Store
 
@@ -65,6 +65,20 @@ def test_keys_are_short_unambiguous_and_in_order_of_the_texts(keys: list[tuple[s
             assert space.texts(data) == key
     whole = [key for key in spelled if not space.is_cut(key)]
     assert sorted(whole) == sorted(whole, key=spelled.__getitem__)
+
+
+def test_records_of_several_tables_are_found_at_once(store: Store) -> None:
+    table, other = Table(store, "t", 2), Table(store, "o", 1)
+    put(table, "a", "b", value=1)
+    put(other, "a", value=2)
+    asked: list[tuple[Table, tuple[str, ...]]] = [
+        (other, ("a",)), (table, ("a", "c")), (table, ("a", "b"))
+    ]  # fmt: skip
+    second, none, first = find_records(store, asked)
+    assert none is None
+    assert first is not None
+    assert second is not None
+    assert (first.key, first.value, second.key, second.value) == (("a", "b"), 1, ("a",), 2)
 
 
 def test_long_texts_that_begin_alike_are_told_apart() -> None:
@@ -116,6 +130,12 @@ def test_scans_follow_the_order_of_the_texts_in_pages(store: Store) -> None:
     assert [each.key for each in table.scan_starting("xy", "a")] == keys[27:36]
     assert [each.key[0] for each in table.scan_starting("a" * 300)] == ["a" * 400] * 18
     assert list(table.scan_starting("b")) == []
+    assert [each.key for each in table.scan_starting("x", "a", after="x", page=4)] == keys[27:36]
+    assert [each.key for each in table.scan_starting("x", "a", after="")] == keys[18:36]
+    assert list(table.scan_starting("x", "a", after="y")) == []
+    long = "a" * 400
+    assert [each.key[0] for each in table.scan_starting("a", after="a" * 399)] == [long] * 18
+    assert list(table.scan_starting("a", after=long)) == []
     assert list(table.scan("no")) == []
 
 
@@ -321,3 +341,49 @@ def test_what_a_record_beside_a_commit_links_to_must_be_there(store: Store) -> N
     for wrong in ("rows", Write(deletes=[b"\7" * 32])):
         with pytest.raises(InvalidInputError):
             session.commit(Commit(lease=UNFENCED, beside=wrong))  # type: ignore[arg-type]
+
+
+def test_records_of_several_tables_are_read_at_one_moment(store: Store) -> None:
+    one, two = Table(store, "one", 1), Table(store, "two", 2)
+    put(one, "a", value=1)
+    put(two, "a", "b", value=2)
+    found = find_records(store, [(two, ("a", "b")), (one, ("a",)), (one, ("b",))])
+    assert [None if each is None else each.value for each in found] == [2, 1, None]
+    assert [None if each is None else each.key for each in found] == [("a", "b"), ("a",), None]
+
+
+def test_rows_of_other_tables_change_along_with_records_or_not_at_all(store: Store) -> None:
+    table = Table(store, "t", 1)
+    for value, expected in ((b"x", None), (b"y", b"z"), (b"y", b"x")):
+        draft = Draft(store)
+        draft.put(table, ("k",), value)
+        draft.also(
+            Write(
+                conditions=[RowIs("retention", b"k", expected)],
+                rows=[PutRow("retention", b"k", value)],
+            )
+        )
+        if expected == b"z":
+            with pytest.raises(ConditionFailedError):
+                draft.commit()
+        else:
+            draft.commit()
+            found = table.find("k")
+            assert found is not None
+            assert found.value == value
+            assert store.engine.get_rows([RowKey("retention", b"k")]) == [value]
+    with pytest.raises(InvalidInputError):
+        Draft(store).also(Write(deletes=[bytes(32)]))
+
+
+def test_blobs_are_kept_by_the_record_that_links_to_them(store: Store) -> None:
+    table = Table(store, "t", 1)
+    draft = Draft(store)
+    link = draft.keep_blob(b"short")
+    draft.put(table, ("k",), [link])
+    draft.commit()
+    assert link.digest == Digest.of_blob(b"short")
+    gc.collect(store, grace_ms=0)
+    assert store.get_blob(link.digest) == b"short"
+    with pytest.raises(InvalidInputError):
+        Draft(store).keep_blob("text")  # type: ignore[arg-type]

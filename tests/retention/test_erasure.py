@@ -17,6 +17,7 @@ from casstore.maintenance.condemned import list_condemned
 from casstore.maintenance.erasure import ErasedSession, ErasurePlan
 from casstore.maintenance.expiring import expire_rows
 from casstore.maintenance.progress import Step
+from casstore.records.rows import Draft, Table, row_links
 from casstore.session import catalogue, keys
 from casstore.session.data import UNFENCED, Commit, NodeDraft
 from casstore.store import Store
@@ -349,40 +350,64 @@ def test_what_is_no_plan_is_refused(store: Store, change: Any) -> None:
 
 
 class Notes:
-    """A layer that keeps notes about subjects in the table of records."""
+    """A layer that keeps notes about subjects in the table of records; the last one stays."""
 
     name = "notes"
 
     def find(self, store: Store, subject: str) -> Sequence[str]:
-        rows = store.engine.scan_rows("records", start=subject.encode() + b"/")
-        return [row.key.decode() for row in rows if row.key.startswith(subject.encode() + b"/")]
+        return [record.key[1] for record in Table(store, "notes", 2).scan(subject)]
 
     def roots(self, store: Store, found: Sequence[str]) -> Iterator[bytes]:
-        for row in store.engine.get_rows([RowKey("records", key.encode()) for key in found]):
-            assert row is not None
-            yield row
+        for record in Table(store, "notes", 2).find_many([("anna", name) for name in found]):
+            assert record is not None
+            yield from row_links(record.row)
 
     def erase(self, store: Store, subject: str, found: Sequence[str]) -> int:
-        from casstore.engine.protocol import DeleteRow
+        table, draft = Table(store, "notes", 2), Draft(store)
+        for name in found[:-1]:
+            draft.delete(table, (subject, name))
+        draft.commit()
+        return len(found) - 1
 
-        places = [RowKey("records", key.encode()) for key in found]
-        there = [row for row in store.engine.get_rows(places) if row is not None]
-        store.engine.write(Write(rows=[DeleteRow(*place) for place in places]))
-        return len(there)
+
+class ExplainingNotes(Notes):
+    """As that, and tells what is whose, what stays and who was given it."""
+
+    def rows(self, store: Store, found: Sequence[str]) -> Iterator[bytes]:
+        yield from [Table(store, "notes", 2).keys.key(("anna", name)) for name in found]
+
+    def stays(self, store: Store, found: Sequence[str]) -> list[erasure.Staying]:
+        there = self.find(store, "anna")
+        return [
+            erasure.Staying(self.name, name, "the last") for name in found[-1:] if name in there
+        ]
+
+    def to_tell(self, store: Store, found: Sequence[str]) -> list[str]:
+        return ["mailer"] if found else []
 
 
-def test_providers_of_other_layers_take_part(store: Store) -> None:
-    digest = store.put_value({"text": LONG})
-    for key in (b"anna/1", b"anna/2", b"berta/1"):
-        store.engine.write(Write(rows=[PutRow("records", key, digest)]))
+@pytest.mark.parametrize("provider", [Notes(), ExplainingNotes()], ids=["plain", "explaining"])
+def test_providers_of_other_layers_take_part(store: Store, provider: Notes) -> None:
+    table, draft = Table(store, "notes", 2), Draft(store)
+    for key in (("anna", "1"), ("anna", "2"), ("berta", "1")):
+        draft.put(table, key, {"text": LONG})
+    draft.commit()
     step(store, "other", "a", checkpoint=None)
-    plan = saved(erasure.plan(store, "anna", providers=[Notes()]))
-    assert plan.records == {"notes": ("anna/1", "anna/2")}
-    assert plan.sharing.objects == 2
+    plan = saved(erasure.plan(store, "anna", providers=[provider]))
+    assert plan.records == {"notes": ("1", "2")}
     with nothing_written(store), pytest.raises(InvalidInputError, match="notes"):
         erasure.execute(store, plan)
-    assert erasure.execute(store, plan, providers=[Notes()]).records_erased == 2
-    assert [row.key for row in store.engine.scan_rows("records")] == [b"berta/1"]
+    report = erasure.execute(store, plan, providers=[provider])
+    assert report.records_erased == 1
+    assert [record.key for record in table.scan()] == [("anna", "2"), ("berta", "1")]
+    others = {one.name for one in plan.sharing.sharers}
+    if isinstance(provider, ExplainingNotes):
+        assert others == {"record notes berta / 1"}
+        assert plan.stays == report.stays == (erasure.Staying("notes", "2", "the last"),)
+        assert plan.to_tell == report.to_tell == ("mailer",)
+    else:
+        assert "record notes berta / 1" in others
+        assert (plan.stays, report.stays, plan.to_tell) == ((), (), ())
 
 
 def test_progress_is_told_and_may_stop_the_work(store: Store) -> None:

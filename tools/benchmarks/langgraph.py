@@ -117,16 +117,25 @@ def conversation(quick: bool) -> list[Goal]:
                 *_reading(saver, stock),
                 _copying(saver, stock),
             ]  # fmt: skip
-            for _ in range(turns):
-                ours.turn()
-            goals.insert(
-                1,
-                at_most(
-                    "twice the turns: times the file", _file(ours_place) / single, 2.1,
-                    detail=f"{_file(ours_place):,} bytes",
-                ),
-            )  # fmt: skip
+    goals.insert(1, _doubling(turns))
     return [*goals, *_crowd(quick)]
+
+
+def _doubling(turns: int) -> Goal:
+    """A store with one conversation and nothing else, and the same twice as long."""
+    from casstore.adapters.langgraph import CasstoreSaver
+
+    with tempfile.TemporaryDirectory() as place, CasstoreSaver.from_path(place) as saver:
+        conversation = Conversation(saver, 2 * turns)
+        sizes: list[int] = []
+        for _ in range(2):
+            for _ in range(turns):
+                conversation.turn()
+            sizes.append(_file(place))
+    return at_most(
+        "twice the turns: times the file", sizes[1] / sizes[0], 2.1,
+        detail=f"{sizes[0]:,} and {sizes[1]:,} bytes",
+    )  # fmt: skip
 
 
 def _file(place: str) -> int:

@@ -70,7 +70,7 @@ class Writer:
         ).revision
 
 
-class _Recorder(MemoryEngine):
+class Recorder(MemoryEngine):
     """A memory engine that keeps what each write stored."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class _Recorder(MemoryEngine):
 
 def _objects_of(turns: Sequence[Turn]) -> list[list[bytes]]:
     """The bytes of the objects that each of these turns makes a store write."""
-    engine = _Recorder()
+    engine = Recorder()
     writer = Writer(Store(engine).session("s"))
     engine.written.clear()
     for turn in turns:
@@ -120,11 +120,11 @@ def _commits_at(
 ) -> Goal:
     def ours() -> float:
         with tempfile.TemporaryDirectory() as place, casstore.open(place, durability) as store:
-            return median(_times(Writer(store.session("s")).commit, turns))
+            return median(times(Writer(store.session("s")).commit, turns))
 
     def bare(rows: list[list[bytes]]) -> float:
         with tempfile.TemporaryDirectory() as place:
-            return _bare_commits(place, rows, durability)
+            return bare_commits(place, rows, durability)
 
     pair = side_by_side(ours, lambda: bare(objects), repeats)
     alone = side_by_side(ours, lambda: bare(packed), 3)
@@ -137,7 +137,8 @@ def _commits_at(
     )  # fmt: skip
 
 
-def _times(work: Callable[[Any], object], items: Sequence[Any]) -> list[float]:
+def times(work: Callable[[Any], object], items: Sequence[Any]) -> list[float]:
+    """How long ``work`` takes for each of the items."""
     taken: list[float] = []
     for item in items:
         started = perf_counter()
@@ -146,7 +147,8 @@ def _times(work: Callable[[Any], object], items: Sequence[Any]) -> list[float]:
     return taken
 
 
-def _bare_commits(place: str, rows: list[list[bytes]], durability: str) -> float:
+def bare_commits(place: str, rows: list[list[bytes]], durability: str) -> float:
+    """How long a bare transaction takes that writes one of ``rows`` and a head; the median."""
     env = lmdb.open(
         place,
         map_size=1 << 40,
@@ -164,7 +166,7 @@ def _bare_commits(place: str, rows: list[list[bytes]], durability: str) -> float
                 txn.put(digest, compress(content), db=objects)
             txn.put(b"s", digest, db=heads)
 
-    taken = median(_times(commit, rows))
+    taken = median(times(commit, rows))
     env.close()
     return taken
 
@@ -345,12 +347,12 @@ def forks(quick: bool) -> list[Goal]:
 
         def fork(source: str) -> Callable[[], float]:
             return lambda: median(
-                _times(lambda _: store.fork(source, f"fork-{next(numbers):06}"), range(count))
+                times(lambda _: store.fork(source, f"fork-{next(numbers):06}"), range(count))
             )
 
         def commit() -> float:
             change = Commit(lease=lease)
-            return median(_times(lambda _: empty.commit(change), range(count)))
+            return median(times(lambda _: empty.commit(change), range(count)))
 
         fork("short")(), fork("long")(), commit()
         repeats = 5 if quick else 9

@@ -37,6 +37,16 @@ _TURNS = 260
 # How many times one store is damaged before another one is built.
 _ROUNDS_A_STORE = 8
 _TOO_LONG = 1500
+# What agents say again and again: more of it than one slab has.
+_SAYINGS = tuple(
+    f"{call} of src/module_{number}.py: {what}, see line {number * 7} of its log."
+    for number in range(40)
+    for call, what in (
+        ("reading", "it was not there when the tool looked for it"),
+        ("editing", "two lines were replaced and one was left as it was"),
+        ("testing", "all passed but the one that needs the network"),
+    )
+)
 
 
 class Content(NamedTuple):
@@ -124,6 +134,10 @@ class _Builder:
 
     def _payload(self) -> dict[str, Any]:
         rng = self._rng
+        if rng.random() < 0.6:
+            # As agents talk: short, and much alike. A dictionary gains on these.
+            said = " ".join(rng.choices(_SAYINGS, k=rng.randrange(3, 12)))
+            return {"role": rng.choice(("user", "assistant", "tool")), "text": said}
         size = rng.choice((20, 300, 3000, 12_000))
         text = rng.randbytes(size).hex() if rng.random() < 0.3 else f"word {rng.random()} " * size
         return {"role": "user", "text": text[: 2 * size]}

@@ -18,8 +18,8 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from casstore.adapters.json_values import as_text, restored
 from casstore.errors import CorruptionError, InvalidInputError, InvalidValueError
+from casstore.records.json_values import as_text, restored
 from casstore.records.rows import Draft
 
 _UUID: Final = "uuid"

@@ -19,9 +19,9 @@ from claude_agent_sdk import fold_session_summary
 from claude_agent_sdk.types import SessionKey, SessionStoreEntry, SessionSummaryEntry
 
 from casstore.adapters.claude import entries as forms
-from casstore.adapters.json_values import restored, storable
 from casstore.errors import BusyError, ConditionFailedError, CorruptionError, InvalidInputError
 from casstore.format.canonical import Link
+from casstore.records.json_values import restored, storable
 from casstore.records.rows import Draft, Record, Table
 from casstore.store import Store
 

@@ -1,9 +1,9 @@
 """Long lists of objects, as messages are: what the newest ones were made of.
 
 At each step most of a list is as it was. So of the lists put or read last, the serialised bytes of
-all elements are kept, under the digest of the list. Putting serialises a list whole,
-compares its beginning with these and stores what came new; reading need not fetch or check
-them again. No live object is kept, so nobody can change what is.
+all elements are kept, under the digest of the list, and what loading them gives. Putting compares
+the beginning of a list with these and stores what came new; reading need not fetch or check
+them again. What is kept is never handed out, only copies of it, so nobody can change it.
 
 A digest stands for one content for ever, so nothing in here can be out of date. It may have been
 deleted from the store, though: a write that builds on it asks for it within its transaction.
@@ -16,12 +16,18 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from casstore.adapters.langgraph.copies import Original, begins_with, originals
 from casstore.adapters.langgraph.encoding import PLAIN_TYPES, object_payload, stored_object
 from casstore.adapters.langgraph.serializer import StrictSerializer, cut_objects
+from casstore.errors import CorruptionError
 from casstore.format.canonical import Link
 from casstore.records.rows import Draft
 
-_MAX_KEPT_BYTES: Final = 32 << 20
+_MAX_KEPT_BYTES: Final = 64 << 20
+# What a message takes beside its text.
+_OBJECT_BYTES: Final = 1500
+# A list as long as that is not loaded only to be remembered: it may never be read.
+_LOADED_AT_ONCE: Final = 16
 
 
 class KnownList(NamedTuple):
@@ -31,6 +37,14 @@ class KnownList(NamedTuple):
     body: bytes
     #: Who has found all of them safe to load.
     passed_by: StrictSerializer
+    #: What they are when loaded, if these are objects that can be copied, and were loaded before.
+    objects: Sequence[Original] | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """How much memory it takes, about."""
+        loaded = 0 if self.objects is None else len(self.body) + _OBJECT_BYTES * self.length
+        return len(self.body) + loaded
 
 
 class KnownLists:
@@ -65,17 +79,19 @@ class KnownLists:
             self._drop(value.digest)
             if type(instead_of) is Link:
                 self._drop(instead_of.digest)
-            if len(known.body) > self._max_bytes:
+            if known.size_bytes > self._max_bytes:
+                known = known._replace(objects=None)
+            if known.size_bytes > self._max_bytes:
                 return
             self._known[value.digest] = known
-            self._size_bytes += len(known.body)
+            self._size_bytes += known.size_bytes
             while self._size_bytes > self._max_bytes:
-                self._size_bytes -= len(self._known.popitem(last=False)[1].body)
+                self._size_bytes -= self._known.popitem(last=False)[1].size_bytes
 
     def _drop(self, digest: bytes) -> None:
         dropped = self._known.pop(digest, None)
         if dropped is not None:
-            self._size_bytes -= len(dropped.body)
+            self._size_bytes -= dropped.size_bytes
 
 
 class KeptList(NamedTuple):
@@ -103,10 +119,17 @@ class ListCodec:
         """
         if type(value) not in (list, tuple) or not PLAIN_TYPES.isdisjoint(map(type, value)):
             return None
+        old = self._known.find(before)
+        if (
+            old is not None
+            and old.objects is not None
+            and old.passed_by is self._serde
+            and begins_with(value, old.objects)
+        ):
+            return self._grown(draft, before, old, value[old.length :])
         body = self._serde.dump_objects(value)
         if body is None:
             return None
-        old = self._known.find(before)
         if old is not None and body.startswith(old.body):
             # Extensions say themselves where they end: these are the elements of the old list.
             new = cut_objects(body, len(old.body))
@@ -116,15 +139,48 @@ class ListCodec:
             if old.passed_by is not self._serde:
                 self._check(cut_objects(old.body) or ())
             kept = draft.extend(before, [stored_object(part) for part in new]) if new else before
-            length = old.length + len(new)
-        else:
-            parts = cut_objects(body)
-            if parts is None:
-                return None
-            self._check(parts)
-            kept = draft.keep_long([stored_object(part) for part in parts])
-            length = len(parts)
-        return KeptList(kept, KnownList(length, body, self._serde), before)
+            return KeptList(kept, KnownList(old.length + len(new), body, self._serde), before)
+        parts = cut_objects(body)
+        if parts is None:
+            return None
+        self._check(parts)
+        kept = draft.keep_long([stored_object(part) for part in parts])
+        objects = None
+        if len(parts) <= _LOADED_AT_ONCE:
+            objects = self._loaded(len(parts), body)
+        return KeptList(kept, KnownList(len(parts), body, self._serde, objects), before)
+
+    def _grown(
+        self, draft: Draft, before: Any, old: KnownList, items: Sequence[Any]
+    ) -> KeptList | None:
+        """A list that begins as the old one, whose elements need not be serialised again."""
+        if not items:
+            return KeptList(before, old, before)
+        added = self._serde.dump_objects(items)
+        new = None if added is None else cut_objects(added)
+        if added is None or new is None or old.objects is None:
+            return None
+        self._check(new)
+        objects = self._loaded(len(new), added)
+        known = KnownList(
+            old.length + len(new),
+            old.body + added,
+            self._serde,
+            None if objects is None else [*old.objects, *objects],
+        )
+        kept = draft.extend(before, [stored_object(part) for part in new])
+        return KeptList(kept, known, before)
+
+    def _loaded(self, count: int, body: bytes) -> Sequence[Original] | None:
+        """What checked bytes are when they are loaded, to be kept and copied; None if that fails.
+
+        Whoever reads the list is told then what is wrong with it.
+        """
+        try:
+            objects = self._serde.load_objects(count, body)
+        except CorruptionError:
+            return None
+        return originals(objects)
 
     def remember(self, kept: Sequence[KeptList]) -> None:
         """Note what was put."""
@@ -138,7 +194,9 @@ class ListCodec:
             return None
         if known.passed_by is not self._serde:
             self._check(cut_objects(known.body) or ())
-        return self._serde.load_objects(known.length, known.body)
+        elif known.objects is not None:
+            return [original.copy() for original in known.objects]
+        return self._load(value, known, remember=True)
 
     def load(self, value: Any, stored: Any, *, remember: bool) -> list[Any] | None:
         """The list that was read by a link; None if it is no list of objects."""
@@ -152,9 +210,17 @@ class ListCodec:
             parts.append(part)
         self._check(parts)
         known = KnownList(len(parts), b"".join(parts), self._serde)
+        return self._load(value, known, remember=remember)
+
+    def _load(self, value: Any, known: KnownList, *, remember: bool) -> list[Any]:
+        objects = self._serde.load_objects(known.length, known.body)
         if remember:
-            self._known.remember(value, known)
-        return self._serde.load_objects(known.length, known.body)
+            kept = originals(objects)
+            self._known.remember(value, known._replace(passed_by=self._serde, objects=kept))
+            if kept is not None:
+                # The caller's are copies: these here stay as they are.
+                return [original.copy() for original in kept]
+        return objects
 
     def _check(self, parts: Sequence[bytes]) -> None:
         for part in parts:

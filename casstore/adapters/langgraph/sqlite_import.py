@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
-from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Final, NamedTuple
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
@@ -22,12 +19,12 @@ from casstore.adapters.langgraph import encoding, layout
 from casstore.adapters.langgraph.layout import Channel, PendingRow, Place
 from casstore.adapters.langgraph.raw import dump_raw, load_raw, open_snapshot, pack_raw
 from casstore.adapters.langgraph.threads import Threads, row_content
+from casstore.compat.importing import used_bytes
+from casstore.compat.sqlite_source import SqliteSource
 from casstore.errors import (
     ConflictError,
     CorruptionError,
     ForeignStoreError,
-    StorageError,
-    StoreNotFoundError,
     UnsafePayloadError,
 )
 from casstore.maintenance.progress import Progress, Step
@@ -68,15 +65,6 @@ class ImportReport(NamedTuple):
     store_bytes: int | None
 
 
-@runtime_checkable
-class _Measured(Protocol):
-    """An engine that knows how much it takes."""
-
-    def used_bytes(self) -> int:
-        """The bytes in use."""
-        ...
-
-
 def import_sqlite(
     file: str | os.PathLike[str],
     store: Store,
@@ -91,18 +79,16 @@ def import_sqlite(
     state is loaded with it. Raising from ``progress`` stops; the next call goes on from there.
     ConflictError if the store has a checkpoint of the same name with other content.
     """
-    path = Path(file)
-    before = _used_bytes(store)
-    opened = _state(path)
-    with closing(_open(path)) as source:
-        reader = _Source(source, path, serde)
+    before = used_bytes(store)
+    with SqliteSource(file) as source:
+        reader = _Source(source, serde)
         total = reader.count("checkpoints")
         imported = _Copy(reader, store, total, progress).run()
         _verify(reader, Threads(store), total, progress)
         writes = reader.count("writes")
-    if opened is not None and opened != _state(path):
-        raise ConflictError(f"{path} was written to while it was read; import it once more")
-    return ImportReport(total, writes, imported, _file_bytes(path), before, _used_bytes(store))
+        source.require_unchanged()
+        size = source.size_bytes
+    return ImportReport(total, writes, imported, size, before, used_bytes(store))
 
 
 class _Checkpoint(NamedTuple):
@@ -118,16 +104,13 @@ class _Checkpoint(NamedTuple):
 class _Source:
     """Reads a database of SqliteSaver."""
 
-    def __init__(
-        self, database: sqlite3.Connection, path: Path, serde: SerializerProtocol | None
-    ) -> None:
-        self._database = database
-        self._path = path
+    def __init__(self, source: SqliteSource, serde: SerializerProtocol | None) -> None:
+        self._ask = source.ask
+        self._path = source.path
         self._serde = serde
-        columns = {row[1] for row in self._ask("PRAGMA table_info(writes)")}
-        tables = {row[0] for row in self._ask("SELECT name FROM sqlite_master")}
-        if not {"checkpoints", "writes"} <= tables or "idx" not in columns:
-            raise ForeignStoreError(f"{path} is no database of LangGraph's SqliteSaver")
+        columns = source.columns("writes")
+        if not {"checkpoints", "writes"} <= source.tables or "idx" not in columns:
+            raise ForeignStoreError(f"{source.path} is no database of LangGraph's SqliteSaver")
         # Databases from before the column have it nowhere.
         self._writes_query = _WRITES.format(path="task_path" if "task_path" in columns else "''")
 
@@ -203,12 +186,6 @@ class _Source:
                 f"checkpoint {place.checkpoint} of thread {place.thread!r} is in a codec that "
                 "needs its serialiser; give it as serde",
             ) from exc
-
-    def _ask(self, query: str, values: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
-        try:
-            yield from self._database.execute(query, values)
-        except sqlite3.DatabaseError as exc:
-            raise StorageError(f"{self._path} cannot be read: {exc}") from exc
 
 
 class _Copy:
@@ -354,37 +331,3 @@ def _plain(stored: Any) -> bytes:
 
 def _place_of_write(write: PendingRow) -> tuple[str, int]:
     return write.task, write.slot
-
-
-def _open(path: Path) -> sqlite3.Connection:
-    """The database, for reading alone."""
-    if not path.is_file():
-        raise StoreNotFoundError(f"there is no file {path}")
-    # Without a log nobody is writing, and SQLite need not leave anything beside the file.
-    mode = "mode=ro" if _state(path) is None else "mode=ro&immutable=1"
-    try:
-        database = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True)
-        database.execute("PRAGMA query_only = 1")
-        # One moment for everything that is read.
-        database.execute("BEGIN")
-        database.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    except sqlite3.DatabaseError as exc:
-        raise ForeignStoreError(f"{path} cannot be opened as a SQLite database: {exc}") from exc
-    return database
-
-
-def _state(path: Path) -> tuple[int, int] | None:
-    """Whether anybody wrote to a file shows in this; None if it has a log, which SQLite minds."""
-    if not path.is_file() or Path(f"{path}-wal").exists():
-        return None
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns
-
-
-def _file_bytes(path: Path) -> int:
-    return sum(each.stat().st_size for each in (path, Path(f"{path}-wal")) if each.exists())
-
-
-def _used_bytes(store: Store) -> int | None:
-    engine = store.engine
-    return engine.used_bytes() if isinstance(engine, _Measured) else None

@@ -11,7 +11,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
-from casstore.adapters.json_values import restored, storable
 from casstore.adapters.openai_agents import branches as table
 from casstore.adapters.openai_agents.branches import MAIN, Branch, Branches
 from casstore.adapters.openai_agents.items import is_user
@@ -25,6 +24,7 @@ from casstore.errors import (
 from casstore.format.canonical import Link
 from casstore.maintenance import retention
 from casstore.maintenance.retention import Policy
+from casstore.records.json_values import restored, storable
 from casstore.session.data import UNFENCED, Checkpoint, Commit, Node, NodeDraft, Usage
 from casstore.session.nodes import Nodes
 from casstore.store import Store

@@ -17,12 +17,12 @@ from agents.memory.session_settings import (
 )
 
 from casstore.adapters.in_order import InOrder
-from casstore.adapters.json_values import restored
 from casstore.adapters.openai_agents.branches import MAIN, Branch, Branches
 from casstore.adapters.openai_agents.conversation import At, Conversation, TurnUsage, View
 from casstore.adapters.openai_agents.items import is_user
 from casstore.adapters.openai_agents.sqlite_names import SqliteNames
 from casstore.errors import InvalidInputError
+from casstore.records.json_values import restored
 from casstore.session.nodes import Nodes
 from casstore.store import Store
 

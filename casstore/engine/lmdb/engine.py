@@ -74,6 +74,7 @@ from casstore.errors import (
     InvalidInputError,
     StorageError,
 )
+from casstore.format.digest import Kind
 
 if TYPE_CHECKING:
     from casstore.engine.faults import Examination, Fault, Structure, Told
@@ -105,6 +106,7 @@ _SYNC_INTERVAL_S: Final = 1.0
 # the leader of its batch: py-lmdb and zstandard give the interpreter away in every call,
 # and with many writers each such call is a fight for it that costs more than the work.
 _LONG_WRITE_BYTES: Final = 64 << 10
+_OF_ONE_PLACE: Final = frozenset((Kind.NODE, Kind.MANIFEST))
 
 
 class LmdbEngine:
@@ -328,9 +330,10 @@ class LmdbEngine:
         """Rows of one moment, in the order asked for; None where there is none."""
         for table, key in keys:
             conditions.check_key(table, key)
-        with self._env.reading() as txn:
-            pending = self._journal.at(txn, txn.id())
-            return [pending.find_row(txn, self._env, table, key) for table, key in keys]
+        env = self._env
+        with env.reading_bytes() as txn:
+            find = self._journal.at(txn, txn.id()).find_row
+            return [find(txn, env, table, key) for table, key in keys]
 
     def scan_rows(
         self,
@@ -392,7 +395,7 @@ class LmdbEngine:
             try:
                 return self._queue.submit(job)
             except StaleError:
-                job = Job(write)
+                job = Job(write, again=True)
         raise BusyError(f"a collector kept removing what a write to {self.path} relies on")
 
     def _prepare(self, jobs: list[Job]) -> None:
@@ -426,6 +429,24 @@ class LmdbEngine:
         for job in jobs:
             job.plan = plan
 
+    def _suppose_new(self, job: Job) -> bool:
+        """Prepare a write of nodes and manifests without looking whether they are stored.
+
+        They name their place in a session, so they hardly ever are, and the transaction looks
+        anyway. False, and nothing has happened, if this is not such a write.
+        """
+        objects = job.write.objects
+        digests: set[bytes] = set()
+        for item in objects:
+            if item.kind not in _OF_ONE_PLACE:
+                return False
+            digests.add(item.digest)
+        if job.again or len(digests) != len(objects):
+            return False
+        job.new = list(objects)
+        job.plan = Plan(None, {}, self._draft(job.new), supposed=True)
+        return True
+
     def _draft(self, objects: list[NewObject]) -> list[slabs.Draft]:
         """Cut a batch of new objects into slabs and compress each."""
         drafts: list[slabs.Draft] = []
@@ -451,7 +472,8 @@ class LmdbEngine:
         unprepared = [ticket.work for ticket in batch if ticket.work.new is None]
         if unprepared:
             try:
-                self._prepare(unprepared)
+                if len(unprepared) > 1 or not self._suppose_new(unprepared[0]):
+                    self._prepare(unprepared)
             except CasstoreError as exc:
                 for ticket in batch:
                     ticket.error = exc

@@ -128,6 +128,7 @@ class Environment:
         self._directory = directory or StoreDirectory(path, readonly=readonly)
         self.gate = Gate()
         self.write_lock = threading.Lock()
+        self._covered_bytes = 0
         # To be woken when this closes; they belong to those who wait. Add inside the gate.
         self.watches: WeakSet[DescriptorWatch] = WeakSet()
 
@@ -349,8 +350,10 @@ class Environment:
 
     def cover(self) -> None:
         """After a commit: see that the file is as long as its meta page says."""
-        info = self.handle.info()
-        guard.cover(self.data_handle, (info["last_pgno"] + 1) * self._page_bytes)
+        needed_bytes = (self.handle.info()["last_pgno"] + 1) * self._page_bytes
+        # A file never gets shorter, so what was long enough once need not be asked for again.
+        if needed_bytes > self._covered_bytes and guard.cover(self.data_handle, needed_bytes):
+            self._covered_bytes = needed_bytes
 
     def announce(self) -> None:
         """After a commit: wake those who watch the file, here and in other processes."""

@@ -112,10 +112,17 @@ class CommitQueue(Generic[Work, Result]):
         return ticket.result
 
     def _lead(self) -> None:
-        self._linger()
         with self._lock:
-            batch = [ticket for ticket in islice(self._waiting, MAX_BATCH) if not ticket.done]
+            self._lingers = lingers = len(self._waiting) < self._crowd
+            batch = self._batch()
+        if lingers:
+            self._linger()
+            with self._lock:
+                batch = self._batch()
         self._run(batch)
+
+    def _batch(self) -> list[Ticket[Work, Result]]:
+        return [ticket for ticket in islice(self._waiting, MAX_BATCH) if not ticket.done]
 
     def _linger(self) -> None:
         """Wait a moment for writers who were just answered and will be back.
@@ -123,9 +130,7 @@ class CommitQueue(Generic[Work, Result]):
         Without it writers fall into two halves that take turns, and each flush serves
         one half. A lone writer never waits.
         """
-        with self._lock:
-            self._lingers = lingers = len(self._waiting) < self._crowd
-        if not lingers or self._gathered.acquire(timeout=LINGER_S):
+        if self._gathered.acquire(timeout=LINGER_S):
             return
         with self._lock:
             if not self._lingers:

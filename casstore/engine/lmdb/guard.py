@@ -142,16 +142,19 @@ def verify_structure(path: str) -> None:
         raise CorruptionError(f"{path} is damaged: {problems[0]}{more}")
 
 
-def cover(handle: int, needed_bytes: int) -> None:
-    """Lengthen the file to what its meta page says, without touching a byte of it.
+def cover(handle: int, needed_bytes: int) -> bool:
+    """Lengthen the file to what its meta page says, without touching a byte of it; is it so long?
 
     posix_fallocate only ever extends, so this is safe beside a writer in another process.
     """
-    if os.fstat(handle).st_size >= needed_bytes or not hasattr(os, "posix_fallocate"):
-        return
+    if os.fstat(handle).st_size >= needed_bytes:
+        return True
+    if not hasattr(os, "posix_fallocate"):
+        return False
     try:
         os.posix_fallocate(handle, needed_bytes - 1, 1)
     except OSError:
         # The commit it follows is complete and durable, and must not look failed. A file
         # that stays short is sound; it only costs the next open a walk by the verifier.
-        return
+        return False
+    return True

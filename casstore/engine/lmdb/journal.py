@@ -18,6 +18,7 @@ reads only what others have added.
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
@@ -31,6 +32,7 @@ from casstore.engine.lmdb.rows import (
     CHECKSUM_BYTES,
     JOURNAL,
     SUM_KEY,
+    Gap,
     RowSum,
     find_row,
     prove_row,
@@ -51,6 +53,9 @@ _LONG_ROW_BYTES: Final = 2048
 # How many rows of the tables are kept in memory, and how long they may be.
 _MAX_LAID: Final = 1024
 _MAX_LAID_BYTES: Final = 1280
+_MAX_GAPS: Final = 1024
+# Never a gap, and lower than all.
+_BEFORE_ALL: Final = (b"", b"")
 
 _TABLES: Final = frozenset(TABLES)
 _NAME_BYTES: Final = DIGEST_BYTES + 8
@@ -65,6 +70,7 @@ class Pending:
     """What the journal holds at one moment. Never changed once it was handed out."""
 
     __slots__ = (
+        "_gaps",
         "_laid",
         "changes",
         "ids",
@@ -91,17 +97,20 @@ class Pending:
         self.total = 0
         # Rows that were looked up in the tables. Those do not change while the journal grows,
         # so all states from one settling to the next share what they have found.
-        self._laid: dict[tuple[str, bytes], bytes | None] = {}
+        self._laid: dict[tuple[str, bytes], bytes] = {}
+        # And where nothing was found, by table, in order: what is new is often looked for in
+        # the same gap, behind the last of its kind.
+        self._gaps: dict[str, list[Gap]] = {}
 
     def copy(self) -> Pending:
         """A state that may be added to; the tables are still those of this one."""
-        other = Pending()
+        other = Pending.__new__(Pending)
         other.last, other.proof = self.last, self.proof
         other.rows = dict(self.rows)
         other.ids = self.ids.copy()
         other.unnamed = self.unnamed
         other.changes, other.size_bytes, other.total = self.changes, self.size_bytes, self.total
-        other._laid = self._laid
+        other._laid, other._gaps = self._laid, self._gaps
         return other
 
     def add(
@@ -129,13 +138,22 @@ class Pending:
         laid = self._laid
         if place in laid:
             return laid[place]
+        gaps = self._gaps.get(table)
+        if gaps is None:
+            gaps = self._gaps[table] = [_BEFORE_ALL]
+        below, above = gaps[bisect_right(gaps, (key, b"")) - 1]
+        if below < key < above:
+            return None
         found = find_row(txn.cursor(env.tables[table]), table, key)
-        value = None if found is None else found[0]
-        if value is None or len(value) <= _MAX_LAID_BYTES:
+        if isinstance(found, tuple):
+            if len(gaps) < _MAX_GAPS:
+                insort(gaps, found)
+            return None
+        if len(found) <= _MAX_LAID_BYTES:
             if len(laid) >= _MAX_LAID:
                 laid.clear()
-            laid[place] = value
-        return value
+            laid[place] = found
+        return found
 
     def find_id(self, txn: AnyTransaction, env: Environment, digest: bytes) -> int | None:
         """The id of an object; None if it is not stored."""

@@ -62,40 +62,42 @@ def open_row(table: str, key: bytes, stored: bytes | memoryview) -> bytes:
     return prove_row(table, key, stored)[0]
 
 
+#: Two keys between which a table has no row. Nothing: the first key of all, and the last.
+Gap = tuple[bytes, bytes]
+_FIRST_KEY: Final = b""
+_BEHIND_ALL: Final = b"\xff" * (MAX_ROW_KEY_BYTES + 1)
+
+
 def find_row(
     cursor: lmdb.Cursor[bytes] | lmdb.Cursor[memoryview], table: str, key: bytes
-) -> ProvenRow | None:
-    """The row under ``key``; None only if it is certainly not there. Give a new cursor.
+) -> bytes | Gap:
+    """The row under ``key``; if it is certainly not there, the gap it is missing from.
 
-    A damaged key leads a search astray, but never far: on a leaf to the side of the
-    damaged row itself, on a branch to where the order of keys is broken. So where nothing
+    Give a new cursor. A damaged key leads a search astray, but never far: on a leaf to the side
+    of the damaged row itself, on a branch to where the order of keys is broken. So where nothing
     is found, both neighbours must be in order. A used cursor would search its own page
     first, and not the way that the tree leads.
     """
     if not cursor.set_range(key):
-        if cursor.last():
-            _require_below(cursor, table, key)
-        return None
+        return _below(cursor, table, key) if cursor.last() else _FIRST_KEY, _BEHIND_ALL
     name, stored = cursor.item()
     if name == key:
-        return prove_row(table, key, stored)
+        return prove_row(table, key, stored)[0]
     above = bytes(name)
     prove_row(table, above, stored)
     if above <= key:
         raise _out_of_order(table, key)
-    if cursor.prev():
-        _require_below(cursor, table, key)
-    return None
+    return _below(cursor, table, key) if cursor.prev() else _FIRST_KEY, above
 
 
-def _require_below(
-    cursor: lmdb.Cursor[bytes] | lmdb.Cursor[memoryview], table: str, key: bytes
-) -> None:
+def _below(cursor: lmdb.Cursor[bytes] | lmdb.Cursor[memoryview], table: str, key: bytes) -> bytes:
+    """The key that the cursor stands on, proven to lie below ``key``."""
     name, stored = cursor.item()
     below = bytes(name)
     prove_row(table, below, stored)
     if below >= key:
         raise _out_of_order(table, key)
+    return below
 
 
 def _out_of_order(table: str, key: bytes) -> CorruptionError:

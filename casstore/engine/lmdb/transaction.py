@@ -9,7 +9,7 @@ them, unnamed, until the slab is rewritten. Names and rows go to the journal.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, cast
+from typing import Final, NamedTuple, cast
 
 import lmdb
 
@@ -35,28 +35,34 @@ class Plan(NamedTuple):
 
     ``ids``: what the index said of their objects and of all that these link to, None where
     it said nothing. ``commit``: the last transaction whose work that shows, None if it is
-    not of one moment. ``drafts``: the slabs of their new objects.
+    not of one moment. ``drafts``: the slabs of their new objects. ``supposed``: nobody has
+    looked; the objects are all taken to be new, and none may turn out to be stored.
     """
 
     commit: int | None
     ids: dict[bytes, int | None]
     drafts: list[slabs.Draft]
+    supposed: bool = False
+
+
+_NO_PLAN: Final = Plan(None, {}, [])
 
 
 class Job:
     """A write on its way.
 
     ``new`` are its objects that were not stored when it was prepared, None until then;
-    ``hits`` the digests of those that were.
+    ``hits`` the digests of those that were. ``again``: it was prepared before, in vain.
     """
 
-    __slots__ = ("hits", "new", "plan", "write")
+    __slots__ = ("again", "hits", "new", "plan", "write")
 
-    def __init__(self, write: Write) -> None:
+    def __init__(self, write: Write, *, again: bool = False) -> None:
         self.write = write
+        self.again = again
         self.new: list[NewObject] | None = None
         self.hits: list[bytes] = []
-        self.plan = Plan(None, {}, [])
+        self.plan = _NO_PLAN
 
 
 #: The ids that the new objects of a plan will have, by digest.
@@ -131,6 +137,8 @@ class Transaction:
             if self._find_id(digest) is None:
                 raise StaleError(digest.hex())
         if job.new:
+            if job.plan.supposed:
+                self._require_new(job.new)
             self._require_children(job.new, self._places[id(job.plan)])
 
     def perform(self, job: Job) -> WriteResult:
@@ -179,6 +187,22 @@ class Transaction:
             return self._ids[digest]
         object_id = self._ids[digest] = self.pending.find_id(self._txn, self._env, digest)
         return object_id
+
+    def _require_new(self, objects: Sequence[NewObject]) -> None:
+        """Raise if any of these is stored after all: their slab would hold it a second time."""
+        ids, recent = self._ids, self.pending.ids
+        find, index = self._txn.get, self._env.index
+        for item in objects:
+            digest = item.digest
+            # As ``_find_id`` does; spelled out because nearly every commit comes through here.
+            if digest not in ids:
+                if digest in recent:
+                    ids[digest] = recent[digest]
+                else:
+                    row = find(digest, None, index)
+                    ids[digest] = None if row is None else slabs.read_id(row)
+            if ids[digest] is not None:
+                raise StaleError(digest.hex())
 
     def _require_children(self, objects: Sequence[NewObject], places: _Places) -> None:
         """Raise if a child is neither stored nor one of the objects before it."""

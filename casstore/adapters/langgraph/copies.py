@@ -1,0 +1,131 @@
+"""Messages copied and compared, which is quicker than to write and load them again.
+
+A copy shares with its original only what nobody can change. Two objects count as the same
+only if they would be written as the same bytes: 1 is not True, nor 0.0 -0.0, and the order of
+keys counts. Only messages made of plain data are copied; all else takes the long way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from langchain_core.messages import BaseMessage
+from langgraph.checkpoint.serde._msgpack import SAFE_MSGPACK_TYPES
+
+_ATOMS: Final = frozenset((str, int, bool, bytes, type(None), float))
+_CONTAINERS: Final = frozenset((dict, list))
+# What can be nested, and deeper than that need not be quick.
+_MAX_DEPTH: Final = 32
+_set: Final = object.__setattr__
+
+
+class Original:
+    """A message that is kept to be copied and compared, and handed out to nobody."""
+
+    __slots__ = ("_containers", "_extra", "_fields", "_kind", "_message", "_names", "_types")
+
+    def __init__(self, message: Any) -> None:
+        self._message = message
+        self._kind: Any = type(message)
+        fields = self._fields = message.__dict__
+        self._names = [*fields]
+        self._types = [*map(type, fields.values())]
+        # Those that a copy needs of its own, and where equal is not enough.
+        self._containers = [name for name in fields if type(fields[name]) in _CONTAINERS]
+        self._extra = message.__pydantic_extra__
+
+    def copy(self) -> Any:
+        """A new object like this one."""
+        fields = self._fields.copy()
+        for name in self._containers:
+            value = fields[name]
+            # Most are empty.
+            fields[name] = _copy_plain(value) if value else type(value)()
+        # As a model's own copying does it, with what nobody shares.
+        new = self._kind.__new__(self._kind)
+        _set(new, "__dict__", fields)
+        _set(new, "__pydantic_extra__", _copy_plain(self._extra))
+        _set(new, "__pydantic_fields_set__", self._message.__pydantic_fields_set__.copy())
+        _set(new, "__pydantic_private__", None)
+        return new
+
+    def is_same(self, other: Any) -> bool:
+        """Would the other object be written as this one was?"""
+        if type(other) is not self._kind:
+            return False
+        fields, own = other.__dict__, self._fields
+        # Quick, and right but for what is equal and yet not the same.
+        if (
+            fields != own
+            or [*fields] != self._names
+            or [*map(type, fields.values())] != self._types
+        ):
+            return False
+        for name in self._containers:
+            if own[name] and not _is_same_plain(fields[name], own[name]):
+                return False
+        extra = other.__pydantic_extra__
+        return other.__pydantic_private__ is None and (
+            (not extra and not self._extra) or _is_same_plain(extra, self._extra)
+        )
+
+
+def originals(objects: Sequence[Any]) -> list[Original] | None:
+    """These objects, which nobody else may have, to be kept; None if not all can be copied."""
+    return [Original(one) for one in objects] if all(map(_is_copyable, objects)) else None
+
+
+def begins_with(objects: Sequence[Any], kept: Sequence[Original]) -> bool:
+    """Are the first of these objects the same as those that were kept, one by one?"""
+    return len(objects) >= len(kept) and all(
+        original.is_same(one) for one, original in zip(objects, kept, strict=False)
+    )
+
+
+def _is_copyable(one: Any) -> bool:
+    """Is it a message as LangGraph itself loads them, made of nothing but plain data?"""
+    kind = type(one)
+    return (
+        issubclass(kind, BaseMessage)
+        and (kind.__module__, kind.__name__) in SAFE_MSGPACK_TYPES
+        and one.__pydantic_private__ is None
+        # Floats that are fields themselves would have to be compared more closely.
+        and float not in map(type, one.__dict__.values())
+        and _is_plain(one.__dict__, _MAX_DEPTH)
+        and _is_plain(one.__pydantic_extra__, _MAX_DEPTH)
+    )
+
+
+def _copy_plain(value: Any) -> Any:
+    kind = type(value)
+    if kind is dict:
+        return {name: _copy_plain(each) for name, each in value.items()}
+    if kind is list:
+        return [_copy_plain(each) for each in value]
+    return value
+
+
+def _is_plain(value: Any, depth: int) -> bool:
+    kind = type(value)
+    if kind in _ATOMS:
+        return True
+    if not depth or kind not in _CONTAINERS:
+        return False
+    if kind is dict and not all(type(name) is str for name in value):
+        return False
+    return all(_is_plain(each, depth - 1) for each in (value.values() if kind is dict else value))
+
+
+def _is_same_plain(value: Any, other: Any) -> bool:
+    kind = type(value)
+    if kind is not type(other):
+        return False
+    if kind is dict:
+        return [*value] == [*other] and all(map(_is_same_plain, value.values(), other.values()))
+    if kind is list:
+        return len(value) == len(other) and all(map(_is_same_plain, value, other))
+    if kind is float:
+        # A number that is not equal to itself is never the same; the two zeros are told apart.
+        return bool(value == other) and repr(value) == repr(other)
+    return kind in _ATOMS and bool(value == other)

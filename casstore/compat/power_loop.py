@@ -1,0 +1,486 @@
+"""power-loop's session store on casstore: its calls, its rows, its errors.
+
+    from casstore.compat.power_loop import SessionStore
+    loop = StatefulAgentLoop(llm=llm, store=SessionStore.open("sessions"))
+
+What is different is what went wrong there: a call is one transaction, from any process; notes stand
+where their fold began; calls that wait keep all their data; usage is kept for each send; what is
+written for an unknown session is refused. An id is not given twice, also after it was closed.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import casstore.store
+from casstore.errors import (
+    InvalidInputError,
+    NotALogError,
+    SessionDeletedError,
+    SessionExistsError,
+    SessionNotFoundError,
+)
+from casstore.records.json_values import restored, storable
+from casstore.records.log import Message, NewMessage, SessionLog, Tokens
+from casstore.records.log.data import LogSession
+from casstore.store import Store
+
+DEFAULT_DB_PATH: Final = "./power_loop_sessions"
+MAX_SPAWN_DEPTH: Final = 3
+_MEMORY: Final = ":memory:"
+
+
+class SessionKind(StrEnum):
+    """What a session is."""
+
+    ROOT = "root"
+    SUBAGENT = "subagent"
+
+
+class SessionStatus(StrEnum):
+    """How a session stands."""
+
+    ACTIVE = "active"
+    ARCHIVED = "archived"
+
+
+class SubagentLifecycle(StrEnum):
+    """How long a session below another stays."""
+
+    EPHEMERAL = "ephemeral"
+    LINKED = "linked"
+    DETACHED = "detached"
+
+
+class MessageState(StrEnum):
+    """Whether a message is shown, or folded into a note."""
+
+    ACTIVE = "active"
+    COMPACTED_OUT = "compacted_out"
+
+
+@dataclass
+class SessionRow:
+    """A session."""
+
+    session_id: str
+    created_at: int
+    updated_at: int
+    system_prompt: str | None
+    model: str | None
+    config: dict[str, Any]
+    status: SessionStatus
+    kind: SessionKind
+    parent_session_id: str | None
+    spawn_tool_call_id: str | None
+    spawn_depth: int
+    lifecycle: SubagentLifecycle
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class MessageRow:
+    """A message. ``content`` is what was given: a text, or any structure."""
+
+    session_id: str
+    seq: int
+    role: str
+    name: str | None
+    content: Any
+    tool_calls: list[dict[str, Any]] | None
+    tool_call_id: str | None
+    round_index: int | None
+    state: MessageState
+    meta: dict[str, Any]
+    created_at: int
+
+
+@dataclass
+class SessionStateRow:
+    """Where a session stands."""
+
+    session_id: str
+    next_seq: int
+    round_index: int
+    last_compact_seq: int
+    pending: dict[str, Any] | None
+
+
+@dataclass
+class CompactionRow:
+    """A fold: its note, and the lowest and highest number folded."""
+
+    session_id: str
+    compact_seq: int
+    note_seq: int
+    from_seq: int
+    to_seq: int
+    before_tokens: int | None
+    after_tokens: int | None
+    round_index: int | None
+    created_at: int
+
+
+class UnknownSessionError(SessionNotFoundError, ValueError):
+    """There is no such session: never was, or it was closed."""
+
+
+class DuplicateSessionError(SessionExistsError, sqlite3.IntegrityError):
+    """A session with this id is there already."""
+
+
+@contextmanager
+def _known(session_id: str) -> Iterator[None]:
+    """Let an unknown session be told by the error that callers of the original expect."""
+    try:
+        yield
+    except (SessionNotFoundError, SessionDeletedError) as exc:
+        raise UnknownSessionError(session_id) from exc
+
+
+class SessionStore:
+    """Sessions and their messages; a context manager. Safe from many threads and processes."""
+
+    def __init__(
+        self, store: Store, path: str = _MEMORY, *, depth_limit: int = MAX_SPAWN_DEPTH
+    ) -> None:
+        self._store = store
+        #: The log that all of it stands in, with everything that the original did not have.
+        self.log = SessionLog(store, depth_limit=depth_limit)
+        self.path = path
+
+    @classmethod
+    def open(
+        cls, path: str | os.PathLike[str] = DEFAULT_DB_PATH, *, durability: str = "relaxed"
+    ) -> SessionStore:
+        """Open the store in a directory, made if need be; ``":memory:"``: in memory alone.
+
+        ``durability`` as for ``casstore.open``; by default no less than the original's.
+        """
+        name = os.fspath(path)
+        if name == _MEMORY:
+            from casstore.engine.memory import MemoryEngine
+
+            return cls(Store(MemoryEngine()))
+        place = Path(name).expanduser()
+        if place.is_file():
+            raise InvalidInputError(
+                f"{place} is a file, and a store is a directory; a database of power-loop moves "
+                f"over with: casstore import-records power-loop {place}"
+            )
+        place.parent.mkdir(parents=True, exist_ok=True)
+        return cls(casstore.store.open(place, durability), str(place))
+
+    def close(self) -> None:
+        """Let go of the store."""
+        self._store.close()
+
+    def __enter__(self) -> SessionStore:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- sessions -------------------------------------------------------------------------
+
+    def create_session(
+        self,
+        *,
+        system_prompt: str | None = None,
+        model: str | None = None,
+        config: dict[str, Any] | None = None,
+        parent_session_id: str | None = None,
+        spawn_tool_call_id: str | None = None,
+        kind: SessionKind = SessionKind.ROOT,
+        lifecycle: SubagentLifecycle = SubagentLifecycle.EPHEMERAL,
+        metadata: dict[str, Any] | None = None,
+        session_id: str | None = None,
+    ) -> str:
+        """Make a session; its id. ValueError if the parent is unknown, or stands too deep."""
+        try:
+            with _known(parent_session_id or ""):
+                made = self.log.create(
+                    session_id or None,
+                    parent=parent_session_id,
+                    kind=_text(kind),
+                    lifecycle=_text(lifecycle),
+                    spawn_call=spawn_tool_call_id,
+                    prompt=system_prompt,
+                    model=model,
+                    config=storable(dict(config or {})),
+                    metadata=storable(dict(metadata or {})),
+                )
+        except SessionExistsError as exc:
+            raise DuplicateSessionError(exc.session) from exc
+        return made.id
+
+    def get_session(self, session_id: str) -> SessionRow | None:
+        """A session; None if it is not there."""
+        found = self.log.find(session_id)
+        return None if found is None else _session_row(found)
+
+    def list_sessions(self) -> list[SessionRow]:
+        """All sessions, by id."""
+        return [_session_row(found) for found in self.log.sessions()]
+
+    def list_children(self, parent_session_id: str) -> list[SessionRow]:
+        """The sessions right below one, in the order in which they were made."""
+        return [_session_row(found) for found in self.log.children(parent_session_id)]
+
+    def archive_session(self, session_id: str) -> None:
+        """Mark a session as archived; it stays as it is."""
+        with _known(session_id):
+            self.log.archive(session_id)
+
+    def close_session(self, session_id: str, *, cascade: bool = True) -> int:
+        """Take a session away, and those below it that are not detached; how many went."""
+        return self.log.close(session_id, cascade=cascade)
+
+    def update_session_prompt(self, session_id: str, system_prompt: str | None) -> None:
+        """Change the prompt of a session."""
+        with _known(session_id):
+            self.log.update(session_id, prompt=system_prompt)
+
+    # --- messages ---------------------------------------------------------------------------
+
+    def append_message(
+        self,
+        session_id: str,
+        *,
+        role: str,
+        content: Any = None,
+        tool_calls: list[dict[str, Any]] | None = None,
+        tool_call_id: str | None = None,
+        name: str | None = None,
+        round_index: int | None = None,
+        meta: dict[str, Any] | None = None,
+    ) -> int:
+        """Put a message at the end; its number.
+
+        Calls that it makes begin to wait, and the call that it answers waits no longer, in the
+        same transaction: ``set_pending`` has nothing left to do.
+        """
+        message = NewMessage(
+            role,
+            content,
+            name,
+            tool_calls or None,
+            tool_call_id,
+            round_index,
+            storable(meta) if meta else None,
+        )
+        with _known(session_id):
+            return self.log.append(session_id, message)
+
+    def load_active_messages(self, session_id: str) -> list[MessageRow]:
+        """What an agent goes on from, in its order; a note stands where its fold began."""
+        try:
+            return [_message_row(session_id, one) for one in self.log.active(session_id)]
+        except (SessionNotFoundError, SessionDeletedError):
+            return []
+
+    def load_all_messages(self, session_id: str) -> list[MessageRow]:
+        """All messages by number, folded ones too."""
+        try:
+            return [_message_row(session_id, one) for one in self.log.messages(session_id)]
+        except (SessionNotFoundError, SessionDeletedError):
+            return []
+
+    def get_message(self, session_id: str, seq: int) -> MessageRow | None:
+        """One message; None if there is none."""
+        try:
+            found = self.log.message(session_id, seq)
+        except (SessionNotFoundError, SessionDeletedError):
+            return None
+        return None if found is None else _message_row(session_id, found)
+
+    # --- compaction ---------------------------------------------------------------------------
+
+    def record_compaction(
+        self,
+        session_id: str,
+        *,
+        from_seq: int,
+        to_seq: int,
+        note_content: str,
+        before_tokens: int | None,
+        after_tokens: int | None,
+        round_index: int | None,
+        note_meta: dict[str, Any] | None = None,
+    ) -> tuple[int, int]:
+        """Fold what is shown from one message to another into a note; (fold, note).
+
+        From and to are places in the order that is shown: a note has a high number and may
+        stand before lower ones.
+        """
+        with _known(session_id):
+            shown = [one.number for one in self.log.active(session_id)]
+            if from_seq in shown and to_seq in shown:
+                low, high = sorted((shown.index(from_seq), shown.index(to_seq)))
+                chosen = shown[low : high + 1]
+            else:
+                chosen = [number for number in shown if from_seq <= number <= to_seq]
+            fold = self.log.fold(
+                session_id,
+                chosen,
+                note_content,
+                before_tokens=before_tokens,
+                after_tokens=after_tokens,
+                round=round_index,
+                meta=storable(note_meta) if note_meta else None,
+                # The loop keeps what it takes for the first system message, note or not, and
+                # what is reloaded must be what it has.
+                keep_notes=True,
+            )
+        return fold.number, fold.note
+
+    def list_compactions(self, session_id: str) -> list[CompactionRow]:
+        """Every fold of a session, oldest first."""
+        try:
+            folds = self.log.folds(session_id)
+        except (SessionNotFoundError, SessionDeletedError):
+            return []
+        return [
+            CompactionRow(
+                session_id,
+                fold.number,
+                fold.note,
+                fold.first,
+                fold.last,
+                fold.before_tokens,
+                fold.after_tokens,
+                fold.round,
+                fold.created_at_ms,
+            )
+            for fold in folds
+        ]
+
+    # --- state ----------------------------------------------------------------------------
+
+    def get_state(self, session_id: str) -> SessionStateRow | None:
+        """Where a session stands; None if it is not there."""
+        try:
+            counters = self.log.counters(session_id)
+            pending = self._pending(session_id)
+        except (SessionNotFoundError, SessionDeletedError, NotALogError):
+            return None
+        return SessionStateRow(
+            session_id, counters.next_number, counters.round, counters.folds, pending
+        )
+
+    def set_round_index(self, session_id: str, round_index: int) -> None:
+        """Note down which round is going on. Round 0 begins a new send."""
+        with _known(session_id):
+            self.log.start_round(session_id, round_index, new_send=round_index == 0)
+
+    def set_pending(self, session_id: str, pending: dict[str, Any] | None) -> None:
+        """Say which calls wait; None or {}: none.
+
+        Of calls that messages have made, all data is kept, whether or not it is given again.
+        """
+        with _known(session_id):
+            if not pending:
+                self.log.set_pending(session_id, None)
+                return
+            ids = pending.get("tool_call_ids")
+            if ids is None:
+                ids = [str(one.get("id")) for one in pending.get("tool_calls") or ()]
+            known = self.log.pending(session_id)
+            own = [] if known is None else [str(call["id"]) for call in known.calls]
+            if ids and all(one in own for one in ids):
+                self.log.set_pending(session_id, list(ids))
+                return
+            self.log.set_pending(session_id, self._completed(session_id, pending, ids))
+
+    def _pending(self, session_id: str) -> dict[str, Any] | None:
+        given = self.log.given_pending(session_id)
+        if given is not None:
+            found: dict[str, Any] = restored(given)
+            return found
+        known = self.log.pending(session_id)
+        if known is None:
+            return None
+        return {
+            "assistant_seq": known.number,
+            "round_index": known.round,
+            "tool_call_ids": [str(call["id"]) for call in known.calls],
+            "tool_calls": [dict(call) for call in known.calls],
+        }
+
+    def _completed(self, session_id: str, pending: dict[str, Any], ids: list[str]) -> Any:
+        """What is given as pending, with the calls that were given before."""
+        before = self._pending(session_id) or {}
+        if "tool_calls" not in pending and before.get("tool_calls"):
+            kept = [one for one in before["tool_calls"] if str(one.get("id")) in ids]
+            pending = {**pending, "tool_calls": kept}
+        return storable(pending)
+
+    # --- usage ------------------------------------------------------------------------------
+
+    def record_usage(
+        self,
+        session_id: str,
+        *,
+        round_index: int,
+        prompt_tokens: int | None,
+        completion_tokens: int | None,
+        total_tokens: int | None,
+        model: str | None = None,
+    ) -> None:
+        """Note down what a round of the present send has used."""
+        tokens = Tokens(prompt_tokens, completion_tokens, total_tokens, model)
+        with _known(session_id):
+            self.log.record_usage(session_id, tokens, round=round_index)
+
+
+def _text(value: Any) -> str:
+    """What an enumeration says, whoever's it is."""
+    return str(value.value) if isinstance(value, Enum) else str(value)
+
+
+def _session_row(found: LogSession) -> SessionRow:
+    return SessionRow(
+        found.id,
+        found.created_at_ms,
+        found.updated_at_ms,
+        found.prompt,
+        found.model,
+        restored(found.config),
+        SessionStatus(found.status),
+        SessionKind(found.kind),
+        found.parent,
+        found.spawn_call,
+        found.depth,
+        SubagentLifecycle(found.lifecycle),
+        restored(found.metadata),
+    )
+
+
+def _message_row(session_id: str, found: Message) -> MessageRow:
+    calls = found.tool_calls
+    return MessageRow(
+        session_id,
+        found.number,
+        found.role,
+        found.name,
+        found.content,
+        None if calls is None else [dict(call) for call in calls],
+        found.tool_call_id,
+        found.round,
+        MessageState(found.state),
+        restored(dict(found.meta)),
+        found.created_at_ms,
+    )

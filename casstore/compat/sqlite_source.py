@@ -1,0 +1,89 @@
+"""Somebody else's SQLite database, to read from: as it is at one moment, and left as it was."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+from casstore.errors import ConflictError, ForeignStoreError, StorageError, StoreNotFoundError
+
+_FETCH: Final = 256
+
+
+class SqliteSource:
+    """A database opened for reading alone; a context manager.
+
+    Everything is read as of the moment of opening. StoreNotFoundError if there is no file,
+    ForeignStoreError if it is no database.
+    """
+
+    def __init__(self, file: str | os.PathLike[str]) -> None:
+        self.path = Path(file)
+        if not self.path.is_file():
+            raise StoreNotFoundError(f"there is no file {self.path}")
+        self._opened = self._state()
+        # Without a log nobody is writing, and SQLite need not leave anything beside the file.
+        mode = "mode=ro" if self._opened is None else "mode=ro&immutable=1"
+        try:
+            self._database = sqlite3.connect(f"{self.path.absolute().as_uri()}?{mode}", uri=True)
+            self._database.execute("PRAGMA query_only = 1")
+            # One moment for everything that is read.
+            self._database.execute("BEGIN")
+            names = self._database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            #: The tables that there are.
+            self.tables = frozenset(name for (name,) in names)
+        except sqlite3.DatabaseError as exc:
+            raise ForeignStoreError(
+                f"{self.path} cannot be opened as a SQLite database: {exc}"
+            ) from exc
+
+    def __enter__(self) -> SqliteSource:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._database.close()
+
+    @property
+    def size_bytes(self) -> int:
+        """What the database takes, with its log."""
+        files = (self.path, Path(f"{self.path}-wal"))
+        return sum(each.stat().st_size for each in files if each.exists())
+
+    def ask(self, query: str, values: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
+        """The rows of a query, as they are read. StorageError if the file cannot be read."""
+        try:
+            # Not from the cursor itself: who stops early would close it, maybe after the database.
+            cursor = self._database.execute(query, values)
+            while rows := cursor.fetchmany(_FETCH):
+                yield from rows
+        except sqlite3.DatabaseError as exc:
+            raise StorageError(f"{self.path} cannot be read: {exc}") from exc
+
+    def columns(self, table: str) -> frozenset[str]:
+        """The columns of a table; none if there is no such table."""
+        return frozenset(
+            name for (name,) in self.ask("SELECT name FROM pragma_table_info(?)", (table,))
+        )
+
+    def require_unchanged(self) -> None:
+        """ConflictError if anybody wrote to the file since it was opened."""
+        if self._opened is not None and self._opened != self._state():
+            raise ConflictError(
+                f"{self.path} was written to while it was read; import it once more"
+            )
+
+    def _state(self) -> tuple[int, int] | None:
+        """Whether anybody wrote shows in this; None if there is a log, which SQLite minds."""
+        if not self.path.is_file() or Path(f"{self.path}-wal").exists():
+            return None
+        found = self.path.stat()
+        return found.st_size, found.st_mtime_ns

@@ -1,0 +1,190 @@
+"""What lifecycles hold about a subject, for ``erasure``: found, explained and removed.
+
+    about the subject by name          the index of subjects
+    the subject's own data             its user data, with the key; its agents' sessions
+    derived from any of those          the index of derivation, as far as it leads
+
+What is sealed stays until somebody has reviewed it, what is held until its time; the user's
+key goes all the same, for such values have keys of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+
+from casstore.maintenance.erasure import Staying
+from casstore.records.lifecycles.annotation import Note
+from casstore.records.lifecycles.keys import KeyStore
+from casstore.records.lifecycles.lifecycles import Lifecycles
+from casstore.records.lifecycles.notes import Stayed, note_of, objection
+from casstore.records.lifecycles.references import (
+    AGENT,
+    CHECKPOINT,
+    PERSON,
+    ROWS,
+    SESSION,
+    USER,
+    Ref,
+)
+from casstore.records.rows import Record, row_links
+from casstore.session import subjects
+from casstore.session.state import Runtime
+from casstore.store import Store
+
+_READ_AT_ONCE: Final = 256
+_KEY_WAITS: Final = "its key is to be destroyed, and no key store was given: erase again with it"
+
+
+class AboutSubject(NamedTuple):
+    """A record about a subject, or derived from one."""
+
+    ref: Ref
+    note: Note | None
+    #: What keeps it from going; None: nothing.
+    stays: Stayed | None
+
+
+class LifecycleErasure:
+    """A provider of ``erasure`` for everything that ``Lifecycles`` keeps.
+
+    ``keys`` and ``secret`` as for ``Lifecycles``. Without the key store, rows go and keys
+    wait: the report says so.
+    """
+
+    def __init__(self, *, keys: KeyStore | None = None, secret: bytes | None = None) -> None:
+        self._keys = keys
+        self._secret = secret
+
+    @property
+    def name(self) -> str:
+        """What the provider is called."""
+        return "lifecycles"
+
+    def find(self, store: Store, subject: str) -> list[str]:
+        """What there is about a subject, and what was derived from it."""
+        return [ref.to_text() for ref in find_refs(self._open(store), subject)]
+
+    def rows(self, store: Store, found: Sequence[str]) -> Iterator[bytes]:
+        """The keys of the rows that these records have."""
+        life = self._open(store)
+        for ref in _rows_of(found):
+            for table, key in (life.tables.payload(ref), life.tables.note(ref)):
+                yield table.keys.key(key)
+
+    def roots(self, store: Store, found: Sequence[str]) -> Iterator[bytes]:
+        """The digests that these records keep alive."""
+        for _, row, noted in _read(self._open(store), _rows_of(found)):
+            for record in (row, noted):
+                yield from () if record is None else row_links(record.row)
+
+    def stays(self, store: Store, found: Sequence[str]) -> list[Staying]:
+        """Which of these may not go now, and why."""
+        life = self._open(store)
+        kept = [
+            Staying(self.name, str(each.ref), _reason(each.stays))
+            for each in explain(life, _rows_of(found))
+            if each.stays is not None
+        ]
+        people = {ref.owner for ref in map(Ref.from_text, found) if ref.kind in (PERSON, USER)}
+        waiting = [key for owner in sorted(people) for key in _doomed(life, owner)]
+        return [*kept, *[Staying(self.name, f"key {key}", _KEY_WAITS) for key in waiting]]
+
+    def to_tell(self, store: Store, found: Sequence[str]) -> list[str]:
+        """Who was given any of these that may go."""
+        told: set[str] = set()
+        for each in explain(self._open(store), _rows_of(found)):
+            if each.stays is None and each.note is not None:
+                told.update(each.note.processors)
+        return sorted(told)
+
+    def erase(self, store: Store, subject: str, found: Sequence[str]) -> int:
+        """Remove these, as far as they are still about the subject; how many went."""
+        life = self._open(store)
+        planned = {Ref.from_text(text) for text in found}
+        return erase_refs(life, [ref for ref in find_refs(life, subject) if ref in planned])
+
+    def _open(self, store: Store) -> Lifecycles:
+        return Lifecycles(store, keys=self._keys, secret=self._secret)
+
+
+def find_refs(life: Lifecycles, subject: str) -> list[Ref]:
+    """Everything about a subject and what was derived from it, each once.
+
+    Holds the names of all of it in memory.
+    """
+    life.subjects.check()
+    tables, hashed = life.tables, life.subjects.hash(subject)
+    # Sessions of the store are erased elsewhere; what was derived from them is found here.
+    sessions = [Ref(SESSION, name) for name in subjects.sessions_of(Runtime(life.store), subject)]
+    start = [Ref(*record.key[1:]) for record in tables.subjects.scan(hashed)]
+    if tables.people.find(hashed) is not None or _doomed(life, hashed):
+        start.append(Ref(PERSON, hashed))
+    found: dict[Ref, None] = {}
+    waiting = [*sessions, *start]
+    while waiting:
+        ref = waiting.pop()
+        if ref in found:
+            continue
+        found[ref] = None
+        waiting += [Ref(*record.key[3:]) for record in tables.derived.scan(*ref)]
+        if ref.kind == AGENT:
+            waiting += [Ref(CHECKPOINT, *row.key) for row in tables.checkpoints.scan(ref.owner)]
+        elif ref.kind == PERSON:
+            waiting += [Ref(USER, *row.key) for row in tables.users.scan(ref.owner)]
+    return sorted(ref for ref in found if ref.kind != SESSION)
+
+
+def explain(life: Lifecycles, refs: Iterable[Ref]) -> Iterator[AboutSubject]:
+    """What is said of these records, of those that are there, and what keeps them."""
+    now_ms = life.store.engine.now_ms()
+    for ref, row, noted in _read(life, refs):
+        if row is not None:
+            note = note_of(noted)
+            yield AboutSubject(ref, note, objection(ref, note, now_ms))
+
+
+def erase_refs(life: Lifecycles, refs: Sequence[Ref]) -> int:
+    """Remove records that nothing keeps, users' data and sessions as wholes; how many went."""
+    erased = 0
+    wholes = {(USER if ref.kind == PERSON else CHECKPOINT, ref.owner): ref for ref in refs
+              if ref.kind in (PERSON, AGENT)}  # fmt: skip
+    for ref in refs:
+        if ref.kind in ROWS and (ref.kind, ref.owner) not in wholes:
+            removal = life.remove(ref)
+            erased += removal.there and removal.stays is None
+    for whole in wholes.values():
+        if whole.kind == PERSON:
+            erased += life.users.erase_hashed(whole.owner).deleted
+        elif life.tables.sessions.find(whole.owner) is not None:
+            erased += life.delete_session(whole.owner).deleted
+    return erased
+
+
+def _doomed(life: Lifecycles, user: str) -> list[str]:
+    """Keys of a user that wait to be destroyed."""
+    return [record.key[0] for record in life.tables.doomed.scan_starting(f"{user}.")]
+
+
+def _rows_of(found: Sequence[str]) -> list[Ref]:
+    return [ref for ref in map(Ref.from_text, found) if ref.kind in ROWS]
+
+
+def _read(
+    life: Lifecycles, refs: Iterable[Ref]
+) -> Iterator[tuple[Ref, Record | None, Record | None]]:
+    wanted = list(refs)
+    for start in range(0, len(wanted), _READ_AT_ONCE):
+        page = wanted[start : start + _READ_AT_ONCE]
+        read = life.tables.find(
+            [place for ref in page for place in (life.tables.payload(ref), life.tables.note(ref))]
+        )
+        yield from zip(page, read[::2], read[1::2], strict=True)
+
+
+def _reason(stays: Stayed) -> str:
+    if stays.until_ms is None:
+        return f"sealed by {stays.action} ({stays.basis}): needs a review"
+    until = datetime.fromtimestamp(stays.until_ms / 1000, UTC).isoformat(timespec="seconds")
+    return f"held until {until} ({stays.basis})"

@@ -1,0 +1,97 @@
+"""Sweeping records whose class lets them go: first the seal counts, then the hold, then the class.
+
+A record goes once it is older than every one of its classes allows. A class without an age
+keeps for good. What is sealed never goes; what is held goes after the end of its hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Final, NamedTuple
+
+from casstore.errors import InvalidInputError
+from casstore.maintenance.progress import Progress, Step
+from casstore.records.lifecycles.annotation import CLASSES, Note
+from casstore.records.lifecycles.lifecycles import DEFAULT_CLASS, Lifecycles
+from casstore.records.lifecycles.notes import HELD, SEALED, Stayed, note_of, objection
+from casstore.records.lifecycles.references import ROWS, Ref
+from casstore.records.lifecycles.tables import fields
+from casstore.records.rows import Record
+from casstore.session.arguments import check_count
+
+#: How many records that stayed a report lists.
+LISTED: Final = 100
+_PAGE: Final = 256
+
+
+class SweepReport(NamedTuple):
+    """What a sweep did, or would do."""
+
+    dry_run: bool
+    looked_at: int
+    swept: int
+    #: Old enough to go, and sealed or held; the first of them.
+    sealed: int
+    held: int
+    stayed: tuple[Stayed, ...]
+
+
+def sweep(
+    life: Lifecycles,
+    max_age_ms: Mapping[str, int],
+    *,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> SweepReport:
+    """Remove records that are older than their classes allow, each as it was looked at.
+
+    ``max_age_ms`` has an age for each class that lets anything go. Raising from ``progress``
+    stops between two pages.
+    """
+    for name, age_ms in max_age_ms.items():
+        if name not in CLASSES:
+            raise InvalidInputError(f"a class is one of {CLASSES}, not {name!r}")
+        check_count(age_ms, "an age")
+    looked_at = swept = 0
+    kept = {SEALED: 0, HELD: 0}
+    stayed: list[Stayed] = []
+    for page in _pages(life):
+        notes = life.tables.find([life.tables.note(ref) for ref, _ in page])
+        now_ms = life.store.engine.now_ms()
+        for (ref, row), noted in zip(page, notes, strict=True):
+            note = note_of(noted)
+            if not _is_over(ref, row, note, max_age_ms, now_ms):
+                continue
+            stays = objection(ref, note, now_ms)
+            if stays is None and not dry_run:
+                # Somebody may have held, sealed or replaced it just now.
+                removal = life.remove(ref, only=row.row)
+                stays = removal.stays
+                swept += removal.there and stays is None
+            elif stays is None:
+                swept += 1
+            if stays is not None:
+                kept[stays.reason] += 1
+                stayed += [stays] if len(stayed) < LISTED else []
+        looked_at += len(page)
+        if progress is not None:
+            progress(Step("sweep", looked_at, None, "records"))
+    return SweepReport(dry_run, looked_at, swept, kept[SEALED], kept[HELD], tuple(stayed))
+
+
+def _pages(life: Lifecycles) -> Iterator[list[tuple[Ref, Record]]]:
+    for kind in ROWS:
+        table, _ = life.tables.payload(Ref(kind, "", ""))
+        records = ((Ref(kind, *record.key), record) for record in table.scan())
+        while page := list(islice(records, _PAGE)):
+            yield page
+
+
+def _is_over(
+    ref: Ref, row: Record, note: Note | None, max_age_ms: Mapping[str, int], now_ms: int
+) -> bool:
+    classes = note.classes if note is not None else (DEFAULT_CLASS[ref.kind],)
+    if not all(each in max_age_ms for each in classes):
+        return False
+    return now_ms - int(fields(row)["t"]) > max(max_age_ms[each] for each in classes)

@@ -1,0 +1,35 @@
+"""Trying again what others came before, a bounded number of times."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from casstore.errors import BusyError, ConditionFailedError
+
+Result = TypeVar("Result")
+
+_MAX_ATTEMPTS: Final = 64
+# Whoever loses a few times in a row lets the others go first, for a random while.
+_AT_ONCE: Final = 3
+_FIRST_WAIT_S: Final = 0.0005
+_LONGEST_WAIT_S: Final = 0.02
+
+
+def until_written(what: str, attempt: Callable[[], Result]) -> Result:
+    """What an attempt gives that reads, decides and writes under the condition of what it read.
+
+    It is made again as long as somebody else was first; BusyError if that does not end.
+    """
+    wait_s = _FIRST_WAIT_S
+    for number in range(_MAX_ATTEMPTS):
+        if number > _AT_ONCE:
+            time.sleep(random.uniform(0, wait_s))
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+        try:
+            return attempt()
+        except ConditionFailedError:
+            continue
+    raise BusyError(f"{what} kept changing; try again when it is quieter")

@@ -1,0 +1,86 @@
+"""Everything that belongs to one owner on its way out: a user's values, a session's checkpoints.
+
+One write, unless there are very many. The owner's row is read first and expected to be as it
+was: whoever adds something changes it, so nothing is added unseen.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Final
+
+from casstore.records.lifecycles.annotation import Note
+from casstore.records.lifecycles.notes import Stayed, note_of, objection
+from casstore.records.lifecycles.references import Ref
+from casstore.records.lifecycles.tables import Change, Place, Tables
+from casstore.records.rows import Record, Table
+
+#: What one write removes at the most.
+AT_ONCE: Final = 5000
+
+
+class Emptying:
+    """What belongs to one owner, on its way out."""
+
+    def __init__(self, tables: Tables, owner: Place, kind: str, table: Table) -> None:
+        self._tables = tables
+        self._owner = owner
+        self._kind = kind
+        self._table = table
+        self._passed: set[str] = set()
+        # Of the step that is being tried.
+        self._gone: list[Note | None] = []
+        self._staying: list[Stayed] = []
+        self._is_last = False
+        self.deleted = 0
+        self.stayed: list[Stayed] = []
+        #: Who was given some of it.
+        self.processors: set[str] = set()
+
+    def run(self) -> None:
+        """Remove everything that may go."""
+        while not self._is_last:
+            self._tables.change(f"what belongs to {self._owner[1][0]}", self._step)
+            self.deleted += len(self._gone)
+            self.stayed += self._staying
+            self._passed.update(stays.ref.name for stays in self._staying)
+            for note in self._gone:
+                self.processors.update(() if note is None else note.processors)
+
+    def _step(self, change: Change) -> None:
+        tables, owner = self._tables, self._owner[1][0]
+        known = change.read([self._owner])[0]
+        left = (row for row in self._table.scan(owner) if row.key[1] not in self._passed)
+        rows = list(islice(left, AT_ONCE + 1))
+        self._is_last = len(rows) <= AT_ONCE
+        rows = rows[:AT_ONCE]
+        refs = [Ref(self._kind, *row.key) for row in rows]
+        for ref, row in zip(refs, rows, strict=True):
+            change.draft.expect(*tables.payload(ref), row)
+        notes = change.read([tables.note(ref) for ref in refs])
+        now_ms = tables.store.engine.now_ms()
+        self._gone, self._staying = [], []
+        for ref, row, noted in zip(refs, rows, notes, strict=True):
+            note = note_of(noted)
+            stays = objection(ref, note, now_ms)
+            if stays is not None:
+                self._staying.append(stays)
+            else:
+                self._drop(change, ref, row, note, known)
+                self._gone.append(note)
+        if known is not None:
+            self._leave(change, known, len(self._gone), is_last=self._is_last)
+
+    def _drop(
+        self, change: Change, ref: Ref, row: Record, note: Note | None, owner: Record | None
+    ) -> None:
+        """Remove one row and what belongs to it."""
+        raise NotImplementedError
+
+    def _leave(self, change: Change, owner: Record, gone: int, *, is_last: bool) -> None:
+        """Bring the owner's row up to date after so many have gone."""
+        raise NotImplementedError
+
+    @property
+    def _any_stay(self) -> bool:
+        return bool(self.stayed or self._staying)

@@ -1,0 +1,120 @@
+"""Other records that need a lifecycle: facts learned, decisions, whatever is derived.
+
+They stand in collections, by name, and always say of what class they are and, where the
+class asks for it, whom they are about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+from casstore.errors import RecordNotFoundError
+from casstore.records.lifecycles.annotation import Annotation, checked
+from casstore.records.lifecycles.contents import content, read_content
+from casstore.records.lifecycles.notes import (
+    Removal,
+    Sources,
+    made,
+    note_of,
+    objection,
+    put_note,
+    write_seal,
+)
+from casstore.records.lifecycles.references import RECORD, Ref
+from casstore.records.lifecycles.subjects import Subjects
+from casstore.records.lifecycles.tables import Change, Tables, fields
+
+_MISSING: Final = object()
+
+
+class KeptRecord(NamedTuple):
+    """A record as it is listed, without its content."""
+
+    ref: Ref
+    written_at_ms: int
+
+
+class KeptRecords:
+    """Values by collection and name, each with its annotation."""
+
+    def __init__(self, tables: Tables, subjects: Subjects) -> None:
+        self._tables = tables
+        self._subjects = subjects
+
+    def put(self, collection: str, name: str, value: Any, annotation: Annotation) -> Ref:
+        """Write a record in place of one that is there.
+
+        RecordSealedError or RecordHeldError if that one must stay; RecordNotFoundError if a
+        source is not there.
+        """
+        said = checked(annotation, has_subject=bool(annotation.sources), default=None)
+        ref = Ref(RECORD, collection, name)
+        sources = Sources(self._tables, said.sources)
+
+        def step(change: Change) -> None:
+            tables, parts = self._tables, sources.places()
+            places = [tables.payload(ref), tables.note(ref), *parts, *self._subjects.places()]
+            _, noted, *read = change.read(places, sources.sessions())
+            rest = len(places) - 2
+            about = sources.subjects(read[: len(parts)], read[rest:])
+            self._subjects.require(read[len(parts) : rest], change)
+            now_ms, before = tables.store.engine.now_ms(), note_of(noted)
+            stays = objection(ref, before, now_ms)
+            if stays is not None:
+                raise stays.as_error()
+            about |= {self._subjects.hash(subject) for subject in said.subjects}
+            # Sources may be about nobody.
+            checked(annotation, has_subject=bool(about), default=None)
+            note = made(said, about, now_ms)
+            row = change.put(places[0], {"t": now_ms, **content(change.draft, value)})
+            if said.seal is not None:
+                note = note._replace(seal=write_seal(said.seal, row, now_ms))
+            put_note(change, tables, ref, before, note)
+
+        self._tables.change(str(ref), step)
+        return ref
+
+    def get(self, collection: str, name: str, default: Any = _MISSING) -> Any:
+        """A value; the default, or RecordNotFoundError, if there is none."""
+        ref = Ref(RECORD, collection, name)
+        record = self._tables.records.find(collection, name)
+        if record is not None:
+            return read_content(self._tables.store, fields(record))
+        if default is _MISSING:
+            raise RecordNotFoundError("record", str(ref))
+        return default
+
+    def list(self, collection: str) -> Iterator[KeptRecord]:
+        """The records of a collection, in order of their names."""
+        for record in self._tables.records.scan(collection):
+            yield KeptRecord(Ref(RECORD, *record.key), int(fields(record)["t"]))
+
+    def delete(self, collection: str, name: str) -> bool:
+        """Remove a record; False if there is none.
+
+        RecordSealedError or RecordHeldError if it must stay.
+        """
+        ref = Ref(RECORD, collection, name)
+
+        def step(change: Change) -> bool:
+            removal = remove_record(change, self._tables, ref)
+            if removal.stays is not None:
+                raise removal.stays.as_error()
+            return removal.there
+
+        return self._tables.change(str(ref), step)
+
+
+def remove_record(change: Change, tables: Tables, ref: Ref, only: bytes | None = None) -> Removal:
+    """Remove a record in a change, unless something speaks against it; ``only`` this row."""
+    row, noted = change.read([tables.payload(ref), tables.note(ref)])
+    if row is None or only not in (None, row.row):
+        return Removal(there=False)
+    note = note_of(noted)
+    stays = objection(ref, note, tables.store.engine.now_ms())
+    if stays is not None:
+        return Removal(True, stays, note)
+    change.delete(tables.payload(ref))
+    put_note(change, tables, ref, note, None)
+    return Removal(True, None, note)

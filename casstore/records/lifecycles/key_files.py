@@ -1,0 +1,140 @@
+"""``FileKeys``: a key store in a directory, one small file for each key.
+
+    NAME.key         the key, as 64 hexadecimal digits and a line end
+    NAME.destroyed   empty: there was such a key
+
+Each file appears whole or not at all and is on the disk before the call returns. The
+directory must not lie inside a store, nor be kept with its backups: whoever has both can
+read what was erased.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from pathlib import Path
+from typing import Final
+
+from casstore.engine.files import storage_error, sync_directory
+from casstore.errors import (
+    ConflictError,
+    CorruptionError,
+    InvalidInputError,
+    KeyDestroyedError,
+    KeyMissingError,
+    StorageError,
+)
+from casstore.records.lifecycles.keys import KEY_BYTES
+
+_KEY: Final = ".key"
+_DESTROYED: Final = ".destroyed"
+_PART: Final = ".part"
+_NAME: Final = re.compile(r"[0-9a-z][0-9a-z.-]{0,127}", re.ASCII)
+_FILE_MODE: Final = 0o600
+_DIRECTORY_MODE: Final = 0o700
+_OTHERS: Final = 0o077
+# What a directory with a store in it has.
+_STORE_FILE: Final = "data.mdb"
+
+
+class FileKeys:
+    """Keys in files of a directory that only its owner can read.
+
+    The directory is made if it is not there. StorageError if others may read it,
+    InvalidInputError if it lies inside a store.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        place = Path(directory).absolute()
+        for above in (place.resolve(), *place.resolve().parents):
+            if (above / _STORE_FILE).exists():
+                raise InvalidInputError(
+                    f"{place} lies inside the store {above}: keys beside the data protect nothing"
+                )
+        try:
+            place.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
+            self._require_private(place)
+        except OSError as exc:
+            raise storage_error(f"cannot use {place} for keys", exc) from exc
+        self._directory = place
+
+    def create(self, name: str) -> bytes:
+        """Make a key under a new name; ConflictError if it is, or was, in use."""
+        file, gone = self._file(name, _KEY), self._file(name, _DESTROYED)
+        key = secrets.token_bytes(KEY_BYTES)
+        part = self._file(f"{name}.{secrets.token_hex(8)}", _PART)
+        try:
+            if gone.exists():
+                raise KeyDestroyedError(name)
+            self._write(part, key.hex().encode() + b"\n")
+            try:
+                # Unlike a rename, this fails if there is one.
+                os.link(part, file)
+            finally:
+                part.unlink()
+            sync_directory(str(self._directory))
+        except FileExistsError:
+            raise ConflictError(f"there is a key {name} already; names are used once") from None
+        except OSError as exc:
+            raise storage_error(f"cannot write {file}", exc) from exc
+        return key
+
+    def get(self, name: str) -> bytes:
+        """The key; KeyDestroyedError if it was destroyed, KeyMissingError if it never was here."""
+        file = self._file(name, _KEY)
+        try:
+            self._require_private(file)
+            text = file.read_bytes()
+        except FileNotFoundError:
+            if self._file(name, _DESTROYED).exists():
+                raise KeyDestroyedError(name) from None
+            raise KeyMissingError(name) from None
+        except OSError as exc:
+            raise storage_error(f"cannot read {file}", exc) from exc
+        try:
+            key = bytes.fromhex(text.decode("ascii"))
+        except ValueError:
+            key = b""
+        if len(key) != KEY_BYTES:
+            # A crash in the midst of destroying leaves this: what it was is gone either way.
+            if self._file(name, _DESTROYED).exists():
+                raise KeyDestroyedError(name)
+            raise CorruptionError(f"{file} holds no key; restore it from a copy")
+        return key
+
+    def destroy(self, name: str) -> None:
+        """Overwrite a key and remove it; first of all its name is marked.
+
+        A file system that never writes in place may keep a copy of the bytes for a while.
+        """
+        file, gone = self._file(name, _KEY), self._file(name, _DESTROYED)
+        try:
+            self._write(gone, b"")
+            sync_directory(str(self._directory))
+            if file.exists():
+                with file.open("r+b") as opened:
+                    opened.write(b"\0" * (2 * KEY_BYTES + 1))
+                    opened.flush()
+                    os.fsync(opened.fileno())
+                file.unlink(missing_ok=True)
+                sync_directory(str(self._directory))
+        except OSError as exc:
+            raise storage_error(f"cannot destroy {file}", exc) from exc
+
+    def _file(self, name: str, ending: str) -> Path:
+        if type(name) is not str or not _NAME.fullmatch(name):
+            raise InvalidInputError(f"a key has a name of small letters and digits, not {name!r}")
+        return self._directory / (name + ending)
+
+    def _write(self, path: Path, content: bytes) -> None:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
+        try:
+            os.write(handle, content)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def _require_private(self, path: Path) -> None:
+        if path.stat().st_mode & _OTHERS:
+            raise StorageError(f"others may read {path}: chmod go-rwx {path}")

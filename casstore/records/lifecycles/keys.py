@@ -1,0 +1,33 @@
+"""Keys for user data, kept outside the store: what a key store must do, and in which order.
+
+A key is made for one name, once, and a name is never used again: its destruction is final.
+Names hold no names of people (``subjects``).
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+#: Of every key.
+KEY_BYTES: Final = 32
+
+
+class KeyStore(Protocol):
+    """Where keys are kept: files (``FileKeys``), or a key management service.
+
+    Safe to call from many threads and processes. A key must be safe on the disk when
+    ``create`` returns, and beyond recovery when ``destroy`` does; copies of the key store,
+    if there are any, must forget it as well.
+    """
+
+    def create(self, name: str) -> bytes:
+        """Make a key of 32 random bytes under a new name."""
+        ...
+
+    def get(self, name: str) -> bytes:
+        """The key; KeyDestroyedError if it was destroyed, KeyMissingError if it never was here."""
+        ...
+
+    def destroy(self, name: str) -> None:
+        """Destroy a key and remember that it was; repeating it, or an unknown name, is allowed."""
+        ...

@@ -1,0 +1,269 @@
+"""The face: three kinds of state by how long they live, and what is said of them.
+
+    working state    in memory, gone with the session
+    checkpoints      promoted on purpose, kept until their class lets them go
+    user data        by user, in tables of its own, erased as a whole
+
+None of the three is removed by what removes another.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from casstore.errors import (
+    CorruptionError,
+    InvalidInputError,
+    RecordHeldError,
+    RecordNotFoundError,
+    RecordSealedError,
+    SessionNotFoundError,
+)
+from casstore.format.digest import plain_hash
+from casstore.records.lifecycles.annotation import (
+    IDENTITY,
+    PROCESS,
+    Hold,
+    Note,
+    Seal,
+    check_hold,
+    check_reason,
+    check_seal,
+)
+from casstore.records.lifecycles.checkpoints import (
+    AgentSession,
+    EndingSession,
+    SessionRow,
+    create_sessions,
+    remove_checkpoint,
+)
+from casstore.records.lifecycles.kept_records import KeptRecords, remove_record
+from casstore.records.lifecycles.keys import KeyStore
+from casstore.records.lifecycles.notes import (
+    Removal,
+    Stayed,
+    lengthened,
+    note_of,
+    put_note,
+    write_seal,
+)
+from casstore.records.lifecycles.references import AGENT, CHECKPOINT, RECORD, USER, Ref
+from casstore.records.lifecycles.subjects import Subjects
+from casstore.records.lifecycles.tables import Change, Place, Tables, fields
+from casstore.records.lifecycles.user_data import UserData
+from casstore.records.lifecycles.user_rows import FreshKeys, Person, UserRows
+from casstore.records.rows import Record
+from casstore.store import Store
+
+#: The class of what nothing was said of; of other records something always is.
+DEFAULT_CLASS: Final = {CHECKPOINT: PROCESS, USER: IDENTITY, RECORD: PROCESS}
+
+
+class SessionEnd(NamedTuple):
+    """What deleting a session did: it is gone unless some checkpoint stayed."""
+
+    deleted: int
+    stayed: tuple[Stayed, ...]
+
+
+class Lifecycles:
+    """Working state, checkpoints, user data and annotated records of one store.
+
+    ``keys`` encrypts user data, with a key for each user (``FileKeys``). ``secret`` makes the
+    hashes of subjects impossible to guess; a store is used with one secret, or with none.
+    """
+
+    def __init__(
+        self, store: Store, *, keys: KeyStore | None = None, secret: bytes | None = None
+    ) -> None:
+        if keys is not None:
+            # Better now than at the first value: the package may not be installed.
+            from casstore.records.lifecycles import encryption as _  # noqa: F401
+        self.store = store
+        self.tables = Tables(store)
+        self.subjects = Subjects(self.tables, secret)
+        self._rows = UserRows(self.tables, keys)
+        self.users = UserData(self.tables, self.subjects, self._rows)
+        self.records = KeptRecords(self.tables, self.subjects)
+
+    # --- sessions -----------------------------------------------------------------------
+
+    def create_session(
+        self, session: str | None = None, *, user: str | None = None
+    ) -> AgentSession:
+        """Begin a session, for a user if there is one; SessionExistsError if it is there."""
+        name = secrets.token_hex(16) if session is None else session
+        create_sessions(self.tables, self.subjects, [name], user)
+        return AgentSession(self.tables, self.subjects, name)
+
+    def restore(self, session: str) -> AgentSession:
+        """A session that was begun before: empty working state, and all its checkpoints.
+
+        SessionNotFoundError if there is none.
+        """
+        if self.tables.sessions.find(session) is None:
+            raise SessionNotFoundError(session)
+        return AgentSession(self.tables, self.subjects, session)
+
+    def sessions(self, *, user: str | None = None) -> Iterator[str]:
+        """The ids of all sessions, or of a user's."""
+        if user is None:
+            return (record.key[0] for record in self.tables.sessions.scan())
+        self.subjects.check()
+        return (
+            record.key[2] for record in self.tables.subjects.scan(self.subjects.hash(user), AGENT)
+        )
+
+    def is_for(self, session: str, user: str) -> bool:
+        """Is a session a user's? SessionNotFoundError if there is none."""
+        record = self.tables.sessions.find(session)
+        if record is None:
+            raise SessionNotFoundError(session)
+        self.subjects.check()
+        return SessionRow.of(record).user == self.subjects.hash(user)
+
+    def delete_session(self, session: str) -> SessionEnd:
+        """Remove a session and its checkpoints; what is held or sealed stays, and it with that.
+
+        One write, up to 5,000 checkpoints. SessionNotFoundError if there is none.
+        """
+        if self.tables.sessions.find(session) is None:
+            raise SessionNotFoundError(session)
+        ending = EndingSession(self.tables, session)
+        ending.run()
+        return SessionEnd(ending.deleted, tuple(ending.stayed))
+
+    # --- what is said of records ----------------------------------------------------------
+
+    def find_note(self, ref: Ref) -> Note | None:
+        """What is said of a record, if anything; RecordNotFoundError if there is no record."""
+        row, noted = self.tables.find([self._row(ref), self.tables.note(ref)])
+        if row is None:
+            raise RecordNotFoundError("record", str(ref))
+        return note_of(noted)
+
+    def hold(self, ref: Ref, hold: Hold) -> None:
+        """Let a record stay until a moment. RecordHeldError if it is held for longer already."""
+        check_hold(hold)
+
+        def step(before: Note, now_ms: int, row: bytes) -> Note:
+            if not lengthened(before.hold, hold, now_ms) and before.hold is not None:
+                raise RecordHeldError(str(ref), before.hold.basis, before.hold.until_ms)
+            return before._replace(hold=hold)
+
+        self._annotate(ref, step, is_kept=True)
+
+    def seal(self, ref: Ref, seal: Seal) -> None:
+        """Let a record stay as it is until a review. RecordSealedError if it is sealed."""
+        check_seal(seal)
+
+        def step(before: Note, now_ms: int, row: bytes) -> Note:
+            if before.seal is not None:
+                raise RecordSealedError(str(ref), before.seal.action)
+            return before._replace(seal=write_seal(seal, row, now_ms))
+
+        self._annotate(ref, step, is_kept=True)
+
+    def lift_hold(self, ref: Ref, *, review: str) -> None:
+        """End a hold before its time; why is kept with the record."""
+        check_reason(review, "a review")
+        self._annotate(
+            ref,
+            lambda note, _, __: note._replace(hold=None, reviews=(*note.reviews, review)),
+            is_kept=False,
+        )
+
+    def lift_seal(self, ref: Ref, *, review: str) -> None:
+        """Take the seal from a record; why is kept with the record."""
+        check_reason(review, "a review")
+        self._annotate(
+            ref,
+            lambda note, _, __: note._replace(seal=None, reviews=(*note.reviews, review)),
+            is_kept=False,
+        )
+
+    def verify_seal(self, ref: Ref) -> None:
+        """CorruptionError unless a record is as it was when it was sealed.
+
+        InvalidInputError if it is not sealed.
+        """
+        row, noted = self.tables.find([self._row(ref), self.tables.note(ref)])
+        note = note_of(noted)
+        if note is None or note.seal is None:
+            raise InvalidInputError(f"{ref} is not sealed")
+        if row is None or plain_hash(row.row).hex() != note.seal.hash:
+            raise CorruptionError(f"{ref} is not as it was sealed")
+
+    def _row(self, ref: Ref) -> Place:
+        if ref.kind == USER:
+            self.subjects.check()
+        return self.tables.payload(ref)
+
+    def _annotate(
+        self, ref: Ref, decide: Callable[[Note, int, bytes], Note], *, is_kept: bool
+    ) -> None:
+        """Change what is said of a record; one that will be kept gets a key of its own first."""
+        tables, fresh = self.tables, FreshKeys(self._rows.keys)
+        owner: list[Place] = []
+        if ref.kind == USER:
+            owner = [(tables.people, (ref.owner,))]
+        elif ref.kind == CHECKPOINT:
+            owner = [(tables.sessions, (ref.owner,))]
+
+        def step(change: Change) -> None:
+            fresh.begin()
+            row, noted, *whose = change.read([self._row(ref), tables.note(ref)], owner)
+            if row is None:
+                raise RecordNotFoundError("record", str(ref))
+            now_ms, before = tables.store.engine.now_ms(), note_of(noted)
+            stored = row.row
+            if is_kept and ref.kind == USER:
+                stored = self._with_own_key(change, fresh, ref, row, Person.of(whose[0]))
+            note = before if before is not None else self._default_note(ref, row, whose)
+            put_note(change, tables, ref, before, decide(note, now_ms, stored))
+
+        tables.change(str(ref), step)
+        fresh.done()
+
+    def _with_own_key(
+        self, change: Change, fresh: FreshKeys, ref: Ref, row: Record, person: Person
+    ) -> bytes:
+        """The row of a user's value, written anew if the user's own key is on it."""
+        told = fields(row)
+        if told.get("k") is None or told["k"] != person.key:
+            return row.row
+        value = self._rows.opened(ref, told)
+        key = self._rows.key_for(fresh, ref, person, stays=True)
+        return self._rows.put(change, ref, key, value, told["t"])
+
+    def _default_note(self, ref: Ref, row: Record, whose: Sequence[Record | None]) -> Note:
+        about: tuple[str, ...] = ()
+        if ref.kind == USER:
+            about = (ref.owner,)
+        elif whose and whose[0] is not None:
+            user = SessionRow.of(whose[0]).user
+            about = () if user is None else (user,)
+        return Note((DEFAULT_CLASS[ref.kind],), about, derived_at_ms=int(fields(row)["t"]))
+
+    # --- removing one of them --------------------------------------------------------------
+
+    def remove(self, ref: Ref, *, only: bytes | None = None) -> Removal:
+        """Remove one record of any kind, unless its seal or hold speaks against it.
+
+        With ``only``, not if its row (``Record.row``) is another by now.
+        """
+
+        def step(change: Change) -> Removal:
+            if ref.kind == USER:
+                self.subjects.check()
+                return self.users.remove(change, ref, only)
+            if ref.kind == CHECKPOINT:
+                return remove_checkpoint(change, self.tables, ref, only)
+            return remove_record(change, self.tables, ref, only)
+
+        removal = self.tables.change(str(ref), step)
+        if ref.kind == USER and removal.there:
+            self._rows.destroy_doomed()
+        return removal

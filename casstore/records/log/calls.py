@@ -1,0 +1,115 @@
+"""Tool calls that wait for their results: whole, as their message has them, until each is there.
+
+Nothing is copied: a session notes which message makes the calls and which of them are without
+result. A crash at any moment leaves exactly those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from casstore.errors import CorruptionError, InvalidInputError
+from casstore.records.log import appending
+from casstore.records.log.data import NewMessage, Pending
+from casstore.records.log.ground import At, Change, Ground, LeaseGiven
+from casstore.records.log.messages import payload_of
+from casstore.records.log.reading import numbered
+from casstore.session.data import UNFENCED
+
+Call = Mapping[str, Any]
+
+
+def pending(ground: Ground, session: str) -> Pending | None:
+    """The calls of a session that have no results; None if there are none."""
+    return waiting(ground, ground.at(session))
+
+
+def waiting(ground: Ground, at: At) -> Pending | None:
+    """The same at one revision."""
+    state = at.state
+    if not state.calling:
+        return None
+    found = numbered(ground, at).between(state.calling, state.calling)
+    if not found:
+        raise CorruptionError(f"message {state.calling} of session {at.session!r} is gone")
+    node = found[0]
+    left = list(state.calls)
+    calls: list[Call] = []
+    # From the end: of two calls with one id, the first has had its result.
+    for call in reversed(node.payload["tool_calls"]):
+        if str(call.get("id")) in left:
+            left.remove(str(call["id"]))
+            calls.append(call)
+    return Pending(state.calling, node.payload.get("round"), tuple(reversed(calls)))
+
+
+def name_of(call: Call) -> str | None:
+    """The name of the tool that a call is to."""
+    function = call.get("function")
+    name = function.get("name") if isinstance(function, dict) else call.get("name")
+    return name if type(name) is str else None
+
+
+def _result(call: Call, found: Pending, content: Any) -> NewMessage:
+    return NewMessage(
+        "tool", content, name_of(call), tool_call_id=str(call["id"]), round=found.round
+    )
+
+
+def abort(ground: Ground, session: str, reason: str, *, lease: LeaseGiven = UNFENCED) -> int:
+    """Give every call that waits a result that says it was aborted; how many there were."""
+    if type(reason) is not str:
+        raise InvalidInputError(f"a reason is a str, not {type(reason).__name__}")
+
+    def decide(at: At) -> tuple[Change | None, int]:
+        found = waiting(ground, at)
+        if found is None:
+            return None, 0
+        payloads = [
+            payload_of(_result(call, found, f"<aborted: {reason}>")) for call in found.calls
+        ]
+        return appending.placed(ground, at, payloads)[0], len(payloads)
+
+    return ground.change(session, decide, lease=lease)
+
+
+def resume(
+    ground: Ground,
+    session: str,
+    execute: Callable[[Call], Any],
+    *,
+    lease: LeaseGiven = UNFENCED,
+) -> list[int]:
+    """Execute the calls that wait, one after the other; the numbers of their results.
+
+    Each result is appended as soon as it is there, so after a crash only the rest is left. What
+    ``execute`` raises becomes the result's text: a call must have one.
+    """
+    numbers: list[int] = []
+    while (found := pending(ground, session)) is not None:
+        call = found.calls[0]
+        try:
+            content = execute(call)
+        except Exception as exc:
+            # Whatever a tool does wrong, the model has to be told.
+            content = f"Error on resume: {exc}"
+        numbers += appending.append(ground, session, [_result(call, found, content)], lease=lease)
+    return numbers
+
+
+def set_waiting(ground: Ground, session: str, waiting: Any) -> None:
+    """Say which calls wait: ids of some that do, or None; or anything, in a form of one's own."""
+
+    def decide(at: At) -> tuple[Change | None, None]:
+        state = at.state._replace(given=None)
+        if waiting is None:
+            state = state._replace(calling=0, calls=())
+        elif type(waiting) is list:
+            left = [one for one in at.state.calls if one in waiting]
+            state = state._replace(calling=state.calling if left else 0, calls=tuple(left))
+        else:
+            state = state._replace(given=waiting)
+        return (None if state == at.state else Change(state)), None
+
+    ground.change(session, decide)

@@ -1,0 +1,136 @@
+"""A session brought in from elsewhere: its messages first, in steps; then, at once, all the rest.
+
+Until the last step nobody sees it. If it is cut short, doing it again goes on where it was: what
+is there already must be equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from casstore.errors import HeadConflictError, InvalidInputError, SessionExistsError
+from casstore.records.log.data import Fold, RoundUsage, UsageTotals
+from casstore.records.log.ground import Ground, digits
+from casstore.records.log.reading import nodes_of
+from casstore.records.log.state import LogState, pack
+from casstore.records.log.tree import Row, born, check_row
+from casstore.records.rows import Draft
+from casstore.session import commit
+from casstore.session.data import UNFENCED, Checkpoint, Commit, NodeDraft
+from casstore.session.state import State
+
+
+class Rest(NamedTuple):
+    """All of a session but its messages."""
+
+    row: Row
+    state: LogState
+    folds: Sequence[Fold] = ()
+    usage: Sequence[RoundUsage] = ()
+    totals: UsageTotals = UsageTotals()
+
+
+class Arrived(NamedTuple):
+    """A message as it was elsewhere."""
+
+    number: int
+    payload: dict[str, Any]
+    created_at_ms: int
+
+    def draft(self) -> NodeDraft:
+        """The node that it becomes."""
+        return NodeDraft(str(self.number), self.payload, time=self.created_at_ms)
+
+
+class Intake:
+    """Brings one session in."""
+
+    def __init__(self, ground: Ground, session: str) -> None:
+        self._ground = ground
+        self._session = session
+        state = ground.runtime.find(session)
+        if state is not None and ground.states.read(session, state).whole:
+            raise SessionExistsError(session)
+        self._state = state
+        #: The number of the last message that is in.
+        self.last = 0 if state is None else int(state.manifest.leaf_id or 0)
+
+    def add(self, messages: Sequence[Arrived]) -> None:
+        """Take the next messages, in one commit; those that are in already are compared."""
+        fresh = self._fresh(messages)
+        if fresh or self._state is None:
+            state = None if self._state is not None else LogState(whole=False)
+            self._commit(fresh, state, None)
+
+    def finish(self, messages: Sequence[Arrived], rest: Rest, draft: Draft) -> None:
+        """Take the last messages and all the rest, in one commit: from now on it is seen.
+
+        ``draft`` has what else changes with it.
+        """
+        check_row(rest.row)
+        ground, session = self._ground, self._session
+        fresh = self._fresh(messages)
+        for fold in rest.folds:
+            flat = [each for run in fold.runs for each in run]
+            key = (session, digits(fold.number))
+            draft.put(ground.folds, key, [fold.note, flat, *fold[3:]])
+        for used in rest.usage:
+            key3 = (session, digits(used.send), digits(used.round))
+            draft.put(ground.usage, key3, [*used.tokens, used.created_at_ms])
+        if rest.totals != UsageTotals():
+            draft.put(ground.totals, (session,), list(rest.totals))
+        beside = born(ground, draft, session, rest.row)
+        last = fresh[-1].number if fresh else self.last
+        _require_sound(rest.state, last)
+        self._commit(fresh, rest.state, beside)
+
+    def _fresh(self, messages: Sequence[Arrived]) -> list[Arrived]:
+        """Those that are not in yet. SessionExistsError if one that is, is another."""
+        before = 0
+        for one in messages:
+            if one.number <= before:
+                raise InvalidInputError(f"message {one.number} does not come behind {before}")
+            before = one.number
+        known = [one for one in messages if one.number <= self.last]
+        if known:
+            assert self._state is not None
+            nodes = nodes_of(self._ground, self._session, self._state, self.last)
+            found = list(nodes.between(known[0].number, known[-1].number))
+            there = [(node.id, node.payload, node.time) for node in found]
+            if there != [(str(one.number), *one[1:]) for one in known]:
+                raise SessionExistsError(self._session)
+        return list(messages[len(known) :])
+
+    def _commit(self, fresh: list[Arrived], state: LogState | None, beside: Any) -> None:
+        runtime = self._ground.runtime
+        revision = 0 if self._state is None else self._state.head.revision
+        try:
+            commit.commit(
+                runtime,
+                self._session,
+                Commit(
+                    append=[one.draft() for one in fresh],
+                    checkpoint=None if state is None else Checkpoint(turn_state=pack(state)),
+                    expected=revision,
+                    lease=UNFENCED,
+                    beside=beside,
+                ),
+            )
+        except HeadConflictError as exc:
+            raise SessionExistsError(self._session) from exc
+        self._state = _state_of(self._ground, self._session)
+        if fresh:
+            self.last = fresh[-1].number
+
+
+def _state_of(ground: Ground, session: str) -> State:
+    return ground.runtime.get(session)
+
+
+def _require_sound(state: LogState, last: int) -> None:
+    """Refuse a state that speaks of messages which are not there."""
+    named = [number for run in state.view.runs for number in run]
+    named += [state.view.upto, state.calling, *state.notes]
+    if any(type(number) is not int or not 0 <= number <= last for number in named):
+        raise InvalidInputError(f"the session's state names messages behind the last, {last}")

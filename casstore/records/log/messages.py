@@ -1,0 +1,102 @@
+"""Messages into the payloads of nodes, and back; and what one does to the calls that wait.
+
+A payload has the fields of the message that are not None, so what a picker of sessions shows, a
+search and a comparison find in it is what they find in any other session.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from casstore.errors import CorruptionError, InvalidInputError
+from casstore.records.log.data import ACTIVE, FOLDED, Message, NewMessage
+from casstore.records.log.state import LogState
+from casstore.records.log.view import View
+from casstore.session.data import Node
+
+_TOOL: Final = "tool"
+_TEXTS: Final = ("name", "tool_call_id")
+_LISTS: Final = (list, tuple)
+
+
+def payload_of(message: NewMessage) -> dict[str, Any]:
+    """What a node holds of a message; InvalidInputError if it is none."""
+    if not isinstance(message, NewMessage):
+        raise InvalidInputError(f"a message is a NewMessage, not {type(message).__name__}")
+    role, content, name, tool_calls, tool_call_id, round_index, meta = message
+    if type(role) is not str or not role:
+        raise InvalidInputError(f"a message has a role, not {role!r}")
+    payload: dict[str, Any] = {"role": role}
+    if content is not None:
+        payload["content"] = content
+    if name is not None:
+        payload["name"] = name
+    if tool_call_id is not None:
+        payload["tool_call_id"] = tool_call_id
+    for field in _TEXTS:
+        if type(payload.get(field, "")) is not str:
+            raise InvalidInputError(f"{field} of a message is a str or None")
+    if tool_calls:
+        if type(tool_calls) not in _LISTS or any(type(one) is not dict for one in tool_calls):
+            raise InvalidInputError("tool calls are a list of dicts")
+        payload["tool_calls"] = tool_calls
+    if round_index is not None:
+        check_number(round_index, "a round")
+        payload["round"] = round_index
+    if meta:
+        if type(meta) is not dict:
+            raise InvalidInputError(f"the meta of a message is a dict, not {type(meta).__name__}")
+        payload["meta"] = meta
+    return payload
+
+
+def check_number(number: object, what: str, *, least: int = 0) -> None:
+    """Refuse what no counter has ever had."""
+    if type(number) is not int or not least <= number < 1 << 53:
+        raise InvalidInputError(f"{what} is a whole number from {least} on, not {number!r}")
+
+
+def message_of(node: Node, view: View) -> Message:
+    """The message that a node holds."""
+    payload = node.payload
+    try:
+        number = int(node.id)
+        return Message(
+            number,
+            payload["role"],
+            payload.get("content"),
+            payload.get("name"),
+            payload.get("tool_calls"),
+            payload.get("tool_call_id"),
+            payload.get("round"),
+            payload.get("meta", {}),
+            ACTIVE if view.shows(number) else FOLDED,
+            node.time if type(node.time) is int else 0,
+        )
+    except (ValueError, TypeError, AttributeError, KeyError) as exc:
+        raise CorruptionError(f"node {node.id!r} stands for a message, but is none") from exc
+
+
+def new_of(message: Message) -> NewMessage:
+    """What a message was before it came in."""
+    return NewMessage(*message[1:7], message.meta)
+
+
+def call_ids(tool_calls: Any) -> tuple[str, ...]:
+    """The ids of tool calls; one without an id cannot be waited for."""
+    return tuple(str(one["id"]) for one in tool_calls or () if one.get("id"))
+
+
+def after(state: LogState, number: int, payload: dict[str, Any]) -> LogState:
+    """The state when this message has arrived: calls begin to wait, or one has its result."""
+    tool_calls = payload.get("tool_calls")
+    if tool_calls:
+        ids = call_ids(tool_calls)
+        return state._replace(calling=number if ids else 0, calls=ids, given=None)
+    answered = payload.get("tool_call_id")
+    if payload["role"] != _TOOL or answered not in state.calls:
+        return state
+    left = list(state.calls)
+    left.remove(answered)
+    # What was given beside cannot be kept in step by anybody but its giver.
+    return state._replace(calling=state.calling if left else 0, calls=tuple(left), given=None)

@@ -1,0 +1,119 @@
+"""What a log knows of a session beside its messages, kept in the checkpoint of each revision.
+
+    log       2 if the session is not whole yet (it is being imported), else 1
+    send      how often somebody has sent something
+    round     of the last send
+    folds     how many there were
+    view      [first, last …], and ``upto``: see ``view``
+    notes     the numbers of the notes that are shown
+    pending   [number of the message that makes the calls, ids of those without result …]
+    given     what a caller has given as pending in a form of their own
+
+What is 0 or nothing is left out. A fork or a rewind takes all of it along with the graph.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any, Final, NamedTuple
+
+from casstore.errors import CorruptionError, NotALogError
+from casstore.objects import graph as objects
+from casstore.records.log.view import View
+from casstore.session.checkpoint import read_checkpoint
+from casstore.session.data import Checkpoint
+from casstore.session.state import Runtime, State
+
+_MARK: Final = "log"
+_WHOLE: Final = 1
+_UNFINISHED: Final = 2
+_KEPT: Final = 256
+
+
+class LogState(NamedTuple):
+    """Where a session stands."""
+
+    send: int = 0
+    round: int = 0
+    folds: int = 0
+    view: View = View()
+    notes: tuple[int, ...] = ()
+    #: The message whose tool calls have no results, and the ids of those calls; 0: none.
+    calling: int = 0
+    calls: tuple[str, ...] = ()
+    given: Any = None
+    whole: bool = True
+
+
+def pack(state: LogState) -> dict[str, Any]:
+    """As it is stored."""
+    packed: dict[str, Any] = {_MARK: _WHOLE if state.whole else _UNFINISHED}
+    runs = [number for run in state.view.runs for number in run]
+    for name, value in (
+        ("send", state.send),
+        ("round", state.round),
+        ("folds", state.folds),
+        ("view", runs),
+        ("upto", state.view.upto),
+        ("notes", list(state.notes)),
+        ("pending", [state.calling, *state.calls] if state.calling else []),
+    ):
+        if value:
+            packed[name] = value
+    if state.given is not None:
+        packed["given"] = state.given
+    return packed
+
+
+def unpack(session: str, packed: Any) -> LogState:
+    """What ``pack`` made; NotALogError if that is something else."""
+    if type(packed) is not dict or _MARK not in packed:
+        raise NotALogError(session, "it was not created by a log; create or import one")
+    if packed[_MARK] not in (_WHOLE, _UNFINISHED):
+        raise NotALogError(session, "it is of a newer kind; upgrade casstore")
+    try:
+        runs = packed.get("view", [])
+        calling, *calls = packed.get("pending", [0])
+        return LogState(
+            packed.get("send", 0),
+            packed.get("round", 0),
+            packed.get("folds", 0),
+            View(tuple(zip(runs[::2], runs[1::2], strict=True)), packed.get("upto", 0)),
+            tuple(packed.get("notes", ())),
+            calling,
+            tuple(calls),
+            packed.get("given"),
+            packed[_MARK] == _WHOLE,
+        )
+    except (TypeError, ValueError, AttributeError) as exc:
+        raise CorruptionError(f"the log's state of session {session!r} is damaged") from exc
+
+
+class States:
+    """Reads states, and keeps those seen last: most commits leave the state as it is."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._known: OrderedDict[bytes, LogState] = OrderedDict()
+
+    def read(self, session: str, state: State) -> LogState:
+        """The log's state at a revision."""
+        field = state.manifest.turn_state
+        if field.links:
+            return unpack(session, self._load(state))
+        known = self._known.get(field.data)
+        if known is None:
+            known = self._known[field.data] = unpack(session, self._load(state))
+            while len(self._known) > _KEPT:
+                self._known.popitem(last=False)
+        return known
+
+    def _load(self, state: State) -> Any:
+        return objects.load_spelled(self._runtime.reader(), (state.manifest.turn_state,))[0]
+
+    def checkpoint(self, state: State | None, changed: LogState) -> Checkpoint:
+        """The checkpoint of a revision with another state of the log in it."""
+        beside = Checkpoint()
+        if state is not None:
+            beside = read_checkpoint(self._runtime.reader(), state.manifest, hydrate=False)
+        return beside._replace(turn_state=pack(changed))

@@ -1,0 +1,139 @@
+"""A session as a sequence of plain entries, and a session made of such a sequence.
+
+    {"log": 1, "session": {…}, "state": {…}}
+    {"message": [number, payload, created at]}           in order of arrival
+    {"fold": [number, note, [first, last …], before, after, round, created at]}
+    {"usage": [send, round, prompt, completion, total, model, created at]}
+    {"totals": [rounds, prompt, completion, total]}
+    {"end": how many entries came before}
+
+Entries are values: what messages hold decides whether they are JSON. Who brings one in gets an
+independent root: where it stood among others is not carried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from casstore.errors import FormatError, InvalidInputError
+from casstore.records.log import folding, tree, usage
+from casstore.records.log.data import ROOT, Fold, RoundUsage, Tokens, UsageTotals
+from casstore.records.log.ground import Ground
+from casstore.records.log.intake import Arrived, Intake, Rest
+from casstore.records.log.reading import nodes_of
+from casstore.records.log.state import LogState, pack, unpack
+from casstore.records.log.tree import Row
+from casstore.records.rows import Draft
+
+VERSION: Final = 1
+# How many messages one commit takes in; a session of fewer comes in at once.
+_BATCH: Final = 1000
+_CARRIED: Final = (
+    "created_at_ms", "updated_at_ms", "status", "lifecycle", "spawn_call", "prompt", "model",
+    "config", "metadata",
+)  # fmt: skip
+
+
+def export(ground: Ground, session: str) -> Iterator[dict[str, Any]]:
+    """Everything of a session, entry by entry, its messages as of now."""
+    at = ground.at(session)
+    row = tree.get_row(ground, session)
+    return _entries(ground, session, row, at.state, nodes_of(ground, session, at.revision, at.last))
+
+
+def _entries(
+    ground: Ground, session: str, row: Row, state: LogState, numbered: Any
+) -> Iterator[dict[str, Any]]:
+    known = {name: getattr(row, name) for name in _CARRIED}
+    yield {"log": VERSION, "session": known, "state": pack(state)}
+    count = 1
+    for node in numbered.nodes:
+        yield {"message": [int(node.id), node.payload, node.time]}
+        count += 1
+    for fold in folding.folds(ground, session):
+        flat = [each for run in fold.runs for each in run]
+        yield {"fold": [fold.number, fold.note, flat, *fold[3:]]}
+        count += 1
+    for used in usage.rounds(ground, session):
+        yield {"usage": [used.send, used.round, *used.tokens, used.created_at_ms]}
+        count += 1
+    yield {"totals": list(usage.totals(ground, session))}
+    yield {"end": count + 1}
+
+
+def bring_in(ground: Ground, entries: Iterable[Any], session: str) -> None:
+    """Make a session of what ``export`` gave; InvalidInputError if that is cut short or wrong.
+
+    FormatError if it is of a newer version, SessionExistsError if the id is taken.
+    """
+    source = iter(entries)
+    row, state = _opened(session, next(source, None))
+    intake = Intake(ground, session)
+    waiting: list[Arrived] = []
+    folds: list[Fold] = []
+    used: list[RoundUsage] = []
+    totals = UsageTotals()
+    count, ended = 1, False
+    for entry in source:
+        kind, body = _parted(entry, count)
+        try:
+            if ended:
+                raise ValueError("there is something behind the end")
+            if kind == "message":
+                waiting.append(_arrived(*body))
+                if len(waiting) > _BATCH:
+                    intake.add(waiting[:-1])
+                    del waiting[:-1]
+            elif kind == "fold":
+                folds.append(Fold(body[0], body[1], _runs(body[2]), *body[3:]))
+            elif kind == "usage":
+                used.append(RoundUsage(body[0], body[1], Tokens(*body[2:6]), body[6]))
+            elif kind == "totals":
+                totals = UsageTotals(*body)
+            elif kind == "end":
+                ended = body == count
+            else:
+                raise ValueError(f"nothing is called {kind!r:.40}")
+        except (TypeError, ValueError, IndexError) as exc:
+            raise InvalidInputError(f"entry {count} of the export is damaged: {exc}") from exc
+        count += 1
+    if not ended:
+        raise InvalidInputError(f"the export is cut short, or lacks entries: {count} were read")
+    intake.finish(waiting, Rest(row, state, folds, used, totals), Draft(ground.store))
+
+
+def _parted(entry: Any, count: int) -> tuple[str, Any]:
+    if type(entry) is not dict or len(entry) != 1:
+        raise InvalidInputError(f"entry {count} of the export is none: {entry!r:.80}")
+    [(kind, body)] = entry.items()
+    return kind, body
+
+
+def _opened(session: str, first: Any) -> tuple[Row, LogState]:
+    if type(first) is not dict or type(first.get("log")) is not int:
+        raise InvalidInputError("this is no export of a session log")
+    if first["log"] != VERSION:
+        raise FormatError(
+            f"the export has version {first['log']}, this release reads {VERSION}: upgrade casstore"
+        )
+    try:
+        known = {name: first["session"][name] for name in _CARRIED}
+        state = unpack(session, first["state"])
+    except (TypeError, KeyError) as exc:
+        raise InvalidInputError("the export's first entry is damaged") from exc
+    if not state.whole:
+        raise InvalidInputError("the session was exported before it was whole")
+    return Row(kind=ROOT, parent=None, place=0, depth=0, children=0, **known), state
+
+
+def _arrived(number: Any, payload: Any, created_at_ms: Any) -> Arrived:
+    if type(number) is not int or number < 1:
+        raise ValueError(f"a message has no number {number!r:.40}")
+    if type(payload) is not dict or type(payload.get("role")) is not str:
+        raise ValueError("a message has a role")
+    return Arrived(number, payload, created_at_ms)
+
+
+def _runs(flat: Any) -> tuple[tuple[int, int], ...]:
+    return tuple(zip(flat[::2], flat[1::2], strict=True))

@@ -1,0 +1,78 @@
+"""Which messages a session shows, in which order, after some were folded into notes.
+
+Messages stand in order of arrival until the first fold. A note arrives last and is shown where
+the fold began; so the order is kept as runs of numbers, up to the last fold, and whatever
+arrives later follows in order of arrival.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from casstore.errors import InvalidInputError
+
+Run = tuple[int, int]
+
+
+class View(NamedTuple):
+    """The order of messages: these runs, then everything above ``upto``."""
+
+    runs: tuple[Run, ...] = ()
+    upto: int = 0
+
+    def shown(self, last: int) -> tuple[Run, ...]:
+        """All runs of a session whose last message is ``last``."""
+        if last <= self.upto:
+            return self.runs
+        if self.runs and self.runs[-1][1] == self.upto:
+            return (*self.runs[:-1], (self.runs[-1][0], last))
+        return (*self.runs, (self.upto + 1, last))
+
+    def shows(self, number: int) -> bool:
+        """Is this message shown, if there is one?"""
+        return number > self.upto or any(first <= number <= last for first, last in self.runs)
+
+    def folded(self, numbers: Iterable[int], note: int) -> View:
+        """The order after these messages were folded into the note, which arrives now.
+
+        InvalidInputError unless all of them are shown.
+        """
+        left = set(numbers)
+        if not left:
+            raise InvalidInputError("a note stands for one message at least")
+        order: list[int] = []
+        placed = False
+        for number in _numbers(self.shown(note - 1)):
+            if number not in left:
+                order.append(number)
+                continue
+            left.discard(number)
+            if not placed:
+                order.append(note)
+                placed = True
+        if left:
+            raise InvalidInputError(
+                f"message {min(left)} cannot be folded: it is not there, or folded already"
+            )
+        return View(tuple(runs_of(order)), note)
+
+
+def runs_of(numbers: Sequence[int]) -> Iterator[Run]:
+    """Numbers in order, neighbours that count up joined to runs."""
+    first: int | None = None
+    last = 0
+    for number in numbers:
+        if first is not None and number == last + 1:
+            last = number
+            continue
+        if first is not None:
+            yield first, last
+        first = last = number
+    if first is not None:
+        yield first, last
+
+
+def _numbers(runs: Sequence[Run]) -> Iterator[int]:
+    for first, last in runs:
+        yield from range(first, last + 1)

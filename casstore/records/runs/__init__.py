@@ -1,0 +1,45 @@
+"""Threads of agents and their runs: states, events, approvals, recovery, artifacts.
+
+``Runs(store)`` is the door; ``steps`` says what can be done together, in one write.
+"""
+
+from casstore.records.runs.data import (
+    COMMITTED,
+    KEEP,
+    PENDING,
+    RUNNING,
+    TERMINAL,
+    WAITING,
+    Approval,
+    Artifact,
+    Event,
+    Message,
+    Page,
+    RecoveryIntent,
+    Run,
+    RunRequest,
+    SessionCheckpoint,
+    Thread,
+)
+from casstore.records.runs.runs import Committed, Runs
+
+__all__ = [
+    "COMMITTED",
+    "KEEP",
+    "PENDING",
+    "RUNNING",
+    "TERMINAL",
+    "WAITING",
+    "Approval",
+    "Artifact",
+    "Committed",
+    "Event",
+    "Message",
+    "Page",
+    "RecoveryIntent",
+    "Run",
+    "RunRequest",
+    "Runs",
+    "SessionCheckpoint",
+    "Thread",
+]

@@ -1,0 +1,426 @@
+"""Steps on a thread: what each of them requires, and what it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+from casstore.errors import (
+    ApprovalResolvedError,
+    CorruptionError,
+    DecisionNotAllowedError,
+    InvalidInputError,
+    RecordConflictError,
+    RecordNotFoundError,
+)
+from casstore.format import splitting
+from casstore.format.digest import Digest, digest_of
+from casstore.records.rows import Draft
+from casstore.records.runs import layout, steps
+from casstore.records.runs.data import (
+    PENDING,
+    RUNNING,
+    STATUS_OF,
+    Approval,
+    Artifact,
+    Event,
+    Message,
+    RecoveryIntent,
+    Run,
+    RunRequest,
+    SessionCheckpoint,
+)
+from casstore.records.runs.layout import ApprovalRow, RunRow, Tables
+from casstore.records.runs.names import check_id, check_number, check_path, number_text
+from casstore.records.runs.working import Ground, Place, Working
+
+
+class Applied(NamedTuple):
+    """Steps ready to be written."""
+
+    #: What each of them gives.
+    results: tuple[Any, ...]
+    #: None: there is nothing to change.
+    draft: Draft | None
+
+
+def apply(
+    ground: Ground,
+    thread: str,
+    todo: Sequence[steps.Step],
+    committed: SessionCheckpoint | None = None,
+) -> Applied:
+    """Take steps on a thread as it is now, up to the write."""
+    check_id(thread, "a thread")
+    for step in todo:
+        if type(step) not in _HANDLERS:
+            raise InvalidInputError(f"{step!r} is no step")
+    work = Working(ground, thread, _places(ground.tables, todo), committed)
+    results = tuple([_HANDLERS[type(step)](work, step) for step in todo])
+    return Applied(results, work.finish() if work.is_changed else None)
+
+
+def _places(tables: Tables, todo: Sequence[steps.Step]) -> list[Place]:
+    """The rows that the steps are about, to be read at once."""
+    places: dict[tuple[bytes, str], Place] = {}
+
+    def want(table: Any, name: str, what: str) -> None:
+        places[table.keys.start, name] = (table, (check_id(name, what),))
+
+    for step in todo:
+        if step.run is not None or not isinstance(step, steps.AppendMessage):
+            want(tables.runs, step.run, "a run")
+        if isinstance(step, steps.RequestApproval | steps.ResolveApproval):
+            want(tables.approvals, step.approval, "an approval")
+        if isinstance(step, steps.SaveIntent | steps.BeginAttempt | steps.ClearIntent):
+            want(tables.intents, step.run, "a run")
+        if isinstance(step, steps.ClearRequest):
+            want(tables.requests, step.run, "a run")
+    return list(places.values())
+
+
+# --- runs -------------------------------------------------------------------------------------
+
+
+def _create_run(work: Working, step: steps.CreateRun) -> Run:
+    check_id(step.agent, "an agent")
+    check_id(step.mode, "a mode")
+    adapter = step.mode if step.adapter is None else check_id(step.adapter, "an adapter")
+    found = work.find_run(step.run)
+    if found is not None:
+        there = found.run
+        if there.thread != work.thread.id:
+            raise RecordConflictError("run", step.run, f"belongs to thread {there.thread!r}")
+        if (there.agent, there.mode, there.adapter) != (step.agent, step.mode, adapter):
+            raise RecordConflictError("run", step.run, "is there with another agent or mode")
+        return there
+    now_ms = work.now_ms
+    run = Run(
+        step.run,
+        work.thread.id,
+        step.agent,
+        step.mode,
+        adapter,
+        now_ms,
+        now_ms,
+        RUNNING,
+        None,
+        now_ms,
+        now_ms,
+        None,
+        work.thread.runs + 1,
+        0,
+        0,
+    )
+    key = number_text(work.numbers.take())
+    work.put_run(RunRow(run, key, work.numbers.take(), None))
+    work.change_thread(runs=run.number)
+    _mirror(work, run)
+    return run
+
+
+def _set_state(work: Working, step: steps.SetState) -> Run:
+    check_id(step.state, "a state")
+    row = work.run(step.run)
+    run = row.run._replace(
+        state=step.state,
+        previous_state=row.run.state,
+        state_entered_at_ms=work.now_ms,
+        last_transition_at_ms=work.now_ms,
+        updated_at_ms=work.now_ms,
+        checkpoint=work.checkpoint(step.checkpoint, row.run.checkpoint),
+    )
+    work.put_run(row._replace(run=run, order=work.numbers.take()))
+    _mirror(work, run)
+    return run
+
+
+def _mirror(work: Working, run: Run) -> None:
+    """Let the thread show how its latest run stands; an older one only shows that it moved."""
+    if run.number < work.latest:
+        work.change_thread(moves=True, updated_at_ms=work.now_ms)
+    else:
+        work.change_thread(
+            moves=True,
+            latest=run.number,
+            latest_run=run.id,
+            status=run.state,
+            updated_at_ms=work.now_ms,
+        )
+
+
+# --- what happened and what was said ------------------------------------------------------------
+
+
+def _append_event(work: Working, step: steps.AppendEvent) -> Event:
+    row = work.run(step.run)
+    last = row.last_sequence
+    if step.sequence is None:
+        sequence = check_number(1 if last is None else last + 1, "a sequence")
+    else:
+        sequence = check_number(step.sequence, "a sequence")
+    if last is not None and sequence <= last:
+        there = _find_event(work, row, sequence)
+        if there is not None:
+            if not same_value(there.event, step.event):
+                raise RecordConflictError(
+                    "event", f"{step.run} {sequence}", "is there with other content"
+                )
+            return there
+    event = Event(work.thread.id, step.run, sequence, step.event, work.now_ms)
+    put_event(work, row, event)
+    return event
+
+
+def _find_event(work: Working, row: RunRow, sequence: int) -> Event | None:
+    known = work.new_events.get((row.key, sequence))
+    if known is not None:
+        return known
+    record = work.tables.events.find(row.key, number_text(sequence))
+    return None if record is None else layout.read_event(record, row.run)
+
+
+def put_event(work: Working, row: RunRow, event: Event) -> None:
+    """Add an event that is not there, with the time it says."""
+    place = row.key, number_text(event.sequence)
+    work.put(work.tables.events, place, layout.pack_event(event))
+    work.new_events[row.key, event.sequence] = event
+    last = event.sequence if row.last_sequence is None else max(row.last_sequence, event.sequence)
+    run = row.run._replace(events=row.run.events + 1)
+    work.put_run(row._replace(run=run, last_sequence=last))
+    work.change_thread(events=work.thread.events + 1)
+
+
+def _append_message(work: Working, step: steps.AppendMessage) -> Message:
+    check_id(step.role, "a role")
+    if step.run is not None:
+        work.run(step.run)
+    number = work.thread.messages + 1
+    message = Message(work.thread.id, number, step.role, step.content, step.run, work.now_ms)
+    put_message(work, message)
+    return message
+
+
+def put_message(work: Working, message: Message) -> None:
+    """Add a message at the end, with the time it says."""
+    place = work.key, number_text(message.number)
+    work.put(work.tables.messages, place, layout.pack_message(message))
+    work.change_thread(messages=message.number)
+
+
+# --- approvals ----------------------------------------------------------------------------------
+
+
+def _request_approval(work: Working, step: steps.RequestApproval) -> Approval:
+    row = work.run(step.run)
+    checkpoint = work.checkpoint(step.checkpoint, row.run.checkpoint)
+    if checkpoint is None:
+        raise InvalidInputError(f"approval {step.approval!r} needs the checkpoint to resume from")
+    check_id(step.tool, "a tool")
+    if type(step.tool_call) is not str:
+        raise InvalidInputError(f"a tool call is named by a str, not {step.tool_call!r}")
+    if type(step.events) not in (list, tuple):
+        raise InvalidInputError(f"events are a list or tuple, not {type(step.events).__name__}")
+    approval = Approval(
+        step.approval,
+        work.thread.id,
+        step.run,
+        step.approval if step.action is None else check_id(step.action, "an action"),
+        step.tool_call,
+        step.tool,
+        PENDING,
+        _decisions(step.allowed),
+        None,
+        work.now_ms,
+        None,
+        step.preview,
+        checkpoint,
+        tuple(step.events),
+    )
+    found = work.find_approval(step.approval)
+    if found is None:
+        put_approval(work, approval)
+        return approval
+    asked = found.approval._replace(
+        status=PENDING, decision=None, resolved_at_ms=None, requested_at_ms=work.now_ms
+    )
+    if not same_value(_plain(asked), _plain(approval)):
+        raise RecordConflictError("approval", step.approval, "is there with other content")
+    return found.approval
+
+
+def put_approval(work: Working, approval: Approval) -> None:
+    """Add an approval that is not there, with the times it says."""
+    order = work.numbers.take()
+    work.put_approval(ApprovalRow(approval, order))
+    work.put(work.tables.approval_order, (number_text(order),), approval.id)
+    work.put(work.tables.thread_approvals, (work.key, number_text(order)), approval.id)
+    if approval.status == PENDING:
+        work.put(work.tables.pending, (number_text(order),), approval.id)
+    work.change_thread(approvals=work.thread.approvals + 1)
+
+
+def _decisions(allowed: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(allowed, str) or not allowed:
+        raise InvalidInputError(f"decisions are a sequence of texts, not {allowed!r}")
+    decisions = tuple([check_id(one, "a decision") for one in allowed])
+    if len(set(decisions)) != len(decisions) or PENDING in decisions:
+        raise InvalidInputError(f"decisions that cannot be told apart: {decisions!r}")
+    return decisions
+
+
+def _resolve_approval(work: Working, step: steps.ResolveApproval) -> Approval:
+    row = work.run(step.run)
+    found = work.find_approval(step.approval)
+    if found is None or found.approval.run != row.run.id:
+        raise RecordNotFoundError("approval", step.approval, f"of run {step.run!r}")
+    approval = found.approval
+    if approval.status != PENDING:
+        raise ApprovalResolvedError(step.approval, approval.status)
+    if step.decision not in approval.allowed:
+        raise DecisionNotAllowedError(step.approval, step.decision, approval.allowed)
+    resolved = approval._replace(
+        status=STATUS_OF.get(step.decision, step.decision),
+        decision=step.decision,
+        resolved_at_ms=work.now_ms,
+    )
+    work.put_approval(found._replace(approval=resolved))
+    work.delete(work.tables.pending, (number_text(found.order),))
+    return resolved
+
+
+# --- what to run and how to go on -----------------------------------------------------------------
+
+
+def _save_request(work: Working, step: steps.SaveRequest) -> RunRequest:
+    work.run(step.run)
+    request = RunRequest(work.thread.id, step.run, step.input, step.invocation, work.now_ms)
+    work.put_request(step.run, request)
+    return request
+
+
+def _clear_request(work: Working, step: steps.ClearRequest) -> bool:
+    work.run(step.run)
+    if not work.has_request(step.run):
+        return False
+    work.put_request(step.run, None)
+    return True
+
+
+def _save_intent(work: Working, step: steps.SaveIntent) -> RecoveryIntent:
+    row = work.run(step.run)
+    intent = RecoveryIntent(
+        work.thread.id,
+        step.run,
+        check_id(step.kind, "a kind"),
+        step.payload,
+        work.checkpoint(step.checkpoint, row.run.checkpoint),
+        check_number(step.attempts, "a number of attempts"),
+        work.now_ms,
+    )
+    work.put_intent(step.run, intent)
+    return intent
+
+
+def _begin_attempt(work: Working, step: steps.BeginAttempt) -> RecoveryIntent:
+    work.run(step.run)
+    found = work.find_intent(step.run)
+    if found is None:
+        raise RecordNotFoundError("recovery intent", step.run)
+    intent = found._replace(attempts=found.attempts + 1)
+    work.put_intent(step.run, intent)
+    return intent
+
+
+def _clear_intent(work: Working, step: steps.ClearIntent) -> bool:
+    work.run(step.run)
+    if work.find_intent(step.run) is None:
+        return False
+    work.put_intent(step.run, None)
+    return True
+
+
+# --- artifacts ------------------------------------------------------------------------------------
+
+
+def _put_artifact(work: Working, step: steps.PutArtifact) -> Artifact:
+    row = work.run(step.run)
+    path = check_path(step.path)
+    name = path if step.artifact is None else check_id(step.artifact, "an artifact")
+    check_id(step.kind, "a kind")
+    is_blob = type(step.content) is bytes
+    digest = Digest.of_blob(step.content) if is_blob else value_digest(step.content)
+    number = row.run.artifacts + 1
+    artifact = Artifact(
+        work.thread.id, step.run, name, step.kind, path, digest, is_blob, work.now_ms, number
+    )
+    there = _find_artifact(work, row, path)
+    if there is not None:
+        told = there._replace(created_at_ms=artifact.created_at_ms, number=number)
+        if told == artifact:
+            return there
+        if not step.replace:
+            raise RecordConflictError("artifact", path, "is there with other content")
+        artifact = artifact._replace(number=there.number)
+    put_artifact(work, row, artifact, step.content)
+    return artifact
+
+
+def _find_artifact(work: Working, row: RunRow, path: str) -> Artifact | None:
+    known = work.new_artifacts.get((row.key, path))
+    if known is not None:
+        return known
+    entry = work.tables.artifact_paths.find(row.key, path)
+    if entry is None:
+        return None
+    number = layout.read_number(entry, "artifact")
+    record = work.tables.artifacts.find(row.key, number_text(number))
+    if record is None:
+        raise CorruptionError(f"artifact {path!r} of run {row.run.id!r} is lost; check the store")
+    return layout.read_artifact(record, row.run)
+
+
+def put_artifact(work: Working, row: RunRow, artifact: Artifact, content: Any) -> None:
+    """Keep an artifact and its content, with the number and the time it says."""
+    work.draft.keep_blob(content) if artifact.is_blob else work.draft.keep(content)
+    place = number_text(artifact.number)
+    work.put(work.tables.artifacts, (row.key, place), layout.pack_artifact(artifact))
+    work.put(work.tables.artifact_paths, (row.key, artifact.path), artifact.number)
+    work.new_artifacts[row.key, artifact.path] = artifact
+    if artifact.number > row.run.artifacts:
+        work.put_run(row._replace(run=row.run._replace(artifacts=artifact.number)))
+        work.change_thread(artifacts=work.thread.artifacts + 1)
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+def value_digest(value: Any) -> Digest:
+    """The digest that a value has when it is stored; nothing is."""
+    return Digest(splitting.split(value, lambda kind, data, children: digest_of(kind, data)))
+
+
+def same_value(one: Any, other: Any) -> bool:
+    """Are two values stored alike? 1, 1.0 and True are not."""
+    return value_digest(one) == value_digest(other)
+
+
+def _plain(approval: Approval) -> list[Any]:
+    checkpoint = layout.pack_checkpoint(approval.checkpoint)
+    return list(approval._replace(checkpoint=checkpoint))
+
+
+_HANDLERS: Final[dict[type, Callable[[Working, Any], Any]]] = {
+    steps.CreateRun: _create_run,
+    steps.SetState: _set_state,
+    steps.AppendEvent: _append_event,
+    steps.AppendMessage: _append_message,
+    steps.RequestApproval: _request_approval,
+    steps.ResolveApproval: _resolve_approval,
+    steps.SaveRequest: _save_request,
+    steps.ClearRequest: _clear_request,
+    steps.SaveIntent: _save_intent,
+    steps.BeginAttempt: _begin_attempt,
+    steps.ClearIntent: _clear_intent,
+    steps.PutArtifact: _put_artifact,
+}

@@ -1,0 +1,190 @@
+"""Threads, runs and what belongs to them: plain data, no behaviour.
+
+Everything here is a NamedTuple. Times are milliseconds since 1970 by the engine's clock and
+end in ``_ms``; they are told, never compared: orders come from counters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
+
+from casstore.format.digest import Digest
+
+Item = TypeVar("Item")
+
+#: The state of a run that begins, and of one that somebody must decide about.
+RUNNING: Final = "running"
+WAITING: Final = "waiting_for_approval"
+#: The states in which nobody comes back to the checkpoint of a run.
+TERMINAL: Final = frozenset(("completed", "failed", "cancelled"))
+#: The status of an approval that nobody has resolved.
+PENDING: Final = "pending"
+#: What an approval is called once it was resolved so; after other decisions it has their name.
+STATUS_OF: Final = {"approve": "approved", "edit": "edited", "reject": "rejected"}
+#: What a recovery intent is for, unless it is said otherwise.
+APPROVAL_DECISION: Final = "approval-decision"
+
+
+class Given(Enum):
+    """Marks for a checkpoint that None cannot stand for, because None takes it away."""
+
+    #: As it is.
+    KEEP = "keep"
+    #: The revision that the commit makes beside which the steps happen.
+    COMMITTED = "committed"
+
+
+KEEP: Final = Given.KEEP
+COMMITTED: Final = Given.COMMITTED
+
+
+class SessionCheckpoint(NamedTuple):
+    """A revision of a session of the same store: protected as long as a run may need it."""
+
+    session: str
+    revision: int
+
+
+#: Where a run can be resumed: in a session of this store, or by a name that means something
+#: to whoever keeps the checkpoints.
+CheckpointRef = SessionCheckpoint | str
+NewCheckpoint = SessionCheckpoint | str | Literal[Given.KEEP, Given.COMMITTED] | None
+
+
+class Thread(NamedTuple):
+    """A conversation, and how its latest run stands."""
+
+    id: str
+    workspace: str
+    agent: str
+    #: The state of the latest run; None: it has had none.
+    status: str | None
+    latest_run: str | None
+    created_at_ms: int
+    updated_at_ms: int
+    runs: int
+    messages: int
+    #: Of all its runs.
+    events: int
+    artifacts: int
+    approvals: int
+
+
+class Run(NamedTuple):
+    """One execution of an agent in a thread."""
+
+    id: str
+    thread: str
+    agent: str
+    mode: str
+    adapter: str
+    created_at_ms: int
+    updated_at_ms: int
+    state: str
+    previous_state: str | None
+    state_entered_at_ms: int
+    last_transition_at_ms: int
+    checkpoint: CheckpointRef | None
+    #: Its place among the runs of the thread, from 1 on.
+    number: int
+    events: int
+    artifacts: int
+
+    @property
+    def resumable(self) -> bool:
+        """Does it wait for somebody's decision?"""
+        return self.state == WAITING
+
+    @property
+    def protected(self) -> bool:
+        """Has it a checkpoint that somebody may come back to?"""
+        return self.checkpoint is not None and self.state not in TERMINAL
+
+
+class Event(NamedTuple):
+    """Something that happened in a run."""
+
+    thread: str
+    run: str
+    sequence: int
+    event: Any
+    created_at_ms: int
+
+
+class Message(NamedTuple):
+    """Something that was said in a thread. ``number`` counts from 1 without gaps."""
+
+    thread: str
+    number: int
+    role: str
+    content: Any
+    run: str | None
+    created_at_ms: int
+
+
+class Approval(NamedTuple):
+    """A question that a run waits with, and its answer."""
+
+    id: str
+    thread: str
+    run: str
+    action: str
+    tool_call: str
+    tool: str
+    #: ``pending``, or what it was resolved to.
+    status: str
+    allowed: tuple[str, ...]
+    #: One of those allowed; None: not yet, or not known.
+    decision: str | None
+    requested_at_ms: int
+    resolved_at_ms: int | None
+    preview: Any
+    checkpoint: CheckpointRef
+    events: tuple[Any, ...]
+
+
+class RunRequest(NamedTuple):
+    """What to run, for whoever takes the run up after a restart."""
+
+    thread: str
+    run: str
+    input: Any
+    invocation: Any
+    saved_at_ms: int
+
+
+class RecoveryIntent(NamedTuple):
+    """How to go on with a run about which somebody has decided, until that has succeeded."""
+
+    thread: str
+    run: str
+    kind: str
+    payload: Any
+    checkpoint: CheckpointRef | None
+    attempts: int
+    saved_at_ms: int
+
+
+class Artifact(NamedTuple):
+    """Something that a run has made. ``digest`` names its content, which is read by itself."""
+
+    thread: str
+    run: str
+    id: str
+    kind: str
+    path: str
+    digest: Digest
+    #: Is it opaque bytes, and not a value?
+    is_blob: bool
+    created_at_ms: int
+    #: Its place among the artifacts of the run, from 1 on.
+    number: int
+
+
+class Page(NamedTuple, Generic[Item]):
+    """Some of a list, and where the rest begins; None: that was all."""
+
+    items: Sequence[Item]
+    cursor: str | None

@@ -1,0 +1,398 @@
+"""The face of runs: one method for everything; each that writes is one write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
+
+from casstore.engine.protocol import RowIs, Write
+from casstore.errors import (
+    CasstoreError,
+    ConditionFailedError,
+    InvalidInputError,
+    RecordNotFoundError,
+)
+from casstore.format.limits import DEFAULT_MAX_BYTES
+from casstore.records.attempts import until_written
+from casstore.records.runs import applying, steps, threads
+from casstore.records.runs.data import (
+    APPROVAL_DECISION,
+    KEEP,
+    Approval,
+    Artifact,
+    Event,
+    Message,
+    NewCheckpoint,
+    Page,
+    RecoveryIntent,
+    Run,
+    RunRequest,
+    SessionCheckpoint,
+    Thread,
+)
+from casstore.records.runs.layout import Tables
+from casstore.records.runs.reading import Reading
+from casstore.records.runs.schema import Schema
+from casstore.records.runs.working import Ground
+from casstore.session.data import Commit, CommitResult
+from casstore.session.session import Session
+from casstore.session.state import Runtime
+from casstore.store import Store
+
+Given = TypeVar("Given")
+
+
+# A replay looks at no conditions, and everything else fails by this one.
+_NEVER: Final = Write(conditions=[RowIs("records", b"runs.never", b"")])
+
+
+class Committed(NamedTuple):
+    """What a commit gave, and the steps beside it; None for these if the turn was replayed."""
+
+    result: CommitResult
+    steps: tuple[Any, ...] | None
+
+
+class Runs:
+    """Threads, runs and what belongs to them, in a store.
+
+    ``find_…`` gives None for what is not there; whatever else names a thread or run that is
+    not there raises RecordNotFoundError. Safe to use from many threads and processes.
+    """
+
+    def __init__(self, store: Store) -> None:
+        tables = Tables(store)
+        self._ground = Ground(store, tables, Schema(store, tables), Runtime(store))
+        self._reading = Reading(self._ground)
+
+    # --- several steps, one write ---------------------------------------------------------
+
+    def apply(self, thread: str, *todo: steps.Step) -> tuple[Any, ...]:
+        """Take steps on a thread, all or none; what each of them gives, in order."""
+
+        def attempt() -> tuple[Any, ...]:
+            applied = applying.apply(self._ground, thread, todo)
+            if applied.draft is not None:
+                applied.draft.commit()
+            return applied.results
+
+        return until_written(f"thread {thread!r}", attempt)
+
+    def commit(self, session: str, change: Commit, thread: str, *todo: steps.Step) -> Committed:
+        """Commit to a session and take steps on a thread in one write: both, or neither.
+
+        A step may name the checkpoint COMMITTED: the revision that this commit makes. Then
+        the commit must say which revision it ``expected``.
+        """
+        if change.beside is not None:
+            raise InvalidInputError("the steps go beside this commit, and nothing else can")
+        committing = self._ground.store.session(session)
+        committed = None
+        if change.expected is not None:
+            committed = SessionCheckpoint(session, change.expected + 1)
+
+        def attempt() -> Committed:
+            try:
+                applied = applying.apply(self._ground, thread, todo, committed)
+            except CasstoreError:
+                # Perhaps because they were taken before, with this very turn.
+                replayed = _replay(committing, change)
+                if replayed is None:
+                    raise
+                return Committed(replayed, None)
+            beside = None if applied.draft is None else applied.draft.as_write()
+            result = committing.commit(change._replace(beside=beside))
+            return Committed(result, None if result.replayed else applied.results)
+
+        return until_written(f"thread {thread!r}", attempt)
+
+    # --- threads --------------------------------------------------------------------------
+
+    def create_thread(self, thread: str, agent: str, *, workspace: str = "default") -> Thread:
+        """Begin a thread. Repeated with the same agent and workspace it gives what is there."""
+        return threads.create(self._ground, thread, agent=agent, workspace=workspace)
+
+    def find_thread(self, thread: str) -> Thread | None:
+        """A thread; None if there is none."""
+        return self._reading.find_thread(thread)
+
+    def threads(
+        self,
+        *,
+        status: str | None = None,
+        agent: str | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> Page[Thread]:
+        """Threads, those changed last first."""
+        return self._reading.threads(limit, cursor, status, agent)
+
+    def delete_thread(self, thread: str) -> bool:
+        """Take a thread away with everything in it, all or nothing; False if it is not there.
+
+        What only it held is garbage from then on.
+        """
+        return threads.delete(self._ground, thread)
+
+    def finish_deletions(self) -> int:
+        """Remove what deletions of large threads have left if they were cut short; how many."""
+        keys = threads.unfinished(self._ground)
+        for key in keys:
+            threads.finish(self._ground, key)
+        return len(keys)
+
+    # --- runs -----------------------------------------------------------------------------
+
+    def create_run(
+        self, thread: str, run: str, agent: str, mode: str, *, adapter: str | None = None
+    ) -> Run:
+        """Begin a run; it is the thread's latest from then on."""
+        return self._one(thread, steps.CreateRun(run, agent, mode, adapter), Run)
+
+    def set_state(
+        self, thread: str, run: str, state: str, *, checkpoint: NewCheckpoint = KEEP
+    ) -> Run:
+        """Move a run to a state; its checkpoint stays, goes (None) or is another.
+
+        A revision of a session that it names is protected until the run comes to its end.
+        """
+        return self._one(thread, steps.SetState(run, state, checkpoint), Run)
+
+    def find_run(self, run: str) -> Run | None:
+        """A run; None if there is none."""
+        return self._reading.find_run(run)
+
+    def get_run(self, thread: str, run: str) -> Run:
+        """A run of a thread, or RecordNotFoundError."""
+        return self._reading.run(thread, run).run
+
+    def runs(
+        self,
+        *,
+        state: str | None = None,
+        agent: str | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> Page[Run]:
+        """Runs of all threads, those changed last first."""
+        return self._reading.runs(limit, cursor, state, agent)
+
+    def thread_runs(
+        self, thread: str, *, state: str | None = None, limit: int = 100, cursor: str | None = None
+    ) -> Page[Run]:
+        """The runs of a thread, those begun last first."""
+        return self._reading.thread_runs(thread, limit, cursor, state)
+
+    def protected_runs(self) -> Iterator[Run]:
+        """The runs with a checkpoint that somebody may come back to, by id.
+
+        RecordNotFoundError if no runs were ever kept here, CorruptionError if one cannot be
+        read: that is not the same as none.
+        """
+        return (run for run in self._reading.all_runs() if run.protected)
+
+    def protected_threads(self) -> frozenset[str]:
+        """The threads whose checkpoints a sweep elsewhere must leave alone.
+
+        Fails like ``protected_runs``: then nothing may be swept.
+        """
+        return frozenset([run.thread for run in self.protected_runs()])
+
+    # --- events and messages ----------------------------------------------------------------
+
+    def append_event(
+        self, thread: str, run: str, event: Any, *, sequence: int | None = None
+    ) -> Event:
+        """Write down an event, as the next one or under its own number.
+
+        A number that is taken by the same event gives that; by another, RecordConflictError.
+        """
+        return self._one(thread, steps.AppendEvent(run, event, sequence), Event)
+
+    def find_event(self, thread: str, run: str, sequence: int) -> Event | None:
+        """One event; None if there is none."""
+        return self._reading.find_event(thread, run, sequence)
+
+    def events(
+        self, thread: str, run: str, *, after: int | None = None, limit: int = 100
+    ) -> Page[Event]:
+        """The events of a run in order of their numbers, from behind ``after`` on."""
+        return self._reading.events(thread, run, limit, after)
+
+    def append_message(
+        self, thread: str, role: str, content: Any, *, run: str | None = None
+    ) -> Message:
+        """Add to what was said in a thread."""
+        return self._one(thread, steps.AppendMessage(role, content, run), Message)
+
+    def messages(self, thread: str, *, limit: int = 12, before: int | None = None) -> list[Message]:
+        """The last messages, or the last before a number, oldest first."""
+        return self._reading.messages(thread, limit, before)
+
+    # --- approvals --------------------------------------------------------------------------
+
+    def request_approval(
+        self,
+        thread: str,
+        run: str,
+        approval: str,
+        tool: str,
+        *,
+        checkpoint: NewCheckpoint = KEEP,
+        allowed: Sequence[str] = steps.DECISIONS,
+        preview: Any = None,
+        action: str | None = None,
+        tool_call: str = "",
+        events: Sequence[Any] = (),
+    ) -> Approval:
+        """Ask for a decision. The checkpoint to resume from is the run's unless it is given."""
+        asked = steps.RequestApproval(
+            run, approval, tool, checkpoint, allowed, preview, action, tool_call, events
+        )
+        return self._one(thread, asked, Approval)
+
+    def resolve_approval(
+        self,
+        thread: str,
+        run: str,
+        approval: str,
+        decision: str,
+        *,
+        intent: steps.SaveIntent | None = None,
+    ) -> Approval:
+        """Decide, and keep in the same write how to go on, if that is given.
+
+        ApprovalResolvedError if somebody has; DecisionNotAllowedError if it is not allowed.
+        """
+        todo: list[steps.Step] = [steps.ResolveApproval(run, approval, decision)]
+        if intent is not None:
+            if intent.run != run:
+                raise InvalidInputError(f"an intent of run {intent.run!r}, not of {run!r}")
+            todo.append(intent)
+        resolved: Approval = self.apply(thread, *todo)[0]
+        return resolved
+
+    def find_approval(self, approval: str) -> Approval | None:
+        """An approval; None if there is none."""
+        return self._reading.find_approval(approval)
+
+    def approvals(
+        self,
+        *,
+        thread: str | None = None,
+        run: str | None = None,
+        status: str | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> Page[Approval]:
+        """Approvals in the order in which they were asked for."""
+        return self._reading.approvals(thread, run, status, limit, cursor)
+
+    # --- what to run, and how to go on --------------------------------------------------------
+
+    def save_request(
+        self, thread: str, run: str, input: Any, *, invocation: Any = None
+    ) -> RunRequest:
+        """Keep what to run, until it is cleared."""
+        return self._one(thread, steps.SaveRequest(run, input, invocation), RunRequest)
+
+    def find_request(self, thread: str, run: str) -> RunRequest | None:
+        """What is kept to be run; None if nothing is."""
+        return self._reading.find_request(thread, run)
+
+    def requests(self, *, limit: int = 100, cursor: str | None = None) -> Page[RunRequest]:
+        """Everything that is kept to be run, by run."""
+        return self._reading.requests(limit, cursor)
+
+    def clear_request(self, thread: str, run: str) -> bool:
+        """Forget what to run; False if nothing was kept."""
+        return self._one(thread, steps.ClearRequest(run), bool)
+
+    def save_intent(
+        self,
+        thread: str,
+        run: str,
+        payload: Any,
+        *,
+        checkpoint: NewCheckpoint = KEEP,
+        kind: str = APPROVAL_DECISION,
+        attempts: int = 0,
+    ) -> RecoveryIntent:
+        """Keep how to go on with a run, until it has gone on: from its checkpoint, or another."""
+        intent = steps.SaveIntent(run, payload, checkpoint, kind, attempts)
+        return self._one(thread, intent, RecoveryIntent)
+
+    def find_intent(self, thread: str, run: str) -> RecoveryIntent | None:
+        """How to go on with a run; None if nothing is kept."""
+        return self._reading.find_intent(thread, run)
+
+    def intents(self, *, limit: int = 100, cursor: str | None = None) -> Page[RecoveryIntent]:
+        """What is kept of how to go on, by run: what to do first after a restart."""
+        return self._reading.intents(limit, cursor)
+
+    def begin_attempt(self, thread: str, run: str) -> RecoveryIntent:
+        """Count an attempt to go on before it is made; how to go on."""
+        return self._one(thread, steps.BeginAttempt(run), RecoveryIntent)
+
+    def clear_intent(self, thread: str, run: str) -> bool:
+        """Forget how to go on, once that has succeeded; False if nothing was kept."""
+        return self._one(thread, steps.ClearIntent(run), bool)
+
+    # --- artifacts ----------------------------------------------------------------------------
+
+    def put_artifact(
+        self,
+        thread: str,
+        run: str,
+        path: str,
+        content: Any,
+        kind: str,
+        *,
+        artifact: str | None = None,
+        replace: bool = False,
+    ) -> Artifact:
+        """Keep something that a run has made: bytes as a blob, anything else as a value.
+
+        The path is relative and leads nowhere but down. Other content under the same path is
+        refused with RecordConflictError, unless it may ``replace`` what is there.
+        """
+        made = steps.PutArtifact(run, path, content, kind, artifact, replace)
+        return self._one(thread, made, Artifact)
+
+    def find_artifact(self, thread: str, run: str, path: str) -> Artifact | None:
+        """An artifact without its content; None if there is none."""
+        return self._reading.find_artifact(thread, run, path)
+
+    def read_artifact(
+        self, thread: str, run: str, path: str, *, max_bytes: int = DEFAULT_MAX_BYTES
+    ) -> Any:
+        """The content of an artifact as it was put, or RecordNotFoundError."""
+        found = self.find_artifact(thread, run, path)
+        if found is None:
+            raise RecordNotFoundError("artifact", path, f"of run {run!r}")
+        store = self._ground.store
+        if found.is_blob:
+            return store.get_blob(found.digest, max_bytes=max_bytes)
+        return store.get_value(found.digest, max_bytes=max_bytes)
+
+    def artifacts(
+        self, thread: str, run: str, *, limit: int = 100, cursor: str | None = None
+    ) -> Page[Artifact]:
+        """What a run has made, in order, without the contents."""
+        return self._reading.artifacts(thread, run, limit, cursor)
+
+    def _one(self, thread: str, step: steps.Step, kind: type[Given]) -> Given:
+        """Take one step, which gives something of a kind."""
+        given = self.apply(thread, step)[0]
+        assert isinstance(given, kind)
+        return given
+
+
+def _replay(session: Session, change: Commit) -> CommitResult | None:
+    """The result of a turn that was committed before; None if it was not. Writes nothing new."""
+    if change.turn is None:
+        return None
+    try:
+        return session.commit(change._replace(beside=_NEVER))
+    except ConditionFailedError:
+        return None

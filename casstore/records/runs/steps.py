@@ -1,0 +1,147 @@
+"""What can be done to a thread, as plain data: any number of steps are one write.
+
+Each step sees what those before it did. One that is refused ends all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from casstore.records.runs.data import (
+    APPROVAL_DECISION,
+    KEEP,
+    NewCheckpoint,
+)
+
+#: What may be decided about an approval, unless it is said otherwise.
+DECISIONS: Final = ("approve", "edit", "reject")
+
+
+class CreateRun(NamedTuple):
+    """Begin a run. Repeated with the same agent, mode and adapter it gives what is there."""
+
+    run: str
+    agent: str
+    mode: str
+    #: As the mode, if it is not given.
+    adapter: str | None = None
+
+
+class SetState(NamedTuple):
+    """Move a run on; its thread follows if it is the latest run."""
+
+    run: str
+    state: str
+    #: KEEP: as it is; None: none from now on.
+    checkpoint: NewCheckpoint = KEEP
+
+
+class AppendEvent(NamedTuple):
+    """Write down an event. Repeated with the same content it counts once; with other, never."""
+
+    run: str
+    event: Any
+    #: None: the next one.
+    sequence: int | None = None
+
+
+class AppendMessage(NamedTuple):
+    """Add to what was said in the thread."""
+
+    role: str
+    content: Any
+    run: str | None = None
+
+
+class RequestApproval(NamedTuple):
+    """Ask for a decision. Repeated with the same content it gives what is there."""
+
+    run: str
+    approval: str
+    tool: str
+    #: KEEP: that of the run.
+    checkpoint: NewCheckpoint = KEEP
+    allowed: Sequence[str] = DECISIONS
+    preview: Any = None
+    #: As the approval, if it is not given.
+    action: str | None = None
+    tool_call: str = ""
+    events: Sequence[Any] = ()
+
+
+class ResolveApproval(NamedTuple):
+    """Decide. Only one decision ever counts, whoever comes first."""
+
+    run: str
+    approval: str
+    decision: str
+
+
+class SaveRequest(NamedTuple):
+    """Keep what to run, in place of what was kept for this run before."""
+
+    run: str
+    input: Any
+    invocation: Any = None
+
+
+class ClearRequest(NamedTuple):
+    """Forget what to run; it need not be there."""
+
+    run: str
+
+
+class SaveIntent(NamedTuple):
+    """Keep how to go on, in place of what was kept for this run before."""
+
+    run: str
+    payload: Any
+    #: KEEP: that of the run.
+    checkpoint: NewCheckpoint = KEEP
+    kind: str = APPROVAL_DECISION
+    attempts: int = 0
+
+
+class BeginAttempt(NamedTuple):
+    """Count an attempt to go on, before it is made."""
+
+    run: str
+
+
+class ClearIntent(NamedTuple):
+    """Forget how to go on, once that has succeeded; it need not be there."""
+
+    run: str
+
+
+class PutArtifact(NamedTuple):
+    """Keep what a run has made, under a relative path; bytes as a blob, else as a value.
+
+    Repeated with the same content it gives what is there; other content is refused
+    unless it may ``replace`` what is there.
+    """
+
+    run: str
+    path: str
+    content: Any
+    kind: str
+    #: As the path, if it is not given.
+    artifact: str | None = None
+    replace: bool = False
+
+
+Step = (
+    CreateRun
+    | SetState
+    | AppendEvent
+    | AppendMessage
+    | RequestApproval
+    | ResolveApproval
+    | SaveRequest
+    | ClearRequest
+    | SaveIntent
+    | BeginAttempt
+    | ClearIntent
+    | PutArtifact
+)

@@ -1,0 +1,34 @@
+"""Scoped state: what a host keeps for its runners, by conversation, actor, subject and runner."""
+
+from casstore.records.scoped.contents import MAX_KEY_CHARACTERS, MAX_VALUE_BYTES
+from casstore.records.scoped.erasure import ActorErasure
+from casstore.records.scoped.generations import Generation
+from casstore.records.scoped.policy import Outcome, Policy, Quota, Reason
+from casstore.records.scoped.removal import Erased
+from casstore.records.scoped.runs import Run
+from casstore.records.scoped.scope import Entry, Page, Scope, Usage
+from casstore.records.scoped.scope_keys import SCOPES, Context, binding_identity, scope_key
+from casstore.records.scoped.states import RunState, ScopedState
+
+__all__ = [
+    "MAX_KEY_CHARACTERS",
+    "MAX_VALUE_BYTES",
+    "SCOPES",
+    "ActorErasure",
+    "Context",
+    "Entry",
+    "Erased",
+    "Generation",
+    "Outcome",
+    "Page",
+    "Policy",
+    "Quota",
+    "Reason",
+    "Run",
+    "RunState",
+    "Scope",
+    "ScopedState",
+    "Usage",
+    "binding_identity",
+    "scope_key",
+]

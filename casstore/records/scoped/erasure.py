@@ -1,0 +1,89 @@
+"""Scoped state as a provider of erasure: what concerns a subject goes with its sessions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from casstore.errors import InvalidInputError
+from casstore.records.rows import Table, row_links
+from casstore.records.scoped.changes import REMOVED_AT_ONCE
+from casstore.records.scoped.layout import Tables, Writer
+from casstore.records.scoped.removal import concerning, erase_found, runs_of
+from casstore.records.scoped.scope_keys import ACTOR_TYPE
+from casstore.store import Store
+
+_VALUE: Final = "value"
+_RUN: Final = "run"
+
+
+class ActorErasure:
+    """Finds and erases what an actor has written, or is about it, for ``maintenance.erasure``.
+
+    ``actor_of`` tells the type and id of the actor that a subject of sessions is; without,
+    its id is the subject's name. As with ``erase_actor``, the place may be given.
+    """
+
+    def __init__(
+        self,
+        actor_of: Callable[[str], Writer] | None = None,
+        *,
+        workspace_id: str | None = None,
+        bot_id: str | None = None,
+    ) -> None:
+        self._actor_of = actor_of or (lambda subject: (ACTOR_TYPE, subject))
+        self._place = (workspace_id, bot_id)
+
+    @property
+    def name(self) -> str:
+        """What the provider is called."""
+        return "scoped-state"
+
+    def find(self, store: Store, subject: str) -> Sequence[str]:
+        """What there is about a subject."""
+        tables, person = Tables(store), self._actor_of(subject)
+        found = [_spell(_VALUE, one.key) for one in concerning(tables, person, *self._place)]
+        return found + [_spell(_RUN, one.key) for one in runs_of(tables, person, *self._place)]
+
+    def roots(self, store: Store, found: Sequence[str]) -> Iterator[bytes]:
+        """The digests that these keep alive."""
+        tables = Tables(store)
+        places: list[tuple[Table, tuple[str, ...]]] = []
+        for kind, key in map(_read, found):
+            places.append((tables.values if kind == _VALUE else tables.runs, key[2:]))
+        for table, key in places:
+            record = table.find(*key)
+            if record is not None:
+                yield from row_links(record.row)
+
+    def erase(self, store: Store, subject: str, found: Sequence[str]) -> int:
+        """Remove these; how many values and runs there were."""
+        tables = Tables(store)
+        erased = 0
+        for start in range(0, len(found), REMOVED_AT_ONCE):
+            told = [_read(one) for one in found[start : start + REMOVED_AT_ONCE]]
+            leads = tables.people.find_many([key for kind, key in told if kind == _VALUE])
+            own = tables.run_actors.find_many([key for kind, key in told if kind == _RUN])
+            erased += sum(
+                erase_found(
+                    tables,
+                    [one for one in leads if one is not None],
+                    [one for one in own if one is not None],
+                )
+            )
+        return erased
+
+
+def _spell(kind: str, key: tuple[str, ...]) -> str:
+    return json.dumps([kind, *key], ensure_ascii=False)
+
+
+def _read(text: str) -> tuple[str, tuple[str, ...]]:
+    try:
+        kind, *key = json.loads(text)
+        if (kind, len(key)) not in ((_VALUE, 5), (_RUN, 3)):
+            raise ValueError("neither a value nor a run")
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise InvalidInputError(f"{text[:80]!r} is nothing that was found in scoped state") from exc
+    return kind, tuple(key)

@@ -1,0 +1,117 @@
+"""What may be done with state, and in which order it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, Final, NamedTuple, NoReturn
+
+from casstore.errors import CorruptionError, InvalidInputError, StateRefusedError
+from casstore.records.scoped.scope_keys import SCOPES, Context, scope_key
+from casstore.session.arguments import check_count, list_of
+
+
+class Reason(StrEnum):
+    """Why state was refused. Of several reasons the first of these is told."""
+
+    # The gate of a run.
+    NO_RUN_ID = "no_run_id"
+    NO_SCOPE = "no_scope"
+    NO_KEY = "no_key"
+    RUN_NOT_ACTIVE = "run_not_active"
+    NO_CALLER = "no_caller"
+    WRONG_CALLER = "wrong_caller"
+    NOT_CAPABLE = "not_capable"
+    # The policy.
+    DISABLED = "disabled"
+    UNKNOWN_SCOPE = "unknown_scope"
+    SCOPE_NOT_ENABLED = "scope_not_enabled"
+    MISSING_IDENTITY = "missing_identity"
+    # The value, then the key.
+    NOT_JSON = "not_json"
+    TOO_LARGE = "too_large"
+    BAD_KEY = "bad_key"
+    # The quota of the scope.
+    TOO_MANY_KEYS = "too_many_keys"
+    TOO_MANY_BYTES = "too_many_bytes"
+
+
+class Quota(NamedTuple):
+    """What one scope may hold. Bytes: of the keys and of the values' JSON, as UTF-8."""
+
+    max_keys: int | None = None
+    max_bytes: int | None = None
+
+
+class Policy(NamedTuple):
+    """What a binding allows."""
+
+    enabled: bool = True
+    scopes: tuple[str, ...] = ("conversation", "actor")
+    #: By scope.
+    quotas: Mapping[str, Quota] = {}
+
+    def plain(self) -> list[Any]:
+        """The policy as a value that can be stored; InvalidInputError if it is none."""
+        scopes = list_of(self.scopes, "the scopes of a policy")
+        if type(self.enabled) is not bool or not set(scopes) <= set(SCOPES):
+            raise InvalidInputError(f"{self} is no policy: scopes are {', '.join(SCOPES)}")
+        for scope, quota in self.quotas.items():
+            if scope not in SCOPES:
+                raise InvalidInputError(f"a quota of the scope {scope!r}, which there is not")
+            for bound, what in zip(quota, ("keys", "bytes"), strict=True):
+                if bound is not None:
+                    check_count(bound, f"a quota of {what}")
+        return [self.enabled, scopes, {scope: list(quota) for scope, quota in self.quotas.items()}]
+
+    @staticmethod
+    def from_plain(told: Any) -> Policy:
+        """The policy that ``plain`` has spelled."""
+        try:
+            enabled, scopes, quotas = told
+            return Policy(enabled, tuple(scopes), {s: Quota(*q) for s, q in quotas.items()})
+        except (TypeError, ValueError, AttributeError) as exc:
+            raise CorruptionError("a policy is damaged") from exc
+
+
+#: What is allowed if nothing else is said.
+DEFAULT: Final = Policy()
+
+
+class Outcome(NamedTuple):
+    """Whether an update was made, and if not, why: for a person, and for a program."""
+
+    ok: bool
+    message: str | None = None
+    reason: Reason | None = None
+    #: The version that the update has made.
+    version: str | None = None
+
+
+def refuse(reason: Reason, message: str) -> NoReturn:
+    """Raise StateRefusedError."""
+    raise StateRefusedError(reason, message)
+
+
+def allowed_key(context: Context, policy: Policy, scope: str) -> str:
+    """The key of a scope that may be used; StateRefusedError if not, the first reason told."""
+    require_allowed(policy, scope)
+    key = scope_key(context, scope)
+    if key is None:
+        refuse_identity(scope)
+    return key
+
+
+def require_allowed(policy: Policy, scope: str) -> None:
+    """StateRefusedError if the policy does not allow the scope."""
+    if not policy.enabled:
+        refuse(Reason.DISABLED, "the binding's policy does not enable state")
+    if scope not in SCOPES:
+        refuse(Reason.UNKNOWN_SCOPE, f"there is no scope {scope!r}; scopes: {', '.join(SCOPES)}")
+    if scope not in policy.scopes:
+        refuse(Reason.SCOPE_NOT_ENABLED, f"the binding's policy does not enable scope {scope!r}")
+
+
+def refuse_identity(scope: str) -> NoReturn:
+    """Refuse a scope that has no key here."""
+    refuse(Reason.MISSING_IDENTITY, f"scope {scope!r} needs an identity that is not known here")

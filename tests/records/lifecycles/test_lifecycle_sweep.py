@@ -1,0 +1,202 @@
+"""Sweeping and erasing: what goes, what stays and why, beside others who change it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from casstore.errors import InvalidInputError
+from casstore.maintenance import erasure
+from casstore.maintenance.erasure import ErasurePlan
+from casstore.maintenance.lifecycle_erasure import LifecycleErasure, explain, find_refs
+from casstore.maintenance.lifecycle_sweep import sweep
+from casstore.maintenance.progress import Step
+from casstore.records.lifecycles import Annotation, Hold, Lifecycles, Ref, Seal
+from casstore.store import Store
+from casstore.testing.session_fixtures import interrupted, nothing_written
+from tests.records.conftest import Clock
+
+DAY_MS = 86_400_000
+ALL = dict.fromkeys(("identity", "process", "compliance", "learned_context"), 0)
+
+
+def erase(store: Store, subject: str, provider: LifecycleErasure | None = None) -> Any:
+    providers = [provider or LifecycleErasure()]
+    plan = ErasurePlan.from_json(erasure.plan(store, subject, providers=providers).to_json())
+    return erasure.execute(store, plan, providers=providers)
+
+
+# --- sweeping ---------------------------------------------------------------------------------
+
+
+def test_classes_have_ages_and_those_without_keep(either: Lifecycles, clock: Clock) -> None:
+    life = either
+    session = life.create_session("s")
+    session.checkpoint("old")
+    life.users.put("anna", "x", 1)
+    life.records.put("c", "fact", 1, Annotation(["learned_context"], subjects=["anna"]))
+    life.records.put("c", "both", 1, Annotation(["process", "compliance"]))
+    clock.move(2 * DAY_MS)
+    session.checkpoint("new")
+    assert sweep(life, {}).swept == 0
+    report = sweep(life, {"process": DAY_MS})
+    assert (report.looked_at, report.swept) == (5, 1)
+    assert [info.label for info in session.checkpoints()] == ["new"]
+    assert sweep(life, {"process": DAY_MS, "compliance": 3 * DAY_MS}).swept == 0
+    assert sweep(life, {"process": DAY_MS, "compliance": DAY_MS}).swept == 1
+    assert sweep(life, {"identity": DAY_MS}).swept == 1
+    assert list(life.users.names("anna")) == []
+    assert sweep(life, {"learned_context": DAY_MS}).swept == 1
+    # A swept value is counted out: erasing finds nothing more.
+    assert life.users.erase("anna").deleted == 0
+    with pytest.raises(InvalidInputError, match="a class is one of"):
+        sweep(life, {"other": 1})
+    with pytest.raises(InvalidInputError):
+        sweep(life, {"process": -1})
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        lambda life, ref: life.hold(ref, Hold("law", 2**42)),
+        lambda life, ref: life.seal(ref, Seal("a", "b")),
+        lambda life, ref: life.records.put("c", "n", "fresh", Annotation(["process"])),
+    ],
+    ids=["held", "sealed", "replaced"],
+)
+def test_what_changes_while_it_is_swept_stays(
+    life: Lifecycles, clock: Clock, between: Callable[[Lifecycles, Ref], Any]
+) -> None:
+    ref = life.records.put("c", "n", "old", Annotation(["process"]))
+    clock.move(DAY_MS)
+    other = Lifecycles(interrupted(life.store, before=lambda: between(life, ref)))
+    assert sweep(other, ALL).swept == 0
+    assert life.records.get("c", "n") in ("old", "fresh")
+
+
+def test_a_sweep_tells_how_far_it_is_and_may_be_stopped(life: Lifecycles, clock: Clock) -> None:
+    session = life.create_session("s")
+    for _ in range(300):
+        session.checkpoint("x")
+    clock.move(DAY_MS)
+    told: list[Step] = []
+
+    def stop(step: Step) -> None:
+        told.append(step)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep(life, ALL, progress=stop)
+    assert told == [Step("sweep", 256, None, "records")]
+    assert sweep(life, ALL).swept == 44
+    assert list(session.checkpoints()) == []
+    assert session.checkpoint("next").number == 301
+
+
+def test_a_sweep_reports_no_more_than_it_lists(
+    life: Lifecycles, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("casstore.maintenance.lifecycle_sweep.LISTED", 2)
+    for number in range(5):
+        life.records.put("c", str(number), 1, Annotation(["process"], seal=Seal("a", "b")))
+    clock.move(1)
+    report = sweep(life, ALL)
+    assert (report.sealed, len(report.stayed)) == (5, 2)
+
+
+# --- erasing ----------------------------------------------------------------------------------
+
+
+def test_what_stays_is_told_with_its_reason(either: Lifecycles, clock: Clock) -> None:
+    life = either
+    life.users.put("anna", "free", 1)
+    held = life.users.put("anna", "held", 1, Annotation(hold=Hold("tax law", clock() + DAY_MS)))
+    sealed = life.records.put(
+        "decisions", "d1", 1, Annotation(["compliance"], ["anna", "berta"], seal=Seal("act 7", "x"))
+    )
+    provider = LifecycleErasure(keys=life._rows.keys)
+    report = erase(life.store, "anna", provider)
+    assert report.records_erased == 1
+    assert {one.record: one.reason for one in report.stays} == {
+        str(held): "held until 2023-11-15T22:13:20+00:00 (tax law)",
+        str(sealed): "sealed by act 7 (x): needs a review",
+    }
+    clock.move(DAY_MS)
+    life.lift_seal(sealed, review="reviewed")
+    report = erase(life.store, "anna", provider)
+    assert (report.records_erased, report.stays) == (2, ())
+    assert provider.find(life.store, "anna") == []
+    assert provider.find(life.store, "berta") == []
+
+
+def test_derivation_is_followed_through_what_stays_and_through_circles(life: Lifecycles) -> None:
+    first = life.records.put("c", "1", 1, Annotation(["process"], ["anna"], seal=Seal("a", "b")))
+    second = life.records.put("c", "2", 2, Annotation(["process"], sources=[first]))
+    third = life.records.put("c", "3", 3, Annotation(["process"], sources=[second]))
+    life.records.put("c", "2", 2, Annotation(["process"], sources=[first, third]))
+    assert set(find_refs(life, "anna")) == {first, second, third}
+    report = erase(life.store, "anna")
+    assert report.records_erased == 2
+    assert [record.ref for record in life.records.list("c")] == [first]
+
+
+def test_what_was_derived_is_found_though_its_source_was_swept(
+    life: Lifecycles, clock: Clock
+) -> None:
+    source = life.users.put("anna", "chat", "text")
+    fact = life.records.put("c", "fact", 1, Annotation(["learned_context"], sources=[source]))
+    again = life.records.put("c", "again", 1, Annotation(["process"], sources=[fact]))
+    clock.move(1)
+    assert sweep(life, {"identity": 0, "learned_context": 0}).swept == 2
+    assert find_refs(life, "anna") == [again]
+
+
+def test_what_was_derived_from_a_session_of_the_store_goes_with_it(life: Lifecycles) -> None:
+    life.store.create_session("chat", subjects=["anna"])
+    fact = life.records.put(
+        "c", "fact", 1, Annotation(["process"], sources=[Ref("session", "chat")])
+    )
+    assert find_refs(life, "anna") == [fact]
+    report = erase(life.store, "anna")
+    assert (report.records_erased, report.sessions_deleted) == (1, 1)
+
+
+def test_a_source_that_is_erased_meanwhile_takes_the_new_record_along(life: Lifecycles) -> None:
+    source = life.users.put("anna", "chat", "text")
+    other = Lifecycles(interrupted(life.store, before=lambda: erase(life.store, "anna")))
+    with pytest.raises(LookupError):
+        other.records.put("c", "fact", 1, Annotation(["learned_context"], sources=[source]))
+    assert list(life.records.list("c")) == []
+
+
+def test_what_is_about_somebody_else_by_now_stays(life: Lifecycles) -> None:
+    life.records.put("c", "n", "of anna", Annotation(["identity"], ["anna"]))
+    provider = LifecycleErasure()
+    plan = erasure.plan(life.store, "anna", providers=[provider])
+    life.records.put("c", "n", "of berta", Annotation(["identity"], ["berta"]))
+    assert erasure.execute(life.store, plan, providers=[provider]).records_erased == 0
+    assert life.records.get("c", "n") == "of berta"
+
+
+def test_a_plan_may_be_looked_at_and_changes_nothing(either: Lifecycles) -> None:
+    life = either
+    life.create_session("s", user="anna").checkpoint("x")
+    life.users.put("anna", "x", 1, Annotation(subjects=["berta"]))
+    with nothing_written(life.store):
+        erasure.plan(life.store, "anna", providers=[LifecycleErasure()])
+        found = list(explain(life, [life.users.ref("anna", "x")]))
+    [about] = found
+    assert about.note is not None
+    assert life.subjects.hash("berta") in about.note.subjects
+    # Whom a record is about as well does not keep it.
+    assert erase(life.store, "berta").records_erased == 1
+    assert list(life.users.names("anna")) == []
+
+
+def test_a_plan_that_is_no_plan_is_refused(store: Store) -> None:
+    provider = LifecycleErasure()
+    for found in ("", "[]", '["strange", "a", "b"]', '["user", 1, 2]', "[" * 5000, '"user"'):
+        with pytest.raises(InvalidInputError):
+            list(provider.roots(store, [found]))

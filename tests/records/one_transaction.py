@@ -1,0 +1,89 @@
+"""Shows that an operation is one transaction: whichever of its changes fails, nothing happened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from casstore.engine.lmdb.engine import LmdbEngine
+from casstore.engine.protocol import TABLES, RowChange, Write, WriteResult
+from casstore.errors import StorageError
+from casstore.store import Store
+
+# More row changes than any operation under test makes.
+_MAX_CHANGES = 500
+
+
+class InjectedError(StorageError):
+    """Raised in the middle of a transaction."""
+
+
+class _Breaking(list[RowChange]):
+    """Row changes that fail at one of them, the second time that they are gone through.
+
+    The first time is the engine's check of the write as such, before its transaction.
+    """
+
+    def __init__(self, rows: Sequence[RowChange], at: int) -> None:
+        super().__init__(rows)
+        self._at = at
+        self._rounds = 0
+
+    def __iter__(self) -> Iterator[RowChange]:
+        self._rounds += 1
+        for number, row in enumerate(super().__iter__()):
+            if self._rounds > 1 and number == self._at:
+                raise InjectedError(f"change {number} fails")
+            yield row
+
+
+def contents(store: Store) -> tuple[Any, ...]:
+    """Everything that a store holds: its rows and the digests of its objects."""
+    engine: Any = store.engine
+    rows = [(table, tuple(engine.scan_rows(table, limit=1_000_000))) for table in TABLES]
+    return (*rows, tuple(engine.digests(bytes(32), b"\xff" * 32, limit=1_000_000)))
+
+
+def assert_one_transaction(
+    folder: Path,
+    prepare: Callable[[Store], Any],
+    operate: Callable[[Store, Any], Any],
+    *,
+    clock: Callable[[], int] | None = None,
+) -> None:
+    """Run an operation on LMDB with each of its row changes failing in turn, then unhindered.
+
+    ``prepare`` makes the store ready; what it returns goes to ``operate``. Every time that a
+    change fails the store must be as before, and in the end there must have been one write.
+    """
+    with Store(LmdbEngine(str(folder), durability="process", clock=clock)) as store:
+        given = prepare(store)
+        engine: Any = store.engine
+        whole: Callable[[Write], WriteResult] = engine.write
+        before = contents(store)
+        writes: list[int] = []
+        for broken in range(_MAX_CHANGES):
+
+            def write(change: Write, at: int = broken) -> WriteResult:
+                if not (change.rows or change.objects or change.deletes):
+                    return whole(change)
+                writes.append(len(change.rows))
+                return whole(change._replace(rows=_Breaking(change.rows, at)))
+
+            writes.clear()
+            engine.write = write
+            try:
+                operate(store, given)
+            except InjectedError:
+                assert contents(store) == before, f"change {broken} failed and left something"
+            else:
+                assert broken > 0, "the operation changes no row"
+                assert writes == [broken], f"{len(writes)} writes of {writes} rows"
+                assert contents(store) != before
+                return
+            finally:
+                engine.write = whole
+        pytest.fail(f"more than {_MAX_CHANGES} row changes")

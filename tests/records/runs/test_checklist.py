@@ -1,0 +1,680 @@
+"""What a user of agent-harness's runtime persistence relies on, each in a test of its name.
+
+| feature                 | tests |
+|---|---|
+| Init                    | ``test_init__…`` |
+| Schema family, version  | ``test_schema__…`` |
+| Run lifecycle           | ``test_run_lifecycle__…`` |
+| Tri-state checkpoint    | ``test_tri_state_checkpoint__…`` |
+| Thread mirror           | ``test_thread_mirror__…``, and ``test_one_write.py`` |
+| FK                      | ``test_parents__…`` |
+| Events                  | ``test_events__…``, and ``test_processes.py`` |
+| Approvals               | ``test_approvals__…``, and ``test_processes.py`` |
+| Recovery intent         | ``test_recovery_intent__…``, and ``test_processes.py`` |
+| Run request             | ``test_run_request__…`` |
+| Messages                | ``test_messages__…`` |
+| Protected set           | ``test_protected_set__…``, and ``test_protection.py`` |
+| Artifacts               | ``test_artifacts__…`` |
+| Delete thread           | ``test_deleting.py`` |
+| Listings                | ``test_listings__…``, and ``test_views.py`` |
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from casstore.engine.lmdb.engine import LmdbEngine
+from casstore.engine.protocol import PutRow, Write
+from casstore.errors import (
+    ApprovalResolvedError,
+    CorruptionError,
+    DecisionNotAllowedError,
+    InvalidInputError,
+    InvalidValueError,
+    RecordConflictError,
+    RecordNotFoundError,
+    RecordsSchemaError,
+    StorageError,
+)
+from casstore.format.digest import Digest
+from casstore.records.rows import Draft, Table
+from casstore.records.runs import (
+    KEEP,
+    PENDING,
+    RUNNING,
+    TERMINAL,
+    WAITING,
+    Runs,
+    SessionCheckpoint,
+    steps,
+)
+from casstore.store import Store
+from tests.records.conftest import Clock
+from tests.records.one_transaction import contents
+
+
+def overwrite(store: Store, table: str, *key: str, value: Any) -> None:
+    """Put a row as nothing in casstore would."""
+    draft = Draft(store)
+    draft.put(Table(store, table, len(key)), key, value)
+    draft.commit()
+
+
+# --- Init ---------------------------------------------------------------------------------------
+
+
+def test_init__concurrent_first_calls_initialise_once(store: Store) -> None:
+    ready = threading.Barrier(8)
+    failed: list[BaseException] = []
+
+    def begin(number: int) -> None:
+        ready.wait()
+        try:
+            Runs(store).create_thread(f"t{number}", "agent")
+        except BaseException as exc:
+            failed.append(exc)
+
+    threads = [threading.Thread(target=begin, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert {thread.id for thread in Runs(store).threads().items} == {f"t{n}" for n in range(8)}
+
+
+def test_init__a_failed_first_call_can_be_made_again(store: Store) -> None:
+    runs = Runs(store)
+    engine: Any = store.engine
+    whole = engine.write
+
+    def fail(write: Write) -> None:
+        raise StorageError("the disk is full")
+
+    engine.write = fail
+    with pytest.raises(StorageError):
+        runs.create_thread("t", "agent")
+    engine.write = whole
+    assert runs.find_thread("t") is None
+    assert runs.create_thread("t", "agent").id == "t"
+
+
+def test_init__reading_writes_nothing(store: Store) -> None:
+    before = contents(store)
+    runs = Runs(store)
+    assert runs.find_thread("t") is None
+    assert runs.find_run("r") is None
+    assert runs.threads().items == []
+    assert runs.delete_thread("t") is False
+    assert contents(store) == before
+
+
+# --- Schema family and version ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("family", "version"),
+    [("other", 1), ("casstore.runs", 2), ("casstore.runs", None), (None, 1), (7, "x")],
+)
+def test_schema__both_must_match_and_one_alone_is_refused(
+    store: Store, family: Any, version: Any
+) -> None:
+    for name, value in (("family", family), ("version", version)):
+        if value is not None:
+            overwrite(store, "runs.schema", name, value=value)
+    before = contents(store)
+    runs = Runs(store)
+    calls: list[Any] = [
+        lambda: runs.create_thread("t", "agent"),
+        lambda: runs.append_message("t", "user", "hello"),
+        lambda: runs.find_thread("t"),
+        lambda: runs.find_run("r"),
+        runs.threads,
+        runs.intents,
+        runs.protected_threads,
+        lambda: runs.delete_thread("t"),
+    ]
+    for call in calls:
+        with pytest.raises(RecordsSchemaError) as refused:
+            call()
+        said = str(refused.value)
+        assert f"family {family!r}, version {version!r}" in said
+        assert "family 'casstore.runs', version 1" in said
+        assert getattr(store.engine, "path", "this store") in said
+    assert contents(store) == before
+
+
+def test_schema__rows_without_it_are_not_adopted(store: Store) -> None:
+    overwrite(store, "runs.events", "1", "1", value="of somebody else")
+    before = contents(store)
+    with pytest.raises(RecordsSchemaError, match="without family and version"):
+        Runs(store).create_thread("t", "agent")
+    with pytest.raises(RecordsSchemaError):
+        Runs(store).find_thread("t")
+    assert contents(store) == before
+
+
+def test_schema__a_newer_release_that_came_meanwhile_is_noticed(busy: Runs, store: Store) -> None:
+    engine: Any = store.engine
+    whole = engine.write
+
+    def upgraded(write: Write) -> Any:
+        engine.write = whole
+        overwrite(store, "runs.schema", "version", value=2)
+        return whole(write)
+
+    engine.write = upgraded
+    with pytest.raises(RecordsSchemaError):
+        busy.append_message("t", "user", "hello")
+    assert Table(store, "runs.messages", 2).find("0" * 18 + "1", "0" * 18 + "1") is None
+
+
+# --- Run lifecycle ------------------------------------------------------------------------------
+
+
+def test_run_lifecycle__states_are_walked_with_their_times(runs: Runs, clock: Clock) -> None:
+    runs.create_thread("t", "agent")
+    start = clock.now_ms
+    run = runs.create_run("t", "r", "worker", "graph")
+    assert (run.agent, run.mode, run.adapter) == ("worker", "graph", "graph")
+    assert (run.state, run.previous_state, run.resumable) == (RUNNING, None, False)
+    assert run.created_at_ms == run.state_entered_at_ms == run.last_transition_at_ms == start
+    before = RUNNING
+    for state in (WAITING, "resuming", RUNNING, WAITING, "completed", "completed"):
+        clock.move(1000)
+        run = runs.set_state("t", "r", state)
+        assert (run.state, run.previous_state) == (state, before)
+        assert run.state_entered_at_ms == run.last_transition_at_ms == clock.now_ms
+        assert run.updated_at_ms == clock.now_ms
+        assert run.created_at_ms == start
+        assert run.resumable is (state == WAITING)
+        assert runs.get_run("t", "r") == run
+        before = state
+
+
+def test_run_lifecycle__an_adapter_of_its_own_is_kept(busy: Runs) -> None:
+    run = busy.create_run("t", "r2", "agent", "graph", adapter="remote")
+    assert (run.mode, run.adapter) == ("graph", "remote")
+    assert busy.find_run("r2") == run
+
+
+# --- Tri-state checkpoint -----------------------------------------------------------------------
+
+
+def test_tri_state_checkpoint__left_out_it_stays_none_clears_it_a_value_sets_it(
+    busy: Runs,
+) -> None:
+    assert busy.set_state("t", "r", WAITING, checkpoint="one").checkpoint == "one"
+    assert busy.set_state("t", "r", RUNNING).checkpoint == "one"
+    assert busy.set_state("t", "r", RUNNING, checkpoint=KEEP).checkpoint == "one"
+    assert busy.set_state("t", "r", RUNNING, checkpoint="two").checkpoint == "two"
+    assert busy.set_state("t", "r", WAITING, checkpoint=None).checkpoint is None
+    assert busy.set_state("t", "r", WAITING).checkpoint is None
+    for bad in ("", 7, SessionCheckpoint("s", -1), SessionCheckpoint("", 1), ("s", 1)):
+        with pytest.raises(InvalidInputError):
+            busy.set_state("t", "r", WAITING, checkpoint=bad)  # type: ignore[arg-type]
+    assert busy.get_run("t", "r").checkpoint is None
+
+
+# --- Thread mirror ------------------------------------------------------------------------------
+
+
+def test_thread_mirror__it_shows_the_latest_run_and_no_older_one(busy: Runs, clock: Clock) -> None:
+    clock.move(1)
+    busy.set_state("t", "r", WAITING)
+    thread = busy.find_thread("t")
+    assert thread is not None
+    assert (thread.status, thread.latest_run) == (WAITING, "r")
+    assert thread.updated_at_ms == clock.now_ms
+    busy.create_run("t", "r2", "agent", "graph")
+    clock.move(1)
+    busy.set_state("t", "r", "failed")
+    thread = busy.find_thread("t")
+    assert thread is not None
+    assert (thread.status, thread.latest_run) == (RUNNING, "r2")
+    assert thread.updated_at_ms == clock.now_ms
+    busy.set_state("t", "r2", "completed")
+    thread = busy.find_thread("t")
+    assert thread is not None
+    assert (thread.status, thread.latest_run, thread.runs) == ("completed", "r2", 2)
+
+
+def test_thread_mirror__creating_again_overwrites_nothing(busy: Runs, clock: Clock) -> None:
+    busy.set_state("t", "r", WAITING, checkpoint="one")
+    thread, run = busy.find_thread("t"), busy.find_run("r")
+    clock.move(1000)
+    assert busy.create_thread("t", "agent") == thread
+    assert busy.create_run("t", "r", "agent", "graph") == run
+    for change in (
+        lambda: busy.create_thread("t", "another"),
+        lambda: busy.create_thread("t", "agent", workspace="another"),
+        lambda: busy.create_run("t", "r", "another", "graph"),
+        lambda: busy.create_run("t", "r", "agent", "another"),
+    ):
+        with pytest.raises(RecordConflictError):
+            change()
+    assert (busy.find_thread("t"), busy.find_run("r")) == (thread, run)
+
+
+# --- FK -----------------------------------------------------------------------------------------
+
+
+def test_parents__nothing_is_kept_without_them(busy: Runs, store: Store) -> None:
+    busy.create_thread("other", "agent")
+    busy.create_run("other", "foreign", "agent", "graph")
+    busy.request_approval("other", "foreign", "asked", "shell", checkpoint="one")
+    before = contents(store)
+    for thread, run in (("none", "r"), ("t", "none"), ("t", "foreign"), ("other", "r")):
+        orphans: list[steps.Step] = [
+            steps.SetState(run, WAITING),
+            steps.AppendEvent(run, 1),
+            steps.AppendMessage("user", "hello", run),
+            steps.RequestApproval(run, "a", "shell", "one"),
+            steps.ResolveApproval(run, "asked", "approve"),
+            steps.SaveRequest(run, 1),
+            steps.ClearRequest(run),
+            steps.SaveIntent(run, 1),
+            steps.BeginAttempt(run),
+            steps.ClearIntent(run),
+            steps.PutArtifact(run, "x", 1, "json"),
+        ]
+        for orphan in orphans:
+            with pytest.raises(RecordNotFoundError):
+                busy.apply(thread, orphan)
+    with pytest.raises(RecordNotFoundError):
+        busy.create_run("none", "r3", "agent", "graph")
+    with pytest.raises(RecordConflictError, match="belongs to thread"):
+        busy.create_run("t", "foreign", "agent", "graph")
+    with pytest.raises(RecordNotFoundError):
+        busy.resolve_approval("t", "r", "asked", "approve")
+    assert contents(store) == before
+
+
+# --- Events -------------------------------------------------------------------------------------
+
+
+def test_events__numbers_are_unique_and_ordered(busy: Runs, clock: Clock) -> None:
+    for sequence in (5, 1, 1000, 2):
+        assert busy.append_event("t", "r", {"n": sequence}, sequence=sequence).sequence == sequence
+        clock.move(-1000)
+    page = busy.events("t", "r")
+    assert [event.sequence for event in page.items] == [1, 2, 5, 1000]
+    assert [event.event["n"] for event in page.items] == [1, 2, 5, 1000]
+    assert busy.append_event("t", "r", "next").sequence == 1001
+    assert busy.find_event("t", "r", 5) == page.items[2]
+    assert busy.find_event("t", "r", 6) is None
+    assert busy.get_run("t", "r").events == 5
+
+
+def test_events__a_repeated_number_is_accepted_once_if_equal_and_else_refused(
+    busy: Runs, store: Store, clock: Clock
+) -> None:
+    first = busy.append_event("t", "r", {"n": 1, "text": "x" * 2000}, sequence=3)
+    before = contents(store)
+    clock.move(5)
+    assert busy.append_event("t", "r", {"text": "x" * 2000, "n": 1}, sequence=3) == first
+    for other in ({"n": 2, "text": "x" * 2000}, {"n": 1.0, "text": "x" * 2000}, None):
+        with pytest.raises(RecordConflictError, match="other content"):
+            busy.append_event("t", "r", other, sequence=3)
+    # Also within one write.
+    with pytest.raises(RecordConflictError):
+        busy.apply("t", steps.AppendEvent("r", 1, 9), steps.AppendEvent("r", 2, 9))
+    assert contents(store) == before
+    assert busy.apply("t", steps.AppendEvent("r", 1, 9), steps.AppendEvent("r", 1, 9))[1].event == 1
+    assert busy.get_run("t", "r").events == 2
+
+
+def test_events__what_cannot_be_one_is_refused(busy: Runs, store: Store) -> None:
+    before = contents(store)
+    for sequence in (-1, 1 << 63, "1", 1.0, True):
+        with pytest.raises(InvalidInputError):
+            busy.append_event("t", "r", 1, sequence=sequence)  # type: ignore[arg-type]
+    for event in (float("nan"), object(), {1: 2}, 1 << 70):
+        with pytest.raises(InvalidValueError):
+            busy.append_event("t", "r", event)
+    deep: Any = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(InvalidValueError):
+        busy.append_event("t", "r", deep)
+    assert contents(store) == before
+
+
+# --- Approvals ----------------------------------------------------------------------------------
+
+
+def test_approvals__are_asked_with_everything_an_operator_needs(busy: Runs, clock: Clock) -> None:
+    busy.set_state("t", "r", WAITING, checkpoint="one")
+    asked = busy.request_approval(
+        "t", "r", "a", "shell", allowed=["approve", "reject"], preview={"cmd": "rm"},
+        action="p", tool_call="call", events=[3, {"sequence": 4}],
+    )  # fmt: skip
+    assert asked == busy.find_approval("a")
+    assert (asked.status, asked.decision, asked.resolved_at_ms) == (PENDING, None, None)
+    assert (asked.thread, asked.run, asked.action, asked.tool_call) == ("t", "r", "p", "call")
+    assert (asked.tool, asked.checkpoint, asked.preview) == ("shell", "one", {"cmd": "rm"})
+    assert asked.allowed == ("approve", "reject")
+    assert asked.events == (3, {"sequence": 4})
+    assert asked.requested_at_ms == clock.now_ms
+
+
+def test_approvals__need_a_checkpoint_and_decisions(busy: Runs, store: Store) -> None:
+    before = contents(store)
+    with pytest.raises(InvalidInputError, match="checkpoint"):
+        busy.request_approval("t", "r", "a", "shell")
+    for allowed in ((), "approve", ["a", "a"], [""], [PENDING], [1]):
+        with pytest.raises(InvalidInputError):
+            busy.request_approval("t", "r", "a", "shell", checkpoint="one", allowed=allowed)  # type: ignore[arg-type]
+    assert contents(store) == before
+
+
+def test_approvals__are_resolved_once(busy: Runs, store: Store, clock: Clock) -> None:
+    busy.request_approval("t", "r", "a", "shell", checkpoint="one")
+    clock.move(7)
+    resolved = busy.resolve_approval("t", "r", "a", "approve")
+    assert (resolved.status, resolved.decision) == ("approved", "approve")
+    assert resolved.resolved_at_ms == clock.now_ms == resolved.requested_at_ms + 7
+    assert busy.find_approval("a") == resolved
+    before = contents(store)
+    for decision in ("reject", "approve", "anything"):
+        with pytest.raises(ApprovalResolvedError) as refused:
+            busy.resolve_approval("t", "r", "a", decision)
+        assert refused.value.status == "approved"
+    assert contents(store) == before
+
+
+def test_approvals__only_an_allowed_decision_counts(busy: Runs) -> None:
+    busy.request_approval("t", "r", "a", "shell", checkpoint="one", allowed=["ok", "reject"])
+    for decision in ("approve", "", "OK", PENDING):
+        with pytest.raises(DecisionNotAllowedError) as refused:
+            busy.resolve_approval("t", "r", "a", decision)
+        assert refused.value.allowed == ("ok", "reject")
+    found = busy.find_approval("a")
+    assert found is not None
+    assert found.status == PENDING
+    assert busy.resolve_approval("t", "r", "a", "ok").status == "ok"
+
+
+def test_approvals__asked_again_are_the_same_or_refused(busy: Runs, clock: Clock) -> None:
+    asked = busy.request_approval("t", "r", "a", "shell", checkpoint="one", preview=[1])
+    clock.move(1)
+    assert busy.request_approval("t", "r", "a", "shell", checkpoint="one", preview=[1]) == asked
+    resolved = busy.resolve_approval("t", "r", "a", "reject")
+    assert busy.request_approval("t", "r", "a", "shell", checkpoint="one", preview=[1]) == resolved
+    with pytest.raises(RecordConflictError):
+        busy.request_approval("t", "r", "a", "shell", checkpoint="one", preview=[2])
+    assert busy.find_approval("a") == resolved
+
+
+# --- Recovery intent ----------------------------------------------------------------------------
+
+
+def test_recovery_intent__comes_with_the_decision_or_not_at_all(busy: Runs, store: Store) -> None:
+    busy.set_state("t", "r", WAITING, checkpoint="one")
+    busy.request_approval("t", "r", "a", "shell")
+    intent = steps.SaveIntent("r", {"decision": "approve"})
+    with pytest.raises(DecisionNotAllowedError):
+        busy.resolve_approval("t", "r", "a", "never", intent=intent)
+    assert busy.find_intent("t", "r") is None
+    with pytest.raises(InvalidInputError):
+        busy.resolve_approval("t", "r", "a", "approve", intent=steps.SaveIntent("r2", 1))
+    busy.resolve_approval("t", "r", "a", "approve", intent=intent)
+    found = busy.find_intent("t", "r")
+    assert found is not None
+    assert (found.kind, found.payload, found.attempts) == (
+        "approval-decision", {"decision": "approve"}, 0,
+    )  # fmt: skip
+    assert found.checkpoint == "one"
+    with pytest.raises(ApprovalResolvedError):
+        busy.resolve_approval("t", "r", "a", "reject", intent=steps.SaveIntent("r", "other"))
+    assert busy.find_intent("t", "r") == found
+
+
+def test_recovery_intent__attempts_are_kept_and_it_goes_after_success(busy: Runs) -> None:
+    with pytest.raises(RecordNotFoundError):
+        busy.begin_attempt("t", "r")
+    saved = busy.save_intent("t", "r", {"x": 1}, kind="other", checkpoint="one")
+    assert busy.begin_attempt("t", "r") == saved._replace(attempts=1)
+    assert busy.begin_attempt("t", "r").attempts == 2
+    found = busy.find_intent("t", "r")
+    assert found == saved._replace(attempts=2)
+    assert busy.clear_intent("t", "r") is True
+    assert busy.clear_intent("t", "r") is False
+    assert busy.find_intent("t", "r") is None
+    busy.save_intent("t", "r", 1, attempts=5)
+    busy.save_intent("t", "r", 2)
+    found = busy.find_intent("t", "r")
+    assert found is not None
+    assert (found.payload, found.attempts) == (2, 0)
+    assert len(busy.intents().items) == 1
+
+
+def test_recovery_intent__and_request_survive_a_restart(tmp_path: Path) -> None:
+    with Store(LmdbEngine(str(tmp_path), durability="process")) as store:
+        runs = Runs(store)
+        runs.create_thread("t", "agent")
+        runs.create_run("t", "r", "agent", "graph")
+        runs.set_state("t", "r", WAITING, checkpoint="one")
+        runs.save_request("t", "r", {"input": "x"}, invocation={"depth": 1})
+        runs.request_approval("t", "r", "a", "shell")
+        runs.resolve_approval("t", "r", "a", "approve", intent=steps.SaveIntent("r", "payload"))
+        runs.begin_attempt("t", "r")
+    with Store(LmdbEngine(str(tmp_path), durability="process")) as store:
+        runs = Runs(store)
+        (intent,) = runs.intents().items
+        assert (intent.run, intent.payload, intent.attempts) == ("r", "payload", 1)
+        (request,) = runs.requests().items
+        assert (request.input, request.invocation) == ({"input": "x"}, {"depth": 1})
+        # Going on, and that it has gone on, is one write as well.
+        runs.apply("t", steps.SetState("r", RUNNING), steps.ClearIntent("r"))
+        assert runs.intents().items == []
+
+
+# --- Run request --------------------------------------------------------------------------------
+
+
+def test_run_request__there_is_one_for_a_run_until_it_is_cleared(busy: Runs, clock: Clock) -> None:
+    assert busy.find_request("t", "r") is None
+    busy.save_request("t", "r", "first")
+    clock.move(1)
+    second = busy.save_request("t", "r", {"second": ["x" * 5000]}, invocation=[1])
+    assert second.saved_at_ms == clock.now_ms
+    assert busy.find_request("t", "r") == second
+    assert busy.requests().items == [second]
+    assert busy.clear_request("t", "r") is True
+    assert busy.clear_request("t", "r") is False
+    assert busy.find_request("t", "r") is None
+    # Within one write each step sees those before it.
+    given = busy.apply(
+        "t", steps.SaveRequest("r", 1), steps.ClearRequest("r"), steps.ClearRequest("r")
+    )
+    assert given[1:] == (True, False)
+    assert busy.find_request("t", "r") is None
+
+
+# --- Messages -----------------------------------------------------------------------------------
+
+
+def test_messages__the_last_come_oldest_first_and_ties_are_stable(busy: Runs, clock: Clock) -> None:
+    assert busy.messages("t") == []
+    said = [busy.append_message("t", "user", f"m{n}", run="r") for n in range(15)]
+    clock.move(-5000)
+    said.append(busy.append_message("t", "assistant", {"parts": ["x" * 3000]}))
+    assert [message.number for message in said] == list(range(1, 17))
+    assert busy.messages("t") == said[-12:]
+    assert busy.messages("t", limit=3) == said[-3:]
+    assert busy.messages("t", limit=1000) == said
+    assert busy.messages("t", limit=4, before=said[-3].number) == said[-7:-3]
+    assert busy.messages("t", before=1) == []
+    for limit in (0, 1001, "3", None):
+        with pytest.raises(InvalidInputError):
+            busy.messages("t", limit=limit)  # type: ignore[arg-type]
+
+
+# --- Protected set ------------------------------------------------------------------------------
+
+
+def test_protected_set__a_checkpoint_of_a_run_that_is_not_at_its_end(runs: Runs) -> None:
+    states = [RUNNING, WAITING, "resuming", "anything", *sorted(TERMINAL)]
+    for number, state in enumerate(states):
+        runs.create_thread(f"t{number}", "agent")
+        for run, checkpoint in (("with", "one"), ("without", None)):
+            runs.create_run(f"t{number}", f"{run} {number}", "agent", "graph")
+            runs.set_state(f"t{number}", f"{run} {number}", state, checkpoint=checkpoint)
+    assert runs.protected_threads() == {"t0", "t1", "t2", "t3"}
+    assert [run.id for run in runs.protected_runs()] == [f"with {n}" for n in range(4)]
+    runs.set_state("t0", "with 0", RUNNING, checkpoint=None)
+    runs.set_state("t1", "with 1", "cancelled")
+    assert runs.protected_threads() == {"t2", "t3"}
+
+
+def test_protected_set__not_known_is_not_empty(store: Store) -> None:
+    runs = Runs(store)
+    with pytest.raises(RecordNotFoundError):
+        runs.protected_threads()
+    runs.create_thread("t", "agent")
+    assert runs.protected_threads() == set()
+
+
+@pytest.mark.parametrize("damage", [None, [], {"state": "completed"}, b"bytes"])
+def test_protected_set__a_row_that_cannot_be_read_refuses(
+    busy: Runs, store: Store, damage: Any
+) -> None:
+    overwrite(store, "runs.runs", "r", value=damage)
+    before = contents(store)
+    calls: list[Any] = [
+        busy.protected_threads,
+        lambda: list(busy.protected_runs()),
+        lambda: busy.find_run("r"),
+        lambda: busy.set_state("t", "r", "completed"),
+        busy.runs,
+        lambda: busy.thread_runs("t"),
+        lambda: busy.delete_thread("t"),
+    ]
+    for call in calls:
+        with pytest.raises(CorruptionError):
+            call()
+    assert contents(store) == before
+
+
+def test_protected_set__bytes_that_are_no_row_refuse(busy: Runs, store: Store) -> None:
+    key = Table(store, "runs.runs", 1).keys.key(("r",))
+    for row in (b"", b"\x07", b"\x00", b"\x00\xff", b"\x00\xc1", b"\x00\x81\xa1"):
+        store.engine.write(Write(rows=[PutRow("records", key, row)]))
+        with pytest.raises(CorruptionError):
+            busy.protected_threads()
+
+
+# --- Artifacts ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../../../../x.json", "..", ".", "", "/etc/passwd", "a/../b", "a/./b", "a//b", "a/", "./a",
+        "a\\..\\b", "C:/x", "c:x", "a\0b", "a\nb", "\x7f", "x" * 256, "a/" * 600 + "b", "\ud800", 7,
+    ],
+)  # fmt: skip
+def test_artifacts__paths_lead_nowhere_but_down(busy: Runs, store: Store, path: Any) -> None:
+    before = contents(store)
+    with pytest.raises(InvalidInputError):
+        busy.put_artifact("t", "r", path, {}, "json")
+    with pytest.raises(InvalidInputError):
+        busy.find_artifact("t", "r", path)
+    assert contents(store) == before
+
+
+def test_artifacts__bytes_and_values_come_back(busy: Runs, store: Store, clock: Clock) -> None:
+    contents_of = {
+        "report.json": {"lines": ["x" * 600] * 40, "n": [1, 1.5, None]},
+        "deep/er/..dots": b"short",
+        "long": bytes(range(256)) * 2000,
+        "empty": b"",
+        "text": "just text " * 100,
+        "ünï": None,
+    }
+    for path, content in contents_of.items():
+        made = busy.put_artifact("t", "r", path, content, "kind", artifact=f"id of {path}")
+        assert (made.path, made.kind, made.id) == (path, "kind", f"id of {path}")
+        assert made.is_blob is isinstance(content, bytes)
+        if isinstance(content, bytes):
+            assert made.digest == Digest.of_blob(content)
+    for path, content in contents_of.items():
+        assert busy.read_artifact("t", "r", path) == content
+    listed = busy.artifacts("t", "r").items
+    assert [made.path for made in listed] == list(contents_of)
+    assert busy.find_artifact("t", "r", "long") == listed[2]
+    assert busy.find_artifact("t", "r", "none") is None
+    with pytest.raises(RecordNotFoundError):
+        busy.read_artifact("t", "r", "none")
+    thread = busy.find_thread("t")
+    assert thread is not None
+    assert thread.artifacts == busy.get_run("t", "r").artifacts == len(contents_of)
+
+
+def test_artifacts__a_row_and_its_content_belong_together(busy: Runs, store: Store) -> None:
+    first = busy.put_artifact("t", "r", "a", b"one", "bin")
+    before = contents(store)
+    assert busy.put_artifact("t", "r", "a", b"one", "bin") == first
+    for content, kind in ((b"two", "bin"), (b"one", "json"), ("one", "bin")):
+        with pytest.raises(RecordConflictError):
+            busy.put_artifact("t", "r", "a", content, kind)
+    with pytest.raises(InvalidValueError):
+        busy.put_artifact("t", "r", "b", {"bad": object()}, "json")
+    assert contents(store) == before
+    second = busy.put_artifact("t", "r", "a", b"two", "bin", replace=True)
+    assert second.number == first.number
+    assert busy.read_artifact("t", "r", "a") == b"two"
+    assert busy.artifacts("t", "r").items == [second]
+    assert busy.get_run("t", "r").artifacts == 1
+
+
+# --- Listings: None or an error for what is not there -------------------------------------------
+
+
+def test_listings__what_is_not_there_is_none_or_an_error(busy: Runs) -> None:
+    assert busy.find_thread("none") is None
+    assert busy.find_run("none") is None
+    assert busy.find_approval("none") is None
+    errors: list[Any] = [
+        lambda: busy.get_run("t", "none"),
+        lambda: busy.get_run("none", "r"),
+        lambda: busy.thread_runs("none"),
+        lambda: busy.events("t", "none"),
+        lambda: busy.find_event("t", "none", 1),
+        lambda: busy.messages("none"),
+        lambda: busy.artifacts("t", "none"),
+        lambda: busy.find_artifact("t", "none", "a"),
+        lambda: busy.find_request("t", "none"),
+        lambda: busy.find_intent("none", "r"),
+        lambda: busy.approvals(thread="none"),
+        lambda: busy.approvals(run="none"),
+        lambda: busy.approvals(thread="none", run="r"),
+    ]
+    for call in errors:
+        with pytest.raises(RecordNotFoundError):
+            call()
+
+
+@pytest.mark.parametrize("name", ["", "a\0b", "\ud800", "x" * 1025, 7, None])
+def test_listings__what_can_be_no_name_is_refused(busy: Runs, store: Store, name: Any) -> None:
+    before = contents(store)
+    calls: list[Any] = [
+        lambda: busy.create_thread(name, "agent"),
+        lambda: busy.create_thread("new", name),
+        lambda: busy.create_run("t", name, "agent", "graph"),
+        lambda: busy.create_run(name, "new", "agent", "graph"),
+        lambda: busy.set_state("t", "r", name),
+        lambda: busy.find_thread(name),
+        lambda: busy.find_run(name),
+        lambda: busy.delete_thread(name),
+        lambda: busy.append_message("t", name, "x"),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidInputError):
+            call()
+    assert contents(store) == before
