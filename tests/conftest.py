@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
 # At the end: an installed casstore must not be hidden by the one beside the tests.
 sys.path.append(str(Path(__file__).parent.parent))
 
+from casstore.engine.lmdb import tail
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import Engine
@@ -65,6 +66,12 @@ def _is_chosen(name: str) -> bool:
 def clock() -> ManualClock:
     """The time of ``any_store``."""
     return ManualClock()
+
+
+@pytest.fixture
+def slab_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writers do not join what they store: for tests that want many small slabs."""
+    monkeypatch.setattr(tail, "SMALL_BODY_BYTES", -1)
 
 
 @pytest.fixture(params=["memory", "lmdb", "postgres"])

@@ -91,6 +91,7 @@ class ObjectInfo(NamedTuple):
     kind: int
     size_bytes: int
     children: tuple[int, ...]
+    #: Never too early: an engine that keeps neighbours together may say when the last came.
     stored_at_ms: int
 
 
