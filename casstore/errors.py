@@ -404,6 +404,14 @@ class PendingCallsError(ConflictError):
         self.calls = tuple(calls)
 
 
+class SessionUserError(ConflictError):
+    """The session is for another user than the one given."""
+
+    def __init__(self, session: str) -> None:
+        super().__init__(f"session {session!r} is for another user; begin one of another name")
+        self.session = session
+
+
 class NameTakenError(ConflictError):
     """A tag or pin of this name points elsewhere."""
 
@@ -587,6 +595,13 @@ class StorageError(CasstoreError):
 
 class StorageFullError(StorageError):
     """No room is left on the disk or in the map; the store stays usable."""
+
+
+class StorageUnavailableError(StorageError):
+    """The server that holds the store cannot be reached, or went away: try again later.
+
+    Whether a write that ends like this has happened is not known. It happens at most once.
+    """
 
 
 class UnsafePayloadError(CasstoreError):

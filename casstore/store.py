@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 # sessions by the methods that do so: together they are most of what importing all would cost.
 
 _READ_BATCH = 256
+_SERVERS = ("postgresql://", "postgres://")
 
 
 def open(
@@ -62,6 +63,8 @@ def open(
 ) -> Store:
     """Open the store at ``path``, creating it if it is not there.
 
+    ``path`` is a directory, or ``postgresql://…`` for a store on a server that many machines
+    share (``docs/postgres.md``); what is said of LMDB and its file below is then refused.
     ``durability`` names what a returned write survives: ``full`` everything, power
     loss included; ``relaxed`` the same, but power loss may undo the last commits;
     ``process`` the death of this process, not of the operating system.
@@ -79,10 +82,27 @@ def open(
     ...     store.get_value(name)["text"]
     'hello'
     """
+    place = os.fspath(path)
+    if is_server(place):
+        told = (verify, map_bytes, lmdb_version, auto_train, auto_pack)
+        if told != (False, 1 << 40, None, True, False):
+            raise InvalidInputError(
+                "verify, map_bytes, lmdb_version, auto_train and auto_pack are for stores in "
+                "a directory, not on a server"
+            )
+        return Store(
+            _on_server(
+                place,
+                durability=durability,
+                readonly=readonly,
+                create=create,
+                cache_bytes=cache_bytes,
+            )
+        )
     from casstore.engine.lmdb import sharing
 
     engine = sharing.acquire(
-        os.fspath(path),
+        place,
         durability=durability,
         readonly=readonly,
         create=create,
@@ -94,6 +114,37 @@ def open(
         auto_pack=auto_pack,
     )
     return Store(engine, close=lambda: sharing.release(engine))
+
+
+def is_server(place: str) -> bool:
+    """Does this name a store on a server, and not a directory?"""
+    return place.startswith(_SERVERS)
+
+
+def shown_place(place: str) -> str:
+    """A store's place as it may be shown to anybody: a URL without its password."""
+    if not is_server(place):
+        return place
+    kind, mark, rest = place.partition("://")
+    hosts, question, parameters = rest.partition("?")
+    who, at, hosts = hosts.rpartition("@")
+    words = parameters.split("&") if question else []
+    told = "&".join([word for word in words if not word.partition("=")[0].endswith("password")])
+    said = f"{kind}{mark}{who.partition(':')[0]}{at}{hosts}"
+    return f"{said}?{told}" if told else said
+
+
+def _on_server(url: str, **options: Any) -> Engine:
+    try:
+        from casstore.engine.postgres import address
+        from casstore.engine.postgres.engine import PostgresEngine
+    except ModuleNotFoundError as exc:
+        if exc.name is None or exc.name.partition(".")[0] not in ("psycopg", "psycopg_pool"):
+            raise
+        raise InvalidInputError(
+            "a store on PostgreSQL needs psycopg: pip install 'casstore[postgres]'"
+        ) from exc
+    return PostgresEngine(address.parse(url), **options)
 
 
 class Store:

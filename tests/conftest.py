@@ -2,19 +2,64 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
+# At the end: an installed casstore must not be hidden by the one beside the tests.
+sys.path.append(str(Path(__file__).parent.parent))
 
+from casstore.engine.lmdb import tail
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import Engine
 from casstore.store import Store
 from casstore.testing import ManualClock
+from tests.postgres.engines import engines, postgres_schemas
+from tests.postgres.server import postgres_server, postgres_url, schema
+
+__all__ = ["any_store", "clock", "postgres_schemas", "postgres_server", "postgres_url", "schema"]
+
+
+# How many of the tests that run on every engine run on PostgreSQL as well, one in so many: each
+# begins with connections that the server has yet to make. CASSTORE_EVERY_ENGINE=1 runs them all.
+_POSTGRES_SHARE = 8
+EVERY = "CASSTORE_EVERY_ENGINE"
+# Seconds each, and what they are about is tried by shorter ones.
+_LONG_ON_POSTGRES = (
+    "long_chain",
+    "agents_at_work",
+    "chains_of_lineages",
+    "agree_with_the_model",
+    "meanwhile_counts",
+)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out most of what others try on PostgreSQL; its own tests are all there."""
+    if os.environ.get(EVERY):
+        return
+    left_out = [item for item in items if _is_on_postgres_too(item) and not _is_chosen(item.nodeid)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        gone = set(left_out)
+        items[:] = [item for item in items if item not in gone]
+
+
+def _is_on_postgres_too(item: pytest.Item) -> bool:
+    name = item.nodeid.rpartition("::")[2]
+    return "TestPostgresSessions" in item.nodeid or "[postgres" in name or "-postgres" in name
+
+
+def _is_chosen(name: str) -> bool:
+    is_long = any(word in name for word in _LONG_ON_POSTGRES)
+    # By the name, so that it is the same ones on every machine.
+    return not is_long and crc32(name.encode()) % _POSTGRES_SHARE == 0
 
 
 @pytest.fixture
@@ -23,12 +68,25 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.fixture(params=["memory", "lmdb"])
+@pytest.fixture
+def slab_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writers do not join what they store: for tests that want many small slabs."""
+    monkeypatch.setattr(tail, "SMALL_BODY_BYTES", -1)
+
+
+@pytest.fixture(params=["memory", "lmdb", "postgres"])
 def any_store(
     request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock
 ) -> Iterator[Store]:
-    """A store on one engine, and then on the other."""
+    """A store on one engine, and then on the others."""
     engine: Engine
+    if request.param == "postgres":
+        with (
+            engines(request.getfixturevalue("postgres_schemas")) as make,
+            Store(make(clock=clock)) as store,
+        ):
+            yield store
+        return
     if request.param == "memory":
         engine = MemoryEngine(clock=clock)
     else:

@@ -49,6 +49,8 @@ def lacks_extra(code: str) -> bool:
 def test_every_python_block_runs(name: str, code: str, tmp_path: Path) -> None:
     if lacks_extra(code):
         pytest.skip("needs the extra: pip install 'casstore[dev]'")
+    if "postgresql://" in code:
+        pytest.skip("needs a server, and is run on one: tests/postgres/test_postgres_doc.py")
     (tmp_path / "README.md").write_text((ROOT / "README.md").read_text())
     (tmp_path / "block.py").write_text(code)
     answer = subprocess.run(

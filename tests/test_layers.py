@@ -39,6 +39,8 @@ DOORS = {
     "pyfastcdc": ("casstore.format.chunking",),
     "zstandard": ("casstore.engine.compression",),
     "lmdb": ("casstore.engine.lmdb",),
+    "psycopg": ("casstore.engine.postgres",),
+    "psycopg_pool": ("casstore.engine.postgres",),
     "click": ("casstore.cli",),
     "rich": ("casstore.cli",),
     "langgraph": ("casstore.adapters.langgraph",),
@@ -219,7 +221,12 @@ def importable() -> list[str]:
     chosen = [without_init(module) for module in MODULES if layer(module) != "testing"]
     # casstore.aio is for those who have loaded asyncio themselves.
     lean = ("errors", "version", "format", "engine", "objects", "store", "__init__")
-    return [module for module in chosen if layer(module) in lean]
+    # psycopg is loaded by those who open a store on a server.
+    return [
+        module
+        for module in chosen
+        if layer(module) in lean and not inside(module, "casstore.engine.postgres")
+    ]
 
 
 def test_importing_casstore_loads_nothing_slow() -> None:

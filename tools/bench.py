@@ -4,6 +4,7 @@
     tools/bench.py                 everything, several minutes
     tools/bench.py --quick         smaller sizes, ends within two minutes
     tools/bench.py --only streams  one part
+    tools/bench.py --engine postgres   the engine on PostgreSQL, on a server started for it
     tools/bench.py --json FILE     the figures as JSON too
 
     tools/bench.py --corpus DIR    real sessions for the parts `growth`, `space` and `peers`
@@ -36,11 +37,16 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(1, str(Path(__file__).parent.parent))
 
-from benchmarks import collecting, langgraph, session_log, sessions, space, store
+from benchmarks import collecting, langgraph, postgres, session_log, sessions, space, store
 from benchmarks.measuring import Goal
 from benchmarks.peers import comparison, page, workloads
 
-PARTS = store.ALL | sessions.ALL | session_log.ALL | collecting.ALL | space.ALL | langgraph.ALL
+# By engine; the first is meant if none is named.
+ENGINES = {
+    "lmdb": store.ALL | sessions.ALL | session_log.ALL | collecting.ALL | space.ALL | langgraph.ALL,
+    "postgres": postgres.ALL,
+}
+PARTS = {name: part for parts in ENGINES.values() for name, part in parts.items()}
 PEERS = "peers"
 DOCUMENTS = Path(__file__).parent.parent / "docs"
 
@@ -84,6 +90,9 @@ def options_given() -> argparse.Namespace:
     parser.add_argument(
         "--only", choices=sorted([*PARTS, PEERS]), action="append", help="this part only"
     )
+    parser.add_argument(
+        "--engine", choices=list(ENGINES), default="lmdb", help="the parts about this engine"
+    )
     parser.add_argument("--corpus", metavar="DIR", help="real sessions, as JSONL")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
     parser.add_argument(
@@ -125,7 +134,7 @@ def main() -> int:
             options.json.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
 
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores\n", flush=True)
-    wanted = options.only or [*PARTS, PEERS]
+    wanted = options.only or [*ENGINES[options.engine], *([PEERS] * (options.engine == "lmdb"))]
     began = monotonic()
     met = True
     if any(name in PARTS for name in wanted):

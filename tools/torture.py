@@ -59,6 +59,7 @@ CAMPAIGNS = {
     ),
     "diskfull": _Entry("diskfull", 6, "failures in each way of running out of room"),
     "salvage": _Entry("salvage", 40, "stores with one page in a hundred overwritten"),
+    "failover": _Entry("failover", 20, "primaries of a replicated PostgreSQL killed under agents"),
     "frames": _Entry("frames", 1000, "bytes at which a good slab is cut, besides all cases"),
 }
 

@@ -43,7 +43,7 @@ class App:
 
     @property
     def path(self) -> str:
-        """The store's directory: as given, else from the environment, else the current one."""
+        """Where the store is: as given, else from the environment, else the current directory."""
         return self._place or os.environ.get(PATH_VARIABLE) or os.curdir
 
     def open(self, *, write: bool = False, path: str | None = None) -> Store:
@@ -83,8 +83,8 @@ class Command(click.Command):
 
 _STORE: Final = click.Option(
     ["--store", "-s"],
-    metavar="DIRECTORY",
-    help=f"The store. If not given, ${PATH_VARIABLE}; else the current directory.",
+    metavar="STORE",
+    help=f"A directory, or postgresql://… If not given, ${PATH_VARIABLE}; else the current one.",
 )
 _JSON: Final = click.Option(["--json", "as_json"], is_flag=True, help="Answer in JSON.")
 _QUIET: Final = click.Option(

@@ -24,7 +24,7 @@ from casstore.cli.spelling import brief, clip_name, plain, short, summary
 from casstore.errors import InvalidInputError, LimitError, render_path
 from casstore.objects.diff import ADDED, CHANGED, REMOVED, Change
 from casstore.session.compare import NodeRef
-from casstore.store import Store
+from casstore.store import Store, is_server, shown_place
 
 _SECTION: Final = "Comparing"
 _SHOWN: Final = 100
@@ -152,7 +152,7 @@ def _place(app: App, stack: ExitStack, opened: dict[str, tuple[Store, str]], tex
     if where is None and os.path.isfile(text):
         where, rest = text, ""
     shown = app.path if where is None else where
-    path = os.path.realpath(shown)
+    path = shown if is_server(shown) else os.path.realpath(shown)
     if path not in opened:
         if os.path.isfile(path):
             from casstore.cli.bundles import open_bundle
@@ -167,7 +167,8 @@ def _place(app: App, stack: ExitStack, opened: dict[str, tuple[Store, str]], tex
         raise InvalidInputError(
             f"{text!r}: nothing was committed yet, so there is nothing to compare"
         )
-    return Place(store, target, text, os.path.abspath(shown))
+    told = shown_place(shown) if is_server(shown) else os.path.abspath(shown)
+    return Place(store, target, text, told)
 
 
 def _print_patch(found: Difference) -> None:

@@ -16,6 +16,7 @@ from casstore.errors import InvalidInputError
 from casstore.maintenance import backup as backing_up
 from casstore.maintenance import copying, exporting, importing, verification
 from casstore.store import open as open_store
+from casstore.store import shown_place
 
 _SECTION: Final = "Moving"
 
@@ -74,31 +75,46 @@ def backup(app: App, target: str, update: bool, replace: bool, compacted: bool) 
         },
     ),
     "casstore copy other-store",
+    "casstore copy laptop-store postgresql://db.example/agents --create",
+    "casstore copy postgresql://db.example/agents here --session agent --create",
 )
-@click.argument("target")
-@click.option("--mirror", is_flag=True, help="Remove from TARGET what this store does not have.")
+@click.argument("stores", metavar="[SOURCE] TARGET", nargs=-1, required=True)
+@click.option(
+    "--session", "sessions", metavar="ID", multiple=True,
+    help="Copy this session alone; may be given again.",
+)  # fmt: skip
+@click.option("--mirror", is_flag=True, help="Remove from TARGET what SOURCE does not have.")
 @click.option("--create", is_flag=True, help="Make TARGET if it is not there.")
-def copy(app: App, target: str, mirror: bool, create: bool) -> None:
-    """Copy everything of this store that TARGET lacks into it.
+def copy(
+    app: App, stores: tuple[str, ...], sessions: tuple[str, ...], mirror: bool, create: bool
+) -> None:
+    """Copy everything of SOURCE that TARGET lacks into it.
 
-    A session that went another way in TARGET stops it. Stopped anywhere, the copy is sound and
-    goes on when it is called again.
+    SOURCE is this store if it is not given. Each is a directory or a URL. Every object is proven
+    on its way. A session that went another way in TARGET stops the copy. Stopped anywhere, it is
+    sound and goes on when it is called again. With --session, work that waits for the session
+    stays behind, and so do its leases.
     """
+    if len(stores) > 2:
+        raise click.UsageError("one TARGET, or a SOURCE and a TARGET")
+    if mirror and sessions:
+        raise click.UsageError("--mirror makes TARGET the same as SOURCE; it takes no --session")
+    source, target = stores if len(stores) == 2 else (None, stores[0])
     with (
-        app.open() as store,
+        app.open(path=source) as store,
         open_store(target, durability=app.durability, create=create) as into,
         app.meter() as meter,
     ):
-        report = copying.copy(store, into, mirror=mirror, progress=meter)
+        report = copying.copy(store, into, sessions=sessions or None, mirror=mirror, progress=meter)
 
     def render(to: Printer) -> None:
         to.line(
             good("copied "), f"{count(report.sessions, 'session')}, "
             f"{count(report.new_objects, 'new object')}, {size(report.object_bytes)} into ",
-            name(target),
+            name(shown_place(target)),
         )  # fmt: skip
 
-    app.answer({"target": target, **report._asdict()}, render)
+    app.answer({"target": shown_place(target), **report._asdict()}, render)
 
 
 @command(

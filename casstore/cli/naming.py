@@ -33,7 +33,7 @@ from casstore.errors import (
 from casstore.format.digest import DIGEST_BYTES, KIND_NAMES, Digest, Kind
 from casstore.objects.pieces import PieceReader
 from casstore.session.data import Entry
-from casstore.store import Store
+from casstore.store import Store, is_server
 
 SESSION: Final = "session"
 REVISION: Final = "revision"
@@ -90,8 +90,15 @@ class Target(NamedTuple):
 def split_store(text: str) -> tuple[str | None, str]:
     """The store that a name is in, if it says so, and the name itself.
 
-    Ids may hold ``::`` as well, so what stands before it counts only if it is there.
+    Ids may hold ``::`` as well, so what stands before it counts only if it is there, or is a URL.
     """
+    if is_server(text):
+        # A host may hold the mark, too, as in [::1]; what follows the hosts may not.
+        hosts_end = text.find("/", text.index("://") + 3)
+        at = text.find(STORE_MARK, max(hosts_end, 0))
+        if hosts_end < 0 or at < 0:
+            return None, text
+        return text[:at], text[at + len(STORE_MARK) :]
     place, mark, rest = text.partition(STORE_MARK)
     if mark and place and os.path.exists(place):
         return place, rest

@@ -29,7 +29,7 @@ from casstore.maintenance import expiring, gc, pack, retention
 from casstore.maintenance.policy import policy_from
 from casstore.maintenance.progress import Progress
 from casstore.maintenance.retention import Policy
-from casstore.store import Store
+from casstore.store import Store, is_server, shown_place
 from casstore.store import open as open_store
 
 SCHEMA: Final = "casstore.offline-gc/1"
@@ -67,7 +67,7 @@ class Config(NamedTuple):
     def care_of(self, path: str) -> Care:
         """What is done to one store."""
         for pattern, changes in self.own.items():
-            if os.path.realpath(pattern) == os.path.realpath(path):
+            if pattern == path or os.path.realpath(pattern) == os.path.realpath(path):
                 return change_care(self.care, changes, f'store."{pattern}"')
         return self.care
 
@@ -140,6 +140,9 @@ def find_stores(patterns: Sequence[str]) -> list[str]:
     """
     found: dict[str, str] = {}
     for pattern in patterns:
+        if is_server(pattern):
+            found.setdefault(pattern, pattern)
+            continue
         if glob.has_magic(pattern):
             paths = [
                 path
@@ -155,7 +158,13 @@ def find_stores(patterns: Sequence[str]) -> list[str]:
 
 @contextmanager
 def _only_run(path: str) -> Iterator[None]:
-    """Hold the directory against a second run of this; the kernel lets go if we die."""
+    """Hold the directory against a second run of this; the kernel lets go if we die.
+
+    On a server two collections exclude each other, and nothing else needs to.
+    """
+    if is_server(path):
+        yield
+        return
     try:
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError as exc:
@@ -203,9 +212,10 @@ def care_for(
         report["error"] = {"error": type(exc).__name__, "message": str(exc), "try": advice(exc)}
         words.append(f"{type(exc).__name__}: {exc}")
     file_bytes = _file_bytes(path)
-    report.update(path=path, exit_code=code, dry_run=dry_run, file_bytes=file_bytes)
+    shown = shown_place(path)
+    report.update(path=shown, exit_code=code, dry_run=dry_run, file_bytes=file_bytes)
     told = "; ".join(words) + ("" if file_bytes is None else f"; file {size(file_bytes)}")
-    return Outcome(path, code, f"{path}: {told}", report)
+    return Outcome(shown, code, f"{shown}: {told}", report)
 
 
 def _opened(path: str, care: Care, *, dry_run: bool) -> Store:

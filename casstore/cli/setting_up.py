@@ -14,7 +14,8 @@ from click.shell_completion import get_completion_class
 from casstore.cli.command import App, command
 from casstore.cli.output import Printer, good, name
 from casstore.cli.shapes import Part, Shape
-from casstore.errors import StorageError
+from casstore.errors import StorageError, StoreNotFoundError
+from casstore.store import is_server, shown_place
 from casstore.store import open as open_store
 from casstore.version import __version__
 
@@ -25,7 +26,7 @@ _SECTION: Final = "Setup"
     _SECTION,
     Shape(
         "init",
-        {"path": "the store's directory", "created": "false: it was there already"},
+        {"path": "the store's directory or URL", "created": "false: it was there already"},
     ),
     "casstore init agents",
 )
@@ -38,18 +39,30 @@ _SECTION: Final = "Setup"
 def init(app: App, directory: str | None, lmdb_version: int | None) -> None:
     """Make a store in DIRECTORY, or where --store or CASSTORE_PATH say.
 
-    A store that is there already is left as it is.
+    On a server, named by a URL, its tables are made. A store that is there already is left as it
+    is.
     """
     path = directory or app.path
-    there = os.path.exists(os.path.join(path, "data.mdb"))
+    there = _is_there(path)
     with open_store(path, durability=app.durability, lmdb_version=lmdb_version):
         pass
+    shown = shown_place(path) if is_server(path) else os.path.abspath(path)
 
     def render(to: Printer) -> None:
         said = "there was a store already in " if there else "made a store in "
-        to.line(said if there else good(said), name(path))
+        to.line(said if there else good(said), name(shown_place(path)))
 
-    app.answer({"path": os.path.abspath(path), "created": not there}, render)
+    app.answer({"path": shown, "created": not there}, render)
+
+
+def _is_there(path: str) -> bool:
+    if not is_server(path):
+        return os.path.exists(os.path.join(path, "data.mdb"))
+    try:
+        open_store(path, readonly=True, create=False).close()
+    except StoreNotFoundError:
+        return False
+    return True
 
 
 @command(

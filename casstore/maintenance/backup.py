@@ -9,6 +9,7 @@ from casstore.engine.files import part_directory, storage_error, sync_directory
 from casstore.engine.protocol import HotCopying
 from casstore.errors import InvalidInputError, TargetExistsError
 from casstore.maintenance.copying import CopyReport, copy
+from casstore.maintenance.directories import require_directory
 from casstore.maintenance.progress import Progress, Step
 from casstore.store import Store
 from casstore.store import open as open_store
@@ -43,7 +44,9 @@ def backup(
     what it lacks is copied, session by session, and what is gone from the store goes from the
     backup. If it is not an earlier state of the store, SessionDivergedError says so.
     """
-    target = os.path.abspath(os.fspath(target_path))
+    target = os.path.abspath(
+        require_directory(target_path, "backup", "casstore copy brings everything there")
+    )
     if update and (replace or compact):
         raise InvalidInputError("an update neither replaces nor compacts; choose one")
     if update and os.path.lexists(target):

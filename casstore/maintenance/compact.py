@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from casstore.engine.lmdb import compaction
 from casstore.errors import InvalidInputError
+from casstore.maintenance.directories import require_directory
 from casstore.maintenance.progress import Progress, Step
 
 _UNITS = {"copy": "ids", "compare": "tables", "verify": "objects"}
@@ -55,4 +56,7 @@ def compact(
         if progress is not None:
             progress(Step(phase, done, total, _UNITS.get(phase, "rows")))
 
-    return CompactReport(*compaction.compact(os.fspath(path), wait_s=float(wait_s), tell=tell))
+    place = require_directory(
+        path, "compact", "VACUUM FULL of the server gives its space back (docs/postgres.md)"
+    )
+    return CompactReport(*compaction.compact(place, wait_s=float(wait_s), tell=tell))

@@ -9,7 +9,7 @@ before the row (P3). Stopped anywhere, the copy is sound and goes on when it is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from casstore.engine.protocol import (
@@ -30,6 +30,7 @@ from casstore.errors import (
     ObjectNotFoundError,
     SessionDeletedError,
     SessionDivergedError,
+    SessionNotFoundError,
 )
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.roots import ROOTS
@@ -37,7 +38,7 @@ from casstore.maintenance.sending import Sender, StoreTarget
 from casstore.objects import graph
 from casstore.session import keys
 from casstore.session.heads import LINEAGE_BYTES, HeadRow, decode_head, head_key
-from casstore.session.lineage import decode_base, decode_page, encode_page, read_place
+from casstore.session.lineage import decode_base, decode_page, encode_page, read_seq
 from casstore.session.receipts import decode_receipt
 from casstore.session.scanning import scan
 from casstore.session.state import Runtime, tombstone_key
@@ -47,6 +48,8 @@ _PAGE: Final = 256
 _MAX_ATTEMPTS: Final = 8
 # What belongs to a session beside its head, and goes with it.
 _OF_SESSIONS: Final = ("history", "queue", "receipts")
+# What goes with a session wherever it goes.
+_KNOWN_OF_SESSIONS: Final = ("sessions", "attachments")
 # Copied for each session by itself.
 _WITH_HEADS: Final = ("heads", "history", "nodes", "receipts")
 _BEFORE_HEADS: Final = ("queue",)
@@ -69,18 +72,32 @@ class CopyReport(NamedTuple):
 
 
 def copy(
-    source: Store, target: Store, *, mirror: bool = False, progress: Progress | None = None
+    source: Store,
+    target: Store,
+    *,
+    sessions: Collection[str] | None = None,
+    mirror: bool = False,
+    progress: Progress | None = None,
 ) -> CopyReport:
     """Copy all sessions, pins, tags and other rows, and all that they name.
 
-    Where the target has a row of its own under the same key, the source's takes its place;
-    but a session that is not an earlier state of the source's stops the copy with
-    SessionDivergedError, or SessionDeletedError. With ``mirror`` rows that the source does not
-    have are removed; gc gives back what only they kept.
+    Every object is proven on its way. Where the target has a row of its own under the same key,
+    the source's takes its place; but a session that is not an earlier state of the source's
+    stops the copy with SessionDivergedError, or SessionDeletedError. With ``mirror`` rows that the
+    source does not have are removed; gc gives back what only they kept.
+
+    ``sessions`` names those to copy, and nothing else: their revisions, labels, receipts,
+    attachments and what is known of them. Leases and queued work stay where the work is done, as
+    do pins, retention and records. SessionNotFoundError if one of them is not there.
     """
     if source.engine is target.engine:
         raise InvalidInputError("a store cannot be copied onto itself")
+    if mirror and sessions is not None:
+        raise InvalidInputError("a mirror has everything; choose sessions or mirror")
     work = _Copying(source, target, progress)
+    if sessions is not None:
+        work.copy_chosen(sessions)
+        return work.report()
     for table in _BEFORE_HEADS:
         work.copy_table(table)
     work.copy_sessions()
@@ -123,19 +140,18 @@ class _Copying:
 
     # --- tables --------------------------------------------------------------------------------
 
-    def copy_table(self, table: str) -> None:
-        """Copy the rows of a table as they are, after what they name."""
-        start = b""
+    def copy_table(self, table: str, start: bytes = b"", stop: bytes | None = None) -> None:
+        """Copy the rows of a table, or of a part of it, as they are, after what they name."""
         while True:
-            page = self._page(table, start)
+            page = self._page(table, start, stop)
             if page:
                 start = page[-1].key + b"\0"
             if len(page) < _PAGE:
                 return
 
-    def _page(self, table: str, start: bytes) -> list[Row]:
+    def _page(self, table: str, start: bytes, stop: bytes | None) -> list[Row]:
         for _ in range(_MAX_ATTEMPTS):
-            page = self._source.scan_rows(table, start=start, limit=_PAGE)
+            page = self._source.scan_rows(table, start=start, stop=stop, limit=_PAGE)
             try:
                 self._put(table, page, self._named(table, page))
             except ObjectNotFoundError:
@@ -174,8 +190,25 @@ class _Copying:
         """Copy every session that has a head."""
         for row in scan(self._source, "heads", b"", None):
             self._copy_session(row.key)
-            if self._progress is not None:
-                self._progress(Step("sessions", self._sessions, None, "sessions"))
+            self._tell_sessions()
+
+    def copy_chosen(self, sessions: Collection[str]) -> None:
+        """Copy these sessions, and nothing that belongs to others or to where they run."""
+        chosen = {name: keys.session_key(name) for name in sessions}
+        places = [RowKey(table, key) for key in chosen.values() for table in ("heads", "sessions")]
+        there = self._source.get_rows(places) if places else []
+        for at, name in enumerate(chosen):
+            if there[2 * at] is None and there[2 * at + 1] is None:
+                raise SessionNotFoundError(name)
+        for key in chosen.values():
+            self._copy_session(key)
+            for table in _KNOWN_OF_SESSIONS:
+                self.copy_table(table, key, keys.past(key))
+            self._tell_sessions()
+
+    def _tell_sessions(self) -> None:
+        if self._progress is not None:
+            self._progress(Step("sessions", self._sessions, None, "sessions"))
 
     def _copy_session(self, key: bytes) -> None:
         for _ in range(_MAX_ATTEMPTS):
@@ -359,7 +392,7 @@ def _below(rows: Iterable[Row], limit: int) -> Iterator[Row]:
             page = decode_page(row.value).below(limit)
             if page.distances:
                 yield Row(row.key, encode_page(page))
-        elif not keys.is_lineage_node(row.key) or read_place(row.value).seq < limit:
+        elif not keys.is_lineage_node(row.key) or read_seq(row.value) < limit:
             yield row
 
 

@@ -32,6 +32,7 @@ from casstore.errors import (
     ObjectNotFoundError,
 )
 from casstore.format.digest import Digest
+from casstore.maintenance.directories import require_directory
 from casstore.maintenance.loss_naming import LostPiece, name_losses
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.rebuild import rebuild_nodes
@@ -127,10 +128,15 @@ def salvage(
     ``target`` is a store, or where to open or create one; it may hold sessions already, and
     those stay as they are. Repeating is harmless. Nobody may write to the source meanwhile.
     """
-    place = os.fspath(source)
+    place = require_directory(
+        source,
+        "salvage",
+        "restore the server's backup, or copy what can be read: casstore copy",
+    )
     if isinstance(target, Store):
         return _Salvage(place, target, progress).run()
-    _require_apart(place, os.fspath(target))
+    if not casstore.store.is_server(os.fspath(target)):
+        _require_apart(place, os.fspath(target))
     with casstore.store.open(target) as opened:
         return _Salvage(place, opened, progress).run()
 

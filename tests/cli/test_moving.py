@@ -39,6 +39,22 @@ def test_a_copy_brings_what_is_lacking(own: str, tmp_path: Path) -> None:
     run("show", "theirs", store=target, ends=4)
 
 
+def test_a_copy_names_both_stores_or_one_and_takes_single_sessions(
+    own: str, tmp_path: Path
+) -> None:
+    target = str(tmp_path / "copy")
+    made = run("copy", own, target, "--session", "agent", "--create", "--json").json
+    assert (made["sessions"], made["target"]) == (1, target)
+    assert [one["id"] for one in run("sessions", "--json", store=target).json["sessions"]] == [
+        "agent"
+    ]
+    assert "the same" in run("diff", "agent", f"{target}::agent", store=own).out
+    run("copy", own, target, "--session", "nobody", ends=4)
+    run("copy", own, target, "another", ends=2)
+    run("copy", own, target, "--session", "agent", "--mirror", ends=2)
+    run("copy", ends=2)
+
+
 def test_a_session_travels_as_a_file(own: str, tmp_path: Path) -> None:
     file, place = str(tmp_path / "agent.bundle"), str(tmp_path / "new")
     wrote = run("export", "agent", file, "--json", store=own).json

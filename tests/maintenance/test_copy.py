@@ -9,8 +9,14 @@ import pytest
 from casstore import UNFENCED, Commit, Store
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import TABLES, PutRow, Write, WriteResult
-from casstore.errors import InvalidInputError, SessionDeletedError, SessionDivergedError
+from casstore.errors import (
+    InvalidInputError,
+    SessionDeletedError,
+    SessionDivergedError,
+    SessionNotFoundError,
+)
 from casstore.maintenance import gc
+from casstore.maintenance.check import check
 from casstore.maintenance.copying import copy
 from casstore.maintenance.progress import Step
 from casstore.testing.engine_fixtures import all_objects, all_rows
@@ -44,11 +50,15 @@ def fill(store: Store, seed: int = 0) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("ways", ["memory memory", "memory lmdb", "lmdb memory", "lmdb lmdb"])
-def test_a_copy_has_every_row_and_what_it_names(
-    make_memory: MakeStore, make_lmdb: MakeStore, ways: str
-) -> None:
-    source, target = [make_memory() if way == "memory" else make_lmdb() for way in ways.split()]
+WAYS = (
+    "memory memory", "memory lmdb", "lmdb memory", "lmdb lmdb",
+    "lmdb postgres", "postgres lmdb", "postgres postgres",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("ways", WAYS)
+def test_a_copy_has_every_row_and_what_it_names(request: pytest.FixtureRequest, ways: str) -> None:
+    source, target = [request.getfixturevalue(f"make_{way}")() for way in ways.split()]
     names = fill(source)
     source.put_blob(b"nobody refers to this")
     report = copy(source, target)
@@ -175,6 +185,34 @@ def test_a_copy_that_was_stopped_is_sound_and_goes_on(make_memory: MakeStore) ->
     assert limit > 18
 
 
+@pytest.mark.parametrize("ways", ["lmdb postgres", "postgres lmdb"])
+def test_a_copy_that_is_stopped_again_and_again_comes_to_its_end(
+    request: pytest.FixtureRequest, ways: str
+) -> None:
+    source, target = [request.getfixturevalue(f"make_{way}")() for way in ways.split()]
+    fill(source, seed=4)
+    sent = 0
+    for patience in range(3, 1000, 40):
+        left = patience
+
+        def stop(step: Step) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                raise KeyboardInterrupt
+
+        try:
+            sent += copy(source, target, progress=stop).new_objects
+            break
+        except KeyboardInterrupt:
+            assert gc.plan(target, grace_ms=0).report.outcome is not gc.Outcome.REFUSED
+    assert patience > 3, "it was never stopped"
+    assert rows_of(target) == rows_of(source)
+    # The last one sent only what those before it had not.
+    assert sent < len(digests(target))
+    assert check(target, level="full").sound
+
+
 def test_nodes_that_are_newer_than_the_head_that_was_copied_do_not_come_along(
     make_memory: MakeStore,
 ) -> None:
@@ -241,3 +279,39 @@ def test_work_done_in_the_middle_is_in_the_copy_at_least_once(make_memory: MakeS
     has_work = bool(target.session("s").queue.batches())
     has_result = target.session("s").node("done") is not None
     assert has_work or has_result
+
+
+def test_chosen_sessions_come_alone_and_leave_work_and_leases_where_they_are(
+    make_memory: MakeStore, make_lmdb: MakeStore
+) -> None:
+    source, target = make_memory(), make_lmdb()
+    fill(source)
+    source.fork("s", "a fork of it")
+    sessions.step(source, "a fork of it", sessions.message("on its own"))
+    source.session("a fork of it").queue.enqueue(["work"])
+    source.session("a fork of it").claim_lease("worker", 60_000)
+    report = copy(source, target, sessions=["a fork of it", "only a name"])
+    assert report.sessions == 1
+    names = [info.meta.session for info in target.sessions()]
+    assert names == ["a fork of it", "only a name"]
+    assert sessions.seen(target, "a fork of it") == sessions.seen(source, "a fork of it")
+    for table in ("queue", "leases", "pins", "records", "retention", "tombstones"):
+        assert all_rows(target.engine, table) == []
+    assert gc.collect(target, grace_ms=0).outcome is not gc.Outcome.REFUSED
+    assert copy(source, target, sessions=["a fork of it"])[:4] == (0, 0, 0, 0)
+    # The rest can follow, and then nothing is lacking.
+    copy(source, target)
+    assert rows_of(target) == rows_of(source)
+
+
+def test_a_chosen_session_that_is_not_there_is_named_and_nothing_is_copied(
+    make_memory: MakeStore,
+) -> None:
+    source, target = make_memory(), make_memory()
+    sessions.step(source, "s", sessions.message("a"))
+    with pytest.raises(SessionNotFoundError, match="nobody"):
+        copy(source, target, sessions=["s", "nobody"])
+    assert digests(target) == set()
+    with pytest.raises(InvalidInputError, match="mirror"):
+        copy(source, target, sessions=["s"], mirror=True)
+    assert copy(source, target, sessions=[]) == (0, 0, 0, 0, 0)

@@ -11,6 +11,7 @@ import pytest
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
 from casstore.store import Store
+from tests.postgres.engines import engines
 
 
 class Clock:
@@ -31,8 +32,13 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture(params=["memory", "lmdb"])
+@pytest.fixture(params=["memory", "lmdb", "postgres"])
 def store(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[Store]:
+    if request.param == "postgres":
+        schemas = request.getfixturevalue("postgres_schemas")
+        with engines(schemas) as make, Store(make(clock=clock)) as store:
+            yield store
+        return
     engine: Any = MemoryEngine(clock=clock)
     if request.param == "lmdb":
         engine = LmdbEngine(str(tmp_path / "s"), durability="process", clock=clock)

@@ -13,7 +13,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -42,16 +42,21 @@ def check(directory: Path, words: Sequence[str]) -> str:
     """Open what is left and compare; the figures as ``name=number``, or a Violation."""
     journals, durability, mode = words
     try:
-        story = Story(read(Path(journals)))
         with casstore.open(directory, durability, verify=mode == VERIFY) as store:
-            examination = _Examination(store, story)
-            examination.sessions()
-            if mode == VERIFY:
-                examination.leases()
-                examination.whole_store()
+            figures = examine(store, Path(journals), whole=mode == VERIFY)
     except CasstoreError as exc:
         raise Violation(f"{type(exc).__name__}: {exc}") from exc
-    return " ".join(f"{name}={number}" for name, number in examination.figures.items())
+    return " ".join(f"{name}={number}" for name, number in figures.items())
+
+
+def examine(store: casstore.Store, journals: Path, *, whole: bool) -> Mapping[str, int]:
+    """Compare a store with journals; the figures, or a Violation."""
+    examination = _Examination(store, Story(read(journals)))
+    examination.sessions()
+    if whole:
+        examination.leases()
+        examination.whole_store()
+    return examination.figures
 
 
 class _Examination:

@@ -44,9 +44,13 @@ class Call(NamedTuple):
 
 
 class Journal:
-    """Writes down the calls of one process."""
+    """Writes down the calls of one process.
 
-    def __init__(self, path: Path) -> None:
+    ``tell_nothing`` are errors that leave open what became of a call: the server has gone.
+    """
+
+    def __init__(self, path: Path, tell_nothing: tuple[type[CasstoreError], ...] = ()) -> None:
+        self._tell_nothing = tell_nothing
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
         self._number = 0
 
@@ -63,6 +67,8 @@ class Journal:
         self._write({"call": number, "op": op, **asked})
         try:
             answer = do()
+        except self._tell_nothing:
+            raise
         except CasstoreError as exc:
             self._write({"of": number, "refused": type(exc).__name__, "because": str(exc)})
             raise

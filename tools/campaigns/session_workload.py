@@ -24,6 +24,7 @@ import casstore
 from campaigns.session_calls import Calls
 from campaigns.session_journal import Call, Journal, path_of, read
 from campaigns.session_turns import SHARED, Turn
+from casstore.engine.protocol import Packing
 from casstore.errors import ClaimLostError, LeaseLostError, SessionExistsError
 from casstore.session.data import Claim, Head, Lease
 from casstore.session.session import Session
@@ -80,13 +81,13 @@ class Worker:
         if lease is None:
             return
         claim = None
-        if turn.batches:
-            claim = self._calls.claim(lease, turn.batches)
         try:
+            if turn.batches:
+                claim = self._calls.claim(lease, turn.batches)
             if claim is not None or not turn.batches:
                 self._calls.commit(turn, attempt + 2, claim=claim, lease=lease, release=True)
         except (LeaseLostError, ClaimLostError):
-            pass
+            pass  # too slow once more: the work is queued for whoever comes next
         session.release_lease(lease)
 
     def settle_enqueue(self, call: Call) -> None:
@@ -174,8 +175,9 @@ class Worker:
             self._calls.label(name, self._rng.randint(_first(head), head.revision))
 
     def pack(self, name: str) -> None:
-        """Join small slabs, beside everybody."""
-        self._calls.pack()
+        """Join small slabs, beside everybody, where there are slabs."""
+        if isinstance(self._store.engine, Packing):
+            self._calls.pack()
 
     # --- what they are made of ----------------------------------------------------------------
 

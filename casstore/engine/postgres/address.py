@@ -1,0 +1,109 @@
+"""Where a store is: a PostgreSQL URL, with a few words of our own among its parameters.
+
+    postgresql://user@host/database?schema=team&prepare=off&sslmode=verify-full
+
+Ours are ``schema``, ``pool``, ``prepare`` and ``patience``; all others, TLS among them, are
+handed to libpq as they stand.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+
+from casstore.errors import InvalidInputError
+
+PREFIXES: Final = ("postgresql://", "postgres://")
+DEFAULT_SCHEMA: Final = "casstore"
+DEFAULT_POOL: Final = 16
+MAX_POOL: Final = 1000
+DEFAULT_PATIENCE_S: Final = 30.0
+
+# Longer names are cut by the server, and two stores would become one.
+_SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+_YES: Final = {"on": True, "off": False}
+
+
+class Address(NamedTuple):
+    """A place to connect to, and how to behave there."""
+
+    #: What libpq is told: everything but the parameters that are ours.
+    conninfo: str
+    schema: str = DEFAULT_SCHEMA
+    #: How many connections at the most.
+    pool: int = DEFAULT_POOL
+    #: Statements are prepared once a connection; a pooler in transaction mode forbids that.
+    prepare: bool = True
+    #: How long a call goes on trying to reach a server that is away.
+    patience_s: float = DEFAULT_PATIENCE_S
+
+    @property
+    def place(self) -> str:
+        """The store's place as messages name it: without a password."""
+        parts = urlsplit(self.conninfo)
+        host = parts.netloc.rpartition("@")[2]
+        return f"postgresql://{host}{parts.path}?schema={self.schema}"
+
+
+def is_address(place: str) -> bool:
+    """Does this name a database, and not a directory?"""
+    return place.startswith(PREFIXES)
+
+
+def parse(url: str) -> Address:
+    """Read a URL. InvalidInputError for a parameter of ours that makes no sense."""
+    if not is_address(url):
+        raise InvalidInputError("a PostgreSQL store is named by a URL: postgresql://host/database")
+    try:
+        parts = urlsplit(url)
+        given = parse_qsl(parts.query, keep_blank_values=True)
+    except ValueError as exc:
+        raise InvalidInputError(f"this is no URL: {exc}") from exc
+    ours = {name: value for name, value in given if name in _READ}
+    rest = [(name, value) for name, value in given if name not in _READ]
+    query = urlencode(rest, quote_via=quote)
+    address = Address(urlunsplit(parts._replace(query=query)))
+    for name, value in ours.items():
+        field, read = _READ[name]
+        try:
+            address = address._replace(**{field: read(value)})
+        except (KeyError, ValueError) as exc:
+            raise InvalidInputError(f"{name}={value!r} in the store's URL: {_MEANT[name]}") from exc
+    return address
+
+
+def check_schema(name: str) -> str:
+    """A name for a schema, or ValueError."""
+    if _SCHEMA.fullmatch(name) is None or name.startswith("pg_"):
+        raise ValueError(name)
+    return name
+
+
+def _pool(value: str) -> int:
+    number = int(value)
+    if not 1 <= number <= MAX_POOL:
+        raise ValueError(value)
+    return number
+
+
+def _patience(value: str) -> float:
+    number = float(value)
+    if not 0 <= number <= 86_400:
+        raise ValueError(value)
+    return number
+
+
+_READ: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
+    "schema": ("schema", check_schema),
+    "pool": ("pool", _pool),
+    "prepare": ("prepare", _YES.__getitem__),
+    "patience": ("patience_s", _patience),
+}
+_MEANT: Final = {
+    "schema": "a name of up to 63 small letters, digits and _",
+    "pool": f"a number of connections, 1 to {MAX_POOL}",
+    "prepare": "on or off",
+    "patience": "seconds to go on trying, up to a day",
+}

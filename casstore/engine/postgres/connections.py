@@ -1,0 +1,207 @@
+"""Connections to the server: a pool of them, and what goes wrong with them in our own words.
+
+A call that finds its connection broken tries another one, as long as the store's patience lasts.
+That is harmless for whatever only reads; writes carry a number that keeps them from happening
+twice (``request``).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
+
+import psycopg
+from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
+
+from casstore.engine.postgres.address import Address
+from casstore.engine.postgres.arrays import adapters_with_arrays
+from casstore.errors import (
+    BusyError,
+    CasstoreError,
+    ClosedError,
+    ForkedError,
+    ReadOnlyError,
+    StorageError,
+    StorageFullError,
+    StorageUnavailableError,
+)
+
+Answer = TypeVar("Answer")
+Rows = list[tuple[Any, ...]]
+
+_CLIENT_BYTES: Final = 16
+_PREPARE_AFTER: Final = 5
+# How often a write meets others before it gives up; each time somebody else got through.
+_MAX_COLLISIONS: Final = 256
+_LONGEST_PAUSE_S: Final = 0.05
+# How long the pool is asked for a connection at a time, and how long it goes on trying to make
+# one: it waits ever longer between attempts, and whoever asks again has it begin anew.
+_ASK_S: Final = 2.0
+_MAKE_S: Final = 5.0
+
+_ADAPTERS: Final = adapters_with_arrays()
+
+# Lost, or not to be had just now: shutdown, crash, still starting, too many connections.
+_AWAY: Final = frozenset(("57P01", "57P02", "57P03", "57P05", "53300"))
+_COLLIDED: Final = frozenset(("40001", "40P01"))
+_FORBIDDEN: Final = frozenset(("42501", "25006"))
+_FULL: Final = frozenset(("53100", "54000"))
+_LOCKED: Final = frozenset(("55P03", "57014"))
+_NOT_THERE: Final = frozenset(("42P01", "42883", "3F000"))
+
+
+class Client(psycopg.Connection[Any]):
+    """A connection that counts the writes made over it, under a name that no other has."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.client = os.urandom(_CLIENT_BYTES)
+        self.number = 0
+
+
+class Connections:
+    """The pool of one engine."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self._pid = os.getpid()
+        self._closed = False
+        self._pool: ConnectionPool[Client] | None = None
+
+    def open(self) -> None:
+        """Make the pool. Connections are made when they are needed, and kept."""
+        self._pool = ConnectionPool(
+            self.address.conninfo,
+            connection_class=Client,
+            kwargs=self._options(),
+            min_size=1,
+            max_size=self.address.pool,
+            timeout=_ASK_S,
+            reconnect_timeout=_MAKE_S,
+            open=True,
+            name="casstore",
+        )
+
+    def check(self) -> None:
+        """Raise if calls are refused: the engine was closed, or the process forked."""
+        if self._closed:
+            raise ClosedError("the engine was closed")
+        if os.getpid() != self._pid:
+            raise ForkedError("this store was opened before a fork; the child must open it again")
+
+    def close(self) -> None:
+        """Let go of all connections."""
+        if self._closed:
+            return
+        self._closed = True
+        # The child of a fork has the parent's connections, and must not touch them.
+        if self._pool is not None and os.getpid() == self._pid:
+            self._pool.close()
+
+    @contextmanager
+    def alone(self) -> Iterator[Client]:
+        """A connection beside the pool, for what takes long."""
+        self.check()
+        with translated(self.address):
+            connection = Client.connect(self.address.conninfo, **self._options())
+        try:
+            with translated(self.address):
+                yield connection
+        finally:
+            connection.close()
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "autocommit": True,
+            "context": _ADAPTERS_CONTEXT,
+            "prepare_threshold": _PREPARE_AFTER if self.address.prepare else None,
+        }
+
+    # --- calls ------------------------------------------------------------------------------
+
+    def fetch(self, query: bytes, parameters: Sequence[Any] = ()) -> Rows:
+        """Ask something that may be asked again."""
+
+        def ask(connection: Client) -> Rows:
+            return connection.execute(query, parameters, binary=True).fetchall()
+
+        return self.run(ask)
+
+    def run(self, work: Callable[[Client], Answer]) -> Answer:
+        """Call ``work`` with a connection; again with another if the first one was lost."""
+        deadline = time.monotonic() + self.address.patience_s
+        collisions = 0
+        while True:
+            self.check()
+            assert self._pool is not None
+            try:
+                with self._pool.connection() as connection:
+                    return work(connection)
+            except PoolClosed as exc:
+                raise ClosedError("the engine was closed") from exc
+            except PoolTimeout as exc:
+                if time.monotonic() >= deadline:
+                    raise StorageUnavailableError(
+                        f"no connection to {self.address.place} was to be had; is the server "
+                        "there, and has it connections to spare?"
+                    ) from exc
+            except psycopg.Error as exc:
+                if self._closed:
+                    raise ClosedError("the engine was closed") from exc
+                if exc.sqlstate in _COLLIDED and collisions < _MAX_COLLISIONS:
+                    collisions += 1
+                    time.sleep(random.uniform(0, min(_LONGEST_PAUSE_S, 0.001 * collisions)))
+                    continue
+                if not is_away(exc):
+                    raise in_our_words(exc, self.address) from exc
+                if time.monotonic() >= deadline:
+                    raise in_our_words(exc, self.address) from exc
+                time.sleep(random.uniform(0, _LONGEST_PAUSE_S))
+
+
+def is_away(exc: psycopg.Error) -> bool:
+    """Was the connection lost, or the server not to be reached?"""
+    state = exc.sqlstate
+    if state is None:
+        return isinstance(exc, psycopg.OperationalError | psycopg.InterfaceError)
+    return state.startswith("08") or state in _AWAY
+
+
+def in_our_words(exc: psycopg.Error, address: Address) -> CasstoreError:
+    """What a caller would do about an error of the server."""
+    state = exc.sqlstate or ""
+    said = f"{address.place}: {str(exc).strip()}"
+    if is_away(exc):
+        return StorageUnavailableError(f"{said}; try again when the server is back")
+    if state in _FORBIDDEN:
+        return ReadOnlyError(f"{said}; use a role that may write, and the primary server")
+    if state in _COLLIDED or state in _LOCKED:
+        return BusyError(f"{said}; others hold what this needs, try again")
+    if state in _FULL:
+        return StorageFullError(said)
+    if state in _NOT_THERE:
+        return StorageError(f"{said}; the store was dropped, or is of another release")
+    return StorageError(said)
+
+
+@contextmanager
+def translated(address: Address) -> Iterator[None]:
+    """Turn the server's errors into ours."""
+    try:
+        yield
+    except psycopg.Error as exc:
+        raise in_our_words(exc, address) from exc
+
+
+class _Context:
+    """Hands psycopg our adapters."""
+
+    adapters = _ADAPTERS
+    connection = None
+
+
+_ADAPTERS_CONTEXT: Final = _Context()

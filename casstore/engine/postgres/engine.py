@@ -1,0 +1,354 @@
+"""The engine on PostgreSQL: every call one statement, every statement one round trip.
+
+What a write does is written in ``tables``; here it is handed over and its answer read. Time is the
+server's, unless a clock is given, which is for tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Any, Final
+
+from psycopg.types.numeric import Int8
+
+from casstore.engine.compression import Compressor
+from casstore.engine.conditions import check_digests, check_key, check_table, validate
+from casstore.engine.postgres import request, schema
+from casstore.engine.postgres.address import Address
+from casstore.engine.postgres.arrays import Blobs, Ints
+from casstore.engine.postgres.cache import ObjectCache
+from casstore.engine.postgres.collection import PostgresCollection
+from casstore.engine.postgres.connections import Client, Connections
+from casstore.engine.postgres.examination import Examining
+from casstore.engine.postgres.request import TABLE_NUMBERS
+from casstore.engine.postgres.watching import Watching
+from casstore.engine.protocol import (
+    MAX_OBJECT_BYTES,
+    Collection,
+    ObjectInfo,
+    Roots,
+    Row,
+    RowKey,
+    StoredObject,
+    Watch,
+    Write,
+    WriteResult,
+)
+from casstore.errors import (
+    ConditionFailedError,
+    CorruptionError,
+    InvalidInputError,
+    ObjectNotFoundError,
+    ReadOnlyError,
+)
+
+DURABILITIES: Final = ("full", "relaxed", "process")
+_DEFAULT_CACHE_BYTES: Final = 32 << 20
+# For so long the server's time is reckoned from what it said last.
+_HEARD_LATELY_S: Final = 1.0
+# Any number of rows that a caller may ask for fits into eight bytes here.
+_MOST: Final = (1 << 63) - 1
+
+
+def _no_dictionary(number: int) -> bytes:
+    raise CorruptionError(f"an object names dictionary {number}, and there are none here")
+
+
+class PostgresEngine(Examining):
+    """Storage for one store in one schema of a database. Safe to call from many threads."""
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        durability: str = "full",
+        readonly: bool = False,
+        create: bool = True,
+        cache_bytes: int = _DEFAULT_CACHE_BYTES,
+        clock: Callable[[], int] | None = None,
+    ) -> None:
+        if durability not in DURABILITIES:
+            raise InvalidInputError(
+                f"a durability is one of {', '.join(DURABILITIES)}, not {durability!r}"
+            )
+        self.address = address
+        self.readonly = readonly
+        self.clock = clock
+        self.connections = Connections(address)
+        with self.connections.alone() as connection:
+            identity = schema.ready(
+                connection, address.place, address.schema, create=create, readonly=readonly
+            )
+        self.store_number = identity.store
+        self.cache = ObjectCache(cache_bytes)
+        self._lasting = durability == "full"
+        self._compressor = Compressor(_no_dictionary)
+        self._epoch = 0
+        # What the server's clock said last, and when by ours.
+        self._heard = (0, float("-inf"))
+        self._spell()
+        self._watching = Watching(self)
+        self.connections.open()
+
+    def _spell(self) -> None:
+        places = ", ".join(["%b"] * request.ARGUMENTS)
+        self._write = self.statement(f"SELECT * FROM {{s}}.write({places})")
+        self._missing = self.statement("SELECT digest FROM {s}.objects WHERE digest = ANY(%b)")
+        self._get_many = self.statement(
+            "SELECT digest, kind, codec, size_bytes, content FROM {s}.objects "
+            "WHERE digest = ANY(%b)"
+        )
+        self._get_rows = self.statement(
+            "SELECT r.kind, r.key, r.value FROM unnest(%b, %b) AS w(kind, key) "
+            "JOIN {s}.rows r ON r.kind = w.kind AND r.key = w.key"
+        )
+        between = "WHERE kind = %b AND key >= %b AND (%b OR key < %b) ORDER BY"
+        self._scan_rows = {
+            reverse: self.statement(
+                f"SELECT key, value FROM {{s}}.rows {between} "
+                f"{'kind DESC, key DESC' if reverse else 'kind, key'} LIMIT %b"
+            )
+            for reverse in (False, True)
+        }
+        self._scan_objects = self.statement(
+            "SELECT id, digest, kind, size_bytes, children, stored_at_ms FROM {s}.objects "
+            "WHERE id < %b ORDER BY id DESC LIMIT %b"
+        )
+        self._digests = self.statement(
+            "SELECT digest FROM {s}.objects WHERE digest BETWEEN %b AND %b ORDER BY digest LIMIT %b"
+        )
+        self._since = self.statement(
+            "SELECT CASE WHEN w.is_called THEN w.last_value - s.writes_collected ELSE 0 END "
+            "FROM {s}.writes w, {s}.state s"
+        )
+        self._now = self.statement("SELECT {s}.now_ms()")
+        self._flush = self.statement(
+            "SELECT set_config('synchronous_commit', 'on', true), pg_current_xact_id()"
+        )
+
+    def statement(self, text: str) -> bytes:
+        """A statement of ours, with this store's schema in it."""
+        return schema.spelled(text, self.address.schema)
+
+    # --- objects ----------------------------------------------------------------------------
+
+    def missing(self, digests: Sequence[bytes]) -> list[bytes]:
+        """Those of ``digests`` that are not stored, in order, each once."""
+        check_digests(digests)
+        self.connections.check()
+        wanted = dict.fromkeys(digests)
+        if not wanted:
+            return []
+        found = {row[0] for row in self.connections.fetch(self._missing, (Blobs(wanted),))}
+        return [digest for digest in wanted if digest not in found]
+
+    def get_many(self, digests: Sequence[bytes]) -> list[StoredObject | None]:
+        """The objects in the order asked for; None where there is none."""
+        check_digests(digests)
+        self.connections.check()
+        found = self.cache.find(digests)
+        wanted = [digest for digest in dict.fromkeys(digests) if digest not in found]
+        if wanted:
+            generation = self.cache.generation
+            read = {
+                digest: StoredObject(kind, self._inflated(digest, codec, size_bytes, content))
+                for digest, kind, codec, size_bytes, content in self.connections.fetch(
+                    self._get_many, (Blobs(wanted),)
+                )
+            }
+            self.cache.put(read.items(), generation)
+            found.update(read)
+        return [found.get(digest) for digest in digests]
+
+    def _inflated(self, digest: bytes, codec: int, size_bytes: int, content: bytes) -> bytes:
+        # The row's word for it is compared with the frame's, but both could be made up (P7).
+        if not 0 <= size_bytes <= MAX_OBJECT_BYTES:
+            raise CorruptionError(f"object {digest.hex()} claims {size_bytes} bytes")
+        return self._compressor.inflate(codec, 0, content, size_bytes)
+
+    def scan_objects(self, *, before: int | None = None, limit: int = 1000) -> list[ObjectInfo]:
+        """Objects with an id lower than ``before``, highest first; at most ``limit`` of them."""
+        _check_limit(limit)
+        below = _MOST if before is None else max(0, min(before, _MOST))
+        found = self.connections.fetch(self._scan_objects, (Int8(below), _number(limit)))
+        return [
+            ObjectInfo(id_, digest, kind, size_bytes, tuple(children), stored_at_ms)
+            for id_, digest, kind, size_bytes, children, stored_at_ms in found
+        ]
+
+    def digests(self, first: bytes, last: bytes, *, limit: int) -> list[bytes]:
+        """At most ``limit`` digests of stored objects from ``first`` to ``last``, in order."""
+        check_digests((first, last))
+        found = self.connections.fetch(self._digests, (first, last, _number(limit)))
+        return [row[0] for row in found]
+
+    # --- writes -----------------------------------------------------------------------------
+
+    def write(self, write: Write) -> WriteResult:
+        """Run one write, wholly or not at all.
+
+        Raises InvalidInputError, ConditionFailedError or ObjectNotFoundError, looked
+        for in that order over the whole write; StorageUnavailableError if the server's answer
+        stayed away for good: then the write may have happened.
+        """
+        self.connections.check()
+        validate(write)
+        if self.readonly:
+            raise ReadOnlyError("the store was opened for reading only")
+        made = request.prepare(write, self.store_number, self._compressor)
+        generation = self.cache.generation
+        token: tuple[bytes, int] | None = None
+
+        def ask(connection: Client) -> tuple[Any, ...]:
+            nonlocal token
+            if token is None:
+                connection.number += 1
+                token = (connection.client, connection.number)
+            client, number = token
+            row = connection.execute(
+                self._write,
+                (
+                    Int8(self.store_number), client, Int8(number), self.given_ms(), self._lasting,
+                    *made.spelled(request.lock_number(self.store_number, request.CLIENT, client)),
+                ),
+                binary=True,
+            ).fetchone()  # fmt: skip
+            assert row is not None
+            return tuple(row)
+
+        now_ms, new, failed, actual, missing, epoch, watched, fresh = self.connections.run(ask)
+        self._heard = (now_ms, monotonic())
+        if missing is not None:
+            raise ObjectNotFoundError(missing)
+        if failed is not None:
+            raise ConditionFailedError(failed, write.conditions[failed], actual)
+        self._note(epoch)
+        if write.deletes:
+            self.cache.remove(write.deletes)
+        elif new:
+            self._keep(write, made.digests, fresh, generation)
+        if watched:
+            self._watching.notify()
+        return WriteResult(now_ms, new)
+
+    def _keep(
+        self, write: Write, digests: list[bytes], fresh: list[int] | None, generation: int
+    ) -> None:
+        """Keep what was stored just now: it is read again soon, as what the next step builds on."""
+        if fresh is None:
+            return
+        arrived = {digest for digest, number in zip(digests, fresh, strict=True) if number}
+        items = []
+        for item in write.objects:
+            if item.digest in arrived:
+                arrived.remove(item.digest)
+                items.append((item.digest, StoredObject(item.kind, bytes(item.data))))
+        self.cache.put(items, generation)
+
+    def _note(self, epoch: int | None) -> None:
+        """Forget what was read before a collection that somebody else has begun."""
+        if epoch is not None and epoch != self._epoch:
+            if self._epoch:
+                self.cache.clear()
+            self._epoch = epoch
+
+    # --- rows -------------------------------------------------------------------------------
+
+    def get_rows(self, keys: Sequence[RowKey]) -> list[bytes | None]:
+        """Rows of one moment, in the order asked for; None where there is none."""
+        self.connections.check()
+        for table, key in keys:
+            check_key(table, key)
+        wanted = dict.fromkeys([(TABLE_NUMBERS[table], bytes(key)) for table, key in keys])
+        if not wanted:
+            return []
+        tables, names = Ints([table for table, _ in wanted]), Blobs([key for _, key in wanted])
+        found = {
+            (table, key): value
+            for table, key, value in self.connections.fetch(self._get_rows, (tables, names))
+        }
+        return [found.get((TABLE_NUMBERS[table], key)) for table, key in keys]
+
+    def scan_rows(
+        self,
+        table: str,
+        *,
+        start: bytes = b"",
+        stop: bytes | None = None,
+        limit: int = 1000,
+        reverse: bool = False,
+    ) -> list[Row]:
+        """At most ``limit`` rows with ``start <= key < stop``, in key order or its reverse."""
+        self.connections.check()
+        check_table(table)
+        _check_limit(limit)
+        found = self.connections.fetch(
+            self._scan_rows[reverse],
+            (
+                Int8(TABLE_NUMBERS[table]), bytes(start), stop is None, bytes(stop or b""),
+                _number(limit),
+            ),
+        )  # fmt: skip
+        return [Row(*row) for row in found]
+
+    # --- collecting -------------------------------------------------------------------------
+
+    def collection(self, roots: Roots, *, grace_ms: int, dry_run: bool = False) -> Collection:
+        """A collection that keeps what roots reach and what was put within the grace."""
+        self.connections.check()
+        return PostgresCollection(self, roots, grace_ms=grace_ms, dry_run=dry_run)
+
+    def commits_since_collection(self) -> int:
+        """How many writes have changed something since a collection last came to its end."""
+        self.connections.check()
+        [[count]] = self.connections.fetch(self._since)
+        return int(count)
+
+    # --- time, watching, ending -------------------------------------------------------------
+
+    def given_ms(self) -> Int8 | None:
+        """What statements are told of the time: nothing, unless a clock was given."""
+        return None if self.clock is None else Int8(self.clock())
+
+    def now_ms(self) -> int:
+        """The server's clock, in milliseconds since 1970."""
+        self.connections.check()
+        if self.clock is not None:
+            return self.clock()
+        heard_ms, heard_s = self._heard
+        elapsed_s = monotonic() - heard_s
+        if elapsed_s < _HEARD_LATELY_S:
+            # It has told us the time a moment ago; what has passed since is the same everywhere.
+            return heard_ms + int(elapsed_s * 1000)
+        [[now_ms]] = self.connections.fetch(self._now)
+        self._heard = (int(now_ms), monotonic())
+        return int(now_ms)
+
+    def watch(self) -> Watch:
+        """A watch that wakes after every write from now on, whoever makes it."""
+        self.connections.check()
+        return self._watching.watch()
+
+    def flush(self) -> None:
+        """Make everything acknowledged so far survive a power loss."""
+        self.connections.check()
+        if not self._lasting and not self.readonly:
+            # A transaction that lasts takes all before it along.
+            self.connections.fetch(self._flush)
+
+    def close(self) -> None:
+        """Let go of the connections. Closing twice is allowed; every other call then fails."""
+        self.connections.close()
+        self._watching.close()
+        self.cache.clear()
+
+
+def _check_limit(limit: int) -> None:
+    # A page that may hold nothing cannot be told from the end of the scan.
+    if limit < 1:
+        raise InvalidInputError(f"a page of {limit} (at least 1)")
+
+
+def _number(limit: int) -> Int8:
+    return Int8(min(limit, _MOST))

@@ -1,0 +1,186 @@
+"""What is wrong with a store on a server, as far as that is the store's own affair.
+
+Pages, indexes and the uniqueness of keys are the server's, which has checksums and ``amcheck`` for
+them. Ours is that objects inflate to what they were, that they are numbered above what they link
+to, and that everything named is there: ``maintenance.check`` asks for it piece by piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+from psycopg.types.numeric import Int2, Int8
+
+from casstore.engine.compression import Compressor
+from casstore.engine.faults import (
+    HEADER_DAMAGED,
+    OBJECT_DAMAGED,
+    ROW_DAMAGED,
+    Examination,
+    Examined,
+    Fault,
+    Structure,
+    Told,
+)
+from casstore.engine.postgres.arrays import Blobs, Longs
+from casstore.engine.postgres.connections import Connections
+from casstore.engine.postgres.request import TABLE_NUMBERS
+from casstore.engine.protocol import Row, StoredObject
+from casstore.errors import CorruptionError, ReadOnlyError
+
+_OBJECTS_A_BATCH: Final = 512
+# What one answer of the server may bring, before it is inflated.
+_BYTES_A_BATCH: Final = 8 << 20
+
+
+class Examining:
+    """The part of the engine that looks for faults; see ``engine.faults.Checking``."""
+
+    connections: Connections
+    readonly: bool
+    statement: Callable[[str], bytes]
+    _compressor: Compressor
+
+    def _ask(self, text: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        return self.connections.fetch(self.statement(text), parameters)
+
+    # --- asked by the check -----------------------------------------------------------------
+
+    def check_header(self) -> list[Fault]:
+        """Look at the state of the store, and that numbers given from now on are new."""
+        [[states, given, highest]] = self._ask(
+            "SELECT (SELECT count(*) FROM {s}.state), (SELECT last_value FROM {s}.object_ids), "
+            "(SELECT coalesce(max(id), 0) FROM {s}.objects)"
+        )
+        faults = []
+        if states != 1:
+            what = f"there are {states} rows that say how far collections have come, not one"
+            faults.append(Fault(HEADER_DAMAGED, what, table="state"))
+        if given < highest:
+            what = f"objects are numbered up to {highest}, and the next number is {given + 1}"
+            faults.append(Fault(HEADER_DAMAGED, what, table="object_ids"))
+        return faults
+
+    def check_structure(self) -> Structure:
+        """Say nothing: how tables are laid out is the server's affair."""
+        return Structure([], frozenset())
+
+    def check_rows(
+        self, tables: Sequence[str], told: Told | None = None, *, whole: bool = True
+    ) -> list[Fault]:
+        """Look for rows of tables that there are not; what a row says is proven by who reads it."""
+        found = self._ask("SELECT kind, count(*) FROM {s}.rows GROUP BY kind")
+        known = set(TABLE_NUMBERS.values())
+        return [
+            Fault(ROW_DAMAGED, f"{number} rows belong to a table {kind}, which there is not")
+            for kind, number in found
+            if kind not in known
+        ]
+
+    def readable_rows(self, table: str, *, start: bytes, limit: int) -> list[Row]:
+        """Rows from ``start`` on, in order."""
+        found = self._ask(
+            "SELECT key, value FROM {s}.rows WHERE kind = %b AND key >= %b "
+            "ORDER BY kind, key LIMIT %b",
+            Int2(TABLE_NUMBERS[table]),
+            bytes(start),
+            Int8(limit),
+        )
+        return [Row(*row) for row in found]
+
+    def examine(self, *, after: int, content: Callable[[int], bool] | None) -> Examination:
+        """Objects with an id above ``after``, some at a time."""
+        found = self._ask(
+            "SELECT id, digest, kind, children, octet_length(content) FROM {s}.objects "
+            "WHERE id > %b ORDER BY id LIMIT %b",
+            Int8(after),
+            Int8(_OBJECTS_A_BATCH),
+        )
+        wanted = {row[0]: row[4] for row in found if content is not None and content(row[0])}
+        stored = dict(self._stored(wanted))
+        children = {child for row in found if row[0] in stored for child in row[3]}
+        names = dict(zip(children, self.find_names(list(children)), strict=True))
+        objects = [
+            self._examined(id_, digest, kind, children, stored.get(id_), names)
+            for id_, digest, kind, children, _ in found
+        ]
+        last = found[-1][0] if len(found) == _OBJECTS_A_BATCH else None
+        return Examination(objects, [], last)
+
+    def find_ids(self, digests: Sequence[bytes]) -> list[int | None]:
+        """The ids of objects, all of one moment; None where there is none."""
+        if not digests:
+            return []
+        found = dict(
+            self._ask("SELECT digest, id FROM {s}.objects WHERE digest = ANY(%b)", Blobs(digests))
+        )
+        return [found.get(bytes(digest)) for digest in digests]
+
+    def find_names(self, ids: Sequence[int]) -> list[bytes | None]:
+        """The digests by which objects are found, all of one moment; None: by none."""
+        if not ids:
+            return []
+        found = dict(self._ask("SELECT id, digest FROM {s}.objects WHERE id = ANY(%b)", Longs(ids)))
+        return [found.get(each) for each in ids]
+
+    def check_index(self, excused: Callable[[int], bool], told: Told | None = None) -> list[Fault]:
+        """Say nothing: the server finds objects by an index of its own."""
+        return []
+
+    def read_mark(self) -> bytes | None:
+        """What the last check left behind."""
+        found = self._ask("SELECT mark FROM {s}.state")
+        return found[0][0] if found else None
+
+    def write_mark(self, mark: bytes) -> None:
+        """Leave something for the next check."""
+        if self.readonly:
+            raise ReadOnlyError("the store was opened for reading only")
+        self._ask("UPDATE {s}.state SET mark = %b RETURNING true", mark)
+
+    # --- its parts --------------------------------------------------------------------------
+
+    def _stored(self, sizes: dict[int, int]) -> Iterator[tuple[int, tuple[int, bytes, int]]]:
+        """Codec, bytes as stored and size of objects, a few megabytes at a time."""
+        for batch in _batches(sizes):
+            for id_, codec, content, size_bytes in self._ask(
+                "SELECT id, codec, content, size_bytes FROM {s}.objects WHERE id = ANY(%b)",
+                Longs(batch),
+            ):
+                yield id_, (codec, content, size_bytes)
+
+    def _examined(
+        self,
+        id_: int,
+        digest: bytes,
+        kind: int,
+        children: list[int],
+        stored: tuple[int, bytes, int] | None,
+        names: dict[int, bytes | None],
+    ) -> Examined:
+        found = Examined(id_, digest, kind, tuple(children), named=True)
+        if stored is None:
+            return found
+        codec, content, size_bytes = stored
+        try:
+            data = self._compressor.inflate(codec, 0, content, size_bytes)
+        except CorruptionError as exc:
+            what = f"object {digest.hex()}: {exc}"
+            return found._replace(fault=Fault(OBJECT_DAMAGED, what, digest=digest))
+        # A child that is not there has no name; that it is not is found out by its number.
+        links = tuple([names.get(child) or b"" for child in children])
+        return found._replace(item=StoredObject(kind, data), links=links)
+
+
+def _batches(sizes: dict[int, int]) -> Iterator[list[int]]:
+    batch: list[int] = []
+    taken = 0
+    for id_, size_bytes in sizes.items():
+        if batch and taken + size_bytes > _BYTES_A_BATCH:
+            yield batch
+            batch, taken = [], 0
+        batch.append(id_)
+        taken += size_bytes
+    if batch:
+        yield batch

@@ -1,0 +1,151 @@
+"""Making a store of a schema, recognising one, and bringing an older one up to date.
+
+Who finds no store makes one under a lock of the whole database, so any number may open it for the
+first time at once. A schema that holds anything else is never taken over.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import psycopg
+from psycopg import sql
+
+from casstore.engine.postgres import tables
+from casstore.errors import (
+    CorruptionError,
+    ForeignStoreError,
+    FormatVersionError,
+    ReadOnlyError,
+    StoreNotFoundError,
+)
+
+FAMILY: Final = "casstore"
+VERSION: Final = 1
+
+#: What turns a schema of one version into the next: statements, by the version they start from.
+UPGRADES: Final[dict[int, Sequence[str]]] = {}
+
+# Held while a schema is made or changed. Any number that everybody uses will do.
+_LOCK: Final = 0x6361_7373_746F_7265
+
+_HOLDS_META: Final = sql.SQL("SELECT to_regclass({meta}) IS NOT NULL")
+_SCHEMA_THERE: Final = "SELECT 1 FROM pg_namespace WHERE nspname = %s"
+_HOLDS_ANYTHING: Final = """
+    SELECT EXISTS (SELECT 1 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+                   WHERE n.nspname = %(schema)s)
+        OR EXISTS (SELECT 1 FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+                   WHERE n.nspname = %(schema)s)
+        OR EXISTS (SELECT 1 FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace
+                   WHERE n.nspname = %(schema)s)
+"""
+
+
+class Identity(NamedTuple):
+    """What a store says of itself."""
+
+    version: int
+    #: Its number among the locks of the database.
+    store: int
+
+
+def ready(
+    connection: psycopg.Connection[Any], place: str, schema: str, *, create: bool, readonly: bool
+) -> Identity:
+    """The store in a schema, made or upgraded if need be and if that is allowed.
+
+    StoreNotFoundError, ForeignStoreError or FormatVersionError if there is none to be had.
+    """
+    found = _find(connection, place, schema)
+    if found is not None and found.version == VERSION:
+        return found
+    if found is not None and (found.version > VERSION or readonly):
+        raise FormatVersionError(place, found.version, VERSION)
+    if found is None and (readonly or not create):
+        raise StoreNotFoundError(f"no store at {place}; open it once with create=True")
+    with connection.transaction():
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
+        # Others may have been at it while we waited.
+        found = _find(connection, place, schema)
+        if found is None:
+            _create(connection, schema)
+        elif found.version < VERSION:
+            _upgrade(connection, place, schema, found.version)
+        found = _find(connection, place, schema)
+    assert found is not None
+    return found
+
+
+def _find(connection: psycopg.Connection[Any], place: str, schema: str) -> Identity | None:
+    meta = sql.Identifier(schema, "meta")
+    if connection.execute(_SCHEMA_THERE, (schema,)).fetchone() is None:
+        return None
+    holds = _HOLDS_META.format(meta=sql.Literal(meta.as_string(connection)))
+    row = connection.execute(holds).fetchone()
+    if row is None or not row[0]:
+        other = connection.execute(_HOLDS_ANYTHING, {"schema": schema}).fetchone()
+        if other is not None and other[0]:
+            raise ForeignStoreError(
+                f"{place} holds something else, and is left untouched; choose another schema"
+            )
+        return None
+    try:
+        query = sql.SQL("SELECT name, value FROM {meta}").format(meta=meta)
+        said = dict(connection.execute(query).fetchall())
+    except psycopg.errors.UndefinedColumn:
+        raise ForeignStoreError(
+            f"{place} has a table meta that is not ours; choose another schema"
+        ) from None
+    except psycopg.errors.InsufficientPrivilege as exc:
+        raise ReadOnlyError(f"this role may not read {place}: {exc.diag.message_primary}") from exc
+    if said.get("family") != FAMILY:
+        raise ForeignStoreError(f"{place} was made by something else; choose another schema")
+    try:
+        return Identity(int(said["version"]), int(said["store"]))
+    except (KeyError, ValueError) as exc:
+        raise CorruptionError(f"{place} does not say which version it has") from exc
+
+
+def _create(connection: psycopg.Connection[Any], schema: str) -> None:
+    name = sql.Identifier(schema)
+    if connection.execute(_SCHEMA_THERE, (schema,)).fetchone() is None:
+        connection.execute(sql.SQL("CREATE SCHEMA {s}").format(s=name))
+    for text in tables.CREATION:
+        connection.execute(spelled(text, schema))
+    said = {"family": FAMILY, "version": str(VERSION), "store": str(_new_number())}
+    insert = sql.SQL("INSERT INTO {s}.meta (name, value) VALUES (%s, %s)").format(s=name)
+    with connection.cursor() as cursor:
+        cursor.executemany(insert, list(said.items()))
+
+
+def _upgrade(connection: psycopg.Connection[Any], place: str, schema: str, version: int) -> None:
+    while version < VERSION:
+        steps = UPGRADES.get(version)
+        if steps is None:
+            raise FormatVersionError(place, version, VERSION)
+        for text in steps:
+            connection.execute(spelled(text, schema))
+        version += 1
+        connection.execute(
+            sql.SQL("UPDATE {s}.meta SET value = %s WHERE name = 'version'").format(
+                s=sql.Identifier(schema)
+            ),
+            (str(version),),
+        )
+
+
+def spelled(text: str, schema: str) -> bytes:
+    """A statement of ours with the schema's name in it, as an identifier.
+
+    ``text`` is a constant of this package: nothing that was given by anybody becomes SQL.
+    """
+    made = sql.SQL(text).format(
+        s=sql.Identifier(schema), touch=sql.Literal(tables.TOUCH_INTERVAL_MS)
+    )
+    return made.as_bytes(None)
+
+
+def _new_number() -> int:
+    return secrets.randbits(63)

@@ -1,0 +1,242 @@
+"""Watches over a network: one listening connection for all watches of an engine.
+
+Who watches leaves a row that says so, and writers then send a notification after their commit; as
+long as nobody watches they send none. It is sent in a transaction of its own, because the server
+lets transactions with notifications commit only one after the other. A writer that dies between
+the two leaves its commit without one, so the listener also looks every few seconds whether the
+store has been written to. Where notifications do not arrive (behind a pooler in transaction mode,
+on a standby, for a role that may only read) it looks several times a second.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+from weakref import WeakSet
+
+import psycopg
+from psycopg import sql
+from psycopg.types.numeric import Int8
+
+from casstore.engine.postgres.connections import Client, translated
+from casstore.engine.watches import PipeWatch
+from casstore.errors import CasstoreError, StorageUnavailableError
+
+if TYPE_CHECKING:
+    from casstore.engine.postgres.engine import PostgresEngine
+
+# A registration ends by itself if its listener dies without a word.
+_REGISTERED_MS: Final = 120_000
+_LOOK_S: Final = 5.0
+_LOOK_OFTEN_S: Final = 0.2
+# How long a notification may take before they are taken not to arrive.
+_TRIAL_S: Final = 2.0
+_RECONNECT_S: Final = 1.0
+_READY_S: Final = 60.0
+
+
+class Watching:
+    """The watches of one engine, and the thread that wakes them."""
+
+    def __init__(self, engine: PostgresEngine) -> None:
+        self._engine = engine
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        # They belong to those who wait, and leave with them.
+        self._watches: WeakSet[PipeWatch] = WeakSet()
+        self._listener: _Listener | None = None
+        self.channel = f"casstore_{engine.store_number:016x}"
+        self._notify = engine.statement(
+            "SELECT set_config('synchronous_commit', 'off', true), pg_notify(%b, '')"
+        )
+
+    def watch(self) -> PipeWatch:
+        """A watch that wakes after every write from now on."""
+        watch = PipeWatch(self._engine.connections.check)
+        with self._lock:
+            self._watches.add(watch)
+            if self._listener is None:
+                self._listener = _Listener(self._engine, self)
+            listener = self._listener
+        try:
+            listener.wait_until_ready()
+        except BaseException:
+            with self._lock:
+                if self._listener is listener and listener.has_ended:
+                    self._listener = None
+            raise
+        return watch
+
+    def notify(self) -> None:
+        """Tell all listeners of a write that has been made."""
+        with suppress(CasstoreError):
+            # The write has happened and must not seem to have failed. Listeners look for
+            # themselves in a few seconds.
+            self._engine.connections.fetch(self._notify, (self.channel,))
+
+    def wake(self) -> None:
+        """Wake everybody who waits."""
+        with self._lock:
+            watches = list(self._watches)
+        for watch in watches:
+            watch.wake()
+
+    def end_if_unused(self, listener: _Listener) -> bool:
+        """Let a listener go for which nobody waits any more."""
+        with self._lock:
+            if self._watches or self._listener is not listener:
+                return False
+            self._listener = None
+            return True
+
+    def close(self) -> None:
+        """End the listening; everybody who waits wakes for good."""
+        if os.getpid() != self._pid:
+            # The pipes are shared with the parent: what is written here would reach it.
+            return
+        with self._lock:
+            listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.stop()
+        self.wake()
+
+
+class _Listener:
+    """A thread with a connection of its own."""
+
+    def __init__(self, engine: PostgresEngine, watching: Watching) -> None:
+        self._engine = engine
+        self._watching = watching
+        self._name = os.urandom(16)
+        self._ready = threading.Event()
+        self._problem: CasstoreError | None = None
+        self._ending = threading.Lock()
+        self._stopping, self._stop = os.pipe()
+        self._notified = False
+        self._seen = -1
+        self.has_ended = False
+        self._register = engine.statement(
+            "INSERT INTO {s}.watchers VALUES (%b, %b + coalesce(%b, {s}.now_ms())) "
+            "ON CONFLICT (watcher) DO UPDATE SET until_ms = excluded.until_ms"
+        )
+        self._unregister = engine.statement("DELETE FROM {s}.watchers WHERE watcher = %b")
+        self._forget = engine.statement(
+            "DELETE FROM {s}.watchers WHERE until_ms < coalesce(%b, {s}.now_ms())"
+        )
+        self._count = engine.statement("SELECT last_value, is_called FROM {s}.writes")
+        self._thread = threading.Thread(target=self._run, name="casstore-listener", daemon=True)
+        self._thread.start()
+
+    def wait_until_ready(self) -> None:
+        """Return when every write from now on will be noticed."""
+        if not self._ready.wait(_READY_S):
+            raise StorageUnavailableError(f"{self._engine.address.place} does not answer")
+        if self._problem is not None:
+            raise self._problem
+
+    def stop(self) -> None:
+        """End the thread, and wait for it."""
+        with self._ending:
+            if not self.has_ended:
+                os.write(self._stop, b"\0")
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped(0):
+                try:
+                    with self._engine.connections.alone() as connection:
+                        self._listen(connection)
+                    return
+                except CasstoreError as exc:
+                    if not self._ready.is_set():
+                        # Whoever asked for the first watch is told.
+                        self._problem = exc
+                        return
+                    # Somebody who waits through this may have missed something.
+                    self._watching.wake()
+                    if self._stopped(_RECONNECT_S):
+                        return
+        finally:
+            with self._ending:
+                self.has_ended = True
+                os.close(self._stopping)
+                os.close(self._stop)
+            self._ready.set()
+
+    def _stopped(self, timeout_s: float) -> bool:
+        return bool(select.select([self._stopping], [], [], timeout_s)[0])
+
+    def _listen(self, connection: Client) -> None:
+        self._notified = False
+        connection.add_notify_handler(self._take_note)
+        arrives = self._subscribe(connection)
+        self._notified = False
+        self._seen = self._written(connection)
+        if self._ready.is_set():
+            # A second connection: what was written in between was told to nobody.
+            self._watching.wake()
+        self._ready.set()
+        pause_s = _LOOK_S if arrives else _LOOK_OFTEN_S
+        while True:
+            readable = select.select([connection.fileno(), self._stopping], [], [], pause_s)[0]
+            if self._stopping in readable:
+                self._leave(connection, arrives=arrives)
+                return
+            if arrives and not readable:
+                self._announce(connection)
+            # Asking takes in the notifications that have arrived.
+            written = self._written(connection)
+            if self._notified or written != self._seen:
+                self._notified = False
+                self._seen = written
+                self._watching.wake()
+            elif not readable and self._watching.end_if_unused(self):
+                self._leave(connection, arrives=arrives)
+                return
+
+    def _take_note(self, notification: psycopg.Notify) -> None:
+        self._notified = True
+
+    def _subscribe(self, connection: Client) -> bool:
+        """Listen, and leave word of it; False if notifications do not arrive here."""
+        channel = self._watching.channel
+        try:
+            connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+            self._announce(connection)
+            # By another connection, while this one rests: a pooler has taken the server away
+            # from it by then.
+            self._watching.notify()
+            if not select.select([connection.fileno()], [], [], _TRIAL_S)[0]:
+                self._leave(connection, arrives=True)
+                return False
+            # Writers under way may not have seen the announcement: when we have had the store for
+            # ourselves they are through, and what they wrote is there to be read.
+            with connection.transaction():
+                connection.execute(
+                    "SELECT pg_advisory_xact_lock(%b)", (Int8(self._engine.store_number),)
+                )
+        except (psycopg.errors.InsufficientPrivilege, psycopg.errors.ReadOnlySqlTransaction):
+            return False
+        return self._notified
+
+    def _announce(self, connection: Client) -> None:
+        given_ms = self._engine.given_ms()
+        connection.execute(self._register, (self._name, Int8(_REGISTERED_MS), given_ms))
+        connection.execute(self._forget, (given_ms,))
+
+    def _leave(self, connection: Client, *, arrives: bool) -> None:
+        if arrives:
+            with suppress(CasstoreError), translated(self._engine.address):
+                # If it cannot be taken away it ends by itself.
+                connection.execute(self._unregister, (self._name,))
+
+    def _written(self, connection: Client) -> int:
+        row = connection.execute(self._count).fetchone()
+        assert row is not None
+        last, is_called = row
+        return int(last) if is_called else 0

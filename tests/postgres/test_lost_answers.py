@@ -1,0 +1,138 @@
+"""The server did it and its answer was lost: the call ends well, and nothing happened twice.
+
+Every call is made again and again, each time with another of its answers lost, until a call needs
+no more answers than were given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+pytest.importorskip("psycopg")
+
+import casstore
+from casstore import UNFENCED, Commit, NodeDraft, Store
+from casstore.engine.protocol import PutRow, RowIs, RowKey, Stamp, Write
+from servers.delay_proxy import DelayProxy
+from servers.postgres import Server
+
+MOST_ANSWERS = 50
+
+
+class Far(NamedTuple):
+    """A store behind a link, and the link."""
+
+    store: Store
+    link: DelayProxy
+
+
+@pytest.fixture
+def far(postgres_server: Server, schema: str) -> Iterator[Far]:
+    place = str(postgres_server.place / f".s.PGSQL.{postgres_server.port}")
+    with (
+        DelayProxy(place) as link,
+        casstore.open(postgres_server.url(port=link.port, schema=schema)) as store,
+    ):
+        # Its first connection is made in the background, and is there now.
+        store.engine.now_ms()
+        yield Far(store, link)
+
+
+def with_each_answer_lost(far: Far, work: Callable[[str], object]) -> int:
+    """Do ``work`` under one name after the other; how often an answer was lost in it."""
+    for number in range(MOST_ANSWERS):
+        lost = far.link.lose_next_answer(after=number)
+        work(f"x{number}")
+        if not lost.is_set():
+            far.link.lose_nothing()
+            return number
+    raise AssertionError(f"a call that needs more than {MOST_ANSWERS} answers")
+
+
+def test_a_commit_happens_once_without_a_turn_to_recognise_it_by(far: Far) -> None:
+    session = far.store.session("s")
+    revisions: list[int] = []
+
+    def commit(name: str) -> None:
+        change = Commit(
+            append=[NodeDraft(name, {"text": name})], expected=len(revisions), lease=UNFENCED
+        )
+        revisions.append(session.commit(change).revision)
+
+    lost = with_each_answer_lost(far, commit)
+    assert lost >= 1
+    assert revisions == list(range(1, lost + 2))
+    assert [node.id for node in session.nodes()] == [f"x{at}" for at in range(lost + 1)]
+    assert [entry.revision for entry in session.history()] == revisions[::-1]
+
+
+def test_a_fork_a_lease_and_queued_work_happen_once(far: Far) -> None:
+    store = far.store
+    store.session("s").commit(Commit(append=[NodeDraft("a", "a")], lease=UNFENCED))
+    assert with_each_answer_lost(far, lambda name: store.fork("s", name)) >= 1
+
+    fencing: list[int] = []
+
+    def lease(name: str) -> None:
+        claimed = store.session("s").claim_lease(name, 60_000)
+        assert claimed is not None
+        fencing.append(claimed.fencing)
+        store.session("s").release_lease(claimed)
+
+    assert with_each_answer_lost(far, lease) >= 2
+    assert fencing == list(range(1, len(fencing) + 1))
+
+    queue = store.session("s").queue
+    queued = with_each_answer_lost(far, lambda name: queue.enqueue([name])) + 1
+    assert [list(batch.items) for batch in queue.batches()] == [[f"x{at}"] for at in range(queued)]
+
+
+def test_a_rewind_happens_once(far: Far) -> None:
+    session = far.store.session("s")
+    for at in range(3):
+        session.commit(Commit(append=[NodeDraft(f"n{at}", at)], lease=UNFENCED))
+    expected = [3]
+
+    def rewind(name: str) -> None:
+        done = session.rewind(1, lease=UNFENCED, expected=expected[-1], label=name)
+        assert done.revision == expected[-1] + 1
+        expected.append(done.revision)
+
+    assert with_each_answer_lost(far, rewind) >= 1
+
+
+def test_a_bare_write_whose_condition_it_breaks_itself_is_not_refused(far: Far) -> None:
+    engine = far.store.engine
+
+    def write(name: str) -> None:
+        place = RowKey("records", name.encode())
+        put = PutRow(*place, bytes(8) + b"first", stamps=[Stamp(0)])
+        done = engine.write(Write(conditions=[RowIs(*place, None)], rows=[put]))
+        [value] = engine.get_rows([place])
+        # The answer is the one of the time when it happened.
+        assert value == done.now_ms.to_bytes(8, "big") + b"first"
+
+    assert with_each_answer_lost(far, write) >= 2
+
+
+@pytest.mark.parametrize("what", ["checkpoint", "nodes", "sessions", "scan"])
+def test_reading_is_done_again(far: Far, what: str) -> None:
+    store = far.store
+    for at in range(3):
+        store.session("s").commit(Commit(append=[NodeDraft(f"n{at}", at)], lease=UNFENCED))
+    reads: dict[str, Callable[[], Any]] = {
+        "checkpoint": lambda: store.session("s").checkpoint(),
+        "nodes": lambda: [node.id for node in store.session("s").nodes()],
+        "sessions": lambda: list(store.sessions()),
+        "scan": lambda: store.engine.scan_rows("history"),
+    }
+    read = reads[what]
+    expected = read()
+
+    def same(name: str) -> None:
+        assert read() == expected
+
+    assert with_each_answer_lost(far, same) >= 1

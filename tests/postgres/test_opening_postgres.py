@@ -1,0 +1,344 @@
+"""Opening a store on a server: made once, recognised, upgraded, refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+pytest.importorskip("psycopg")
+
+import psycopg
+
+import casstore
+import casstore.aio
+from casstore.engine.postgres import schema as schemas
+from casstore.engine.postgres.address import Address, parse
+from casstore.engine.postgres.engine import PostgresEngine
+from casstore.engine.protocol import PutRow, RowKey, Write
+from casstore.errors import (
+    ClosedError,
+    CorruptionError,
+    ForeignStoreError,
+    FormatVersionError,
+    InvalidInputError,
+    ReadOnlyError,
+    StorageError,
+    StorageUnavailableError,
+    StoreNotFoundError,
+)
+from casstore.maintenance import backup, compact, gc, pack, rebuild, space
+from casstore.session.data import UNFENCED, Commit, NodeDraft
+from casstore.testing.engine_fixtures import find_row, new_blob, put_objects, put_row
+from casstore.testing.engine_threads import TIMEOUT_S, start
+from servers.postgres import Server
+
+HERE = RowKey("records", b"here")
+
+
+@pytest.fixture
+def sql(postgres_server: Server) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
+        yield connection
+
+
+# --- addresses -----------------------------------------------------------------------------------
+
+
+def test_an_address_has_words_of_ours_and_leaves_the_others_to_libpq() -> None:
+    url = "postgresql://me:pass%20word@a,b:5433/db?schema=team&sslmode=verify-full&pool=3"
+    address = parse(f"{url}&prepare=off&patience=2.5&target_session_attrs=read-write")
+    assert address == Address(
+        "postgresql://me:pass%20word@a,b:5433/db?sslmode=verify-full"
+        "&target_session_attrs=read-write",
+        "team", 3, False, 2.5,
+    )  # fmt: skip
+    assert address.place == "postgresql://a,b:5433/db?schema=team"
+    assert parse("postgres://h/d") == Address("postgres://h/d")
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["schema=", "schema=Team", "schema=a-b", "schema=pg_x", "schema=" + "a" * 64,
+     'schema=a"b', "pool=0", "pool=many", "pool=100000", "prepare=perhaps", "patience=-1",
+     "patience=nan"],
+)  # fmt: skip
+def test_words_that_make_no_sense_are_refused(words: str) -> None:
+    with pytest.raises(InvalidInputError, match=words.partition("=")[0]):
+        parse(f"postgresql://h/d?{words}")
+
+
+def test_no_password_is_told_to_anybody(postgres_server: Server) -> None:
+    url = "postgresql://me:secret@/nowhere?host=" + str(postgres_server.place)
+    with pytest.raises(StorageError) as caught:
+        casstore.open(url)
+    assert "secret" not in str(caught.value)
+
+
+def test_what_is_said_of_a_file_is_refused(postgres_url: str) -> None:
+    for options in ({"verify": True}, {"map_bytes": 1 << 30}, {"auto_pack": True}):
+        with pytest.raises(InvalidInputError):
+            casstore.open(postgres_url, **options)
+    with pytest.raises(InvalidInputError):
+        casstore.open(postgres_url, durability="none")
+
+
+# --- making --------------------------------------------------------------------------------------
+
+
+def test_any_number_may_open_it_for_the_first_time_at_once(postgres_url: str) -> None:
+    def open_and_write(number: int) -> int:
+        with casstore.open(postgres_url) as store:
+            put_row(store.engine, "records", b"%d" % number, b"")
+            engine = store.engine
+            assert isinstance(engine, PostgresEngine)
+            return engine.store_number
+
+    numbers = [each.result(TIMEOUT_S) for each in [
+        start(partial(open_and_write, number)) for number in range(8)
+    ]]  # fmt: skip
+    assert len(set(numbers)) == 1
+    with casstore.open(postgres_url, readonly=True) as store:
+        assert len(store.engine.scan_rows("records")) == 8
+
+
+def test_stores_of_one_database_do_not_see_each_other(postgres_server: Server, schema: str) -> None:
+    with (
+        casstore.open(postgres_server.url(schema=f"{schema}_a")) as one,
+        casstore.open(postgres_server.url(schema=f"{schema}_b")) as other,
+    ):
+        digest = one.put_blob(b"only here")
+        put_row(one.engine, *HERE, b"only here")
+        assert other.missing([digest]) == [digest]
+        assert find_row(other.engine, *HERE) is None
+
+
+def test_a_store_that_is_not_there_is_not_made_unless_that_is_wanted(
+    postgres_url: str, schema: str, sql: psycopg.Connection[Any]
+) -> None:
+    for options in ({"create": False}, {"readonly": True}):
+        with pytest.raises(StoreNotFoundError):
+            casstore.open(postgres_url, **options)  # type: ignore[arg-type]
+    found = sql.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (schema,)).fetchone()
+    assert found is None
+
+
+def test_an_empty_schema_that_somebody_made_for_it_is_used(
+    postgres_url: str, schema: str, sql: psycopg.Connection[Any]
+) -> None:
+    sql.execute(f"CREATE SCHEMA {schema}".encode())
+    with casstore.open(postgres_url) as store:
+        store.put_blob(b"x")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "CREATE TABLE {}.theirs (a int)",
+        "CREATE TABLE {}.meta (a int)",
+        "CREATE TABLE {}.meta (name text, value text)",
+        "CREATE SEQUENCE {}.numbers",
+        "CREATE FUNCTION {}.f() RETURNS int LANGUAGE sql AS 'SELECT 1'",
+        "CREATE TYPE {}.colour AS ENUM ('red')",
+    ],
+)
+def test_a_schema_with_anything_else_in_it_is_left_alone(
+    postgres_url: str, schema: str, sql: psycopg.Connection[Any], other: str
+) -> None:
+    sql.execute(f"CREATE SCHEMA {schema}".encode())
+    sql.execute(other.format(schema).encode())
+    with pytest.raises(ForeignStoreError):
+        casstore.open(postgres_url)
+    row = sql.execute("SELECT to_regclass(%s)", (f"{schema}.objects",)).fetchone()
+    assert row == (None,)
+
+
+# --- versions ------------------------------------------------------------------------------------
+
+
+def set_version(sql: psycopg.Connection[Any], schema: str, version: str) -> None:
+    query = f"UPDATE {schema}.meta SET value = %s WHERE name = 'version'"
+    sql.execute(query.encode(), (version,))
+
+
+def test_a_newer_store_is_refused_with_what_to_do(
+    postgres_url: str, schema: str, sql: psycopg.Connection[Any]
+) -> None:
+    casstore.open(postgres_url).close()
+    set_version(sql, schema, str(schemas.VERSION + 1))
+    with pytest.raises(FormatVersionError, match="upgrade casstore"):
+        casstore.open(postgres_url)
+    set_version(sql, schema, "nonsense")
+    with pytest.raises(CorruptionError):
+        casstore.open(postgres_url)
+
+
+def test_an_older_store_is_upgraded_once_by_whoever_comes_first(
+    postgres_url: str, schema: str, sql: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with casstore.open(postgres_url) as store:
+        kept = store.put_blob(b"kept")
+    monkeypatch.setattr(schemas, "VERSION", schemas.VERSION + 1)
+    with pytest.raises(FormatVersionError):
+        # No way leads there yet, and nothing is changed.
+        casstore.open(postgres_url)
+    step = ["CREATE TABLE {s}.added (a int)", "INSERT INTO {s}.added VALUES (1)"]
+    monkeypatch.setitem(schemas.UPGRADES, schemas.VERSION - 1, step)
+    with pytest.raises(FormatVersionError):
+        casstore.open(postgres_url, readonly=True)
+
+    def look() -> bytes:
+        with casstore.open(postgres_url) as store:
+            return store.get_blob(kept)
+
+    for each in [start(look) for _ in range(4)]:
+        assert each.result(TIMEOUT_S) == b"kept"
+    rows = sql.execute(f"SELECT a FROM {schema}.added".encode()).fetchall()
+    assert rows == [(1,)]
+
+
+def test_an_upgrade_that_fails_changes_nothing(
+    postgres_url: str, schema: str, sql: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    casstore.open(postgres_url).close()
+    monkeypatch.setattr(schemas, "VERSION", schemas.VERSION + 1)
+    step = ["CREATE TABLE {s}.added (a int)", "SELECT 1 / 0"]
+    monkeypatch.setitem(schemas.UPGRADES, schemas.VERSION - 1, step)
+    with pytest.raises(StorageError):
+        casstore.open(postgres_url)
+    row = sql.execute("SELECT to_regclass(%s)", (f"{schema}.added",)).fetchone()
+    assert row == (None,)
+    monkeypatch.undo()
+    casstore.open(postgres_url).close()
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+def test_a_store_that_was_opened_for_reading_writes_nothing(postgres_url: str) -> None:
+    casstore.open(postgres_url).close()
+    with casstore.open(postgres_url, readonly=True) as store:
+        with pytest.raises(ReadOnlyError):
+            store.put_blob(b"x")
+        with pytest.raises(ReadOnlyError):
+            gc.collect(store)
+        assert store.engine.scan_objects() == []
+
+
+def test_a_standby_or_a_reader_is_read_only(postgres_url: str) -> None:
+    casstore.open(postgres_url).close()
+    url = postgres_url + "&options=-c%20default_transaction_read_only%3Don"
+    with casstore.open(url) as store:
+        assert store.engine.get_rows([HERE]) == [None]
+        with pytest.raises(ReadOnlyError):
+            store.put_blob(b"x")
+        # Watching is reading.
+        watch = store.engine.watch()
+        with casstore.open(postgres_url) as other:
+            other.put_blob(b"y")
+        assert watch.wait(TIMEOUT_S)
+        watch.close()
+
+
+def test_a_server_that_is_not_there_is_told_apart() -> None:
+    with pytest.raises(StorageUnavailableError):
+        casstore.open("postgresql://127.0.0.1:1/nowhere")
+
+
+def test_a_store_that_was_dropped_under_us_is_an_error_of_storage(
+    postgres_url: str, schema: str, sql: psycopg.Connection[Any]
+) -> None:
+    with casstore.open(postgres_url) as store:
+        sql.execute(f"DROP SCHEMA {schema} CASCADE".encode())
+        with pytest.raises(StorageError):
+            store.put_blob(b"x")
+        with pytest.raises(StorageError):
+            store.engine.get_rows([HERE])
+
+
+def test_what_this_engine_has_no_use_for_says_so(postgres_url: str, tmp_path: Any) -> None:
+    with casstore.open(postgres_url) as store:
+        for call in (
+            partial(pack.pack, store),
+            store.pack,
+            store.train_dictionary,
+            partial(space.measure, store),
+            partial(rebuild.rebuild, store),
+        ):
+            with pytest.raises(InvalidInputError):
+                call()
+        with pytest.raises((InvalidInputError, StoreNotFoundError)):
+            compact.compact(postgres_url)
+
+
+def test_a_backup_of_it_is_a_store_in_a_directory(postgres_url: str, tmp_path: Any) -> None:
+    with casstore.open(postgres_url) as store:
+        digest = store.put_value({"kept": ["long " * 300]})
+        store.tag("t", digest)
+        backup.backup(store, str(tmp_path / "b"))
+    with casstore.open(tmp_path / "b") as copy:
+        assert copy.get_value(digest) == {"kept": ["long " * 300]}
+
+
+@pytest.mark.parametrize("durability", ["full", "relaxed", "process"])
+def test_every_durability_writes_and_flushes(postgres_url: str, durability: str) -> None:
+    with casstore.open(postgres_url, durability) as store:
+        digest = store.put_blob(b"x")
+        store.flush()
+        assert store.get_blob(digest) == b"x"
+
+
+def test_a_full_write_lasts_even_where_the_server_would_not_wait(
+    postgres_url: str, schema: str, sql: psycopg.Connection[Any]
+) -> None:
+    # The test's server has synchronous_commit off; a trigger tells what a write really asks for.
+    with casstore.open(postgres_url) as store:
+        sql.execute(
+            f"""
+            CREATE TABLE {schema}.seen (setting text);
+            CREATE FUNCTION {schema}.look() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                INSERT INTO {schema}.seen VALUES (current_setting('synchronous_commit'));
+                RETURN NULL; END $$;
+            CREATE TRIGGER look AFTER INSERT ON {schema}.rows EXECUTE FUNCTION {schema}.look();
+        """.encode()
+        )
+        store.engine.write(Write(rows=[PutRow("records", b"1", b"")]))
+    with casstore.open(postgres_url, "relaxed") as store:
+        store.engine.write(Write(rows=[PutRow("records", b"2", b"")]))
+    seen = sql.execute(f"SELECT setting FROM {schema}.seen".encode()).fetchall()
+    assert seen == [("on",), ("off",)]
+
+
+def test_calls_under_way_when_it_is_closed_end_with_an_error_of_ours(postgres_url: str) -> None:
+    engine = PostgresEngine(parse(postgres_url))
+
+    def work() -> None:
+        n = 0
+        while True:
+            n += 1
+            put_objects(engine, new_blob(b"%d" % n))
+
+    working = start(work)
+    while not engine.scan_objects(limit=1):
+        pass
+    engine.close()
+    with pytest.raises(ClosedError):
+        working.result(TIMEOUT_S)
+
+
+def test_asyncio_callers_wait_for_what_another_engine_writes(postgres_url: str) -> None:
+    async def story() -> int:
+        async with casstore.aio.open(postgres_url) as store:
+            session = store.session("s")
+            waiting = asyncio.ensure_future(session.wait(0, timeout_s=TIMEOUT_S))
+            with casstore.open(postgres_url) as other:
+                commit = Commit(append=[NodeDraft("n", 1)], lease=UNFENCED)
+                await asyncio.to_thread(other.session("s").commit, commit)
+                head = await waiting
+            assert head is not None
+            return head.revision
+
+    assert asyncio.run(story()) == 1

@@ -1,0 +1,395 @@
+"""Writes from many connections: one order, no deadlock, none twice."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+pytest.importorskip("psycopg")
+
+import psycopg
+from psycopg.types.numeric import Int4
+
+import casstore
+from casstore.engine.postgres import connections, request, tables, watching
+from casstore.engine.postgres.address import parse
+from casstore.engine.postgres.engine import PostgresEngine
+from casstore.engine.protocol import PutRow, RowIs, RowKey, Write
+from casstore.errors import (
+    ConditionFailedError,
+    CorruptionError,
+    ForkedError,
+    InvalidInputError,
+    StorageUnavailableError,
+)
+from casstore.session.data import Commit, NodeDraft
+from casstore.testing.engine_fixtures import (
+    all_objects,
+    find_row,
+    new_blob,
+    new_parent,
+    put_objects,
+    put_row,
+)
+from casstore.testing.engine_threads import TIMEOUT_S, start
+from servers.delay_proxy import DelayProxy
+from servers.postgres import Server
+from tests.postgres.engines import Schemas, engines
+from tests.postgres.open_writes import Blocked, opened, replace_function
+
+HERE, THERE = RowKey("records", b"here"), RowKey("records", b"there")
+
+
+@pytest.fixture
+def engine(postgres_schemas: Schemas) -> Iterator[PostgresEngine]:
+    with engines(postgres_schemas) as make:
+        made = make()
+        assert isinstance(made, PostgresEngine)
+        yield made
+
+
+@pytest.fixture
+def own_engine(postgres_url: str) -> Iterator[PostgresEngine]:
+    """On a schema that nobody uses again: its functions may be changed."""
+    made = PostgresEngine(parse(postgres_url))
+    yield made
+    made.close()
+
+
+# --- one order -----------------------------------------------------------------------------------
+
+
+def both_look_at_what_the_other_writes(engine: PostgresEngine) -> list[bool]:
+    """Each is to write its row only if the other has not; which of them did?"""
+    with opened(engine) as begin:
+        first, second = begin(), begin()
+        first.write(Write(conditions=[RowIs(*THERE, None)], rows=[PutRow(*HERE, b"")]))
+        second.write(Write(conditions=[RowIs(*HERE, None)], rows=[PutRow(*THERE, b"")]))
+        first.commit()
+        second.commit()
+    return [row is not None for row in engine.get_rows([HERE, THERE])]
+
+
+def test_a_condition_holds_until_its_write_is_through(engine: PostgresEngine) -> None:
+    assert both_look_at_what_the_other_writes(engine) == [True, False]
+
+
+def test_without_locks_on_keys_both_would_write(own_engine: PostgresEngine) -> None:
+    replace_function(
+        own_engine,
+        tables.WRITE_SQL,
+        ("FROM unnest(locks, shared)", "FROM unnest(locks[:0], shared[:0])"),
+    )
+    assert both_look_at_what_the_other_writes(own_engine) == [True, True]
+
+
+def test_those_who_only_look_at_a_row_do_not_wait_for_each_other(engine: PostgresEngine) -> None:
+    put_row(engine, *HERE, b"shared")
+    with opened(engine) as begin:
+        first, second = begin(), begin()
+        condition = RowIs(*HERE, b"shared")
+        assert first.write(Write(conditions=[condition], rows=[PutRow("records", b"1", b"")]))
+        assert second.write(Write(conditions=[condition], rows=[PutRow("records", b"2", b"")]))
+        changing = begin()
+        assert not changing.write(Write(rows=[PutRow(*HERE, b"changed")]))
+        first.commit()
+        second.commit()
+        changing.commit()
+    assert find_row(engine, *HERE) == b"changed"
+
+
+def test_a_write_of_many_rows_has_the_store_to_itself(engine: PostgresEngine) -> None:
+    many = [PutRow("records", b"%d" % n, b"") for n in range(request.MAX_LOCKS + 1)]
+    with opened(engine) as begin:
+        first, second = begin(), begin()
+        assert first.write(Write(rows=[PutRow("heads", b"another", b"")]))
+        assert not second.write(Write(rows=many))
+        first.commit()
+        second.commit()
+    assert len(engine.scan_rows("records")) == len(many)
+
+
+def test_children_have_lower_ids_whoever_stores_them_first(engine: PostgresEngine) -> None:
+    """The parent's writer has numbered the child, too, when it finds that another stored it."""
+    child = new_blob(b"child")
+    parent = new_parent(child)
+    with opened(engine) as begin:
+        other = begin()
+        assert other.write(Write(objects=[child]))
+        writing = start(lambda: put_objects(engine, child, parent))
+        blocked = Blocked(engine)
+        assert not blocked.settle(writing, lambda: blocked.process("write"))
+        # By now it has taken numbers; another takes some more, and the first is through.
+        other.commit()
+        assert writing.result(TIMEOUT_S) == 1
+        blocked.close()
+    parent_info, child_info = engine.scan_objects()
+    assert parent_info.children == (child_info.id,)
+    assert child_info.id < parent_info.id
+
+
+# --- no deadlock ---------------------------------------------------------------------------------
+
+
+def meet(engine: PostgresEngine) -> str:
+    """Two writers store three objects in opposite orders; how does the second one fare?
+
+    A third holds the object in the middle until both of them have begun.
+    """
+    low, middle, high = sorted([new_blob(b"%d" % n) for n in range(3)])
+    with opened(engine) as begin:
+        gate, first, second = begin(), begin(), begin()
+        for writer in (first, second):
+            # A server that looks sooner finds the same deadlocks sooner.
+            writer._connection.execute("SET deadlock_timeout = '20ms'")
+        assert gate.write(Write(objects=[middle]))
+        assert not first.write(Write(objects=[low, middle, high]))
+        assert not second.write(Write(objects=[high, middle, low]))
+        gate.reset()
+        outcomes = set()
+        for writer in (first, second):
+            try:
+                writer.commit()
+                outcomes.add("stored")
+            except psycopg.Error as exc:
+                writer.reset()
+                outcomes.add(type(exc).__name__)
+    [other] = outcomes - {"stored"}
+    return other
+
+
+def test_writers_of_the_same_objects_wait_for_each_other_in_one_order(
+    engine: PostgresEngine,
+) -> None:
+    # The second finds that the first has stored them, and looks again.
+    assert meet(engine) == "SerializationFailure"
+    assert len(all_objects(engine)) == 3
+
+
+def test_writers_that_do_not_sort_their_digests_deadlock(own_engine: PostgresEngine) -> None:
+    replace_function(own_engine, tables.WRITE_SQL, ("ORDER BY n.digest", "ORDER BY n.id"))
+    assert meet(own_engine) == "DeadlockDetected"
+
+
+def test_many_writers_of_the_same_objects_never_deadlock(
+    engine: PostgresEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A deadlock would be tried again, and nobody would know; here it is an error.
+    monkeypatch.setattr(connections, "_COLLIDED", frozenset(("40001",)))
+
+    def work(number: int) -> None:
+        source = random.Random(number)
+        for n in range(15):
+            objects = [new_blob(b"%d.%d" % (n, part)) for part in range(20)]
+            source.shuffle(objects)
+            put_objects(engine, *objects, new_parent(*objects[:3]))
+
+    for each in [start(partial(work, number)) for number in range(6)]:
+        each.result(TIMEOUT_S)
+    for info in all_objects(engine):
+        assert all(child < info.id for child in info.children)
+
+
+# --- none twice ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def proxy(postgres_server: Server) -> Iterator[DelayProxy]:
+    with DelayProxy(str(postgres_server.place / f".s.PGSQL.{postgres_server.port}")) as made:
+        yield made
+
+
+def through(proxy: DelayProxy, server: Server, schema: str) -> str:
+    return server.url(port=proxy.port, schema=schema)
+
+
+def test_a_write_whose_answer_is_lost_happens_once_and_is_answered(
+    proxy: DelayProxy, postgres_server: Server, schema: str
+) -> None:
+    engine = PostgresEngine(parse(through(proxy, postgres_server, schema)))
+    put_row(engine, *HERE, b"0")
+    before = engine.commits_since_collection()
+    for n in range(5):
+        lost = proxy.lose_next_answer()
+        # Made twice, its condition would fail the second time.
+        result = engine.write(
+            Write(
+                objects=[new_blob(b"%d" % n)],
+                conditions=[RowIs(*HERE, b"%d" % n)],
+                rows=[PutRow(*HERE, b"%d" % (n + 1))],
+            )
+        )
+        assert lost.is_set()
+        assert result.new_objects == 1
+    assert find_row(engine, *HERE) == b"5"
+    assert engine.commits_since_collection() == before + 5
+    engine.close()
+
+
+def test_without_a_number_the_lost_write_would_fail_though_it_happened(
+    proxy: DelayProxy, postgres_server: Server, schema: str
+) -> None:
+    engine = PostgresEngine(parse(through(proxy, postgres_server, schema)))
+    replace_function(
+        engine, tables.WRITE_SQL, ("IF known.number >= the_number THEN", "IF false THEN")
+    )
+    put_row(engine, *HERE, b"0")
+    proxy.lose_next_answer()
+    with pytest.raises(ConditionFailedError):
+        engine.write(Write(conditions=[RowIs(*HERE, b"0")], rows=[PutRow(*HERE, b"1")]))
+    assert find_row(engine, *HERE) == b"1"
+    engine.close()
+
+
+def test_a_write_that_is_still_under_way_is_waited_for_not_made_again(
+    engine: PostgresEngine,
+) -> None:
+    """The client has lost its connection; the server does not know yet."""
+    write = Write(conditions=[RowIs(*HERE, None)], rows=[PutRow(*HERE, b"1")])
+    with opened(engine) as begin:
+        lost, again = begin(), begin()
+        assert lost.write(write)
+        again._connection.client, again._connection.number = lost._connection.client, 0
+        assert not again.write(write)
+        lost.commit()
+        again.commit()
+        assert again.result()[2] is None
+    assert find_row(engine, *HERE) == b"1"
+
+
+def test_reads_and_commits_survive_cut_connections(
+    proxy: DelayProxy, postgres_server: Server, schema: str
+) -> None:
+    with casstore.open(through(proxy, postgres_server, schema)) as store:
+        session = store.session("s")
+        lease = session.claim_lease("me", 600_000)
+        assert lease is not None
+        for n in range(5):
+            proxy.cut_all()
+            session.commit(Commit(append=[NodeDraft(f"n{n}", n)], lease=lease))
+        proxy.cut_all()
+        assert [node.id for node in session.nodes()] == [f"n{n}" for n in range(5)]
+
+
+def test_a_server_that_stays_away_is_a_typed_error_and_its_return_is_noticed(
+    postgres_server: Server,
+) -> None:
+    with Server(postgres_server.installation) as server:
+        engine = PostgresEngine(parse(server.url(patience="0.5")))
+        put_row(engine, *HERE, b"kept")
+        server.stop()
+        for call in (
+            lambda: engine.get_rows([HERE]),
+            lambda: put_row(engine, *HERE, b"lost"),
+        ):
+            with pytest.raises(StorageUnavailableError):
+                call()
+        with pytest.raises(StorageUnavailableError):
+            PostgresEngine(parse(server.url()))
+        server.start()
+        assert engine.get_rows([HERE]) == [b"kept"]
+        engine.close()
+
+
+# --- limits --------------------------------------------------------------------------------------
+
+
+def test_a_write_larger_than_the_server_takes_is_refused(
+    engine: PostgresEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request, "MAX_WRITE_BYTES", 1000)
+    source = random.Random(1)
+    with pytest.raises(InvalidInputError):
+        put_objects(engine, *[new_blob(source.randbytes(300)) for _ in range(4)])
+    with pytest.raises(InvalidInputError):
+        put_row(engine, *HERE, bytes(1001))
+    assert engine.scan_objects() == []
+    assert find_row(engine, *HERE) is None
+
+
+def test_a_role_that_is_not_read_committed_is_told(postgres_url: str) -> None:
+    url = postgres_url + "&options=-c%20default_transaction_isolation%3Dserializable"
+    engine = PostgresEngine(parse(url))
+    with pytest.raises(casstore.errors.StorageError, match="READ COMMITTED"):
+        put_row(engine, *HERE, b"")
+    engine.close()
+
+
+def test_the_child_of_a_fork_must_open_the_store_itself(engine: PostgresEngine) -> None:
+    put_row(engine, *HERE, b"1")
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            put_row(engine, *HERE, b"child")
+        except ForkedError:
+            engine.close()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0
+    # The parent's connections were left alone.
+    assert find_row(engine, *HERE) == b"1"
+    put_row(engine, *HERE, b"2")
+
+
+def test_the_child_of_a_fork_does_not_end_the_listening_of_its_parent(
+    engine: PostgresEngine,
+) -> None:
+    watch = engine.watch()
+    pid = os.fork()
+    if pid == 0:
+        engine.close()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert not watch.wait(0.2)
+    put_row(engine, *HERE, b"1")
+    assert watch.wait(TIMEOUT_S)
+    watch.close()
+
+
+def test_watching_again_and_again_leaves_no_descriptors(
+    engine: PostgresEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "_LOOK_S", 0.01)
+    put_row(engine, *HERE, b"")
+
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = descriptors()
+    for _ in range(3):
+        watch = engine.watch()
+        put_row(engine, *HERE, b"")
+        assert watch.wait(TIMEOUT_S)
+        watch.close()
+        del watch
+        # Nobody watches any more: the listener notices, and leaves.
+        deadline = time.monotonic() + TIMEOUT_S
+        while engine._watching._listener is not None or descriptors() > before:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert engine.connections.fetch(engine.statement("SELECT count(*) FROM {s}.watchers")) == [(0,)]
+
+
+def test_content_that_claims_too_much_is_damage(engine: PostgresEngine) -> None:
+    blob = new_blob(b"a" * 1000)
+    put_objects(engine, blob)
+    engine.cache.clear()
+    claim = engine.statement("UPDATE {s}.objects SET size_bytes = %b RETURNING 1")
+    for size_bytes in (2_000_000_000, 999):
+        engine.connections.fetch(claim, (Int4(size_bytes),))
+        with pytest.raises(CorruptionError):
+            engine.get_many([blob.digest])
+
+
+def test_every_table_has_a_number_of_its_own() -> None:
+    from casstore.engine.protocol import TABLES
+
+    assert set(request.TABLE_NUMBERS) == set(TABLES)
+    assert len(set(request.TABLE_NUMBERS.values())) == len(TABLES)

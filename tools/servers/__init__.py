@@ -1,0 +1,1 @@
+"""Real servers for tests, benchmarks and campaigns, gone with who started them."""
