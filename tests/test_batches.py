@@ -242,10 +242,10 @@ def test_what_was_looked_up_at_several_moments_does_not_count(
     engine.write(Write(objects=[gone, kept]))
     job = Job(Write(objects=[gone, kept]))
     pending = [Write(deletes=[gone.digest])]
-    reading = engine._env.reading
+    reading = engine._env.reading_bytes
 
     class Reading:
-        def __enter__(self) -> lmdb.Transaction[memoryview]:
+        def __enter__(self) -> lmdb.Transaction[bytes]:
             self._inner = reading()
             return self._inner.__enter__()
 
@@ -257,7 +257,7 @@ def test_what_was_looked_up_at_several_moments_does_not_count(
 
     with monkeypatch.context() as patch:
         patch.setattr("casstore.engine.lmdb.engine._READ_BATCH", 1)
-        patch.setattr(engine._env, "reading", Reading)
+        patch.setattr(engine._env, "reading_bytes", Reading)
         engine._prepare([job])
     assert job.hits == [gone.digest, kept.digest]
     ticket: Ticket[Job, WriteResult] = Ticket(job)
