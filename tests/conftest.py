@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
 # At the end: an installed casstore must not be hidden by the one beside the tests.
 sys.path.append(str(Path(__file__).parent.parent))
 
+from casstore.engine.lmdb import tail
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import Engine
@@ -27,10 +28,16 @@ __all__ = ["any_store", "clock", "postgres_schemas", "postgres_server", "postgre
 
 # How many of the tests that run on every engine run on PostgreSQL as well, one in so many: each
 # begins with connections that the server has yet to make. CASSTORE_EVERY_ENGINE=1 runs them all.
-_POSTGRES_SHARE = 6
+_POSTGRES_SHARE = 8
 EVERY = "CASSTORE_EVERY_ENGINE"
 # Seconds each, and what they are about is tried by shorter ones.
-_LONG_ON_POSTGRES = ("long_chain", "agents_at_work", "chains_of_lineages", "agree_with_the_model")
+_LONG_ON_POSTGRES = (
+    "long_chain",
+    "agents_at_work",
+    "chains_of_lineages",
+    "agree_with_the_model",
+    "meanwhile_counts",
+)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -59,6 +66,12 @@ def _is_chosen(name: str) -> bool:
 def clock() -> ManualClock:
     """The time of ``any_store``."""
     return ManualClock()
+
+
+@pytest.fixture
+def slab_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writers do not join what they store: for tests that want many small slabs."""
+    monkeypatch.setattr(tail, "SMALL_BODY_BYTES", -1)
 
 
 @pytest.fixture(params=["memory", "lmdb", "postgres"])

@@ -33,6 +33,8 @@ from casstore.maintenance.progress import Step
 from casstore.session.data import UNFENCED, Commit, NodeDraft
 from casstore.store import Store
 
+pytestmark = pytest.mark.usefixtures("slab_a_commit")
+
 ROOT = Path(__file__).parent.parent
 
 

@@ -24,6 +24,8 @@ from casstore.format.digest import Digest
 from casstore.session.data import UNFENCED, Commit, NodeDraft
 from casstore.store import Store
 
+pytestmark = pytest.mark.usefixtures("slab_a_commit")
+
 ROOT = Path(__file__).parent.parent
 
 

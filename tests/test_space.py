@@ -21,6 +21,8 @@ from casstore.maintenance.space import measure
 from casstore.session.data import UNFENCED, Commit, NodeDraft
 from casstore.store import Store
 
+pytestmark = pytest.mark.usefixtures("slab_a_commit")
+
 
 def fill(store: Store, turns: int = 150) -> None:
     source = random.Random(5)

@@ -134,6 +134,25 @@ class Compressor:
         return found
 
 
+def compress_alone(raw: bytes) -> bytes:
+    """A frame that needs nothing else to be inflated; for what is written once."""
+    return zstandard.ZstdCompressor(level=COLD_LEVEL).compress(raw)
+
+
+def inflate_alone(frame: bytes, max_bytes: int) -> bytes:
+    """What such a frame holds, whatever follows it; CorruptionError if it is none, or long."""
+    try:
+        claimed = zstandard.frame_content_size(frame)
+        if not 0 <= claimed <= max_bytes:
+            raise CorruptionError(f"a frame claims {claimed} bytes of at most {max_bytes}")
+        raw = zstandard.ZstdDecompressor().decompress(frame, max_output_size=max_bytes)
+    except (zstandard.ZstdError, MemoryError) as exc:
+        raise CorruptionError(f"a damaged zstd frame ({exc})") from exc
+    if len(raw) != claimed:
+        raise CorruptionError(f"a frame of {len(raw)} bytes that claims {claimed}")
+    return raw
+
+
 def cold_dictionary(content: bytes) -> zstandard.ZstdCompressionDict:
     """A dictionary made ready for packing."""
     dictionary = zstandard.ZstdCompressionDict(content)

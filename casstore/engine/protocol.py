@@ -91,6 +91,7 @@ class ObjectInfo(NamedTuple):
     kind: int
     size_bytes: int
     children: tuple[int, ...]
+    #: Never too early: an engine that keeps neighbours together may say when the last came.
     stored_at_ms: int
 
 
@@ -301,7 +302,9 @@ class Listing(Protocol):
 class Roots(NamedTuple):
     """What keeps objects alive: rows of these tables.
 
-    ``named`` finds the digests in a row, given its table and the engine's time.
+    ``named`` finds the digests in a row, given its table and the engine's time. A row comes to
+    name an object only in a write that brings it, asks for it (``ObjectsExist``) or stands on
+    a row that names it (``RowIs``): an engine whose removals run beside writers relies on that.
     """
 
     tables: tuple[str, ...]

@@ -14,7 +14,7 @@ from casstore.errors import CorruptionError, ForeignStoreError, FormatVersionErr
 
 FAMILY: Final = b"casstore"
 # 2: the journal, notes for collectors and the table of retention came in.
-STORE_FORMAT: Final = 2
+STORE_FORMAT: Final = 3
 
 _VERSION_DIGITS: Final = 9
 FAMILY_KEY: Final = b"family"

@@ -38,7 +38,7 @@ from casstore.maintenance.sending import Sender, StoreTarget
 from casstore.objects import graph
 from casstore.session import keys
 from casstore.session.heads import LINEAGE_BYTES, HeadRow, decode_head, head_key
-from casstore.session.lineage import decode_base, decode_page, encode_page, read_place
+from casstore.session.lineage import decode_base, decode_page, encode_page, read_seq
 from casstore.session.receipts import decode_receipt
 from casstore.session.scanning import scan
 from casstore.session.state import Runtime, tombstone_key
@@ -392,7 +392,7 @@ def _below(rows: Iterable[Row], limit: int) -> Iterator[Row]:
             page = decode_page(row.value).below(limit)
             if page.distances:
                 yield Row(row.key, encode_page(page))
-        elif not keys.is_lineage_node(row.key) or read_place(row.value).seq < limit:
+        elif not keys.is_lineage_node(row.key) or read_seq(row.value) < limit:
             yield row
 
 

@@ -19,7 +19,7 @@ from casstore.objects import graph as objects
 from casstore.objects.pieces import PieceReader
 from casstore.session import keys, lineage
 from casstore.session.heads import Base, HeadRow, decode_head
-from casstore.session.lineage import Page, Place
+from casstore.session.lineage import Page
 from casstore.session.scanning import scan
 
 _BATCH: Final = 256
@@ -42,16 +42,14 @@ class Table(NamedTuple):
     #: None: no session stands on it, but forks go on from it.
     standing: Standing | None
     base: Base | None
-    #: Rows that find nodes by their ids.
-    places: dict[bytes, Place]
+    #: The nodes' places in insertion order, by the key parts of their ids.
+    places: dict[bytes, int]
     pages: list[Page]
 
     def rows(self) -> list[Row]:
         """The rows, as they are stored."""
         puts = [] if self.base is None else [lineage.put_base(self.lineage, self.base)]
-        puts += [
-            lineage.put_place(self.lineage, part, *place) for part, place in self.places.items()
-        ]
+        puts += [lineage.put_place(self.lineage, part, seq) for part, seq in self.places.items()]
         for page in self.pages:
             puts += lineage.put_pages(self.lineage, None, page)[0]
         return [Row(put.key, bytes(put.value)) for put in puts]
@@ -236,7 +234,7 @@ def _table(
     first: int,
     nodes: dict[int, _Listed],
 ) -> Table:
-    places = {one.part: Place(seq, one.digest) for seq, one in sorted(nodes.items())}
+    places = {one.part: seq for seq, one in sorted(nodes.items())}
     if not nodes:
         # A lineage without nodes has no rows, not even a base: nobody goes on from it.
         return Table(name, standing, None, places, [])

@@ -309,7 +309,7 @@ def _rows_of(lineage: Lineage) -> Iterator[PutRow]:
     if lineage.base is not None:
         yield put_base(lineage.name, lineage.base)
     for node_part, seq in lineage.parts.items():
-        yield put_place(lineage.name, node_part, seq, lineage.digests[seq - lineage.first])
+        yield put_place(lineage.name, node_part, seq)
     page: Page | None = None
     for start in range(0, len(lineage.digests), _ROWS_BATCH):
         stop = start + _ROWS_BATCH

@@ -271,7 +271,7 @@ class RowsCheck:
         elif keys.is_lineage_row(row.key):
             lineage.decode_base(row.value)
         else:
-            lineage.read_place(row.value)
+            lineage.read_seq(row.value)
 
     def _pin(self, row: Row) -> None:
         self._require_object("pins", row, pins.kept_digest(row.value, self._engine.now_ms()))

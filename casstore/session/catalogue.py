@@ -19,6 +19,7 @@ from casstore.engine.protocol import (
     PutRow,
     RowChange,
     RowIs,
+    RowStarts,
     Stamp,
     Write,
 )
@@ -295,7 +296,8 @@ def delete(runtime: Runtime, session: str) -> bool:
         if not there:
             break
         try:
-            bury(runtime, KnownSession(key, head, meta))
+            # It goes wherever it has got to: who commits quickly must not be able to keep it.
+            runtime.engine.write(burial(KnownSession(key, head, meta), moving=True))
         except ConditionFailedError:
             continue
         break
@@ -316,13 +318,19 @@ def bury(runtime: Runtime, known: KnownSession, conditions: Sequence[Condition] 
     runtime.engine.write(write._replace(conditions=[*write.conditions, *conditions]))
 
 
-def burial(known: KnownSession) -> Write:
-    """The write that takes a session away, for it to happen together with others."""
+def burial(known: KnownSession, *, moving: bool = False) -> Write:
+    """The write that takes a session away, for it to happen together with others.
+
+    If it is still as known; ``moving``: its head may be another by then.
+    """
     key = known.key
+    head: Condition = RowIs(*head_key(key), known.head)
+    if moving and known.head is not None:
+        head = RowStarts(*head_key(key), b"")
     return Write(
         conditions=[
             RowIs(*tombstone_key(key), None),
-            RowIs(*head_key(key), known.head),
+            head,
             RowIs(*meta_key(key), known.meta),
         ],
         rows=[

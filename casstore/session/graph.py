@@ -182,7 +182,7 @@ def _grow_straight(
         digest = emit(Kind.NODE, *encode_node(header, cause, payload))
         if is_user and first_user is None:
             first_user = digest
-        rows.append(lineage.put_place(own, part, seq, digest))
+        rows.append(lineage.put_place(own, part, seq))
         digests.append(digest)
         seq += 1
     added = Page(manifest.next_seq, distances, b"".join(digests))
@@ -395,10 +395,7 @@ class _Growth:
     def _rows(self, page: Page | None) -> tuple[list[PutRow], Page]:
         created = self._created
         first = self._manifest.next_seq
-        rows = [
-            lineage.put_place(self._lineage, part, header.seq, digest)
-            for header, digest, part in created
-        ]
+        rows = [lineage.put_place(self._lineage, part, header.seq) for header, _, part in created]
         own_first = lineage.first_own(self._base)
         if first == own_first:
             page = None

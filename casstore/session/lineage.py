@@ -6,10 +6,10 @@ looked for in the session's own lineage first and then in those it goes on from.
 
     lineage ‖ 0          → the base: [lineage, limit, path]
     lineage ‖ 1 ‖ page   → 32 nodes in order: [first seq, distances to parents, digests]
-    lineage ‖ 2 ‖ id     → seq (8) ‖ digest (32)
+    lineage ‖ 2 ‖ id     → seq
 
-Nothing here is trusted: a node read through it must have the seq, and the parent, that
-the table says.
+A node's digest stands in its page alone, found by seq. Nothing here is trusted: a node read
+through it must have the seq, and the parent, that the table says.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from casstore.session.heads import LINEAGE_BYTES, Base, HeadRow
 PAGE_NODES: Final = 32
 # How many pages one request reads when it walks.
 _PAGES_AHEAD: Final = 64
-_SEQ_BYTES: Final = 8
+_MAX_SEQ_BYTES: Final = 8
 
 
 class Place(NamedTuple):
@@ -115,9 +115,9 @@ def put_base(lineage: bytes, base: Base) -> PutRow:
     return PutRow("nodes", keys.lineage_row(lineage), pack_checked(list(base)))
 
 
-def put_place(lineage: bytes, node_part: bytes, seq: int, digest: bytes) -> PutRow:
+def put_place(lineage: bytes, node_part: bytes, seq: int) -> PutRow:
     """The row that finds a node by its id."""
-    value = seq.to_bytes(_SEQ_BYTES, "big") + digest
+    value = seq.to_bytes(max(1, (seq.bit_length() + 7) >> 3), "big")
     return PutRow("nodes", keys.lineage_node(lineage, node_part), value)
 
 
@@ -142,11 +142,28 @@ def put_pages(lineage: bytes, last: Page | None, added: Page) -> tuple[list[PutR
     return rows, page
 
 
-def read_place(row: bytes) -> Place:
-    """A node's place from the row found by its id."""
-    if len(row) != _SEQ_BYTES + DIGEST_BYTES:
+def read_seq(row: bytes) -> int:
+    """A node's place in insertion order, from the row found by its id."""
+    if not 0 < len(row) <= _MAX_SEQ_BYTES or (len(row) > 1 and not row[0]):
         raise CorruptionError("a row of the node table is damaged")
-    return Place(int.from_bytes(row[:_SEQ_BYTES], "big"), row[_SEQ_BYTES:])
+    return int.from_bytes(row, "big")
+
+
+def read_digests(engine: Engine, lineage: bytes, seqs: Sequence[int]) -> list[bytes | None]:
+    """The digests of nodes that a lineage itself holds; None where its pages list none."""
+    numbers = list({seq // PAGE_NODES: None for seq in seqs})
+    wanted = [RowKey("nodes", keys.lineage_page(lineage, number)) for number in numbers]
+    pages = {
+        number: decode_page(row)
+        for number, row in zip(numbers, engine.get_rows(wanted) if wanted else [], strict=True)
+        if row is not None
+    }
+    found: list[bytes | None] = []
+    for seq in seqs:
+        page = pages.get(seq // PAGE_NODES)
+        listed = page is not None and page.first <= seq < page.stop
+        found.append(page.digest(seq) if page is not None and listed else None)
+    return found
 
 
 class Chain:
@@ -191,16 +208,38 @@ class Chain:
             for segment in self.segments
         ]
         rows = iter(self._engine.get_rows(wanted))
-        places: list[Place | None] = []
+        seqs: list[int | None] = []
         for _ in node_ids:
-            place: Place | None = None
+            seq: int | None = None
             for segment in self.segments:
                 row = next(rows)
-                if place is None and row is not None:
-                    found = read_place(row)
-                    if found.seq < segment.stop and self._visible(found.seq, segment):
-                        place = found
-            places.append(place)
+                if seq is None and row is not None:
+                    found = read_seq(row)
+                    if segment.start <= found < segment.stop and self._visible(found, segment):
+                        seq = found
+            seqs.append(seq)
+        return self._places_of(seqs)
+
+    def place_of(self, row: bytes | None) -> Place | None:
+        """The place that a row of the newest lineage, found by a node's id, leads to."""
+        return self._places_of([None if row is None else read_seq(row)])[0]
+
+    def _places_of(self, seqs: list[int | None]) -> list[Place | None]:
+        """The nodes with these seqs; each page is read once, and none beside them."""
+        digests: dict[int, bytes] = {}
+        for segment in self.segments:
+            own = [seq for seq in seqs if seq is not None and segment.start <= seq < segment.stop]
+            if not own:
+                continue
+            listed = read_digests(self._engine, segment.lineage, own)
+            for seq, digest in zip(own, listed, strict=True):
+                if digest is not None:
+                    digests[seq] = digest
+        places: list[Place | None] = []
+        for wanted in seqs:
+            if wanted is not None and wanted not in digests:
+                raise CorruptionError(f"the node table has no node number {wanted}")
+            places.append(None if wanted is None else Place(wanted, digests[wanted]))
         return places
 
     def _visible(self, seq: int, segment: Segment) -> bool:

@@ -15,7 +15,7 @@ from casstore.objects import graph as objects
 from casstore.session import checkpoint, keys
 from casstore.session.data import Checkpoint, Entry, Head, Node, Usage
 from casstore.session.heads import public_head
-from casstore.session.lineage import Place, read_place
+from casstore.session.lineage import Place
 from casstore.session.nodes import (
     FULL,
     PATH,
@@ -132,7 +132,7 @@ def find_node(runtime: Runtime, session: str, node_id: str, at: At) -> Node | No
         wanted = RowKey("nodes", keys.lineage_node(known.head.lineage, part))
         row, found = runtime.rows(session, [wanted])
         if row == known.row:
-            return _shown(runtime, known, None if found is None else read_place(found), node_id)
+            return _shown(runtime, known, runtime.chain(known).place_of(found), node_id)
     head = _find(runtime, session, at)
     if head is None:
         return None

@@ -119,10 +119,16 @@ class Mirrors:
         for start in range(0, len(self._hidden_parts), _FIND_BATCH):
             batch = self._hidden_parts[start : start + _FIND_BATCH]
             wanted = [RowKey("nodes", keys.lineage_node(name, part)) for _, part in batch]
-            for (digest, _), row in zip(batch, self.runtime.engine.get_rows(wanted), strict=True):
-                place = None if row is None else lineage.read_place(row)
-                if place is not None and place.digest == digest:
-                    seqs.append(place.seq)
+            rows = self.runtime.engine.get_rows(wanted)
+            named = [
+                (lineage.read_seq(row), digest)
+                for (digest, _), row in zip(batch, rows, strict=True)
+                if row is not None
+            ]
+            listed = lineage.read_digests(self.runtime.engine, name, [seq for seq, _ in named])
+            for (seq, digest), own in zip(named, listed, strict=True):
+                if own == digest:
+                    seqs.append(seq)
         return sorted(seqs)
 
     def unchanged(self, chain: Chain, place: Place) -> Mirrored:
@@ -222,7 +228,7 @@ class _Copy:
             header, digest = self._take(item, found, above)
             if header is not None:
                 part = keys.part(header.id, "a node id")
-                rows.append(lineage.put_place(self.lineage, part, header.seq, digest))
+                rows.append(lineage.put_place(self.lineage, part, header.seq))
                 distances.append(
                     0 if header.parent is None or above is None else header.seq - above.seq
                 )

@@ -138,6 +138,7 @@ def test_the_slab_diagram_has_the_offsets_of_the_header() -> None:
     assert [int(offset) for offset, _ in fields] == [0, 1, 2, 3, 4, 8, 12, 20, 28]
     assert slab.HEADER_BYTES == 28
     assert (slab.LAYOUT, slab.CODEC_RAW, slab.CODEC_ZSTD) == (1, 0, 1)
+    assert (slab.PACKED_LAYOUT, slab._MAX_RAW_BYTES) == (2, 17 << 20)
     assert (slab.DEAD, slab.KEEPS_LINKS) == (127, 128)
 
 
@@ -184,8 +185,8 @@ def test_the_databases_and_meta_rows_are_those_of_the_code() -> None:
     assert " ".join(f"`{name}`" for name in TABLES) in text
     for key in (*header.header_rows(0), b"current_dictionary"):
         assert f"| `{key.decode()}` |" in text
-    assert header.STORE_FORMAT == 2
-    assert TEXT.startswith("# The casstore format, version 2\n")
+    assert header.STORE_FORMAT == 3
+    assert TEXT.startswith("# The casstore format, version 3\n")
 
 
 def documented_cuts(content: bytes) -> list[int]:

@@ -12,6 +12,7 @@ import pytest
 from casstore.engine import faults
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.engine import LmdbEngine
+from casstore.engine.lmdb.index import index_key
 from casstore.engine.lmdb.rows import CHECKSUM_BYTES
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import DeleteRow, NewObject, Write
@@ -39,6 +40,8 @@ from tests.maintenance.wounds import (
     step,
     wounding,
 )
+
+pytestmark = pytest.mark.usefixtures("slab_a_commit")
 
 
 @pytest.fixture
@@ -184,7 +187,7 @@ def damage_a_dictionary(path: Path) -> None:
 @wound(faults.INDEX_DANGLING)
 def lead_a_name_elsewhere(path: Path) -> None:
     with wounding(path) as cut:
-        cut.put("index", bytes(32), (3).to_bytes(8, "big"))
+        cut.put("index", index_key(bytes(32), 3), b"")
 
 
 @wound(codes.OBJECT_MISSING)
@@ -192,7 +195,7 @@ def take_the_name_of_a_node_away(path: Path) -> None:
     with open_store(path) as store:
         digest = store.session("s1").nodes()[0].digest
     with wounding(path) as cut:
-        cut.delete("index", digest)
+        cut.unname(digest)
 
 
 @wound(faults.OBJECT_DAMAGED)
@@ -212,7 +215,7 @@ def put_slab(path: Path, items: list[NewObject], children: list[list[int]]) -> N
         }
         cut.put("slabs", *slabs.encode(draft, last + 1, ids, 1))
         for at, item in enumerate(items):
-            cut.put("index", item.digest, (last + 1 + at).to_bytes(8, "big"))
+            cut.put("index", index_key(item.digest, last + 1 + at), b"")
 
 
 @wound(codes.OBJECT_MALFORMED)
@@ -239,7 +242,7 @@ def list_links_that_are_not_there(path: Path) -> None:
 @wound(codes.ROOT_MISSING)
 def take_the_name_of_a_manifest_away(path: Path) -> None:
     with wounding(path) as cut:
-        cut.delete("index", decode_head(head_of(cut, "s1")).manifest)
+        cut.unname(decode_head(head_of(cut, "s1")).manifest)
 
 
 @wound(faults.JOURNAL_DAMAGED)
@@ -375,7 +378,7 @@ def test_the_sessions_and_revisions_that_need_a_lost_object_are_named(path: Path
         assert digest is not None
         with_it = [entry.revision for entry in store.session("s1").history()]
     with wounding(path) as cut:
-        cut.delete("index", digest.digest)
+        cut.unname(digest.digest)
     report = checked(path, "connectivity")
     [affected] = report.affected
     # n17 is the fifth node of s1; the fork was made at revision 3.
@@ -388,7 +391,7 @@ def test_forks_that_share_it_are_named_too(path: Path) -> None:
     with open_store(path) as store:
         digest = store.session("s1").nodes()[0].digest
     with wounding(path) as cut:
-        cut.delete("index", digest)
+        cut.unname(digest)
     assert [one.session for one in checked(path).affected] == ["fork", "s1"]
 
 
@@ -399,9 +402,9 @@ def test_queued_work_attachments_and_tags_that_need_it_are_named_too(path: Path)
         tagged = store.find_pin("release")
         assert tagged is not None
     with wounding(path) as cut:
-        cut.delete("index", attached.digest or b"")
-        cut.delete("index", tagged.digest)
-        cut.delete("index", Digest.of_blob(LONG.encode()))
+        cut.unname(attached.digest or b"")
+        cut.unname(tagged.digest)
+        cut.unname(Digest.of_blob(LONG.encode()))
     report = checked(path, "connectivity")
     assert report.affected_pins == ("release",)
     [own] = [one for one in report.affected if one.session == "s0"]
@@ -504,9 +507,12 @@ def test_an_object_that_is_named_twice_is_found(path: Path) -> None:
     digest = change_names(path, lambda named: None)
     assert checked(path).counts == {}
     with wounding(path, laid=False) as cut:
-        cut.put("index", digest, (1).to_bytes(8, "big"))
-    [found] = checked(path).findings
-    assert (found.code, found.where.digest) == (faults.INDEX_DANGLING, digest)
+        last = int.from_bytes(cut.rows("slabs")[-1][0], "big")
+        twin = slabs.draft([NewObject(digest, Kind.BLOB, b"", ())], lambda raw: (0, 0, raw))
+        cut.put("slabs", *slabs.encode(twin, last + 1, {last + 1: []}, 1))
+        cut.put("index", index_key(digest, last + 1), b"")
+    found = [one for one in checked(path).findings if one.code == faults.INDEX_DANGLING]
+    assert [one.where.digest for one in found] == [digest]
 
 
 def test_damage_to_an_object_that_only_the_journal_names_is_found(tmp_path: Path) -> None:
@@ -581,7 +587,7 @@ def test_a_new_object_that_needs_an_old_one_that_is_gone_is_found(path: Path) ->
         old = store.session("s1").nodes()[-1].digest
         step(store, "s1", "new")
     with wounding(path) as cut:
-        cut.delete("index", old)
+        cut.unname(old)
     assert codes.OBJECT_MISSING in checked(path, since_last=True).counts
 
 

@@ -28,6 +28,8 @@ from tests.maintenance.wounds import (
     wounding,
 )
 
+pytestmark = pytest.mark.usefixtures("slab_a_commit")
+
 
 def names(store: Store) -> dict[bytes, int]:
     return {bytes(info.digest): info.id for info in store.engine.scan_objects(limit=1_000_000)}

@@ -12,6 +12,7 @@ import lmdb
 import casstore
 from casstore.engine.lmdb.creation import DATABASES
 from casstore.engine.lmdb.environment import Environment
+from casstore.engine.lmdb.index import PREFIX_BYTES
 from casstore.engine.lmdb.journal import settle_now
 from casstore.engine.lmdb.pages import PageFile, read_record
 from casstore.engine.lmdb.rows import (
@@ -52,6 +53,11 @@ class Wound:
     def delete(self, database: str, key: bytes) -> None:
         """Take an entry away."""
         assert self._txn.delete(key, db=self._databases[database])
+
+    def unname(self, digest: bytes) -> None:
+        """Take an object's name out of the index."""
+        [key] = [key for key, _ in self.rows("index") if key.startswith(digest[:PREFIX_BYTES])]
+        self.delete("index", key)
 
     def drop(self, database: str) -> None:
         """Take all entries away."""

@@ -74,7 +74,12 @@ class OpenTransaction:
         self._connection.number += 1
         arguments = (
             Int8(engine.store_number), self._connection.client, Int8(self._connection.number),
-            engine.given_ms(), True, *made.arguments,
+            engine.given_ms(), True,
+            *made.spelled(
+                request.lock_number(
+                    engine.store_number, request.CLIENT, self._connection.client
+                )
+            ),
         )  # fmt: skip
         return self.execute(engine._write, arguments)
 

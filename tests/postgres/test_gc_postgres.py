@@ -460,3 +460,33 @@ def test_a_collection_elsewhere_empties_the_cache_when_it_is_heard_of(
         assert other.get_many([A.digest]) == [None]
     finally:
         other.close()
+
+
+def test_clients_that_are_gone_for_long_are_forgotten(
+    postgres_schemas: Schemas, clock: ManualClock
+) -> None:
+    with engines(postgres_schemas) as make:
+        engine = make(clock=clock)
+        assert isinstance(engine, PostgresEngine)
+        count = engine.statement("SELECT count(*) FROM {s}.clients")
+        for _ in range(2):
+            other = PostgresEngine(engine.address, clock=clock)
+            put_objects(other, A)
+            engine.write(Write(deletes=[A.digest]))
+            other.close()
+        assert engine.connections.fetch(count) == [(3,)]
+        clock.now_ms += 8 * 86_400_000
+        put_objects(engine, A)
+        with collection(engine) as collected:
+            collected.mark()
+        assert engine.connections.fetch(count) == [(1,)]
+        # It may have been one of them.
+        assert put_objects(engine, A) == 0
+
+
+def test_a_collection_whose_beginning_was_not_answered_has_begun(engine: PostgresEngine) -> None:
+    collected = collection(engine)
+    assert collected._begun() == collected._begun()
+    collected.__exit__(None, None, None)
+    with collection(engine):
+        pass

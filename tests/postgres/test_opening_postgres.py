@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ pytest.importorskip("psycopg")
 import psycopg
 
 import casstore
+import casstore.aio
 from casstore.engine.postgres import schema as schemas
 from casstore.engine.postgres.address import Address, parse
 from casstore.engine.postgres.engine import PostgresEngine
@@ -29,6 +31,7 @@ from casstore.errors import (
     StoreNotFoundError,
 )
 from casstore.maintenance import backup, compact, gc, pack, rebuild, space
+from casstore.session.data import UNFENCED, Commit, NodeDraft
 from casstore.testing.engine_fixtures import find_row, new_blob, put_objects, put_row
 from casstore.testing.engine_threads import TIMEOUT_S, start
 from servers.postgres import Server
@@ -324,3 +327,18 @@ def test_calls_under_way_when_it_is_closed_end_with_an_error_of_ours(postgres_ur
     engine.close()
     with pytest.raises(ClosedError):
         working.result(TIMEOUT_S)
+
+
+def test_asyncio_callers_wait_for_what_another_engine_writes(postgres_url: str) -> None:
+    async def story() -> int:
+        async with casstore.aio.open(postgres_url) as store:
+            session = store.session("s")
+            waiting = asyncio.ensure_future(session.wait(0, timeout_s=TIMEOUT_S))
+            with casstore.open(postgres_url) as other:
+                commit = Commit(append=[NodeDraft("n", 1)], lease=UNFENCED)
+                await asyncio.to_thread(other.session("s").commit, commit)
+                head = await waiting
+            assert head is not None
+            return head.revision
+
+    assert asyncio.run(story()) == 1

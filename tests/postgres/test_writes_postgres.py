@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Iterator
 from functools import partial
 
@@ -12,14 +13,16 @@ import pytest
 pytest.importorskip("psycopg")
 
 import psycopg
+from psycopg.types.numeric import Int4
 
 import casstore
-from casstore.engine.postgres import connections, request, tables
+from casstore.engine.postgres import connections, request, tables, watching
 from casstore.engine.postgres.address import parse
 from casstore.engine.postgres.engine import PostgresEngine
 from casstore.engine.protocol import PutRow, RowIs, RowKey, Write
 from casstore.errors import (
     ConditionFailedError,
+    CorruptionError,
     ForkedError,
     InvalidInputError,
     StorageUnavailableError,
@@ -77,7 +80,11 @@ def test_a_condition_holds_until_its_write_is_through(engine: PostgresEngine) ->
 
 
 def test_without_locks_on_keys_both_would_write(own_engine: PostgresEngine) -> None:
-    replace_function(own_engine, tables.WRITE_SQL, ("1 .. cardinality(locks)", "1 .. 0"))
+    replace_function(
+        own_engine,
+        tables.WRITE_SQL,
+        ("FROM unnest(locks, shared)", "FROM unnest(locks[:0], shared[:0])"),
+    )
     assert both_look_at_what_the_other_writes(own_engine) == [True, True]
 
 
@@ -329,6 +336,56 @@ def test_the_child_of_a_fork_must_open_the_store_itself(engine: PostgresEngine) 
     # The parent's connections were left alone.
     assert find_row(engine, *HERE) == b"1"
     put_row(engine, *HERE, b"2")
+
+
+def test_the_child_of_a_fork_does_not_end_the_listening_of_its_parent(
+    engine: PostgresEngine,
+) -> None:
+    watch = engine.watch()
+    pid = os.fork()
+    if pid == 0:
+        engine.close()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert not watch.wait(0.2)
+    put_row(engine, *HERE, b"1")
+    assert watch.wait(TIMEOUT_S)
+    watch.close()
+
+
+def test_watching_again_and_again_leaves_no_descriptors(
+    engine: PostgresEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "_LOOK_S", 0.01)
+    put_row(engine, *HERE, b"")
+
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = descriptors()
+    for _ in range(3):
+        watch = engine.watch()
+        put_row(engine, *HERE, b"")
+        assert watch.wait(TIMEOUT_S)
+        watch.close()
+        del watch
+        # Nobody watches any more: the listener notices, and leaves.
+        deadline = time.monotonic() + TIMEOUT_S
+        while engine._watching._listener is not None or descriptors() > before:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert engine.connections.fetch(engine.statement("SELECT count(*) FROM {s}.watchers")) == [(0,)]
+
+
+def test_content_that_claims_too_much_is_damage(engine: PostgresEngine) -> None:
+    blob = new_blob(b"a" * 1000)
+    put_objects(engine, blob)
+    engine.cache.clear()
+    claim = engine.statement("UPDATE {s}.objects SET size_bytes = %b RETURNING 1")
+    for size_bytes in (2_000_000_000, 999):
+        engine.connections.fetch(claim, (Int4(size_bytes),))
+        with pytest.raises(CorruptionError):
+            engine.get_many([blob.digest])
 
 
 def test_every_table_has_a_number_of_its_own() -> None:

@@ -28,6 +28,8 @@ from campaigns import specimen
 from campaigns.replay import Verifier, Violation, serve
 from campaigns.tally import Progress, Report, Tally, silent
 from casstore.engine.lmdb import slab as slabs
+from casstore.engine.lmdb.dictionaries import store_dictionary
+from casstore.engine.lmdb.index import PREFIX_BYTES, index_key
 from casstore.engine.protocol import NewObject
 from casstore.errors import CasstoreError
 from casstore.format.digest import Kind, digest_of, plain_hash
@@ -88,9 +90,10 @@ def _resealed(value: bytes, at: int, patch: bytes, *, key: bytes = slabs.slab_ke
 def _alone(
     name: str, value: bytes, *, index: bytes | None = None, key: bytes | None = None
 ) -> Case:
-    row = slabs.slab_key(_ID) if index is None else index
+    """The slab, and a row of the index for its object; ``index``: what stands for the id there."""
+    row = index_key(_DIGEST, _ID) if index is None else _DIGEST[:PREFIX_BYTES] + index
     slab_row = slabs.slab_key(_ID) if key is None else key
-    return Case(name, [(b"slabs", slab_row, value), (b"index", _DIGEST, row)])
+    return Case(name, [(b"slabs", slab_row, value), (b"index", row, b"")])
 
 
 @functools.cache
@@ -198,14 +201,18 @@ def _dictionary_cases() -> Iterator[Case]:
         dict_data=zstandard.ZstdCompressionDict(content), write_dict_id=False
     ).compress(_CONTENT)
     case = _alone("", _slab(frame, dictionary=1))
-    sound = plain_hash(content, 8) + content
+    sound = store_dictionary(content)
     key = (1).to_bytes(4, "big")
     damaged = {
         "cut": sound[:-1],
         "shorter than its checksum": sound[:5],
         "empty": b"",
         "with a flipped bit": sound[:-1] + bytes([sound[-1] ^ 1]),
-        "of other content": plain_hash(b"other", 8) + b"other",
+        "of other content": store_dictionary(b"other"),
+        "under another's checksum": sound[:8] + store_dictionary(b"other")[8:],
+        "that is not compressed": plain_hash(content, 8) + content,
+        "that claims too much": sound[:8] + _zeros_frame(2 << 20),
+        "that claims nothing": sound[:8] + _zeros_frame(1 << 16, declared=False),
     }
     for how, row in damaged.items():
         yield case._replace(
@@ -223,17 +230,16 @@ def _dictionary_cases() -> Iterator[Case]:
 
 def _index_cases(good: bytes) -> Iterator[Case]:
     for name, row in {
-        "points at an id that is not there": slabs.slab_key(7),
-        "points at id 0": slabs.slab_key(0),
+        "points at an id that is not there": b"\x07",
+        "points at id 0": b"\x00",
         "points at the last id of all": slabs.slab_key(slabs.MAX_ID),
-        "is empty": b"",
-        "is short": b"\x01\x02",
+        "points nowhere": b"",
         "is long": b"\x01" * 9,
         "is very long": b"\xff" * 400,
     }.items():
         yield _alone(f"an index row that {name}", good, index=row)
-    # Right when read as a number, but of the wrong length: it is not a row that was written.
-    yield _alone("an index row of one byte that is the id", good, index=b"\x01")
+    # Right when read as a number, but too long: it is not a row that was written.
+    yield _alone("an index row of eight bytes that are the id", good, index=slabs.slab_key(_ID))
 
 
 def _key_cases(good: bytes) -> Iterator[Case]:
@@ -278,8 +284,7 @@ def run(
 
 
 def _words(case: Case) -> list[str]:
-    digest = next(key for database, key, _ in case.rows if database == b"index")
-    return [digest.hex(), str(int(case.verify_fails))]
+    return [_DIGEST.hex(), str(int(case.verify_fails))]
 
 
 def _plant(place: Path, case: Case) -> None:

@@ -81,13 +81,13 @@ class Worker:
         if lease is None:
             return
         claim = None
-        if turn.batches:
-            claim = self._calls.claim(lease, turn.batches)
         try:
+            if turn.batches:
+                claim = self._calls.claim(lease, turn.batches)
             if claim is not None or not turn.batches:
                 self._calls.commit(turn, attempt + 2, claim=claim, lease=lease, release=True)
         except (LeaseLostError, ClaimLostError):
-            pass
+            pass  # too slow once more: the work is queued for whoever comes next
         session.release_lease(lease)
 
     def settle_enqueue(self, call: Call) -> None:

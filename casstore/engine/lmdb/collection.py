@@ -26,6 +26,7 @@ import lmdb
 from casstore.engine.lmdb import notes
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.environment import Environment
+from casstore.engine.lmdb.index import index_key
 from casstore.engine.lmdb.journal import settle
 from casstore.engine.lmdb.marking import Candidates, Marks, Pulse
 from casstore.engine.protocol import MarkReport, Roots, SweepReport
@@ -197,9 +198,7 @@ class Collection:
                     settle(self._env, txn)
                 # All at once, so the order is free here: neighbours share the way down the tree.
                 for digest, object_id in sorted(doomed):
-                    row = txn.get(digest, None, self._env.index)
-                    if row is not None and slabs.read_id(row) == object_id:
-                        txn.delete(digest, db=self._env.index)
+                    if txn.delete(index_key(digest, object_id), db=self._env.index):
                         removed.append(object_id)
                 notes.note_leftovers(self._env, txn, there=True)
                 notes.forget_touches(self._env, txn, self._keep_after_ms, limit)

@@ -13,7 +13,13 @@ from typing import Final, NamedTuple
 
 import lmdb
 
-from casstore.engine.compression import NO_DICTIONARY, Trial, train
+from casstore.engine.compression import (
+    NO_DICTIONARY,
+    Trial,
+    compress_alone,
+    inflate_alone,
+    train,
+)
 from casstore.engine.lmdb.environment import Environment, translate
 from casstore.errors import CorruptionError
 from casstore.format.digest import plain_hash
@@ -35,8 +41,8 @@ _MIN_SAMPLE_BYTES: Final = 4 * _SIZE_BYTES
 _NUMBER_DIGITS: Final = 9
 _NEWEST: Final = b"current_dictionary"
 _CHECKSUM_BYTES: Final = 8
-#: What a trained dictionary starts with.
-DICTIONARY_MAGIC: Final = b"\x37\xa4\x30\xec"
+# Far more than any that is trained here; what a damaged row claims is not believed (P7).
+_MAX_BYTES: Final = 1 << 20
 
 
 class DictionaryReport(NamedTuple):
@@ -64,10 +70,18 @@ def open_dictionary(number: int, row: bytes | None, path: str) -> bytes:
     """The content of a stored dictionary, checked."""
     if row is None:
         raise CorruptionError(f"{path} lacks dictionary {number}")
-    checksum, content = row[:_CHECKSUM_BYTES], row[_CHECKSUM_BYTES:]
-    if plain_hash(content, _CHECKSUM_BYTES) != checksum:
+    try:
+        content = inflate_alone(row[_CHECKSUM_BYTES:], _MAX_BYTES)
+    except CorruptionError as exc:
+        raise CorruptionError(f"dictionary {number} of {path} is damaged: {exc}") from exc
+    if plain_hash(content, _CHECKSUM_BYTES) != row[:_CHECKSUM_BYTES]:
         raise CorruptionError(f"dictionary {number} of {path} is damaged")
     return content
+
+
+def store_dictionary(content: bytes) -> bytes:
+    """A dictionary as it is stored: two thirds of it are text, which compresses."""
+    return plain_hash(content, _CHECKSUM_BYTES) + compress_alone(content)
 
 
 def dictionary_key(number: int) -> bytes:
@@ -104,10 +118,10 @@ class DictionaryShelf:
     def add(self, content: bytes) -> int:
         """Keep a dictionary and make it the newest; its number."""
         env = self._env
+        row = store_dictionary(content)
         with env.writing() as txn:
             with txn.cursor(db=env.dictionaries) as cursor:
                 number = int.from_bytes(cursor.key(), "big") + 1 if cursor.last() else 1
-            checksum = plain_hash(content, _CHECKSUM_BYTES)
-            txn.put(dictionary_key(number), checksum + content, db=env.dictionaries)
+            txn.put(dictionary_key(number), row, db=env.dictionaries)
             txn.put(_NEWEST, str(number).encode(), db=env.meta)
         return number

@@ -1,6 +1,6 @@
 """The engine protocol on LMDB.
 
-    index         digest → id
+    index         the first bytes of a digest ‖ id (see ``index``)
     slabs         last id → slab (see ``slab``)
     dictionaries  number → trained zstd dictionary
     meta          family, format, creation time, current dictionary
@@ -48,9 +48,11 @@ from casstore.engine.lmdb.environment import (
     translate,
 )
 from casstore.engine.lmdb.group import CommitQueue, Ticket
+from casstore.engine.lmdb.index import PREFIX_BYTES, Index, index_key
 from casstore.engine.lmdb.journal import Journal, Pending, merge
 from casstore.engine.lmdb.reader import SlabReader
 from casstore.engine.lmdb.rows import open_row, seek_first, seek_last
+from casstore.engine.lmdb.tail import Tail
 from casstore.engine.lmdb.transaction import Job, Plan, StaleError, Transaction
 from casstore.engine.lmdb.verification import verify_content
 from casstore.engine.protocol import (
@@ -92,6 +94,8 @@ DEFAULT_CACHE_BYTES: Final = 32 << 20
 # One read transaction serves at most this many look-ups, so that none is open long:
 # LMDB reuses no page that an open reader may still see.
 _READ_BATCH: Final = 512
+# How many names are remembered that commits found stored: a session links to the same again.
+_MAX_PROVEN: Final = 4096
 # How often a write is prepared anew because a collector removed what it relied on.
 _MAX_ATTEMPTS: Final = 16
 # Now and then a writer clears the slots of killed readers, which stop pages from being
@@ -142,6 +146,9 @@ class LmdbEngine:
         self._cache = SlabCache(cache_bytes)
         self._queue: CommitQueue[Job, WriteResult] = CommitQueue(self._run_batch)
         self._touches = notes.RecentTouches()
+        # Ids whose digests were compared. No id is given twice, so that stays true; whether
+        # the object still has its name is asked every time.
+        self._proven: dict[bytes, int] = {}
         self._commits = 0
         self._pid = os.getpid()
         self._stop_syncing = threading.Event()
@@ -153,6 +160,7 @@ class LmdbEngine:
         self._training: threading.Thread | None = None
         self._shelf = DictionaryShelf(self._env)
         self._compressor = Compressor(self._shelf.load)
+        self._tail = Tail(self._compressor)
         try:
             self._compressor.use(self._shelf.newest())
         except BaseException:
@@ -200,20 +208,45 @@ class LmdbEngine:
         commits: set[int] = set()
         ids: dict[bytes, int | None] = {}
         env = self._env
+        proven = self._proven
         for start in range(0, len(unique), _READ_BATCH):
-            with env.reading() as txn:
+            likely: list[bytes] = []
+            with env.reading_bytes() as txn:
                 commit = txn.id()
                 commits.add(commit)
                 recent = self._journal.at(txn, commit).ids
-                find, index = txn.get, env.index
+                names = txn.cursor(db=env.index)
+                seek = names.set_range
                 for digest in unique[start : start + _READ_BATCH]:
-                    # As Pending.find_id does; spelled out because every write comes through here.
+                    # Mostly nothing begins like it: every write of something new comes here.
                     if digest in recent:
                         ids[digest] = recent[digest]
+                    elif digest in proven and names.set_key(index_key(digest, proven[digest])):
+                        ids[digest] = proven[digest]
+                    elif not seek(digest[:PREFIX_BYTES]) or (
+                        names.key()[:PREFIX_BYTES] != digest[:PREFIX_BYTES]
+                    ):
+                        ids[digest] = None
                     else:
-                        row = find(digest, None, index)
-                        ids[digest] = None if row is None else slabs.read_id(row)
+                        likely.append(digest)
+            if likely:
+                commits.add(self._compare(likely, ids))
         return commits.pop() if len(commits) == 1 else None, ids
+
+    def _compare(self, likely: list[bytes], ids: dict[bytes, int | None]) -> int:
+        """Look up digests that the index seems to know; as of which commit."""
+        # In views: slabs may be long, and only a digest of each is wanted.
+        with self._env.reading() as txn:
+            commit = txn.id()
+            recent = self._journal.at(txn, commit).ids
+            find = Index(self._env, txn).find
+            for digest in likely:
+                found = ids[digest] = recent[digest] if digest in recent else find(digest)
+                if found is not None:
+                    if len(self._proven) >= _MAX_PROVEN:
+                        self._proven = {}
+                    self._proven[digest] = found
+            return commit
 
     def digests(self, first: bytes, last: bytes, *, limit: int) -> list[bytes]:
         """At most ``limit`` digests of stored objects from ``first`` to ``last``, in order."""
@@ -221,15 +254,8 @@ class LmdbEngine:
         with self._env.reading() as txn:
             recent = self._journal.at(txn, txn.id()).ids
             found = [name for name, own in recent.items() if own and first <= name <= last]
-            cursor = txn.cursor(db=self._env.index)
-            more = cursor.set_range(first)
-            left = limit
-            while more and left and bytes(cursor.key()) <= last:
-                name = bytes(cursor.key())
-                if name not in recent:
-                    found.append(name)
-                    left -= 1
-                more = cursor.next()
+            laid = Index(self._env, txn).between(first, last)
+            found += islice((name for name, _ in laid if name not in recent), limit)
         return sorted(found)[:limit]
 
     def get_many(self, digests: Sequence[bytes]) -> list[StoredObject | None]:
@@ -239,16 +265,13 @@ class LmdbEngine:
         found: list[StoredObject | None] = []
         for start in range(0, len(digests), _READ_BATCH):
             with self._env.reading() as txn:
-                read = self._reader(txn).object
+                reader = self._reader(txn)
+                read = reader.object
                 recent = self._journal.at(txn, txn.id()).ids
-                find, index = txn.get, self._env.index
+                find = Index(self._env, txn, reader.digest).find
                 for digest in digests[start : start + _READ_BATCH]:
                     # As Pending.find_id does; spelled out because every read comes through here.
-                    if digest in recent:
-                        object_id = recent[digest]
-                    else:
-                        row = find(digest, None, index)
-                        object_id = None if row is None else slabs.read_id(row)
+                    object_id = recent[digest] if digest in recent else find(digest)
                     found.append(None if object_id is None else read(object_id))
         return found
 
@@ -286,7 +309,7 @@ class LmdbEngine:
             child_at -= directory.child_counts[position]
             object_id = directory.first_id + position
             digest = directory.digest(position)
-            if pending.find_id(txn, self._env, digest) != object_id:
+            if not pending.is_named(txn, self._env, digest, object_id):
                 continue
             if before is not None and object_id >= before:
                 continue
@@ -487,7 +510,9 @@ class LmdbEngine:
                 commit = txn.id()
                 pending = self._journal.at(txn, commit - 1)
                 jobs = [ticket.work for ticket in batch]
-                transaction = Transaction(env, txn, pending, self._clock(), jobs, self._touches)
+                transaction = Transaction(
+                    env, txn, pending, self._clock(), jobs, self._touches, self._tail
+                )
                 for ticket in batch:
                     results.append(self._apply(transaction, ticket.work))
                 if transaction.changed:

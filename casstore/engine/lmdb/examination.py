@@ -39,6 +39,7 @@ from casstore.engine.lmdb.cache import SlabCache
 from casstore.engine.lmdb.creation import DATABASES, DICTIONARIES, INDEX, JOURNAL, META, SLABS
 from casstore.engine.lmdb.dictionaries import DictionaryShelf, open_dictionary
 from casstore.engine.lmdb.environment import Environment
+from casstore.engine.lmdb.index import PREFIX_BYTES, Index, index_key, read_key
 from casstore.engine.lmdb.journal import (
     Journal,
     Pending,
@@ -333,14 +334,18 @@ def find_ids(env: Environment, journal: Journal, digests: Sequence[bytes]) -> li
     """What the journal and the index say of these, in one snapshot."""
     with env.reading() as txn:
         recent = journal.at(txn, txn.id()).ids
+        index = Index(env, txn)
         return [
-            recent[digest] if digest in recent else _indexed(txn.get(digest, db=env.index))
-            for digest in digests
+            recent[digest] if digest in recent else _indexed(index, digest) for digest in digests
         ]
 
 
-def _indexed(row: memoryview | None) -> int | None:
-    return None if row is None or len(row) != slabs.ID_BYTES else int.from_bytes(row, "big")
+def _indexed(index: Index, digest: bytes) -> int | None:
+    try:
+        return index.find(digest)
+    except CorruptionError:
+        # Found when the index is checked; nobody gets at the object through it.
+        return None
 
 
 def find_names(env: Environment, journal: Journal, ids: Sequence[int]) -> list[bytes | None]:
@@ -363,30 +368,56 @@ def check_index(
     faults = _check_late_names(env, journal, excused)
     start = b""
     seen = 0
+    # Digests that begin alike, with what names them: of two that are equal, one is too many.
+    alike: dict[bytes, bytes] = {}
     while True:
         with env.reading() as txn:
-            recent = journal.at(txn, txn.id()).ids
+            gone = {index_key(*name) for name in journal.at(txn, txn.id()).unnamed}
             cursor = txn.cursor(db=env.index)
             more = cursor.set_range(start) if start else cursor.first()
             slab = txn.cursor(db=env.slabs)
             for _ in range(_NAMES_A_BATCH):
                 if not more:
                     return faults
-                digest, row = bytes(cursor.key()), bytes(cursor.value())
-                object_id = int.from_bytes(row, "big")
+                key = bytes(cursor.key())
                 # Asked in the same snapshot as the name itself: nothing comes in between.
-                if (
-                    digest not in recent
-                    and not excused(object_id)
-                    and (len(row) != slabs.ID_BYTES or _digest_at(slab, object_id) != digest)
-                ):
-                    what = f"the index leads from {digest.hex()} to id {object_id}, which is not it"
-                    faults.append(Fault(INDEX_DANGLING, what, digest, INDEX, digest))
-                start = digest + b"\0"
+                if key not in gone:
+                    faults += _check_name(slab, key, bytes(cursor.value()), excused, alike)
+                start = key + b"\0"
                 more = cursor.next()
                 seen += 1
         if told is not None:
             told(seen)
+
+
+def _check_name(
+    slab: lmdb.Cursor[memoryview],
+    key: bytes,
+    value: bytes,
+    excused: Callable[[int], bool],
+    alike: dict[bytes, bytes],
+) -> list[Fault]:
+    """What is wrong with one row of the index."""
+    prefix = key[:PREFIX_BYTES]
+    try:
+        object_id = read_key(key)
+        if value:
+            raise CorruptionError(f"row {key.hex()} of the index has a value")
+    except CorruptionError as exc:
+        return [Fault(INDEX_DANGLING, str(exc), table=INDEX, key=key)]
+    if excused(object_id):
+        return []
+    digest = _digest_at(slab, object_id)
+    if digest is None or digest[:PREFIX_BYTES] != prefix:
+        what = f"the index leads from {prefix.hex()} to id {object_id}, which is not it"
+        return [Fault(INDEX_DANGLING, what, table=INDEX, key=key)]
+    if alike and not next(iter(alike)).startswith(prefix):
+        alike.clear()
+    if digest in alike:
+        what = f"the index names {digest.hex()} twice"
+        return [Fault(INDEX_DANGLING, what, digest, INDEX, key)]
+    alike[digest] = key
+    return []
 
 
 def _check_late_names(
@@ -396,6 +427,7 @@ def _check_late_names(
     faults: list[Fault] = []
     with env.reading() as txn:
         slab = txn.cursor(db=env.slabs)
+        index = Index(env, txn)
         pending = journal.at(txn, txn.id())
         for digest, object_id in pending.ids.items():
             if object_id is None or excused(object_id):
@@ -403,9 +435,12 @@ def _check_late_names(
             if _digest_at(slab, object_id) != digest:
                 what = f"the journal leads from {digest.hex()} to id {object_id}, which is not it"
                 faults.append(Fault(INDEX_DANGLING, what, digest, JOURNAL))
-            elif digest not in pending.unnamed and txn.get(digest, db=env.index) is not None:
+                continue
+            laid = _indexed(index, digest)
+            if laid is not None and (digest, laid) not in pending.unnamed:
                 what = f"both the journal and the index name {digest.hex()}"
-                faults.append(Fault(INDEX_DANGLING, what, digest, INDEX, digest))
+                key = index_key(digest, laid)
+                faults.append(Fault(INDEX_DANGLING, what, digest, INDEX, key))
     return faults
 
 

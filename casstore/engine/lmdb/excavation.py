@@ -33,8 +33,9 @@ from casstore.engine.compression import Compressor
 from casstore.engine.id_set import IdSet
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.creation import DICTIONARIES, JOURNAL, SLABS
-from casstore.engine.lmdb.dictionaries import DICTIONARY_MAGIC, open_dictionary
+from casstore.engine.lmdb.dictionaries import open_dictionary
 from casstore.engine.lmdb.directory import DATA_FILE
+from casstore.engine.lmdb.index import PREFIX_BYTES, read_key
 from casstore.engine.lmdb.journal import Entry as JournalEntry
 from casstore.engine.lmdb.journal import open_entry
 from casstore.engine.lmdb.pages import (
@@ -51,7 +52,7 @@ from casstore.engine.lmdb.rows import CHECKSUM_BYTES, prove_row
 from casstore.engine.lmdb.slab import Directory, Slab
 from casstore.engine.protocol import TABLES, NewObject, Row, StoredObject
 from casstore.errors import CorruptionError, StoreNotFoundError
-from casstore.format.digest import DIGEST_BYTES, check_object
+from casstore.format.digest import check_object
 
 # Where something was found; the lower one counts.
 NEWEST: Final = 0
@@ -440,7 +441,8 @@ class Excavation:
         for number, (_, directory) in enumerate(keyless):
             alive = [at for at, kind in enumerate(directory.kinds) if kind & 0x7F != slabs.DEAD]
             for at in alive[:_WANTED_NAMES]:
-                wanted.setdefault(directory.digest(at), []).append((number, at))
+                prefix = directory.digest(at)[:PREFIX_BYTES]
+                wanted.setdefault(prefix, []).append((number, at))
         placed: set[int] = set()
         for name, object_id in self._index_rows():
             for number, position in wanted.get(name, ()):
@@ -482,25 +484,20 @@ class Excavation:
         for page in runs:
             if not needy:
                 return
-            content = self._measure_dictionary(page)
+            content = self._open_dictionary(page)
             for number, users in list(needy.items()):
                 if content is not None and self._inflates(users[:_TRIED_SLABS], number, content):
                     self._dictionaries[number] = content
                     del needy[number]
                     break
 
-    def _measure_dictionary(self, page: Page) -> bytes | None:
-        """The dictionary in a run of pages: as long as makes its checksum right."""
+    def _open_dictionary(self, page: Page) -> bytes | None:
+        """The dictionary in a run of pages; where its frame ends, the frame itself says."""
         value = self._file.run_content(page)
-        if value is None or value[CHECKSUM_BYTES:][: len(DICTIONARY_MAGIC)] != DICTIONARY_MAGIC:
+        try:
+            return open_dictionary(0, value, self._file.path)
+        except CorruptionError:
             return None
-        # It ends somewhere in the last page of its run.
-        for size in range(len(value), max(0, len(value) - self._file.page_bytes), -1):
-            try:
-                return open_dictionary(0, value[:size], self._file.path)
-            except CorruptionError:
-                continue
-        return None
 
     def _inflates(self, users: list[_Found], number: int, content: bytes) -> bool:
         """Does a dictionary give the right bytes for one of these slabs?"""
@@ -531,18 +528,21 @@ class Excavation:
         yield from range(next_id, next_id + slabs.MAX_OBJECTS)
 
     def _index_rows(self) -> Iterator[tuple[bytes, int]]:
-        """Whatever names an object or looks so, of any time: proven where it is used."""
+        """How a digest begins, and an id: whatever names an object or looks so, of any time.
+
+        Proven where it is used.
+        """
         for page in self._file.pages():
             for entry in page.entries:
                 opened = self._open_entry(entry) if len(entry.key) == _ID_BYTES else None
                 if opened is not None:
-                    yield from opened.named.items()
-                elif (
-                    len(entry.key) == DIGEST_BYTES
-                    and entry.value is not None
-                    and entry.size == _ID_BYTES
-                ):
-                    yield entry.key, int.from_bytes(entry.value, "big")
+                    for digest, object_id in opened.named.items():
+                        yield digest[:PREFIX_BYTES], object_id
+                elif entry.value is not None and not entry.size:
+                    try:
+                        yield entry.key[:PREFIX_BYTES], read_key(entry.key)
+                    except CorruptionError:
+                        continue
 
     # --- rows -----------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ gathered, the next one lays it all in place, in order, each row once.
     entry    a row as others are (see ``rows``), holding a list:
              rows      [table, key, value or nil, …]
              named     digest (32) ‖ id (8), joined
-             unnamed   digests, joined
+             unnamed   digest (32) ‖ id (8), joined
 
 Whoever looks a row or a name up looks here first, and only then into the table. What the
 journal holds is read once for each transaction and kept; a process that has followed it
@@ -19,13 +19,15 @@ reads only what others have added.
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Iterator, Mapping
-from typing import Final, NamedTuple, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
 
 import lmdb
 
 from casstore.engine.lmdb.creation import INDEX
 from casstore.engine.lmdb.environment import Environment
+from casstore.engine.lmdb.index import AnyTransaction as AnyTransaction
+from casstore.engine.lmdb.index import find_id, index_key, names
 from casstore.engine.lmdb.rows import (
     CHECKSUM_BYTES,
     JOURNAL,
@@ -50,7 +52,7 @@ SETTLE_BYTES: Final = 256 << 10
 _LONG_ROW_BYTES: Final = 2048
 # How many rows of the tables are kept in memory, and how long they may be.
 _MAX_LAID: Final = 1024
-_MAX_LAID_BYTES: Final = 1024
+_MAX_LAID_BYTES: Final = 1280
 _MAX_GAPS: Final = 1024
 # Never a gap, and lower than all.
 _BEFORE_ALL: Final = (b"", b"")
@@ -58,9 +60,10 @@ _BEFORE_ALL: Final = (b"", b"")
 _TABLES: Final = frozenset(TABLES)
 _NAME_BYTES: Final = DIGEST_BYTES + 8
 
-AnyTransaction: TypeAlias = "lmdb.Transaction[bytes] | lmdb.Transaction[memoryview]"
 #: The rows of a table that changed; None: the row went.
 Changes = dict[bytes, bytes | None]
+#: A digest, and the id of the object.
+Name = tuple[bytes, int]
 
 
 class Pending:
@@ -86,8 +89,8 @@ class Pending:
         self.rows: dict[str, Changes] = {}
         #: The ids of objects by digest; None: the index must not be believed, it is gone.
         self.ids: dict[bytes, int | None] = {}
-        #: Digests that the index may still know under an id of old.
-        self.unnamed: set[bytes] = set()
+        #: Names of old, each a digest and an id, that the index may still hold.
+        self.unnamed: set[Name] = set()
         self.changes = 0
         self.size_bytes = 0
         #: The part of the store's sum that the entries are.
@@ -111,7 +114,7 @@ class Pending:
         return other
 
     def add(
-        self, rows: Mapping[str, Changes], named: Mapping[bytes, int], unnamed: list[bytes]
+        self, rows: Mapping[str, Changes], named: Mapping[bytes, int], unnamed: list[Name]
     ) -> None:
         """Take over what a transaction changed. On a copy."""
         for table, changes in rows.items():
@@ -119,7 +122,7 @@ class Pending:
             self.rows[table] = {**known, **changes} if known else changes
             self.changes += len(changes)
         if unnamed:
-            self.ids.update(dict.fromkeys(unnamed))
+            self.ids.update(dict.fromkeys([digest for digest, _ in unnamed]))
             self.unnamed = self.unnamed.union(unnamed)
         self.ids.update(named)
         self.changes += len(named) + len(unnamed)
@@ -156,17 +159,23 @@ class Pending:
         """The id of an object; None if it is not stored."""
         if digest in self.ids:
             return self.ids[digest]
-        row = txn.get(digest, None, env.index)
-        return None if row is None else read_id(row)
+        return find_id(env, txn, digest)
 
     def is_named(
         self, txn: AnyTransaction, env: Environment, digest: bytes, object_id: int
     ) -> bool:
-        """Is the object known by this id? For those who expect the index to be damaged."""
+        """Is an object known by its id? For those who have the digest from its own slab."""
         if digest in self.ids:
             return self.ids[digest] == object_id
-        row = txn.get(digest, None, env.index)
-        return row is not None and bytes(row) == slab_key(object_id)
+        return names(env, txn, digest, object_id)
+
+    def index_changes(self) -> list[tuple[bytes, bytes | None]]:
+        """What changed in the index, in the order of keys; None: the row went."""
+        changed: Changes = {index_key(*name): None for name in self.unnamed}
+        for digest, object_id in self.ids.items():
+            if object_id is not None:
+                changed[index_key(digest, object_id)] = b""
+        return sorted(changed.items())
 
     def changed_between(
         self, table: str, start: bytes, stop: bytes | None, *, reverse: bool
@@ -255,7 +264,7 @@ class Entry(NamedTuple):
 
     rows: dict[str, Changes]
     named: dict[bytes, int]
-    unnamed: list[bytes]
+    unnamed: list[Name]
 
 
 def open_entry(key: bytes, stored: bytes | memoryview) -> tuple[Entry, int, bytes]:
@@ -273,22 +282,27 @@ def _decode(key: bytes, value: bytes) -> Entry:
             if table not in _TABLES:
                 raise ValueError(f"no table {table!r}")
             rows.setdefault(table, {})[row_key] = row
-        names = {
-            named[at : at + DIGEST_BYTES]: read_id(named[at + DIGEST_BYTES : at + _NAME_BYTES])
-            for at in range(0, len(named), _NAME_BYTES)
-        }
-        gone = [unnamed[at : at + DIGEST_BYTES] for at in range(0, len(unnamed), DIGEST_BYTES)]
+        entry = Entry(rows, dict(_split_names(named)), list(_split_names(unnamed)))
     except (TypeError, ValueError, IndexError, InvalidInputError) as exc:
         raise CorruptionError(f"entry {key.hex()} of the journal is damaged") from exc
-    return Entry(rows, names, gone)
+    return entry
+
+
+def _split_names(joined: bytes) -> Iterator[Name]:
+    for at in range(0, len(joined), _NAME_BYTES):
+        middle = at + DIGEST_BYTES
+        yield joined[at:middle], read_id(joined[middle : at + _NAME_BYTES])
+
+
+def _join_names(names: Iterable[Name]) -> bytes:
+    return b"".join([digest + slab_key(object_id) for digest, object_id in names])
 
 
 def count_names(env: Environment, txn: AnyTransaction, pending: Pending) -> int:
     """How many objects the index will name when the journal is laid in place."""
     number: int = txn.stat(env.index)["entries"]
-    for digest, object_id in pending.ids.items():
-        number += object_id is not None
-        number -= txn.get(digest, None, env.index) is not None
+    for key, value in pending.index_changes():
+        number += (value is not None) - (txn.get(key, None, env.index) is not None)
     return number
 
 
@@ -298,7 +312,7 @@ def append(
     pending: Pending,
     rows: dict[str, Changes],
     named: dict[bytes, int],
-    unnamed: list[bytes],
+    unnamed: list[Name],
 ) -> Pending:
     """Store what a transaction changes, in the journal or, with all before it, in place.
 
@@ -316,8 +330,7 @@ def append(
                 _lay(env, txn, after)
                 return Pending()
             spelled += (table, key, value)
-    names = b"".join([digest + slab_key(object_id) for digest, object_id in named.items()])
-    entry = pack_checked([spelled, names, b"".join(unnamed)])
+    entry = pack_checked([spelled, _join_names(named.items()), _join_names(unnamed)])
     after.size_bytes += len(entry)
     if after.size_bytes > SETTLE_BYTES:
         _lay(env, txn, after)
@@ -344,10 +357,7 @@ def laid_rows(
     stored = ((bytes(key), bytes(value)) for key, value in txn.cursor(env.databases[database]))
     changed: list[tuple[bytes, bytes | None]] = []
     if database == INDEX:
-        changed = sorted(
-            (digest, None if object_id is None else slab_key(object_id))
-            for digest, object_id in pending.ids.items()
-        )
+        changed = pending.index_changes()
     elif database in _TABLES:
         for key, value in pending.changed_between(database, b"", None, reverse=False):
             proof = b"" if value is None else row_hash(database, key, value)[:CHECKSUM_BYTES]
@@ -447,17 +457,15 @@ def _lay_rows(
 
 
 def _lay_names(env: Environment, txn: lmdb.Transaction[bytes], pending: Pending) -> None:
-    for digest in pending.unnamed:
-        txn.delete(digest, db=env.index)
-    names = [
-        (digest, slab_key(object_id))
-        for digest, object_id in pending.ids.items()
-        if object_id is not None
-    ]
-    if names:
-        names.sort()
-        _, added = txn.cursor(env.index).putmulti(names, overwrite=False)
-        if added != len(names):
+    added: list[tuple[bytes, bytes]] = []
+    for key, value in pending.index_changes():
+        if value is None:
+            txn.delete(key, db=env.index)
+        else:
+            added.append((key, value))
+    if added:
+        _, number = txn.cursor(env.index).putmulti(added, overwrite=False)
+        if number != len(added):
             # Each was looked up before it was named, and was not there.
             raise CorruptionError(f"{env.path}: the index is out of order")
 

@@ -17,7 +17,6 @@ import heapq
 import mmap
 from collections.abc import Callable, Iterable, Iterator
 from itertools import compress, islice
-from struct import unpack
 from typing import Final, NamedTuple
 from zlib import compressobj, decompressobj
 
@@ -26,6 +25,7 @@ import lmdb
 from casstore.engine.lmdb import notes
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.environment import Environment
+from casstore.engine.lmdb.index import PREFIX_BYTES
 from casstore.engine.lmdb.journal import Journal, Pending, count_names, merge
 from casstore.engine.lmdb.notes import Txn
 from casstore.engine.lmdb.rows import open_row
@@ -74,7 +74,7 @@ class Marks:
             # What the index does not say yet, and will when the journal is laid in place.
             pending = self._journal.at(txn, txn.id())
             self._named_late = [each for each in pending.ids.values() if each is not None]
-            self._unnamed_late = _unnamed_ids(env, txn, pending)
+            self._unnamed_late = [own for _, own in pending.unnamed if own <= self.last_id]
             # Nothing but a collection takes a name away, and this is the only one.
             self._names = count_names(env, txn, pending)
         self._begin()
@@ -160,22 +160,22 @@ class Marks:
             self._named[object_id] = 1
 
     def _read_index_rows(self) -> None:
-        named, last_id = self._named, self.last_id
+        named, last_id, from_bytes = self._named, self.last_id, int.from_bytes
         at = b""
         while True:
             with self._env.reading_bytes() as txn:
                 cursor = txn.cursor(db=self._env.index)
                 if not (cursor.set_range(at) if at else cursor.first()):
                     return
-                values = cursor.iternext(keys=False)
+                keys = cursor.iternext(values=False)
                 for _ in range(_INDEX_BATCHES):
-                    rows = list(islice(values, _INDEX_BATCH))
-                    joined = b"".join(rows)
-                    if len(joined) != slabs.ID_BYTES * len(rows):
+                    rows = list(islice(keys, _INDEX_BATCH))
+                    # As ``read_key`` does, for many at once.
+                    ids = [from_bytes(key[PREFIX_BYTES:], "big") for key in rows]
+                    if rows and not min(ids):
                         raise CorruptionError(f"{self._env.path} has a damaged row in its index")
-                    ids = unpack(f">{len(rows)}Q", joined)
                     if rows and max(ids) > last_id:
-                        ids = tuple([object_id for object_id in ids if object_id <= last_id])
+                        ids = [object_id for object_id in ids if object_id <= last_id]
                     for object_id in ids:
                         named[object_id] = 1
                     if len(rows) < _INDEX_BATCH:
@@ -353,8 +353,8 @@ class Marks:
         return True
 
     def _is_named(self, txn: Txn, pending: Pending, directory: Directory, position: int) -> bool:
-        found = pending.find_id(txn, self._env, directory.digest(position))
-        return found == directory.first_id + position
+        own = directory.first_id + position
+        return pending.is_named(txn, self._env, directory.digest(position), own)
 
     def _read_changes(self, txn: Txn, pending: Pending, budget: _Budget) -> bool:
         for number, (table, key) in notes.changes_after(self._env, txn, self._changes_seen):
@@ -515,9 +515,3 @@ class _Budget:
 def _last_id(env: Environment, txn: Txn) -> int:
     cursor: lmdb.Cursor[bytes] | lmdb.Cursor[memoryview] = txn.cursor(db=env.slabs)
     return int.from_bytes(cursor.key(), "big") if cursor.last() else 0
-
-
-def _unnamed_ids(env: Environment, txn: Txn, pending: Pending) -> list[int]:
-    """The ids under which the index still names what the journal says is gone."""
-    rows = [txn.get(digest, None, env.index) for digest in pending.unnamed]
-    return [slabs.read_id(row) for row in rows if row is not None]

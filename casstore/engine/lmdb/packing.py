@@ -270,9 +270,9 @@ def look_at(
     live: list[int] = []
     live_bytes = 0
     for position in range(directory.objects):
-        found = pending.find_id(txn, env, directory.digest(position))
-        if found == directory.first_id + position:
-            live.append(directory.first_id + position)
+        own = directory.first_id + position
+        if pending.is_named(txn, env, directory.digest(position), own):
+            live.append(own)
             live_bytes += directory.lengths[position]
     dead_bytes = sum(directory.lengths) - live_bytes
     return Piece(key, value, directory, frozenset(live), live_bytes, dead_bytes)

@@ -111,6 +111,8 @@ class SlabReader:
 
     def _seek(self, object_id: int) -> int:
         """Put the cursor on the slab that holds this id; give the slab's last id."""
+        if self._near_first <= object_id <= self._near_last:
+            return self._near_last
         # An id comes from a row or a directory that may be damaged.
         if 0 < object_id <= slabs.MAX_ID and self._cursor.set_range(slabs.slab_key(object_id)):
             key, value = self._cursor.item()

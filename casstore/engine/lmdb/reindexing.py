@@ -19,6 +19,7 @@ from casstore.engine.id_set import IdSet
 from casstore.engine.lmdb import notes
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.environment import Environment
+from casstore.engine.lmdb.index import Index, index_key
 from casstore.engine.lmdb.journal import (
     Pending,
     count_names,
@@ -136,15 +137,18 @@ def _name(
                 found += not pending.is_named(txn, env, digest, object_id)
         more = cursor.next()
     txn.drop(env.index, delete=False)
-    more = cursor.first()
+    index = Index(env, txn)
+    more = cursor.last()
     while more:
         directory = slabs.read_directory(*cursor.item())
-        for position in range(directory.objects):
+        for position in range(directory.objects - 1, -1, -1):
             object_id = directory.first_id + position
             if object_id in named:
-                # Ascending: of two with the same digest the higher one stays.
-                txn.put(directory.digest(position), slabs.slab_key(object_id), db=env.index)
-        more = cursor.next()
+                digest = directory.digest(position)
+                # Descending: of two with the same digest the higher one stays.
+                if index.find(digest) is None:
+                    txn.put(index_key(digest, object_id), b"", db=env.index)
+        more = cursor.prev()
     return found
 
 

@@ -5,6 +5,9 @@
              directory  columns: digests, kinds, lengths, child counts, child ids
              payload    gaps of the links, then the objects, raw or one zstd frame
 
+Layout 1 has all columns as they are: quick to write and to read. In layout 2, for slabs that
+are packed, all but the digests are one zstd frame behind its length.
+
 Links are not stored as digests. A digest is 32 bytes that no compressor shrinks,
 and a list that grows by one item names its other items again; so each link is cut
 out of its object, leaving a gap, and comes back from the child's own slab, where
@@ -25,11 +28,13 @@ from typing import Final, NamedTuple
 
 from casstore.engine.compression import CODEC_RAW as CODEC_RAW
 from casstore.engine.compression import CODEC_ZSTD as CODEC_ZSTD
+from casstore.engine.compression import compress_alone, inflate_alone
 from casstore.engine.protocol import MAX_OBJECT_BYTES, NewObject
 from casstore.errors import CorruptionError
 from casstore.format.digest import DIGEST_BYTES, plain_hash
 
 LAYOUT: Final = 1
+PACKED_LAYOUT: Final = 2
 
 # A kind is at most 126. The high bit says that the object keeps its links as they are.
 KEEPS_LINKS: Final = 0x80
@@ -86,6 +91,30 @@ class Draft(NamedTuple):
     codec: int
     dictionary: int
     payload: bytes
+    #: What the payload was made of: the gaps, and all bytes behind them.
+    gaps: Sequence[int] = ()
+    body: bytes = b""
+
+
+class Sheet(NamedTuple):
+    """The columns of a slab, and what its payload is made of."""
+
+    first_id: int
+    stored_at_ms: int
+    #: One for each object, or several joined.
+    digests: list[bytes]
+    kinds: list[int]
+    lengths: list[int]
+    counts: list[int]
+    #: Small where ids are large, and never negative: a child is older.
+    distances: list[int]
+    gaps: Sequence[int]
+    body: bytes
+
+    def seal(self, compress: Callable[[bytes], tuple[int, int, bytes]]) -> tuple[bytes, bytes]:
+        """The key and value of the slab, its payload compressed."""
+        gap_width = _width(self.gaps)
+        return _seal(self, gap_width, *compress(_column(self.gaps, gap_width) + self.body))
 
 
 def draft(objects: list[NewObject], compress: Callable[[bytes], tuple[int, int, bytes]]) -> Draft:
@@ -109,8 +138,9 @@ def draft(objects: list[NewObject], compress: Callable[[bytes], tuple[int, int, 
         kinds.append(kind)
         lengths.append(size)
     gap_width = _width(gaps)
-    codec, dictionary, payload = compress(_column(gaps, gap_width) + b"".join(parts))
-    return Draft(objects, kinds, lengths, gap_width, codec, dictionary, payload)
+    body = b"".join(parts)
+    codec, dictionary, payload = compress(_column(gaps, gap_width) + body)
+    return Draft(objects, kinds, lengths, gap_width, codec, dictionary, payload, gaps, body)
 
 
 def _cut_links(data: bytes, children: Sequence[bytes], parts: list[bytes], gaps: list[int]) -> bool:
@@ -163,12 +193,23 @@ def encode(
 
     ``children`` are the ids that each object links to, by its own; what is not there is dead.
     """
-    objects, drafted, lengths, gap_width, codec, dictionary, payload = draft
+    return seal_draft(draft, lay_out(draft, first_id, children, stored_at_ms))
+
+
+def seal_draft(draft: Draft, sheet: Sheet) -> tuple[bytes, bytes]:
+    """The key and value of a slab that was laid out, its payload as it was drafted."""
+    return _seal(sheet, draft.gap_width, draft.codec, draft.dictionary, draft.payload)
+
+
+def lay_out(
+    draft: Draft, first_id: int, children: Mapping[int, list[int]], stored_at_ms: int
+) -> Sheet:
+    """The columns of a slab whose objects got ids from ``first_id`` on. See ``encode``."""
+    objects, drafted, lengths, _, _, _, _, gaps, body = draft
     # A draft may be used again, if its transaction is interrupted.
     kinds = drafted.copy()
     digests: list[bytes] = []
     counts: list[int] = []
-    # Distances are small where ids are large, and never negative (a child is older).
     distances: list[int] = []
     own = first_id
     for item in objects:
@@ -182,10 +223,7 @@ def encode(
         for child in ids:
             distances.append(own - child)
         own += 1
-    return _join(
-        first_id, stored_at_ms, digests, kinds, lengths, counts, distances,
-        gap_width, codec, dictionary, payload,
-    )  # fmt: skip
+    return Sheet(first_id, stored_at_ms, digests, kinds, lengths, counts, distances, gaps, body)
 
 
 class Columns:
@@ -231,31 +269,66 @@ class Columns:
         compress: Callable[[bytes], tuple[int, int, bytes]],
     ) -> tuple[bytes, bytes]:
         """The key and value of the slab."""
-        gap_width = _width(self._gaps)
-        raw = _column(self._gaps, gap_width) + b"".join(self._parts)
-        return _join(
+        sheet = Sheet(
             first_id, stored_at_ms, self._digests, self._kinds, self._lengths, self._counts,
-            self._distances, gap_width, *compress(raw),
+            self._distances, self._gaps, b"".join(self._parts),
         )  # fmt: skip
+        gap_width = _width(self._gaps)
+        payload = compress(_column(self._gaps, gap_width) + sheet.body)
+        return _seal(sheet, gap_width, *payload, packed=True)
 
 
-def _join(
-    first_id: int,
-    stored_at_ms: int,
-    digests: list[bytes],
-    kinds: list[int],
-    lengths: list[int],
-    counts: list[int],
-    distances: list[int],
+def join(run: Sequence[Sheet]) -> Sheet:
+    """Neighbours laid end to end. Every entry stays what it is, the dead ones too."""
+    digests: list[bytes] = []
+    kinds: list[int] = []
+    lengths: list[int] = []
+    counts: list[int] = []
+    distances: list[int] = []
+    gaps: list[int] = []
+    # The youngest counts: nothing may look older than it is to a collector.
+    stored_at_ms = 0
+    for sheet in run:
+        stored_at_ms = max(stored_at_ms, sheet.stored_at_ms)
+        digests += sheet.digests
+        kinds += sheet.kinds
+        lengths += sheet.lengths
+        counts += sheet.counts
+        distances += sheet.distances
+        gaps += sheet.gaps
+    body = b"".join([sheet.body for sheet in run])
+    return Sheet(
+        run[0].first_id, stored_at_ms, digests, kinds, lengths, counts, distances, gaps, body
+    )
+
+
+def _seal(
+    sheet: Sheet,
     gap_width: int,
     codec: int,
     dictionary: int,
     payload: bytes,
+    *,
+    packed: bool = False,
 ) -> tuple[bytes, bytes]:
-    count = len(digests)
+    first_id, stored_at_ms, digests, kinds, lengths, counts, distances, _, _ = sheet
+    count = len(kinds)
     length_width, count_width, distance_width = _width(lengths), _width(counts), _width(distances)
+    columns = [
+        bytes(kinds),
+        _column(lengths, length_width),
+        _column(counts, count_width),
+        _column(distances, distance_width),
+    ]
+    layout = LAYOUT
+    if packed:
+        joined = b"".join(columns)
+        frame = compress_alone(joined)
+        if _COUNT.size + len(frame) < len(joined):
+            layout = PACKED_LAYOUT
+            columns = [_COUNT.pack(len(frame)), frame]
     header = _HEADER.pack(
-        LAYOUT,
+        layout,
         codec,
         length_width | count_width << 4,
         distance_width | gap_width << 4,
@@ -263,13 +336,7 @@ def _join(
         dictionary,
         stored_at_ms,
     )
-    directory = [
-        *digests,
-        bytes(kinds),
-        _column(lengths, length_width),
-        _column(counts, count_width),
-        _column(distances, distance_width),
-    ]
+    directory = [*digests, *columns]
     key = slab_key(first_id + count - 1)
     checksum = plain_hash(b"".join((key, header, *directory)), _CHECKSUM_BYTES)
     return key, b"".join((header, checksum, *directory, payload))
@@ -308,7 +375,11 @@ def is_dead_at(value: bytes | memoryview, position: int) -> bool:
     at = HEADER_BYTES + DIGEST_BYTES * count_of(value) + position
     if at >= len(value):
         raise CorruptionError("a slab is shorter than its directory")
-    return value[at] & ~KEEPS_LINKS == DEAD
+    if value[0] == LAYOUT:
+        return value[at] & ~KEEPS_LINKS == DEAD
+    # Which ids these are does not matter here.
+    directory = read_directory(slab_key(MAX_ID), value, check=False)
+    return directory.kinds[position] & ~KEEPS_LINKS == DEAD
 
 
 class Directory(NamedTuple):
@@ -362,7 +433,7 @@ def read_directory(
     layout, codec, widths_a, widths_b, count, dictionary, stored_at_ms = _HEADER.unpack_from(value)
     last_id = int.from_bytes(key, "big")
     if (
-        layout != LAYOUT
+        layout not in (LAYOUT, PACKED_LAYOUT)
         or codec not in (CODEC_RAW, CODEC_ZSTD)
         or (widths_a | widths_b) & _NO_WIDTH
         or count < 1
@@ -371,20 +442,28 @@ def read_directory(
     try:
         kinds_at = HEADER_BYTES + DIGEST_BYTES * count
         digests = bytes(value[HEADER_BYTES:kinds_at])
+        columns, payload_at = value, 0
+        if layout == PACKED_LAYOUT:
+            columns, payload_at = _inflated_columns(value, kinds_at)
+            kinds_at = 0
         at = kinds_at + count
-        kinds = bytes(value[kinds_at:at])
+        kinds = bytes(columns[kinds_at:at])
         if len(kinds) != count:
             raise ValueError("a column runs over the end")
         width = widths_a & 15
-        lengths = _read_column(value, at, count, width)
+        lengths = _read_column(columns, at, count, width)
         at += count << width
         width = widths_a >> 4
-        counts = _read_column(value, at, count, width)
+        counts = _read_column(columns, at, count, width)
         at += count << width
         width = widths_b & 15
         links = sum(counts)
-        distances = _read_column(value, at, links, width) if links else b""
+        distances = _read_column(columns, at, links, width) if links else b""
         at += links << width
+        if layout == PACKED_LAYOUT:
+            if at != len(columns):
+                raise ValueError("columns that are too long")
+            at = payload_at
     except (ValueError, OverflowError, MemoryError, struct.error) as exc:
         raise CorruptionError(f"the slab ending in id {last_id} has a damaged directory") from exc
     size_bytes = sum(lengths)
@@ -399,6 +478,15 @@ def read_directory(
         last_id - count + 1, count, digests, kinds, lengths, counts, distances, widths_b >> 4,
         codec, dictionary, stored_at_ms, at,
     )  # fmt: skip
+
+
+def _inflated_columns(value: bytes | memoryview, at: int) -> tuple[bytes, int]:
+    """The columns of layout 2 behind the digests, and where they end in the value."""
+    start = at + _COUNT.size
+    stop = start + _COUNT.unpack_from(value, at)[0]
+    if stop > len(value):
+        raise ValueError("a frame runs over the end")
+    return inflate_alone(bytes(value[start:stop]), _MAX_RAW_BYTES), stop
 
 
 class Slab:

@@ -17,9 +17,10 @@ from casstore.engine import conditions
 from casstore.engine.lmdb import journal, notes
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.environment import Environment
-from casstore.engine.lmdb.journal import Changes, Pending
+from casstore.engine.lmdb.journal import Changes, Name, Pending
+from casstore.engine.lmdb.tail import Fresh, Tail
 from casstore.engine.protocol import NewObject, PutRow, Write, WriteResult
-from casstore.errors import CasstoreError, CorruptionError, ObjectNotFoundError
+from casstore.errors import CasstoreError, ObjectNotFoundError
 
 
 class StaleError(CasstoreError):
@@ -79,6 +80,7 @@ class Transaction:
         now_ms: int,
         jobs: Sequence[Job],
         recent: notes.RecentTouches,
+        tail: Tail,
     ) -> None:
         self._env = env
         self._txn = txn
@@ -89,7 +91,7 @@ class Transaction:
         self._ids: dict[bytes, int | None] = {}
         # What is new in the index, and what is gone.
         self._named: dict[bytes, int] = {}
-        self._unnamed: list[bytes] = []
+        self._unnamed: list[Name] = []
         # Rows as this batch leaves them.
         self._rows: dict[str, Changes] = {}
         self._first_new_id = self._first_free_id()
@@ -99,6 +101,7 @@ class Transaction:
         self._children: dict[int, list[int]] = {}
         self._places: dict[int, _Places] = {}
         self._recent = recent
+        self._tail = tail
         # Objects that were put again, with nothing that names them.
         self._touched: dict[int, None] = {}
         self.changed = False
@@ -162,8 +165,10 @@ class Transaction:
             self._unname(digest)
         if job.hits and not write.rows:
             self._touch(job)
+        # A delete of what is not there leaves nothing to write, and LMDB counts no transaction
+        # that writes nothing: the journal's state must not be kept under its number.
         self.changed = self.changed or bool(
-            new_objects or write.rows or write.deletes or self._touched
+            new_objects or write.rows or self._unnamed or self._touched
         )
         return WriteResult(self._now_ms, new_objects)
 
@@ -185,19 +190,9 @@ class Transaction:
 
     def _require_new(self, objects: Sequence[NewObject]) -> None:
         """Raise if any of these is stored after all: their slab would hold it a second time."""
-        ids, recent = self._ids, self.pending.ids
-        find, index = self._txn.get, self._env.index
         for item in objects:
-            digest = item.digest
-            # As ``_find_id`` does; spelled out because nearly every commit comes through here.
-            if digest not in ids:
-                if digest in recent:
-                    ids[digest] = recent[digest]
-                else:
-                    row = find(digest, None, index)
-                    ids[digest] = None if row is None else slabs.read_id(row)
-            if ids[digest] is not None:
-                raise StaleError(digest.hex())
+            if self._find_id(item.digest) is not None:
+                raise StaleError(item.digest.hex())
 
     def _require_children(self, objects: Sequence[NewObject], places: _Places) -> None:
         """Raise if a child is neither stored nor one of the objects before it."""
@@ -245,9 +240,10 @@ class Transaction:
                 self._touched[object_id] = None
 
     def _unname(self, digest: bytes) -> None:
+        object_id = self._find_id(digest)
         self._ids[digest] = None
-        if self._named.pop(digest, None) is None:
-            self._unnamed.append(digest)
+        if self._named.pop(digest, None) is None and object_id is not None:
+            self._unnamed.append((digest, object_id))
 
     def _first_free_id(self) -> int:
         """Ids start at 1 and go on after the last slab, which is never removed."""
@@ -256,7 +252,6 @@ class Transaction:
 
     def finish(self) -> None:
         """Write what the batch amounts to: its slabs, their names, and its rows."""
-        self._write_slabs()
         if self._rows:
             # Wherever they are laid: a collector asks by table and key.
             notes.note_rows(self._env, self._txn, self._puts(), self._now_ms)
@@ -264,6 +259,8 @@ class Transaction:
             self.pending = journal.append(
                 self._env, self._txn, self.pending, self._rows, self._named, self._unnamed
             )
+        # A commit that lays the journal in place should not have to join slabs as well.
+        self._write_slabs(busy=not self.pending.last)
         if self._touched:
             notes.touch(self._env, self._txn, self._touched, self._now_ms)
             for object_id in self._touched:
@@ -277,13 +274,13 @@ class Transaction:
                 if value is not None:
                     yield table, key
 
-    def _write_slabs(self) -> None:
+    def _write_slabs(self, *, busy: bool) -> None:
         children = self._children
+        new: list[Fresh] = []
         for draft, first_id in self._slabs:
             ids = range(first_id, first_id + len(draft.objects))
             if first_id not in children and children.keys().isdisjoint(ids):
                 continue  # all of its writes were refused
-            key, value = slabs.encode(draft, first_id, children, self._now_ms)
-            if not self._txn.put(key, value, append=True, db=self._env.slabs):
-                # py-lmdb reports an out-of-order append by returning False.
-                raise CorruptionError(f"{self._env.path}: slab {key.hex()} is not the last")
+            sheet = slabs.lay_out(draft, first_id, children, self._now_ms)
+            new.append(Fresh(*slabs.seal_draft(draft, sheet), sheet))
+        self._tail.store(self._env, self._txn, new, busy=busy)

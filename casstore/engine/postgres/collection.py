@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 # A collector that gives no sign for so long is taken for dead, and another may begin.
 LEASE_MS: Final = 60_000
 _RENEW_S: Final = LEASE_MS / 1000 / 6
+# A client that has not written for so long will not ask any more what became of its last write.
+_CLIENT_MS: Final = 7 * 86_400_000
 # How often a collection asks for a moment in which nobody writes.
 _MAX_BEGINNINGS: Final = 5
 _PAGE: Final = 5000
@@ -93,6 +95,10 @@ class PostgresCollection:
             "UPDATE {s}.state SET collector = NULL, writes_collected = CASE WHEN %b "
             "THEN (SELECT last_value FROM {s}.writes) ELSE writes_collected END "
             "WHERE collector = %b RETURNING epoch"
+        )
+        self._forget = statement(
+            "WITH gone AS (DELETE FROM {s}.clients WHERE now_ms < coalesce(%b, {s}.now_ms()) - %b "
+            "RETURNING 1) SELECT count(*) FROM gone"
         )
         self._sweep = statement("SELECT * FROM {s}.sweep(%b, %b, %b, %b, %b, %b)")
         self._read_rows = statement("SELECT kind, key, value FROM {s}.rows WHERE kind = ANY(%b)")
@@ -138,8 +144,12 @@ class PostgresCollection:
         self._unreached = array("Q")
         if not self._dry_run:
             with suppress(CasstoreError):
-                # If the server cannot be told, the lease ends by itself.
+                # If the server cannot be told, the lease ends by itself, and clients that are
+                # gone are forgotten next time.
                 self._engine.connections.fetch(self._end, (self._done, self._token))
+                self._engine.connections.fetch(
+                    self._forget, (self._engine.given_ms(), Int8(_CLIENT_MS))
+                )
 
     # --- marking --------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from casstore.engine.postgres.examination import Examining
 from casstore.engine.postgres.request import TABLE_NUMBERS
 from casstore.engine.postgres.watching import Watching
 from casstore.engine.protocol import (
+    MAX_OBJECT_BYTES,
     Collection,
     ObjectInfo,
     Roots,
@@ -151,7 +152,7 @@ class PostgresEngine(Examining):
         if wanted:
             generation = self.cache.generation
             read = {
-                digest: StoredObject(kind, self._compressor.inflate(codec, 0, content, size_bytes))
+                digest: StoredObject(kind, self._inflated(digest, codec, size_bytes, content))
                 for digest, kind, codec, size_bytes, content in self.connections.fetch(
                     self._get_many, (Blobs(wanted),)
                 )
@@ -159,6 +160,12 @@ class PostgresEngine(Examining):
             self.cache.put(read.items(), generation)
             found.update(read)
         return [found.get(digest) for digest in digests]
+
+    def _inflated(self, digest: bytes, codec: int, size_bytes: int, content: bytes) -> bytes:
+        # The row's word for it is compared with the frame's, but both could be made up (P7).
+        if not 0 <= size_bytes <= MAX_OBJECT_BYTES:
+            raise CorruptionError(f"object {digest.hex()} claims {size_bytes} bytes")
+        return self._compressor.inflate(codec, 0, content, size_bytes)
 
     def scan_objects(self, *, before: int | None = None, limit: int = 1000) -> list[ObjectInfo]:
         """Objects with an id lower than ``before``, highest first; at most ``limit`` of them."""
@@ -203,7 +210,7 @@ class PostgresEngine(Examining):
                 self._write,
                 (
                     Int8(self.store_number), client, Int8(number), self.given_ms(), self._lasting,
-                    *made.arguments,
+                    *made.spelled(request.lock_number(self.store_number, request.CLIENT, client)),
                 ),
                 binary=True,
             ).fetchone()  # fmt: skip

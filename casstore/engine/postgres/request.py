@@ -8,8 +8,8 @@ a number that is made from it here; two keys that share a number merely wait for
 
 from __future__ import annotations
 
-from hashlib import blake2b
 from typing import Any, Final, NamedTuple
+from zlib import crc32
 
 from casstore.engine.compression import Compressor
 from casstore.engine.postgres.arrays import Blobs, Ints, Longs
@@ -43,6 +43,10 @@ TABLE_NUMBERS: Final = {
     "usage": 13,
 }
 
+#: Where the tables have their numbers, among locks.
+CLIENT: Final = 0
+_UPPER: Final = 0x7FFF_FFFF_0000_0000
+
 # More keys than this have the store to themselves for the moment of their write: the server's
 # table of locks is shared by all, and it is not large.
 MAX_LOCKS: Final = 64
@@ -57,9 +61,23 @@ _FAR: Final = 1 << 30
 class Request(NamedTuple):
     """What the statement is told of a write; who makes it, and when, comes before."""
 
+    #: The numbers of its keys, and whether others may share them.
+    locks: dict[int, bool]
     arguments: tuple[Any, ...]
     #: The digests of its objects, each once, in the order given.
     digests: list[bytes]
+
+    def spelled(self, client: int) -> tuple[Any, ...]:
+        """All that there is to tell, if a client with this number makes it."""
+        if len(self.locks) > MAX_LOCKS:
+            return (True, Longs(), Ints(), *self.arguments)
+        ordered = sorted([*self.locks.items(), (client, False)])
+        return (
+            False,
+            Longs([number for number, _ in ordered]),
+            Ints([int(is_shared) for _, is_shared in ordered]),
+            *self.arguments,
+        )
 
 
 def prepare(write: Write, store: int, compressor: Compressor) -> Request:
@@ -67,15 +85,10 @@ def prepare(write: Write, store: int, compressor: Compressor) -> Request:
     last: dict[tuple[str, bytes], RowChange] = {}
     for change in write.rows:
         last[change.table, change.key] = change
-    locks = _locks(write, last, store)
-    alone = len(locks) > MAX_LOCKS
-    ordered = [] if alone else sorted(locks.items())
     objects = _Objects(write, compressor)
     return Request(
+        _locks(write, last, store),
         (
-            alone,
-            Longs([number for number, _ in ordered]),
-            Ints([int(is_shared) for _, is_shared in ordered]),
             *_conditions(write),
             *objects.arguments,
             *_rows(last),
@@ -85,11 +98,13 @@ def prepare(write: Write, store: int, compressor: Compressor) -> Request:
     )
 
 
-def lock_number(store: int, table: int, key: bytes) -> int:
-    """The number of the lock of one key."""
-    salt = store.to_bytes(8, "big")
-    digest = blake2b(bytes([table]) + key, digest_size=8, key=salt).digest()
-    return int.from_bytes(digest, "big", signed=True)
+def lock_number(store: int, kind: int, key: bytes) -> int:
+    """The number of the lock of one key of a table; ``CLIENT`` stands for none of them.
+
+    The upper half is the store's own, and no other store of the database has it. Many keys have
+    the same lower half: they wait for each other without need.
+    """
+    return (store & _UPPER) ^ crc32(key, kind)
 
 
 def _locks(write: Write, last: dict[tuple[str, bytes], RowChange], store: int) -> dict[int, bool]:
@@ -144,7 +159,8 @@ class _Objects:
         ordered = sorted(names)
         # Arrays of the server count from one.
         place_of = {digest: place for place, digest in enumerate(ordered, 1)}
-        kinds, codecs, sizes, ends, children = Ints(), Ints(), Ints(), Ints(), Ints()
+        kinds, codecs, sizes, children = Ints(), Ints(), Ints(), Ints()
+        starts, ends = Ints(), Ints()
         contents = Blobs()
         total_bytes = 0
         for item in given.values():
@@ -153,6 +169,7 @@ class _Objects:
             kinds.append(item.kind)
             codecs.append(codec)
             sizes.append(len(item.data))
+            starts.append(len(children) + 1)
             children.extend([place_of[child] for child in item.children])
             ends.append(len(children))
             contents.append(content)
@@ -169,6 +186,7 @@ class _Objects:
             kinds,
             codecs,
             sizes,
+            starts,
             ends,
             children,
             contents,
@@ -203,4 +221,4 @@ def _rows(last: dict[tuple[str, bytes], RowChange]) -> tuple[Any, ...]:
 
 
 #: How many arguments there are, those before included.
-ARGUMENTS: Final = 34
+ARGUMENTS: Final = 35

@@ -11,7 +11,7 @@
 ``{s}`` is the schema, put in as an identifier; nothing else is ever put into a statement.
 
 The function ``write`` is the one way in which anything but a sweep changes a store. Locks are taken
-in one order by all: the store (shared), the client, the keys by their number, objects by digest.
+in one order by all: the store (shared), keys and the client by their number, objects by digest.
 So writers never wait for each other in a circle. Each statement of the function has a snapshot
 of its own, which is why the transaction must be READ COMMITTED: what is read behind a lock is
 the newest.
@@ -83,7 +83,7 @@ CREATE FUNCTION {s}.write(
     op_offsets integer[],
     names bytea[], wanted integer[], wanted_places integer[],
     objects integer[], digests bytea[], kinds integer[], codecs integer[], sizes integer[],
-    ends integer[], children integer[], contents bytea[],
+    starts integer[], ends integer[], children integer[], contents bytea[],
     put_kinds integer[], put_keys bytea[], put_values bytea[],
     stamp_rows integer[], stamp_offsets integer[], stamp_adds bigint[],
     gone_kinds integer[], gone_keys bytea[], deletes bytea[],
@@ -94,11 +94,13 @@ CREATE FUNCTION {s}.write(
 DECLARE
     known record;
     ids bigint[];
+    stale boolean;
     at integer;
     place integer;
-    first integer := 0;
     inserted integer;
     touch_before_ms bigint;
+    locked boolean;
+    counted bigint;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION 'a write runs as READ COMMITTED' USING ERRCODE = '25001';
@@ -110,34 +112,30 @@ BEGIN
     END IF;
     new_objects := 0;
 
-    -- The store: shared by writers, alone for those who must not find any under way.
+    -- The store: shared by writers, alone for those who must not find any under way. Asked whether
+    -- it is null, a call is evaluated on the spot, and is no statement of its own.
     IF alone THEN
-        PERFORM pg_advisory_xact_lock(the_store);
+        locked := pg_advisory_xact_lock(the_store) IS NULL;
     ELSE
-        PERFORM pg_advisory_xact_lock_shared(the_store);
+        locked := pg_advisory_xact_lock_shared(the_store) IS NULL;
     END IF;
+    -- The keys that are asked for or change, in the order given; and among them the client: a
+    -- write whose answer was lost is not made again, and not while it is under way.
+    SELECT count(CASE WHEN l.shared = 1 THEN pg_advisory_xact_lock_shared(l.number) IS NULL
+            ELSE pg_advisory_xact_lock(l.number) IS NULL END) INTO counted
+        FROM unnest(locks, shared) AS l(number, shared);
 
-    -- The client: a write whose answer was lost is not made again, and not while it is under way.
-    PERFORM pg_advisory_xact_lock(hashtextextended(encode(the_client, 'hex'), the_store));
-    SELECT c.number, c.now_ms, c.new_objects INTO known
-        FROM {s}.clients c WHERE c.client = the_client;
+    now_ms := coalesce(given_ms, floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint);
+    SELECT s.epoch, c.number, c.now_ms, c.new_objects,
+            EXISTS (SELECT 1 FROM {s}.watchers w WHERE w.until_ms > write.now_ms) AS watched
+        INTO known
+        FROM {s}.state s LEFT JOIN {s}.clients c ON c.client = the_client;
     IF known.number >= the_number THEN
         now_ms := known.now_ms;
         new_objects := known.new_objects;
         RETURN;
     END IF;
-
-    -- The keys that are asked for or change.
-    IF NOT alone THEN
-        FOR at IN 1 .. cardinality(locks) LOOP
-            IF shared[at] = 1 THEN
-                PERFORM pg_advisory_xact_lock_shared(locks[at]);
-            ELSE
-                PERFORM pg_advisory_xact_lock(locks[at]);
-            END IF;
-        END LOOP;
-    END IF;
-    SELECT s.epoch, coalesce(given_ms, {s}.now_ms()) INTO epoch, now_ms FROM {s}.state s;
+    epoch := known.epoch;
 
     IF cardinality(ops) > 0 THEN
         SELECT c.place, r.value INTO failed, actual
@@ -162,12 +160,18 @@ BEGIN
     END IF;
 
     IF cardinality(names) > 0 THEN
-        IF failed IS NULL THEN
+        touch_before_ms := CASE WHEN cardinality(put_kinds) + cardinality(gone_kinds) = 0
+            THEN now_ms - {touch} ELSE -1 END;
+        SELECT array_agg(coalesce(o.id, 0) ORDER BY n.place),
+                bool_or(o.epoch < write.epoch OR o.touched_at_ms <= touch_before_ms)
+            INTO ids, stale
+            FROM unnest(names) WITH ORDINALITY AS n(digest, place)
+            LEFT JOIN {s}.objects o ON o.digest = n.digest;
+        -- {{touch
+        IF stale AND failed IS NULL THEN
             -- Everything relied upon carries the epoch from here on, and no collection of this
             -- epoch takes it; the next begins when we are through. Once an epoch for each object.
-            touch_before_ms := CASE WHEN cardinality(put_kinds) + cardinality(gone_kinds) = 0
-                THEN now_ms - {touch} ELSE -1 END;
-            -- {{touch
+            -- What was found before may have gone meanwhile, so it is looked for again.
             UPDATE {s}.objects o
                 SET epoch = write.epoch,
                     touched_at_ms = CASE WHEN touch_before_ms < 0
@@ -179,11 +183,11 @@ BEGIN
                         ORDER BY t.digest FOR NO KEY UPDATE
                 ) found
                 WHERE o.id = found.id;
-            -- touch}}
+            SELECT array_agg(coalesce(o.id, 0) ORDER BY n.place) INTO ids
+                FROM unnest(names) WITH ORDINALITY AS n(digest, place)
+                LEFT JOIN {s}.objects o ON o.digest = n.digest;
         END IF;
-        SELECT array_agg(coalesce(o.id, 0) ORDER BY n.place) INTO ids
-            FROM unnest(names) WITH ORDINALITY AS n(digest, place)
-            LEFT JOIN {s}.objects o ON o.digest = n.digest;
+        -- touch}}
         FOR at IN 1 .. cardinality(wanted) LOOP
             IF failed IS NOT NULL AND wanted_places[at] > failed THEN
                 EXIT;
@@ -203,7 +207,7 @@ BEGIN
         fresh := array_fill(0::bigint, ARRAY[cardinality(objects)]);
         FOR at IN 1 .. cardinality(objects) LOOP
             IF ids[objects[at]] = 0 THEN
-                FOR place IN first + 1 .. ends[at] LOOP
+                FOR place IN starts[at] .. ends[at] LOOP
                     IF ids[children[place]] = 0 THEN
                         missing := names[children[place]];
                         RETURN;
@@ -213,24 +217,15 @@ BEGIN
                 fresh[at] := ids[objects[at]];
                 new_objects := new_objects + 1;
             END IF;
-            first := ends[at];
         END LOOP;
         IF new_objects > 0 THEN
             INSERT INTO {s}.objects
                 SELECT n.id, n.digest, n.kind, n.codec, n.size_bytes, now_ms, now_ms, epoch,
-                    ARRAY(
-                        SELECT ids[c.place]
-                            FROM unnest(children[n.stop - n.links + 1 : n.stop])
-                                WITH ORDINALITY AS c(place, position)
-                            ORDER BY c.position
-                    ),
+                    CASE WHEN n.first > n.last THEN ARRAY[]::bigint[]
+                        ELSE ARRAY(SELECT ids[c] FROM unnest(children[n.first : n.last]) c) END,
                     n.content
-                FROM (
-                    SELECT g.*, g.stop - lag(g.stop, 1, 0) OVER (ORDER BY g.position) AS links
-                        FROM unnest(fresh, digests, kinds, codecs, sizes, ends, contents)
-                            WITH ORDINALITY
-                            AS g(id, digest, kind, codec, size_bytes, stop, content, position)
-                ) n
+                FROM unnest(fresh, digests, kinds, codecs, sizes, starts, ends, contents)
+                    AS n(id, digest, kind, codec, size_bytes, first, last, content)
                 WHERE n.id > 0
                 ORDER BY n.digest
                 ON CONFLICT (digest) DO NOTHING;
@@ -267,11 +262,11 @@ BEGIN
 
     IF new_objects + cardinality(put_kinds) + cardinality(gone_kinds) + cardinality(deletes) > 0
     THEN
-        PERFORM nextval('{s}.writes');
+        counted := nextval('{s}.writes');
         INSERT INTO {s}.clients AS c VALUES (the_client, the_number, now_ms, new_objects)
             ON CONFLICT (client) DO UPDATE SET number = excluded.number,
                 now_ms = excluded.now_ms, new_objects = excluded.new_objects;
-        watched := EXISTS (SELECT 1 FROM {s}.watchers w WHERE w.until_ms > now_ms);
+        watched := known.watched;
     END IF;
 END
 $body$;
@@ -285,8 +280,13 @@ CREATE FUNCTION {s}.begin_collection(
     the_store bigint, the_collector bytea, given_ms bigint, lasts_ms bigint
 ) RETURNS bigint LANGUAGE plpgsql VOLATILE SET lock_timeout = '2s' AS $body$
 DECLARE
-    found bigint;
+    the_epoch bigint;
 BEGIN
+    -- Asked again because the answer was lost: it has begun.
+    SELECT epoch INTO the_epoch FROM {s}.state WHERE collector = the_collector;
+    IF FOUND THEN
+        RETURN the_epoch;
+    END IF;
     IF EXISTS (
         SELECT 1 FROM {s}.state WHERE collector IS NOT NULL
             AND collector_until_ms > coalesce(given_ms, {s}.now_ms())
@@ -299,8 +299,8 @@ BEGIN
     UPDATE {s}.state SET epoch = epoch + 1, collector = the_collector,
             collector_until_ms = coalesce(given_ms, {s}.now_ms()) + lasts_ms
         WHERE collector IS NULL OR collector_until_ms <= coalesce(given_ms, {s}.now_ms())
-        RETURNING epoch INTO found;
-    RETURN found;
+        RETURNING epoch INTO the_epoch;
+    RETURN the_epoch;
 END
 $body$;
 """

@@ -43,6 +43,7 @@ class Watching:
 
     def __init__(self, engine: PostgresEngine) -> None:
         self._engine = engine
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         # They belong to those who wait, and leave with them.
         self._watches: WeakSet[PipeWatch] = WeakSet()
@@ -93,6 +94,9 @@ class Watching:
 
     def close(self) -> None:
         """End the listening; everybody who waits wakes for good."""
+        if os.getpid() != self._pid:
+            # The pipes are shared with the parent: what is written here would reach it.
+            return
         with self._lock:
             listener, self._listener = self._listener, None
         if listener is not None:
@@ -109,6 +113,7 @@ class _Listener:
         self._name = os.urandom(16)
         self._ready = threading.Event()
         self._problem: CasstoreError | None = None
+        self._ending = threading.Lock()
         self._stopping, self._stop = os.pipe()
         self._notified = False
         self._seen = -1
@@ -134,7 +139,9 @@ class _Listener:
 
     def stop(self) -> None:
         """End the thread, and wait for it."""
-        os.write(self._stop, b"\0")
+        with self._ending:
+            if not self.has_ended:
+                os.write(self._stop, b"\0")
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -155,9 +162,11 @@ class _Listener:
                     if self._stopped(_RECONNECT_S):
                         return
         finally:
-            self.has_ended = True
+            with self._ending:
+                self.has_ended = True
+                os.close(self._stopping)
+                os.close(self._stop)
             self._ready.set()
-            os.close(self._stopping)
 
     def _stopped(self, timeout_s: float) -> bool:
         return bool(select.select([self._stopping], [], [], timeout_s)[0])

@@ -1,0 +1,140 @@
+"""The index: from the first bytes of a digest to the id of the object.
+
+    key      first 6 bytes of the digest ‖ id, big-endian, without zeros in front
+    value    none
+
+A whole digest stands in the directory of the object's slab, where links and reads need it
+anyway; a second copy here would be most of the index. So a look-up finds a candidate, mostly
+one, and asks its slab. Two digests that begin alike are two rows: no answer depends on a
+prefix alone, whoever chose the content. Where a candidate is not the one, its directory must
+prove that it is another, or damage would look like absence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final, TypeAlias
+
+import lmdb
+
+from casstore.engine.lmdb import slab as slabs
+from casstore.engine.lmdb.environment import Environment
+from casstore.errors import CorruptionError
+
+PREFIX_BYTES: Final = 6
+
+AnyTransaction: TypeAlias = "lmdb.Transaction[bytes] | lmdb.Transaction[memoryview]"
+AnyCursor: TypeAlias = "lmdb.Cursor[bytes] | lmdb.Cursor[memoryview]"
+
+
+def index_key(digest: bytes, object_id: int) -> bytes:
+    """The row that names an object."""
+    return digest[:PREFIX_BYTES] + object_id.to_bytes((object_id.bit_length() + 7) >> 3, "big")
+
+
+def read_key(key: bytes) -> int:
+    """The id that a row of the index leads to."""
+    spelled = key[PREFIX_BYTES:]
+    if not 0 < len(spelled) <= slabs.ID_BYTES or not spelled[0]:
+        raise CorruptionError(f"row {key.hex()} of the index is damaged")
+    return int.from_bytes(spelled, "big")
+
+
+class Index:
+    """Looks digests up within one transaction."""
+
+    __slots__ = ("_digest_of", "_env", "_names", "_slabs", "_txn")
+
+    def __init__(
+        self,
+        env: Environment,
+        txn: AnyTransaction,
+        digest_of: Callable[[int], bytes] | None = None,
+    ) -> None:
+        """``digest_of`` gives the digest that a slab lists under an id; for those who read
+        slabs anyway.
+        """
+        self._env = env
+        self._txn = txn
+        self._names: AnyCursor = txn.cursor(db=env.index)
+        self._slabs: AnyCursor | None = None
+        self._digest_of = digest_of or self._listed
+
+    def find(self, digest: bytes) -> int | None:
+        """The id of an object; None if it is certainly not named."""
+        prefix = digest[:PREFIX_BYTES]
+        names = self._names
+        more = names.set_range(prefix)
+        while more:
+            key = bytes(names.key())
+            if key[:PREFIX_BYTES] != prefix:
+                break
+            object_id = read_key(key)
+            if self._digest_of(object_id) == digest:
+                return object_id
+            # Another that begins alike? A damaged directory looks just the same.
+            self._require_prefix(object_id, prefix)
+            more = names.next()
+        return None
+
+    def between(self, first: bytes, last: bytes) -> Iterator[tuple[bytes, int]]:
+        """The digests from ``first`` to ``last`` in order, each with its id."""
+        names = self._names
+        more = names.set_range(first[:PREFIX_BYTES])
+        alike: list[tuple[bytes, int]] = []
+        prefix = b""
+        while more:
+            key = bytes(names.key())
+            if key[:PREFIX_BYTES] != prefix:
+                yield from sorted(alike)
+                alike, prefix = [], key[:PREFIX_BYTES]
+                if prefix > last[:PREFIX_BYTES]:
+                    return
+            object_id = read_key(key)
+            digest = self._digest_of(object_id)
+            if digest[:PREFIX_BYTES] != prefix:
+                self._require_prefix(object_id, prefix)
+            if first <= digest <= last:
+                alike.append((digest, object_id))
+            more = names.next()
+        yield from sorted(alike)
+
+    def _listed(self, object_id: int) -> bytes:
+        """What a slab lists under an id, unchecked."""
+        _, value, position = self._seek(object_id)
+        return slabs.digest_at(value, position)
+
+    def _require_prefix(self, object_id: int, prefix: bytes) -> None:
+        """Raise unless a directory that is in order lists such a digest under this id."""
+        key, value, position = self._seek(object_id)
+        if slabs.read_directory(key, value).digest(position)[:PREFIX_BYTES] != prefix:
+            raise self._astray(object_id)
+
+    def _seek(self, object_id: int) -> tuple[bytes | memoryview, bytes | memoryview, int]:
+        """The slab that holds this id, and where in it."""
+        cursor = self._slabs
+        if cursor is None:
+            cursor = self._slabs = self._txn.cursor(db=self._env.slabs)
+        if cursor.set_range(slabs.slab_key(object_id)):
+            key, value = cursor.item()
+            position = object_id - int.from_bytes(key, "big") + slabs.count_of(value) - 1
+            if position >= 0:
+                return key, value, position
+        raise self._astray(object_id)
+
+    def _astray(self, object_id: int) -> CorruptionError:
+        return CorruptionError(
+            f"the index of {self._env.path} leads to id {object_id}, which is not what it names"
+        )
+
+
+def find_id(env: Environment, txn: AnyTransaction, digest: bytes) -> int | None:
+    """The id by which the index names an object; None if it does not."""
+    return Index(env, txn).find(digest)
+
+
+def names(env: Environment, txn: AnyTransaction, digest: bytes, object_id: int) -> bool:
+    """Does the index name the object, whose digest this is, by this id?"""
+    return 0 < object_id <= slabs.MAX_ID and (
+        txn.get(index_key(digest, object_id), None, env.index) is not None
+    )

@@ -1,0 +1,165 @@
+"""The index holds the beginnings of digests: what it finds is compared, never guessed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import casstore
+from casstore.engine.lmdb import slab as slabs
+from casstore.engine.lmdb.engine import LmdbEngine
+from casstore.engine.lmdb.index import PREFIX_BYTES, index_key, read_key
+from casstore.engine.protocol import Write
+from casstore.errors import CorruptionError
+from casstore.format.digest import Digest
+from casstore.maintenance import gc
+from casstore.maintenance.check import check, rebuild
+from casstore.maintenance.compact import compact
+from casstore.store import Store
+from tests.maintenance.wounds import flip, lay_in_place, open_store, wounding
+
+# Found by trying 53 million: the digests of both begin with the same six bytes.
+ONE, OTHER = b"23497514", b"42929714"
+DIGEST, TWIN = Digest.of_blob(ONE), Digest.of_blob(OTHER)
+
+
+def engine_of(store: Store) -> LmdbEngine:
+    assert isinstance(store.engine, LmdbEngine)
+    return store.engine
+
+
+def test_the_two_begin_alike_and_are_different() -> None:
+    assert DIGEST != TWIN
+    assert DIGEST[:PREFIX_BYTES] == TWIN[:PREFIX_BYTES]
+
+
+@pytest.mark.parametrize("laid", [False, True])
+def test_what_begins_alike_is_not_the_same(tmp_path: Path, laid: bool) -> None:
+    path = tmp_path / "s"
+    with open_store(path) as store:
+        store.put_blob(ONE)
+    if laid:
+        lay_in_place(path)
+    with open_store(path) as store:
+        assert store.missing([TWIN, DIGEST]) == [TWIN]
+        assert store.engine.get_many([TWIN]) == [None]
+        assert store.put_blob(OTHER) == TWIN
+        assert store.get_many([TWIN, DIGEST]) == [OTHER, ONE]
+    if laid:
+        lay_in_place(path)
+    with open_store(path) as store:
+        assert store.missing([TWIN, DIGEST]) == []
+        assert store.get_many([TWIN, DIGEST]) == [OTHER, ONE]
+        everything = engine_of(store).digests(bytes(32), b"\xff" * 32, limit=10)
+        assert everything == sorted([DIGEST, TWIN])
+        [larger] = engine_of(store).digests(max(everything), b"\xff" * 32, limit=10)
+        assert larger == max(everything)
+        assert engine_of(store).verify() == 2
+        assert not check(store, level="full").findings
+
+
+@pytest.mark.parametrize(("gone", "kept"), [(ONE, OTHER), (OTHER, ONE)])
+def test_one_goes_and_the_other_stays(tmp_path: Path, gone: bytes, kept: bytes) -> None:
+    path = tmp_path / "s"
+    with open_store(path) as store:
+        store.put_blob(ONE)
+        store.put_blob(OTHER)
+    lay_in_place(path)
+    with open_store(path) as store:
+        store.engine.write(Write(deletes=[Digest.of_blob(gone)]))
+        for _ in range(2):
+            assert store.missing([DIGEST, TWIN]) == [Digest.of_blob(gone)]
+            assert store.get_blob(Digest.of_blob(kept)) == kept
+            store.pack(min_age_ms=0)
+        # Stored again, it has a new id; the index knows it by that alone.
+        store.put_blob(gone)
+        assert store.get_many([DIGEST, TWIN]) == [ONE, OTHER]
+        assert engine_of(store).verify() == 2
+
+
+def test_collecting_rebuilding_and_compacting_tell_them_apart(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with open_store(path) as store:
+        store.tag("kept", store.put_blob(ONE))
+        store.put_blob(OTHER)
+        report = gc.collect(store, grace_ms=0)
+        assert report.objects_swept == 1
+        assert store.missing([DIGEST, TWIN]) == [TWIN]
+        store.tag("too", store.put_blob(OTHER))
+    with wounding(path) as cut:
+        cut.drop("index")
+    with open_store(path) as store:
+        rebuild(store)
+        assert store.get_many([DIGEST, TWIN]) == [ONE, OTHER]
+    compact(path)
+    with open_store(path) as store:
+        assert store.get_many([DIGEST, TWIN]) == [ONE, OTHER]
+        assert engine_of(store).verify() == 2
+
+
+def test_a_damaged_directory_is_not_taken_for_another_object(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with open_store(path) as store:
+        store.put_blob(ONE)
+    with wounding(path) as cut:
+        [(key, value)] = cut.rows("slabs")
+        cut.put("slabs", key, flip(value, slabs.HEADER_BYTES + PREFIX_BYTES))
+    with open_store(path) as store:
+        # It begins as it should, so it might be another; the checksum says that it is not.
+        with pytest.raises(CorruptionError, match="damaged directory"):
+            store.get_blob(DIGEST)
+        with pytest.raises(CorruptionError, match="damaged directory"):
+            store.put_blob(ONE)
+
+
+@pytest.mark.parametrize("own", [1, 2, 3, 7, slabs.MAX_ID])
+def test_a_row_that_leads_astray_is_damage_and_not_absence(tmp_path: Path, own: int) -> None:
+    path = tmp_path / "s"
+    with open_store(path) as store:
+        for content in (b"a", b"b", b"c"):
+            store.put_blob(content)
+    with wounding(path) as cut:
+        cut.put("index", index_key(DIGEST, own), b"")
+    with casstore.open(path) as store:
+        with pytest.raises(CorruptionError, match=f"leads to id {own}"):
+            store.missing([DIGEST])
+        with pytest.raises(CorruptionError):
+            store.get_many([DIGEST])
+        with pytest.raises(CorruptionError):
+            store.put_blob(ONE)
+        with pytest.raises(CorruptionError):
+            engine_of(store).digests(bytes(32), b"\xff" * 32, limit=10)
+        with pytest.raises(CorruptionError):
+            engine_of(store).verify()
+
+
+def test_an_object_that_the_index_names_twice_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with open_store(path) as store:
+        store.put_blob(ONE)
+        store.engine.write(Write(deletes=[DIGEST]))
+        store.put_blob(ONE)
+    with wounding(path) as cut:
+        assert [key for key, _ in cut.rows("index")] == [index_key(DIGEST, 2)]
+        cut.put("index", index_key(DIGEST, 1), b"")
+    with open_store(path) as store:
+        [finding] = check(store, level="connectivity").findings
+        assert finding.where.digest == DIGEST
+        with pytest.raises(CorruptionError, match="names 2 objects but holds 1"):
+            engine_of(store).verify()
+        rebuild(store)
+        assert engine_of(store).verify() == 1
+
+
+@pytest.mark.parametrize("own", [1, 255, 256, 65_535, 65_536, 1 << 40, slabs.MAX_ID])
+def test_a_row_is_read_as_it_was_written(own: int) -> None:
+    key = index_key(DIGEST, own)
+    assert len(key) == PREFIX_BYTES + (own.bit_length() + 7) // 8
+    assert read_key(key) == own
+
+
+@pytest.mark.parametrize("spelled", [b"", b"\0", b"\0\1", b"\1" * 9])
+def test_every_other_spelling_of_an_id_is_refused(spelled: bytes) -> None:
+    with pytest.raises(CorruptionError):
+        read_key(DIGEST[:PREFIX_BYTES] + spelled)

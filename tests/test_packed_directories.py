@@ -1,0 +1,123 @@
+"""Layout 2: the columns of a packed slab are compressed, and say the same as layout 1."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import casstore
+from casstore.engine.compression import compress_alone
+from casstore.engine.lmdb import slab as slabs
+from casstore.engine.lmdb.engine import LmdbEngine
+from casstore.engine.protocol import NewObject
+from casstore.errors import CorruptionError
+from casstore.format.digest import DIGEST_BYTES, Digest, plain_hash
+
+COUNT = 40
+COLUMNS_AT = slabs.HEADER_BYTES + DIGEST_BYTES * COUNT
+
+
+def raw(data: bytes) -> tuple[int, int, bytes]:
+    return slabs.CODEC_RAW, 0, data
+
+
+def both_layouts() -> tuple[bytes, bytes, bytes]:
+    """The key of a slab, and its value in layout 1 and in layout 2; two entries are dead."""
+    rng = random.Random(3)
+    contents = [rng.randbytes(rng.randrange(1, 400)) for _ in range(COUNT)]
+    blobs = [NewObject(Digest.of_blob(each), 0, each, ()) for each in contents]
+    objects = [blobs[0]]
+    for before, item in pairwise(blobs):
+        data = item.data + before.digest
+        objects.append(NewObject(Digest.of_blob(data), 3, data, (before.digest,)))
+    draft = slabs.draft(objects, raw)
+    children = {
+        at: [at - 1] if at > 1 else [] for at in range(1, COUNT + 1) if at not in (7, COUNT)
+    }
+    sheet = slabs.lay_out(draft, 1, children, 5)
+    key, one = slabs.seal_draft(draft, sheet)
+    same, two = slabs._seal(sheet, draft.gap_width, *raw(draft.payload), packed=True)
+    assert key == same
+    return key, one, two
+
+
+def sealed(key: bytes, value: bytes, columns: bytes, payload: bytes) -> bytes:
+    """The slab with other columns, and a checksum that is right for them."""
+    header = value[: slabs.HEADER_BYTES - 8]
+    directory = value[slabs.HEADER_BYTES : COLUMNS_AT] + columns
+    return header + plain_hash(key + header + directory, 8) + directory + payload
+
+
+def framed(columns: bytes) -> bytes:
+    frame = compress_alone(columns)
+    return len(frame).to_bytes(4, "little") + frame
+
+
+def test_both_say_the_same_and_one_is_shorter() -> None:
+    key, one, two = both_layouts()
+    assert (one[0], two[0]) == (slabs.LAYOUT, slabs.PACKED_LAYOUT)
+    assert len(two) < len(one)
+    first, second = slabs.read_directory(key, one), slabs.read_directory(key, two)
+    assert first._replace(payload_at=0) == second._replace(payload_at=0)
+    assert one[first.payload_at :] == two[second.payload_at :]
+    dead = [slabs.is_dead_at(one, at) for at in range(COUNT)]
+    assert dead == [slabs.is_dead_at(memoryview(two), at) for at in range(COUNT)]
+    assert dead.count(True) == 2
+    assert [slabs.digest_at(one, at) for at in range(COUNT)] == [
+        slabs.digest_at(two, at) for at in range(COUNT)
+    ]
+
+
+def test_a_few_columns_stay_as_they_are() -> None:
+    blob = NewObject(Digest.of_blob(b"x"), 0, b"x", ())
+    draft = slabs.draft([blob], raw)
+    sheet = slabs.lay_out(draft, 1, {1: []}, 5)
+    assert slabs._seal(sheet, 0, *raw(b"x"), packed=True) == slabs.seal_draft(draft, sheet)
+
+
+def test_every_damage_is_refused() -> None:
+    key, one, two = both_layouts()
+    at = slabs.read_directory(key, two).payload_at
+    payload = two[at:]
+    columns = one[COLUMNS_AT : slabs.read_directory(key, one).payload_at]
+    assert sealed(key, two, framed(columns), payload) == two
+    hostile = {
+        "too short": framed(columns[:-1]),
+        "too long": framed(columns + b"\0"),
+        "none": framed(b""),
+        "no frame": (4).to_bytes(4, "little") + b"abcd",
+        "a length over the end": (1 << 31).to_bytes(4, "little"),
+        "no length": b"",
+        "a claim beyond all bounds": framed(bytes(20 << 20)),
+    }
+    for why, changed in hostile.items():
+        value = sealed(key, two, changed, b"" if why == "no length" else payload)
+        for check in (True, False):
+            with pytest.raises(CorruptionError):
+                slabs.read_directory(key, value, check=check)
+            with pytest.raises(CorruptionError):
+                slabs.is_dead_at(value, COUNT - 1)
+    for place in range(at):
+        flipped = bytearray(two)
+        flipped[place] ^= 1
+        with pytest.raises(CorruptionError):
+            slabs.read_directory(key, bytes(flipped))
+        with pytest.raises(CorruptionError):
+            slabs.read_directory(key, two[:place])
+
+
+def test_packing_writes_it_and_everybody_reads_it(tmp_path: Path) -> None:
+    contents = [b"%d" % at * 50 for at in range(200)]
+    with casstore.open(tmp_path / "s", "process") as store:
+        digests = [store.put_blob(each) for each in contents]
+        store.pack(min_age_ms=0)
+        engine = store.engine
+        assert isinstance(engine, LmdbEngine)
+        with engine._env.reading() as txn:
+            layouts = [value[0] for _, value in txn.cursor(db=engine._env.slabs)]
+        assert layouts == [slabs.PACKED_LAYOUT]
+        assert store.get_many(digests) == contents
+        assert engine.verify() == 200

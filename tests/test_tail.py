@@ -1,0 +1,263 @@
+"""Small slabs are joined by the writer that stored them, and nobody notices but the file."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import casstore
+from casstore import UNFENCED, Commit, NodeDraft
+from casstore.engine.lmdb import journal, notes, tail, transaction
+from casstore.engine.lmdb import slab as slabs
+from casstore.engine.lmdb.engine import LmdbEngine
+from casstore.engine.protocol import NewObject, ObjectInfo, PutRow, Write
+from casstore.errors import CorruptionError
+from casstore.format.digest import Digest
+from casstore.maintenance import gc
+from casstore.maintenance.check import check
+from casstore.store import Store
+
+
+def engine_of(store: Store) -> LmdbEngine:
+    assert isinstance(store.engine, LmdbEngine)
+    return store.engine
+
+
+def open_store(path: Path) -> Store:
+    return casstore.open(path, durability="process", auto_train=False)
+
+
+def sizes(store: Store) -> list[int]:
+    """How many objects each slab holds."""
+    env = engine_of(store)._env
+    with env.reading() as txn:
+        return [slabs.count_of(value) for _, value in txn.cursor(db=env.slabs)]
+
+
+def put(store: Store, content: bytes) -> Digest:
+    return store.put_blob(content)
+
+
+def new_blob(content: bytes) -> NewObject:
+    return NewObject(Digest.of_blob(content), 0, content, ())
+
+
+def infos(store: Store) -> list[ObjectInfo]:
+    return engine_of(store).scan_objects(limit=1_000_000)
+
+
+def texts(count: int, size: int = 100) -> list[bytes]:
+    rng = random.Random(count)
+    return [b"%d " % at + rng.randbytes(size) for at in range(count)]
+
+
+def test_when_there_are_many_one_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tail, "MANY_SLABS", 21)
+    contents = texts(50)
+    with open_store(tmp_path / "s") as store:
+        seen: dict[bytes, tuple[Any, ...]] = {}
+        for number, content in enumerate(contents, 1):
+            put(store, content)
+            # Ids, kinds and links stay what they are.
+            now = {info.digest: info[:5] for info in infos(store)}
+            assert {digest: now[digest] for digest in seen} == seen
+            seen = now
+            assert sizes(store) == [21] * (number // 21) + [1] * (number % 21)
+        assert store.get_many([Digest.of_blob(each) for each in contents]) == contents
+        assert engine_of(store).verify() == 50
+    with open_store(tmp_path / "s") as store:
+        assert store.get_many([Digest.of_blob(each) for each in contents]) == contents
+        assert not check(store, level="full").findings
+
+
+def test_when_there_is_enough_for_a_slab_it_is_joined(tmp_path: Path) -> None:
+    contents = texts(40, 5000)
+    with open_store(tmp_path / "s") as store:
+        for content in contents:
+            put(store, content)
+        assert sizes(store)[:2] == [14, 14]
+        assert store.get_many([Digest.of_blob(each) for each in contents]) == contents
+        assert engine_of(store).verify() == 40
+
+
+def test_long_slabs_stay_by_themselves_and_end_a_run(tmp_path: Path) -> None:
+    short, long = texts(6), random.Random(1).randbytes(20_000)
+    with open_store(tmp_path / "s") as store:
+        for content in (*short[:3], long, *short[3:]):
+            put(store, content)
+        assert sizes(store) == [3, 1, 1, 1, 1]
+        assert engine_of(store).verify() == 7
+
+
+def test_a_commit_that_lays_the_journal_does_not_join_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail, "MANY_SLABS", 4)
+    monkeypatch.setattr(journal, "SETTLE_CHANGES", 3)
+    with open_store(tmp_path / "s") as store:
+        for number, content in enumerate(texts(6), 1):
+            put(store, content)
+            if number == 4:
+                assert sizes(store) == [1, 1, 1, 1]
+        assert sizes(store) == [5, 1]
+        assert engine_of(store).verify() == 6
+
+
+def test_links_between_them_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tail, "MANY_SLABS", 8)
+    with open_store(tmp_path / "s") as store:
+        session = store.session("s")
+        for at in range(60):
+            session.commit(Commit(append=[NodeDraft(f"n{at}", {"at": at})], lease=UNFENCED))
+        assert len(sizes(store)) < 30
+        assert [node.payload for node in session.nodes()] == [{"at": at} for at in range(60)]
+        assert len(list(session.nodes(at=7))) == 7
+        assert not check(store, level="full").findings
+        gc.collect(store, grace_ms=0)
+        assert [node.payload for node in session.nodes()] == [{"at": at} for at in range(60)]
+
+
+@pytest.mark.parametrize("between", ["pack", "collect", "close"])
+def test_what_others_have_changed_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, between: str
+) -> None:
+    contents = texts(8)
+    with open_store(tmp_path / "s") as store:
+        store.tag("first", put(store, contents[0]))
+        for content in contents[1:5]:
+            put(store, content)
+        if between == "pack":
+            store.pack(min_age_ms=0)
+        elif between == "collect":
+            gc.collect(store, grace_ms=0)
+        else:
+            store.close()
+            store = open_store(tmp_path / "s")
+        before = sizes(store)
+        monkeypatch.setattr(tail, "MANY_SLABS", 2)
+        store.tag("last", put(store, contents[5]))
+        assert sizes(store)[: len(before)] == before or between == "close"
+        kept = {contents[0], contents[5]} | set(contents[1:5] if between != "collect" else ())
+        found = store.get_many([Digest.of_blob(each) for each in kept])
+        assert found == list(kept)
+        assert engine_of(store).verify() == len(kept)
+        assert not check(store, level="full").findings
+        store.close()
+
+
+def test_nothing_looks_older_than_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1_000_000]
+    engine = LmdbEngine(str(tmp_path / "s"), durability="process", clock=lambda: now[0])
+    with Store(engine) as store:
+        one = put(store, b"one")
+        now[0] += 5_000
+        two = put(store, b"two")
+        assert [info.stored_at_ms for info in infos(store)] == [1_005_000, 1_000_000]
+        monkeypatch.setattr(tail, "MANY_SLABS", 3)
+        now[0] += 1
+        three = put(store, b"three")
+        assert sizes(store) == [3]
+        assert [info.stored_at_ms for info in infos(store)] == [1_005_001] * 3
+        # The last is within the grace, and so the others are; never the other way round.
+        gc.collect(store, grace_ms=1_000)
+        assert store.missing([one, two, three]) == []
+
+
+def test_a_refused_write_leaves_no_trace_in_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_store(tmp_path / "s") as store:
+        put(store, b"one")
+        missing = Digest.of_blob(b"missing")
+        with pytest.raises(casstore.CasstoreError):
+            engine_of(store).write(
+                Write(objects=[NewObject(Digest.of_blob(b"x"), 0, b"x", (missing,))])
+            )
+        put(store, b"two")
+        monkeypatch.setattr(tail, "MANY_SLABS", 2)
+        engine_of(store).write(Write(rows=[PutRow("heads", b"k", b"v")]))
+        assert sizes(store) == [2]
+        assert engine_of(store).verify() == 2
+
+
+def test_what_would_not_inflate_again_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_store(tmp_path / "s") as store:
+        digests = [put(store, b"some text that compresses %d" % at * 20) for at in range(5)]
+        compressor = engine_of(store)._compressor
+        compress = compressor.compress
+
+        def wrong(raw: bytes) -> tuple[int, int, bytes]:
+            return compress(raw if len(raw) < 1000 else bytes(len(raw)))
+
+        monkeypatch.setattr(compressor, "compress", wrong)
+        monkeypatch.setattr(tail, "MANY_SLABS", 2)
+        with pytest.raises(CorruptionError, match="joined"):
+            put(store, b"the last")
+        monkeypatch.undo()
+        assert engine_of(store).verify() == 5
+        assert None not in store.get_many(digests)
+        put(store, b"the last")
+        assert engine_of(store).verify() == 6
+
+
+def test_the_memory_for_it_is_bounded(tmp_path: Path) -> None:
+    with open_store(tmp_path / "s") as store:
+        for content in texts(300, 3000):
+            put(store, content)
+            held = [len(each.sheet.body) for each in engine_of(store)._tail.run]
+            assert sum(held) < slabs.TARGET_RAW_BYTES + tail.SMALL_BODY_BYTES
+            assert len(held) <= tail.MANY_SLABS + 1
+            assert all(size <= tail.SMALL_BODY_BYTES for size in held)
+
+
+def test_what_another_process_stores_in_between_ends_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s"
+    other = (
+        "import sys, casstore\n"
+        "with casstore.open(sys.argv[1], durability='process') as store:\n"
+        "    store.put_blob(b'theirs')\n"
+    )
+    with open_store(path) as store:
+        mine = [put(store, content) for content in texts(3)]
+        subprocess.run([sys.executable, "-c", other, str(path)], check=True)
+        mine += [put(store, content) for content in texts(2, 50)]
+        assert sizes(store) == [3, 1, 1, 1]
+        monkeypatch.setattr(tail, "MANY_SLABS", 2)
+        mine.append(put(store, b"one more"))
+        assert sizes(store) == [3, 1, 3]
+        assert None not in store.get_many([*mine, Digest.of_blob(b"theirs")])
+        assert engine_of(store).verify() == 7
+
+
+def test_a_transaction_that_was_not_committed_is_not_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_store(tmp_path / "s") as store:
+        put(store, b"one")
+        with monkeypatch.context() as patch:
+
+            def interrupt(*arguments: object) -> None:
+                raise KeyboardInterrupt
+
+            # The last thing that a transaction does, when its slabs are written.
+            patch.setattr(notes, "touch", interrupt)
+            patch.setattr(
+                transaction.Transaction, "_touch", lambda self, job: self._touched.update({1: None})
+            )
+            with pytest.raises(KeyboardInterrupt):
+                engine_of(store).write(Write(objects=[new_blob(b"one"), new_blob(b"never")]))
+        monkeypatch.setattr(tail, "MANY_SLABS", 2)
+        put(store, b"two")
+        put(store, b"three")
+        assert store.missing([Digest.of_blob(b"never")]) == [Digest.of_blob(b"never")]
+        assert engine_of(store).verify() == 3
+        assert not check(store, level="full").findings
