@@ -125,7 +125,7 @@ class RuntimeRows:
     def _thread(self, row: tuple[Any, ...]) -> Thread:
         thread, workspace, agent, status, latest, created, updated = row
         what = f"thread {thread!r}"
-        self._names(what, thread, workspace, agent)
+        self._names(what, thread, workspace, agent, status or agent, latest or agent)
         return Thread(
             thread, workspace, agent, status or None, latest or None, self._time(created, what),
             self._time(updated, what), 0, 0, 0, 0, 0,
@@ -145,6 +145,7 @@ class RuntimeRows:
         entered, moved, resumable, checkpoint, number = row[9:]
         what = f"run {run!r}"
         self._names(what, run, thread, agent, mode, adapter or mode, state, previous or state)
+        self._names(what, checkpoint or run)
         if bool(resumable) is not (state == WAITING):
             raise self._damaged(what, f"is {state!r}, and resumable is {resumable!r}")
         return Run(
@@ -167,7 +168,7 @@ class RuntimeRows:
     def _message(self, row: tuple[Any, ...]) -> Message:
         name, thread, role, run, created, content, number = row
         what = f"message {name!r}"
-        self._names(what, thread, role)
+        self._names(what, thread, role, run or thread)
         value = self._json(content, what)
         return Message(thread, number, role, value, run or None, self._time(created, what))
 

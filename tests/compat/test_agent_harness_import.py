@@ -428,6 +428,8 @@ def test_a_foreign_database_is_refused(store: Store, source: Source, tmp_path: P
     [
         "UPDATE threads SET updated_at = 'yesterday' WHERE thread_id = 't3'",
         "UPDATE threads SET entry_agent_id = '' WHERE thread_id = 't3'",
+        "UPDATE threads SET status = x'ff' WHERE thread_id = 't3'",
+        "UPDATE runs SET checkpoint_ref = x'ff' WHERE run_id = 't3-b'",
         "UPDATE runs SET resumable = 0 WHERE run_id = 't3-b'",
         "UPDATE runs SET thread_id = 'none' WHERE run_id = 't3-b'",
         "UPDATE events SET run_id = 'none' WHERE run_id = 't3-b'",
