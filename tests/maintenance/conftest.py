@@ -15,6 +15,8 @@ from casstore.engine.memory import MemoryEngine
 # At the end: an installed casstore must not be hidden by the one beside the tests.
 sys.path.append(str(Path(__file__).parent.parent.parent))
 
+from tests.postgres.engines import Schemas, engines
+
 MakeStore = Callable[[], Store]
 
 
@@ -44,6 +46,13 @@ def make_lmdb(tmp_path: Path) -> Iterator[MakeStore]:
     yield make
     for store in made:
         store.close()
+
+
+@pytest.fixture
+def make_postgres(postgres_schemas: Schemas) -> Iterator[MakeStore]:
+    """Stores on a server, each in a schema of its own."""
+    with engines(postgres_schemas) as make:
+        yield lambda: Store(make())
 
 
 @pytest.fixture(params=["memory", "lmdb"])

@@ -16,6 +16,7 @@ from casstore.errors import (
     SessionNotFoundError,
 )
 from casstore.maintenance import gc
+from casstore.maintenance.check import check
 from casstore.maintenance.copying import copy
 from casstore.maintenance.progress import Step
 from casstore.testing.engine_fixtures import all_objects, all_rows
@@ -49,11 +50,15 @@ def fill(store: Store, seed: int = 0) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("ways", ["memory memory", "memory lmdb", "lmdb memory", "lmdb lmdb"])
-def test_a_copy_has_every_row_and_what_it_names(
-    make_memory: MakeStore, make_lmdb: MakeStore, ways: str
-) -> None:
-    source, target = [make_memory() if way == "memory" else make_lmdb() for way in ways.split()]
+WAYS = (
+    "memory memory", "memory lmdb", "lmdb memory", "lmdb lmdb",
+    "lmdb postgres", "postgres lmdb", "postgres postgres",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("ways", WAYS)
+def test_a_copy_has_every_row_and_what_it_names(request: pytest.FixtureRequest, ways: str) -> None:
+    source, target = [request.getfixturevalue(f"make_{way}")() for way in ways.split()]
     names = fill(source)
     source.put_blob(b"nobody refers to this")
     report = copy(source, target)
@@ -178,6 +183,34 @@ def test_a_copy_that_was_stopped_is_sound_and_goes_on(make_memory: MakeStore) ->
         if survived:
             break
     assert limit > 18
+
+
+@pytest.mark.parametrize("ways", ["lmdb postgres", "postgres lmdb"])
+def test_a_copy_that_is_stopped_again_and_again_comes_to_its_end(
+    request: pytest.FixtureRequest, ways: str
+) -> None:
+    source, target = [request.getfixturevalue(f"make_{way}")() for way in ways.split()]
+    fill(source, seed=4)
+    sent = 0
+    for patience in range(3, 1000, 40):
+        left = patience
+
+        def stop(step: Step) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                raise KeyboardInterrupt
+
+        try:
+            sent += copy(source, target, progress=stop).new_objects
+            break
+        except KeyboardInterrupt:
+            assert gc.plan(target, grace_ms=0).report.outcome is not gc.Outcome.REFUSED
+    assert patience > 3, "it was never stopped"
+    assert rows_of(target) == rows_of(source)
+    # The last one sent only what those before it had not.
+    assert sent < len(digests(target))
+    assert check(target, level="full").sound
 
 
 def test_nodes_that_are_newer_than_the_head_that_was_copied_do_not_come_along(

@@ -140,7 +140,7 @@ def test_tools_gc_takes_urls(team: str, tmp_path: Path) -> None:
     ("text", "place", "rest"),
     [
         ("postgresql://h/db::agent", "postgresql://h/db", "agent"),
-        ("postgresql://u@[::1]:1/db?schema=s::a:b]", "postgresql://u@[::1]:1/db?schema=s", "a:b]"),
+        ("postgresql://[::1]:1/db?schema=x::a::b]", "postgresql://[::1]:1/db?schema=x", "a::b]"),
         ("postgresql://[::1]/db", None, "postgresql://[::1]/db"),
         ("postgresql://h", None, "postgresql://h"),
     ],

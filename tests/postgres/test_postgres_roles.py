@@ -13,7 +13,7 @@ psycopg = pytest.importorskip("psycopg")
 import casstore
 from casstore import UNFENCED, Commit, NodeDraft, Store
 from casstore.engine.memory import MemoryEngine
-from casstore.engine.protocol import PutRow, RowKey, Write
+from casstore.engine.protocol import Collecting, PutRow, RowKey, Write
 from casstore.errors import CasstoreError, ReadOnlyError
 from casstore.maintenance import check, copying, expiring, gc
 from casstore.store import open as open_store
@@ -117,7 +117,9 @@ def test_a_reader_changes_nothing(
         refused(postgres_server, schema, "reader", statement)
 
 
-def test_a_writer_does_what_agents_do(open_as: OpenAs) -> None:
+def test_a_writer_does_what_agents_do(
+    open_as: OpenAs, postgres_server: Server, schema: str
+) -> None:
     writer = open_as("writer")
     session = writer.session("s")
     commit(writer, "more")
@@ -136,6 +138,9 @@ def test_a_writer_does_what_agents_do(open_as: OpenAs) -> None:
     # What is stored already is touched, not written: that is all that may change of it.
     assert writer.put_blob(b"attached" * 1000) in writer
     watch = writer.engine.watch()
+    with psycopg.connect(postgres_server.url()) as owner:
+        # It may leave word that it waits, and so is told.
+        assert owner.execute(f"SELECT count(*) FROM {schema}.watchers").fetchone() == (1,)
     commit(writer, "again")
     assert watch.wait(60)
     watch.close()
@@ -170,10 +175,19 @@ def test_a_collector_collects_and_changes_no_session(
     open_as: OpenAs, postgres_server: Server, schema: str
 ) -> None:
     collector = open_as("collector")
-    report = gc.collect(collector, grace_ms=0)
+    with psycopg.connect(postgres_server.url(), autocommit=True) as owner:
+        owner.execute(f"UPDATE {schema}.clients SET now_ms = 0")
+        report = gc.collect(collector, grace_ms=0)
+        # Clients that were last heard of long ago are forgotten, too.
+        assert owner.execute(f"SELECT count(*) FROM {schema}.clients").fetchone() == (0,)
     assert report.outcome is gc.Outcome.SWEPT
     assert report.objects_swept > 0
     assert check.check(collector, level="full").sound
+    # It was able to say that it has ended: nobody need wait for the next, or count it as missing.
+    engine = collector.engine
+    assert isinstance(engine, Collecting)
+    assert engine.commits_since_collection() == 0
+    assert gc.collect(collector, grace_ms=0).outcome is not gc.Outcome.REFUSED
     with pytest.raises(ReadOnlyError):
         commit(collector, "mine")
     with pytest.raises(ReadOnlyError):

@@ -121,7 +121,16 @@ class Cluster:
         assert found is not None
         return int(found[0])
 
+    def standbys(self) -> list[int]:
+        """The numbers of the nodes that follow the primary."""
+        return [at for at in range(NODES) if at != self._primary]
+
     # --- losing a node ----------------------------------------------------------------------
+
+    def stop_feeding(self, at: int) -> None:
+        """Let a standby have nothing of what the primary writes from now on."""
+        self._feeds[at].lead_to(str(self._node(at).place / "nobody listens here"))
+        self._feeds[at].cut_all()
 
     def fail_over(self) -> None:
         """Kill the primary, promote the standby that has most, and let the third follow it."""
@@ -130,8 +139,7 @@ class Cluster:
             feed.cut_all()
         self.primary.kill()
         self._links[lost].cut_all()
-        standbys = [at for at in range(NODES) if at != lost]
-        chosen = max(standbys, key=self._received)
+        chosen = max(self.standbys(), key=self._received)
         self._primary = chosen
         self.primary.promote()
         # The third node tries again and again to reach its primary, and finds the new one.
