@@ -404,6 +404,14 @@ class PendingCallsError(ConflictError):
         self.calls = tuple(calls)
 
 
+class SessionUserError(ConflictError):
+    """The session is for another user than the one given."""
+
+    def __init__(self, session: str) -> None:
+        super().__init__(f"session {session!r} is for another user; begin one of another name")
+        self.session = session
+
+
 class NameTakenError(ConflictError):
     """A tag or pin of this name points elsewhere."""
 

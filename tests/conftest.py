@@ -31,8 +31,12 @@ _POSTGRES_SHARE = 8
 EVERY = "CASSTORE_EVERY_ENGINE"
 # Seconds each, and what they are about is tried by shorter ones.
 _LONG_ON_POSTGRES = (
-    "long_chain", "agents_at_work", "chains_of_lineages", "agree_with_the_model", "meanwhile_counts",
-)  # fmt: skip
+    "long_chain",
+    "agents_at_work",
+    "chains_of_lineages",
+    "agree_with_the_model",
+    "meanwhile_counts",
+)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

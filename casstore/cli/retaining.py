@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import click
 
@@ -16,11 +16,16 @@ from casstore.cli.shapes import Fields, Part, Shape
 from casstore.cli.spelling import clip_name
 from casstore.errors import InvalidInputError, StorageError
 from casstore.maintenance import erasure, expiring, retention
+from casstore.maintenance.lifecycle_erasure import LifecycleErasure, records_of
 from casstore.maintenance.policy import policy_fields
 from casstore.maintenance.retention import Plan, Policy, RetentionReport, SessionPlan
+from casstore.records.lifecycles.key_files import FileKeys
+from casstore.records.scoped import ActorErasure
 
 _SECTION: Final = "Giving space back"
 _LISTED: Final = 100
+# More than a secret may have.
+_MAX_SECRET_BYTES: Final = 5000
 
 _POLICY: Final = (
     click.option("--last", type=click.IntRange(0), help="Keep the newest so many revisions."),
@@ -399,6 +404,17 @@ def _runs(revisions: list[int]) -> str:
                 },
             ),
             "pins": "tags and pins on their checkpoints, which go too",
+            "records": "how many records are about the subject, or derived from those that are",
+            "records_erased": "how many went, null for a plan",
+            "stays": Part(
+                "records that may not go",
+                {
+                    "provider": "what kind of records it is among",
+                    "record": "its name",
+                    "reason": "a hold and its end, a seal, a key that waits",
+                },
+            ),
+            "to_tell": "who was given what goes, and must be told",
             "shared": Part(
                 "what others reach as well, and so stays; null if it was not surveyed",
                 {
@@ -420,23 +436,57 @@ def _runs(revisions: list[int]) -> str:
 @click.argument("subject")
 @click.option("--dry-run", "-n", is_flag=True, help="The plan: say what would go, change nothing.")
 @click.option("--no-survey", is_flag=True, help="Do not find out what others share: faster.")
+@click.option(
+    "--keys",
+    "key_directory",
+    type=click.Path(file_okay=False, exists=True),
+    help="Where the keys of encrypted user data are: the subject's is destroyed.",
+)
+@click.option(
+    "--secret",
+    "secret_file",
+    type=click.File("rb"),
+    help="The file whose bytes are the secret that subjects are hashed with, if there is one.",
+)
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
-def erase(app: App, subject: str, dry_run: bool, no_survey: bool, yes: bool) -> None:
-    """Take away every session about SUBJECT, and what keeps them alive.
+def erase(
+    app: App,
+    subject: str,
+    dry_run: bool,
+    no_survey: bool,
+    key_directory: str | None,
+    secret_file: BinaryIO | None,
+    yes: bool,
+) -> None:
+    """Take away every session and record about SUBJECT, and what keeps them alive.
 
     Sessions are about those they were said to be about when they were made. Protection and
-    leases do not help against it. What other sessions share stays with them and is told. The
-    bytes are gone after gc without grace and compact.
+    leases do not help against it. Records are user data, checkpoints of agents and what was
+    derived from them, and scoped state of the actor of that name; what is sealed, or held until
+    a time, stays and is told. What others share stays with them and is told. The bytes are gone
+    after gc without grace and compact.
     """
+    lives, scoped = (
+        LifecycleErasure(
+            keys=None if key_directory is None else FileKeys(key_directory),
+            secret=None if secret_file is None else secret_file.read(_MAX_SECRET_BYTES),
+        ),
+        ActorErasure(),
+    )
+    providers = (lives, scoped)
     with app.open(write=not dry_run) as store, app.meter() as meter:
-        plan = erasure.plan(store, subject, survey=not no_survey, progress=meter)
+        plan = erasure.plan(
+            store, subject, providers=providers, survey=not no_survey, progress=meter
+        )
+        records = len(records_of(plan.records[lives.name])) + len(plan.records[scoped.name])
         if not plan.sessions and not plan.pins and not any(plan.records.values()):
             raise NameNotFoundError(subject, "casstore sessions")
         report: erasure.ErasureReport | None = None
         if not dry_run:
-            told = count(len(plan.sessions), "session")
+            told = f"{count(len(plan.sessions), 'session')} and {count(records, 'record')}"
             require_yes(yes=yes, question=f"Erase {told} about {subject} for good?")
-            report = erasure.execute(store, plan, progress=meter)
+            report = erasure.execute(store, plan, providers=providers, progress=meter)
+    stays = plan.stays if report is None else report.stays
     shared = plan.sharing
     document = {
         "subject": subject,
@@ -449,6 +499,10 @@ def erase(app: App, subject: str, dry_run: bool, no_survey: bool, yes: bool) -> 
             for one in plan.sessions
         ],
         "pins": [pin for pin, _ in plan.pins],
+        "records": records,
+        "records_erased": None if report is None else report.records_erased,
+        "stays": [one._asdict() for one in stays],
+        "to_tell": list(plan.to_tell),
         "shared": None
         if no_survey
         else {
@@ -467,6 +521,14 @@ def erase(app: App, subject: str, dry_run: bool, no_survey: bool, yes: bool) -> 
         for one in plan.sessions:
             to.line("would erase " if dry_run else "erased ", name(one.session),
                     dim(f"  {count(one.revisions, 'revision')}"))  # fmt: skip
+        if report is not None and records:
+            to.line(f"erased {count(report.records_erased, 'record')}")
+        elif records:
+            to.line(f"would erase {count(records, 'record')}, but for what stays")
+        for staying in stays:
+            to.line(bad("stays "), name(staying.record), dim(f"  {staying.reason}"))
+        if plan.to_tell:
+            to.line("to be told: ", ", ".join(plan.to_tell))
         if not no_survey:
             to.line(
                 f"{size(shared.bytes)} in {count(shared.objects, 'object')}; of it others reach "

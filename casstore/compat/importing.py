@@ -17,7 +17,10 @@ from casstore.store import Store
 
 #: Whose databases can be moved, and the function (``Import``) that moves one, as ``module:name``.
 IMPORTERS: Final[Mapping[str, str]] = {
+    "agent-harness": "casstore.compat.agent_harness_import:import_database",
+    "langbot": "casstore.compat.langbot:import_database",
     "power-loop": "casstore.compat.power_loop_import:import_database",
+    "morrow": "casstore.compat.agent_state_import:import_agent_state",
 }
 
 

@@ -214,6 +214,10 @@ class _Sessions:
         state, folds = self._state(session)
         return Rest(public, state, folds, rounds, totals)
 
+    def _last(self, session: str) -> int:
+        asked = "SELECT max(seq) FROM messages WHERE session_id = ?"
+        return int(next(self._source.ask(asked, (session,)))[0] or 0)
+
     def _usage(self, session: str) -> list[RoundUsage]:
         return [
             RoundUsage(0, number, Tokens(*tokens), created)
@@ -275,7 +279,9 @@ class _Sessions:
             draft = Draft(ground.store)
             row = tree.below_parent(ground, draft, session, rest.row, _NO_LIMIT)
             try:
-                Intake(ground, session).finish([], rest._replace(row=row), draft)
+                intake = Intake(ground, session)
+                intake.require_none_behind(self._last(session))
+                intake.finish([], rest._replace(row=row), draft)
             except ConditionFailedError:
                 continue
             return

@@ -215,6 +215,30 @@ def pack_plain(
     return (data, links) if len(data) <= max_bytes else None
 
 
+def pack_flat(value: dict[Any, Any], max_bytes: int) -> bytes | None:
+    """Spell a map of texts, whole numbers, booleans and nulls of at most ``max_bytes``.
+
+    As most messages are. None if it is anything else: ``pack_plain`` then has a closer look.
+    """
+    length = 0
+    for key, item in value.items():
+        kind = type(item)
+        if type(key) is not str:
+            return None
+        if kind is str:
+            length += len(item)
+        elif kind is not int and item is not None and kind is not bool:
+            return None
+    if length > max_bytes:
+        return None
+    try:
+        data = _pack({key: value[key] for key in sorted(value)})
+    except (ValueError, OverflowError):
+        # A lone surrogate, or a number too large.
+        return None
+    return data if len(data) <= max_bytes else None
+
+
 class _PlainWalk:
     """Checks and sorts a value; stops as soon as it is surely too long."""
 

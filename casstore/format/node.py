@@ -27,6 +27,7 @@ from casstore.format.canonical import (
     links_in,
     open_trusted,
     pack_checked,
+    pack_flat,
     pack_plain,
     scalar_bytes,
 )
@@ -81,6 +82,10 @@ def spell_payload(value: Any, name: str, emit: Emit) -> Spelled:
 def _spell_whole(value: Any) -> Spelled | None:
     """Spell a value without moving anything out; None if it is too long, or cannot be spelled."""
     kind = type(value)
+    if kind is dict:
+        flat = pack_flat(value, NODE_PAYLOAD_MAX_BYTES)
+        if flat is not None:
+            return Spelled(flat, [])
     if kind is dict or kind is list or kind is tuple:
         whole = pack_plain(
             value, PAYLOAD_ROOM, NODE_PAYLOAD_MAX_BYTES, NODE_PAYLOAD_MAX_BYTES + 1, _name_nothing

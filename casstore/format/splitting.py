@@ -28,6 +28,7 @@ from casstore.format.canonical import (
     links_in,
     list_header,
     map_header,
+    pack_flat,
     pack_plain,
     refuse_depth,
     scalar_bytes,
@@ -115,6 +116,11 @@ def _spell_short(value: Any, room: int, emit: Emit) -> Spelled | None:
     A container this short holds none that would have to leave, so all of it is spelled in
     one go.
     """
+    if room and type(value) is dict:
+        # In so few bytes no text is long enough to leave.
+        flat = pack_flat(value, CONTAINER_OUTLINE_MIN_BYTES - 1)
+        if flat is not None:
+            return Spelled(flat, [])
     short = pack_plain(
         value,
         room,

@@ -10,12 +10,14 @@ key goes all the same, for such values have keys of their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Final, NamedTuple
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 from casstore.maintenance.erasure import Staying
 from casstore.records.lifecycles.annotation import Note
+from casstore.records.lifecycles.kept_records import rewrite_record
 from casstore.records.lifecycles.keys import KeyStore
 from casstore.records.lifecycles.lifecycles import Lifecycles
 from casstore.records.lifecycles.notes import Stayed, note_of, objection
@@ -23,18 +25,27 @@ from casstore.records.lifecycles.references import (
     AGENT,
     CHECKPOINT,
     PERSON,
+    RECORD,
     ROWS,
     SESSION,
     USER,
     Ref,
 )
+from casstore.records.lifecycles.tables import Change
 from casstore.records.rows import Record, row_links
 from casstore.session import subjects
 from casstore.session.state import Runtime
 from casstore.store import Store
 
 _READ_AT_ONCE: Final = 256
-_KEY_WAITS: Final = "its key is to be destroyed, and no key store was given: erase again with it"
+_REWRITTEN: Final = "about others as well: rewritten without the subject"
+_KEY_WAITS: Final = (
+    "to be destroyed, and the key store that has it was not given: erase again with it"
+)
+
+
+#: Given a record and its content, the content without the subject; None: it goes.
+Rewrite = Callable[[Ref, Any], Any]
 
 
 class AboutSubject(NamedTuple):
@@ -49,13 +60,24 @@ class AboutSubject(NamedTuple):
 class LifecycleErasure:
     """A provider of ``erasure`` for everything that ``Lifecycles`` keeps.
 
-    ``keys`` and ``secret`` as for ``Lifecycles``. Without the key store, rows go and keys
-    wait: the report says so.
+    ``keys`` and ``secret`` as for ``Lifecycles``. Without the key store that has them, rows go and
+    keys wait: the report says so.
+
+    ``rewrite`` is asked about each record of a collection that is about others as well: what
+    it gives takes the place of the content, without the subject; None: the record goes.
     """
 
-    def __init__(self, *, keys: KeyStore | None = None, secret: bytes | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        keys: KeyStore | None = None,
+        secret: bytes | None = None,
+        rewrite: Rewrite | None = None,
+    ) -> None:
         self._keys = keys
         self._secret = secret
+        self._rewrite = rewrite
+        self._rewritten: list[Ref] = []
 
     @property
     def name(self) -> str:
@@ -69,13 +91,13 @@ class LifecycleErasure:
     def rows(self, store: Store, found: Sequence[str]) -> Iterator[bytes]:
         """The keys of the rows that these records have."""
         life = self._open(store)
-        for ref in _rows_of(found):
+        for ref in records_of(found):
             for table, key in (life.tables.payload(ref), life.tables.note(ref)):
                 yield table.keys.key(key)
 
     def roots(self, store: Store, found: Sequence[str]) -> Iterator[bytes]:
         """The digests that these records keep alive."""
-        for _, row, noted in _read(self._open(store), _rows_of(found)):
+        for _, row, noted in _read(self._open(store), records_of(found)):
             for record in (row, noted):
                 yield from () if record is None else row_links(record.row)
 
@@ -84,17 +106,20 @@ class LifecycleErasure:
         life = self._open(store)
         kept = [
             Staying(self.name, str(each.ref), _reason(each.stays))
-            for each in explain(life, _rows_of(found))
+            for each in explain(life, records_of(found))
             if each.stays is not None
         ]
         people = {ref.owner for ref in map(Ref.from_text, found) if ref.kind in (PERSON, USER)}
         waiting = [key for owner in sorted(people) for key in _doomed(life, owner)]
-        return [*kept, *[Staying(self.name, f"key {key}", _KEY_WAITS) for key in waiting]]
+        kept += [Staying(self.name, f"key {key}", _KEY_WAITS) for key in waiting]
+        named = {text for text in found if Ref.from_text(text) in self._rewritten}
+        kept += [Staying(self.name, str(Ref.from_text(text)), _REWRITTEN) for text in sorted(named)]
+        return kept
 
     def to_tell(self, store: Store, found: Sequence[str]) -> list[str]:
         """Who was given any of these that may go."""
         told: set[str] = set()
-        for each in explain(self._open(store), _rows_of(found)):
+        for each in explain(self._open(store), records_of(found)):
             if each.stays is None and each.note is not None:
                 told.update(each.note.processors)
         return sorted(told)
@@ -103,7 +128,12 @@ class LifecycleErasure:
         """Remove these, as far as they are still about the subject; how many went."""
         life = self._open(store)
         planned = {Ref.from_text(text) for text in found}
-        return erase_refs(life, [ref for ref in find_refs(life, subject) if ref in planned])
+        refs = [ref for ref in find_refs(life, subject) if ref in planned]
+        if self._rewrite is not None:
+            done = rewrite_shared(life, subject, refs, self._rewrite)
+            self._rewritten += done
+            refs = [ref for ref in refs if ref not in done]
+        return erase_refs(life, refs)
 
     def _open(self, store: Store) -> Lifecycles:
         return Lifecycles(store, keys=self._keys, secret=self._secret)
@@ -145,6 +175,25 @@ def explain(life: Lifecycles, refs: Iterable[Ref]) -> Iterator[AboutSubject]:
             yield AboutSubject(ref, note, objection(ref, note, now_ms))
 
 
+def rewrite_shared(
+    life: Lifecycles, subject: str, refs: Sequence[Ref], rewrite: Rewrite
+) -> list[Ref]:
+    """Rewrite records that are about others as well, each in one write; which were."""
+    hashed = life.subjects.hash(subject)
+    done: list[Ref] = []
+    for each in explain(life, [ref for ref in refs if ref.kind == RECORD]):
+        if each.stays is not None or each.note is None or set(each.note.subjects) <= {hashed}:
+            continue
+
+        def step(change: Change, ref: Ref = each.ref) -> bool:
+            without = partial(rewrite, ref)
+            return rewrite_record(change, life.tables, ref, without, hashed, refs)
+
+        if life.tables.change(str(each.ref), step):
+            done.append(each.ref)
+    return done
+
+
 def erase_refs(life: Lifecycles, refs: Sequence[Ref]) -> int:
     """Remove records that nothing keeps, users' data and sessions as wholes; how many went."""
     erased = 0
@@ -167,7 +216,8 @@ def _doomed(life: Lifecycles, user: str) -> list[str]:
     return [record.key[0] for record in life.tables.doomed.scan_starting(f"{user}.")]
 
 
-def _rows_of(found: Sequence[str]) -> list[Ref]:
+def records_of(found: Sequence[str]) -> list[Ref]:
+    """The single records among what ``find`` gave: not users and sessions as wholes."""
     return [ref for ref in map(Ref.from_text, found) if ref.kind in ROWS]
 
 

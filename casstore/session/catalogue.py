@@ -19,6 +19,7 @@ from casstore.engine.protocol import (
     PutRow,
     RowChange,
     RowIs,
+    RowStarts,
     Stamp,
     Write,
 )
@@ -294,8 +295,13 @@ def delete(runtime: Runtime, session: str) -> bool:
         there = deleted is None and (head is not None or meta is not None)
         if not there:
             break
+        write = burial(KnownSession(key, head, meta))
+        if head is not None:
+            # Wherever the head has moved meanwhile: who keeps committing must not keep it alive.
+            moved = RowStarts(*head_key(key), b"")
+            write = write._replace(conditions=[write.conditions[0], moved, *write.conditions[2:]])
         try:
-            bury(runtime, KnownSession(key, head, meta))
+            runtime.engine.write(write)
         except ConditionFailedError:
             continue
         break

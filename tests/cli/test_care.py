@@ -6,7 +6,11 @@ import json
 import os
 from pathlib import Path
 
+import pytest
+
 import casstore
+from casstore.records.lifecycles import Annotation, FileKeys, Hold, Lifecycles
+from casstore.records.scoped import Context, ScopedState
 from tests.cli.running import run
 
 
@@ -135,6 +139,45 @@ def test_erasing_a_subject_takes_its_sessions(own: str) -> None:
     done = run("erase", "bob", "--yes", "--json", store=own).json
     assert done["sessions_deleted"] == 1
     assert "nothing is called 'bob'" in run("erase", "bob", "--yes", store=own, ends=4).err
+
+
+def test_erasing_a_subject_takes_its_records_and_keys(own: str, tmp_path: Path) -> None:
+    pytest.importorskip("cryptography", reason="needs the extra: pip install 'casstore[sealing]'")
+    keys, secret = tmp_path / "keys", tmp_path / "secret"
+    secret.write_bytes(b"s" * 32)
+    with casstore.open(own) as store:
+        life = Lifecycles(store, keys=FileKeys(keys), secret=b"s" * 32)
+        life.users.put("bob", "city", "Ulm", Annotation(processors=["crm"]))
+        life.users.put("bob", "tax", 1, Annotation(hold=Hold("law", 2**42)))
+        life.create_session("s", user="bob").checkpoint("x")
+    assert "another secret" in run("erase", "bob", "--dry-run", store=own, ends=3).err
+    given = ("--secret", str(secret), "--keys", str(keys))
+    plan = run(
+        "erase", "bob", "-n", "--secret", str(secret), "--keys", str(keys), "--json", store=own
+    ).json
+    assert (plan["records"], plan["records_erased"], plan["to_tell"]) == (3, None, ["crm"])
+    assert "would erase 3 records" in run("erase", "bob", "-n", *given, store=own).out
+    done = run("erase", "bob", "--yes", *given, "--json", store=own).json
+    assert done["records_erased"] == 2
+    [stays] = done["stays"]
+    assert stays["reason"] == "held until 2109-05-15T07:35:11+00:00 (law)"
+    assert len(list(keys.glob("*.key"))) == 1
+    told = run("erase", "bob", "--yes", *given, store=own).out
+    assert "erased 0 records" in told
+    assert "stays user" in told
+
+
+def test_erasing_a_subject_takes_its_scoped_state(own: str) -> None:
+    here = Context("runner", "binding", conversation_id="talk", actor_id="bob")
+    with casstore.open(own) as store:
+        scope = ScopedState(store).scope(here, "actor")
+        scope.put("city", "Ulm")
+        scope.put("mood", "good")
+    plan = run("erase", "bob", "-n", "--json", store=own).json
+    assert plan["records"] == 2
+    assert run("erase", "bob", "--yes", "--json", store=own).json["records_erased"] == 2
+    with casstore.open(own) as store:
+        assert ScopedState(store).scope(here, "actor").list_keys().keys == []
 
 
 def test_a_sound_store_is_sound_at_every_level(own: str) -> None:

@@ -916,3 +916,37 @@ def test_every_single_byte_change_of_a_rich_value_is_refused_or_the_one_spelling
 def test_no_32_bit_float_is_decoded(number: float) -> None:
     with pytest.raises(InvalidInputError):
         decode(b"\xca" + struct.pack(">f", number))
+
+
+class _Text(str):
+    """No text that could come back as what it was."""
+
+
+@given(
+    st.dictionaries(
+        st.one_of(st.text(max_size=6), st.integers(), st.binary(max_size=2)),
+        st.one_of(
+            st.text(max_size=40),
+            st.integers(-(2**70), 2**70),
+            st.booleans(),
+            st.none(),
+            st.floats(),
+            st.binary(max_size=4),
+            st.lists(st.integers(), max_size=2),
+            st.sampled_from(["\ud800", _Text("x"), "é" * 30]),
+        ),
+        max_size=6,
+    ),
+    st.integers(0, 120),
+)
+def test_a_flat_map_is_spelled_as_any_other_or_left_to_others(
+    value: dict[Any, Any], max_bytes: int
+) -> None:
+    found = canonical.pack_flat(value, max_bytes)
+    try:
+        spelled = canonical.encode(value)
+    except InvalidInputError:
+        assert found is None
+        return
+    plain = all(type(item) in (str, int, bool, type(None)) for item in value.values())
+    assert found == (spelled if plain and len(spelled) <= max_bytes else None)

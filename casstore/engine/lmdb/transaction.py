@@ -185,19 +185,9 @@ class Transaction:
 
     def _require_new(self, objects: Sequence[NewObject]) -> None:
         """Raise if any of these is stored after all: their slab would hold it a second time."""
-        ids, recent = self._ids, self.pending.ids
-        find, index = self._txn.get, self._env.index
         for item in objects:
-            digest = item.digest
-            # As ``_find_id`` does; spelled out because nearly every commit comes through here.
-            if digest not in ids:
-                if digest in recent:
-                    ids[digest] = recent[digest]
-                else:
-                    row = find(digest, None, index)
-                    ids[digest] = None if row is None else slabs.read_id(row)
-            if ids[digest] is not None:
-                raise StaleError(digest.hex())
+            if self._find_id(item.digest) is not None:
+                raise StaleError(item.digest.hex())
 
     def _require_children(self, objects: Sequence[NewObject], places: _Places) -> None:
         """Raise if a child is neither stored nor one of the objects before it."""

@@ -16,6 +16,7 @@ from casstore.errors import (
     RecordNotFoundError,
     SessionExistsError,
     SessionNotFoundError,
+    SessionUserError,
 )
 from casstore.records.lifecycles.annotation import PROCESS, Annotation, Note, checked
 from casstore.records.lifecycles.contents import content, read_content
@@ -118,17 +119,7 @@ class AgentSession:
 
         InvalidValueError, with the path, if a value cannot be stored exactly as it is.
         """
-        return self._put(label, self.working.chosen(names), annotation, None, None)
-
-    def _put(
-        self,
-        label: str,
-        payload: dict[str, Any],
-        annotation: Annotation | None,
-        checkpoint_id: str | None,
-        at_ms: int | None,
-    ) -> CheckpointInfo:
-        entry = NewCheckpoint(self.id, label, payload, checkpoint_id, at_ms)
+        entry = NewCheckpoint(self.id, label, self.working.chosen(names))
         return put_checkpoints(self._tables, self._subjects, [entry], annotation)[0]
 
     def find_checkpoint(self, label: str) -> Checkpoint | None:
@@ -136,7 +127,8 @@ class AgentSession:
         for index in self._tables.labels.scan(self.id, label, reverse=True, page=1):
             record = self._tables.checkpoints.find(self.id, index.key[2])
             # None: it was removed between the two reads, and the one before is the newest.
-            return self.find_checkpoint(label) if record is None else self._read(record)
+            if record is not None:
+                return self._read(record)
         return None
 
     def get_checkpoint(self, number: int) -> Checkpoint:
@@ -197,10 +189,16 @@ def put_checkpoints(
     subjects: Subjects,
     entries: Sequence[NewCheckpoint],
     annotation: Annotation | None = None,
+    *,
+    begin: bool = False,
 ) -> list[CheckpointInfo]:
-    """Add checkpoints to sessions that are there, in one write, each with the next number."""
+    """Add checkpoints to sessions, in one write, each with the next number.
+
+    SessionNotFoundError if one is not there, unless it is to ``begin`` with this.
+    """
     for entry in entries:
         check_text(entry.label, "a label")
+        keys.id_bytes(entry.session, "a session id")
     ids = [str(uuid.uuid4()) if entry.id is None else entry.id for entry in entries]
     sessions = list(dict.fromkeys(entry.session for entry in entries))
     said = None
@@ -213,14 +211,16 @@ def put_checkpoints(
         places: list[Place] = [(tables.sessions, (session,)) for session in sessions]
         places += [*parts, *(subjects.places() if said is not None else [])]
         read = change.read(places, sources.sessions())
+        now_ms = tables.store.engine.now_ms()
         rows = {
-            session: _required(session, record)
+            session: SessionRow(now_ms, 0, None)
+            if begin and record is None
+            else _required(session, record)
             for session, record in zip(sessions, read, strict=False)
         }
         end = len(sessions) + len(parts)
         about = sources.subjects(read[len(sessions) : end], read[len(places) :])
         subjects.require(read[end : len(places)], change)
-        now_ms = tables.store.engine.now_ms()
         made_now: list[CheckpointInfo] = []
         for entry, checkpoint_id in zip(entries, ids, strict=True):
             row = rows[entry.session]
@@ -232,6 +232,8 @@ def put_checkpoints(
                 {"i": info.id, "l": info.label, "t": at_ms, **content(change.draft, entry.payload)},
             )
             change.put(_label(tables, info), None)
+            if entry.id is not None:
+                change.put((tables.imported, (entry.id,)), list(info.ref))
             if said is not None and annotation is not None:
                 named = {subjects.hash(subject) for subject in said.subjects}
                 everybody = about | named | ({row.user} if row.user is not None else set())
@@ -304,12 +306,32 @@ def remove_checkpoint(
     return Removal(True, stays, note)
 
 
+def adopt(tables: Tables, subjects: Subjects, session: str, user: str) -> None:
+    """Let a session that is nobody's be a user's; SessionUserError if it is somebody else's."""
+    hashed = subjects.hash(user)
+
+    def step(change: Change) -> None:
+        place: Place = (tables.sessions, (session,))
+        known, *setting = change.read([place, *subjects.places()])
+        row = _required(session, known)
+        subjects.require(setting, change)
+        if row.user is None:
+            change.put(place, row._replace(user=hashed).to_value())
+            change.put((tables.subjects, (hashed, *Ref(AGENT, session))), None)
+        elif row.user != hashed:
+            raise SessionUserError(session)
+
+    tables.change("a session", step)
+
+
 def drop_checkpoint(
     change: Change, tables: Tables, ref: Ref, row: Record, note: Note | None
 ) -> None:
     """Remove a checkpoint that nothing speaks for."""
+    info = info_of(row)
     change.delete(tables.payload(ref))
-    change.delete(_label(tables, info_of(row)))
+    change.delete(_label(tables, info))
+    change.delete((tables.imported, (info.id,)))
     put_note(change, tables, ref, note, None)
 
 

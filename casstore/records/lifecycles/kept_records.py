@@ -6,7 +6,7 @@ class asks for it, whom they are about.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final, NamedTuple
 
 from casstore.errors import RecordNotFoundError
@@ -118,3 +118,33 @@ def remove_record(change: Change, tables: Tables, ref: Ref, only: bytes | None =
     change.delete(tables.payload(ref))
     put_note(change, tables, ref, note, None)
     return Removal(True, None, note)
+
+
+def rewrite_record(
+    change: Change,
+    tables: Tables,
+    ref: Ref,
+    rewrite: Callable[[Any], Any],
+    subject: str,
+    sources: Collection[Ref],
+) -> bool:
+    """Give a record other content in a change: no longer about a subject, nor from sources.
+
+    The subject is given as its hash. False, and nothing changes, if it is not there, or a seal
+    or hold speaks against it, or ``rewrite`` gives None.
+    """
+    row, noted = change.read([tables.payload(ref), tables.note(ref)])
+    note = note_of(noted)
+    if row is None or note is None or objection(ref, note, tables.store.engine.now_ms()):
+        return False
+    told = fields(row)
+    value = rewrite(read_content(tables.store, told))
+    if value is None:
+        return False
+    change.put(tables.payload(ref), {"t": told["t"], **content(change.draft, value)})
+    after = note._replace(
+        subjects=tuple([one for one in note.subjects if one != subject]),
+        sources=tuple([one for one in note.sources if one not in sources]),
+    )
+    put_note(change, tables, ref, note, after)
+    return True

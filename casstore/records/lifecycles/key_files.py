@@ -103,13 +103,15 @@ class FileKeys:
             raise CorruptionError(f"{file} holds no key; restore it from a copy")
         return key
 
-    def destroy(self, name: str) -> None:
-        """Overwrite a key and remove it; first of all its name is marked.
+    def destroy(self, name: str) -> bool:
+        """Overwrite a key and remove it; first of all its name is marked. False if unknown.
 
         A file system that never writes in place may keep a copy of the bytes for a while.
         """
         file, gone = self._file(name, _KEY), self._file(name, _DESTROYED)
         try:
+            if not (file.exists() or gone.exists()):
+                return False
             self._write(gone, b"")
             sync_directory(str(self._directory))
             if file.exists():
@@ -121,6 +123,7 @@ class FileKeys:
                 sync_directory(str(self._directory))
         except OSError as exc:
             raise storage_error(f"cannot destroy {file}", exc) from exc
+        return True
 
     def _file(self, name: str, ending: str) -> Path:
         if type(name) is not str or not _NAME.fullmatch(name):

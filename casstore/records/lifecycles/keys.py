@@ -28,6 +28,10 @@ class KeyStore(Protocol):
         """The key; KeyDestroyedError if it was destroyed, KeyMissingError if it never was here."""
         ...
 
-    def destroy(self, name: str) -> None:
-        """Destroy a key and remember that it was; repeating it, or an unknown name, is allowed."""
+    def destroy(self, name: str) -> bool:
+        """Destroy a key and remember that it was; repeating it is allowed.
+
+        False, and nothing is remembered, if there never was such a key here: it is another key
+        store's, which has yet to destroy it.
+        """
         ...

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from casstore.errors import (
@@ -19,6 +20,7 @@ from casstore.errors import (
     RecordHeldError,
     RecordNotFoundError,
     RecordSealedError,
+    SessionExistsError,
     SessionNotFoundError,
 )
 from casstore.format.digest import plain_hash
@@ -36,6 +38,7 @@ from casstore.records.lifecycles.checkpoints import (
     AgentSession,
     EndingSession,
     SessionRow,
+    adopt,
     create_sessions,
     remove_checkpoint,
 )
@@ -97,6 +100,18 @@ class Lifecycles:
         name = secrets.token_hex(16) if session is None else session
         create_sessions(self.tables, self.subjects, [name], user)
         return AgentSession(self.tables, self.subjects, name)
+
+    def open_session(self, session: str, *, user: str | None = None) -> AgentSession:
+        """A session, begun if it is not there; one that is nobody's becomes the user's.
+
+        SessionUserError if it is for somebody else.
+        """
+        if self.tables.sessions.find(session) is None:
+            with suppress(SessionExistsError):  # somebody else began it just now
+                return self.create_session(session, user=user)
+        if user is not None:
+            adopt(self.tables, self.subjects, session, user)
+        return AgentSession(self.tables, self.subjects, session)
 
     def restore(self, session: str) -> AgentSession:
         """A session that was begun before: empty working state, and all its checkpoints.

@@ -6,7 +6,7 @@ import json
 from typing import Final, NamedTuple
 
 from casstore.errors import InvalidInputError
-from casstore.session.arguments import check_text
+from casstore.session.arguments import check_count, check_text
 
 CHECKPOINT: Final = "checkpoint"
 USER: Final = "user"
@@ -68,4 +68,5 @@ def number_text(number: int) -> str:
 
 def checkpoint_ref(session: str, number: int) -> Ref:
     """The name of a checkpoint."""
+    check_count(number, "the number of a checkpoint", least=1)
     return Ref(CHECKPOINT, session, number_text(number))

@@ -10,6 +10,7 @@
     life.subjects      hash, kind, owner, name        (nothing: finds what is about somebody)
     life.derived       source, record: three each     (nothing: finds what was derived)
     life.doomed        key                            (nothing: a key that is to be destroyed)
+    life.imported      id                             where a checkpoint from elsewhere went
     life.settings      name                           which secret subjects are hashed with
 
 User data has tables of its own, so that nothing which removes it can reach checkpoints.
@@ -18,20 +19,14 @@ User data has tables of its own, so that nothing which removes it can reach chec
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
-from casstore.errors import (
-    BusyError,
-    ConditionFailedError,
-    CorruptionError,
-    InvalidInputError,
-    KeyDestroyedError,
-)
+from casstore.engine.protocol import RowIs, Write
+from casstore.errors import CorruptionError, InvalidInputError, KeyDestroyedError
+from casstore.records.attempts import until_written
 from casstore.records.lifecycles.references import CHECKPOINT, RECORD, USER, Ref
 from casstore.records.rows import Draft, Record, Table, find_records
 from casstore.store import Store
-
-_MAX_ATTEMPTS: Final = 64
 
 Place = tuple[Table, tuple[str, ...]]
 Result = TypeVar("Result")
@@ -52,6 +47,7 @@ class Tables:
         self.subjects = Table(store, "life.subjects", 4)
         self.derived = Table(store, "life.derived", 6)
         self.doomed = Table(store, "life.doomed", 1)
+        self.imported = Table(store, "life.imported", 1)
         self.settings = Table(store, "life.settings", 1)
         self._payloads = {
             CHECKPOINT: self.checkpoints,
@@ -79,21 +75,19 @@ class Tables:
 
         BusyError if ``what`` kept changing.
         """
-        for _ in range(_MAX_ATTEMPTS):
+
+        def attempt() -> Result:
             change = Change(self)
             try:
                 result = step(change)
             except KeyDestroyedError:
                 # Who destroys a key has changed rows before: then another key is in its place.
-                if change.is_current():
-                    raise
-                continue
-            try:
-                change.draft.commit()
-            except ConditionFailedError:
-                continue
+                change.require_current()
+                raise
+            change.draft.commit()
             return result
-        raise BusyError(f"{what} kept changing; try again")
+
+        return until_written(what, attempt)
 
 
 class Change:
@@ -102,20 +96,18 @@ class Change:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         self.draft = Draft(tables.store)
-        self._read: list[tuple[Place, bytes | None]] = []
 
     def read(self, places: Sequence[Place], beside: Sequence[Place] = ()) -> list[Record | None]:
         """Rows of one moment; each becomes a condition, but for those read ``beside``."""
         found = self._tables.find([*places, *beside])
         for place, record in zip(places, found, strict=False):
             self.draft.expect(*place, record)
-        self._read += zip([*places, *beside], _rows(found), strict=True)
         return found
 
-    def is_current(self) -> bool:
-        """Is all that was read still so?"""
-        found = self._tables.find([place for place, _ in self._read])
-        return _rows(found) == [row for _, row in self._read]
+    def require_current(self) -> None:
+        """ConditionFailedError unless everything that was read is still so."""
+        conditions = [each for each in self.draft.as_write().conditions if type(each) is RowIs]
+        self._tables.store.engine.write(Write(conditions=conditions))
 
     def put(self, place: Place, value: Any) -> bytes:
         """Write a row; as it will be."""
@@ -124,10 +116,6 @@ class Change:
     def delete(self, place: Place) -> None:
         """Remove a row."""
         self.draft.delete(*place)
-
-
-def _rows(found: Sequence[Record | None]) -> list[bytes | None]:
-    return [None if record is None else record.row for record in found]
 
 
 def fields(record: Record) -> dict[str, Any]:

@@ -42,6 +42,13 @@ class NewValue(NamedTuple):
     at_ms: int | None = None
 
 
+class FoundValue(NamedTuple):
+    """A value as it was found, and when it was written."""
+
+    value: Any
+    written_at_ms: int
+
+
 class UserErasure(NamedTuple):
     """What erasing a user's data did."""
 
@@ -85,6 +92,19 @@ class UserData:
         if default is _MISSING:
             raise RecordNotFoundError("value", name, "of this user")
         return default
+
+    def find_many(self, places: Sequence[tuple[str, str]]) -> list[FoundValue | None]:
+        """Values of one moment, by user and name; None where there is none."""
+        refs = [self.ref(user, name) for user, name in places]
+        rows = [self._tables.payload(ref) for ref in refs]
+        read = self._tables.find([*rows, *self._subjects.places()])
+        self._subjects.require(read[len(rows) :])
+        return [
+            None
+            if record is None
+            else FoundValue(self._rows.opened(ref, told := fields(record)), int(told["t"]))
+            for ref, record in zip(refs, read, strict=False)
+        ]
 
     def names(self, user: str) -> Iterator[str]:
         """What a user's values are called, in order."""

@@ -122,14 +122,13 @@ class UserRows:
         return True
 
     def destroy_doomed(self) -> tuple[int, int]:
-        """Destroy what is listed: how many keys, and how many wait because there is no store."""
+        """Destroy what is listed: how many keys, and how many wait for the store that has them."""
         destroyed = waiting = 0
         for record in self._tables.doomed.scan():
-            if self.keys is None:
+            name = record.key[0]
+            if self.keys is None or not self.keys.destroy(name):
                 waiting += 1
                 continue
-            name = record.key[0]
-            self.keys.destroy(name)
 
             def forget(change: Change, name: str = name) -> None:
                 change.delete((self._tables.doomed, (name,)))

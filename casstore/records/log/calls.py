@@ -37,7 +37,7 @@ def waiting(ground: Ground, at: At) -> Pending | None:
     left = list(state.calls)
     calls: list[Call] = []
     # From the end: of two calls with one id, the first has had its result.
-    for call in reversed(node.payload["tool_calls"]):
+    for call in reversed(node.payload.get("tool_calls") or ()):
         if str(call.get("id")) in left:
             left.remove(str(call["id"]))
             calls.append(call)

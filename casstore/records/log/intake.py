@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from casstore.engine.protocol import Write
 from casstore.errors import HeadConflictError, InvalidInputError, SessionExistsError
 from casstore.records.log.data import Fold, RoundUsage, UsageTotals
 from casstore.records.log.ground import Ground, digits
@@ -18,7 +19,6 @@ from casstore.records.log.tree import Row, born, check_row
 from casstore.records.rows import Draft
 from casstore.session import commit
 from casstore.session.data import UNFENCED, Checkpoint, Commit, NodeDraft
-from casstore.session.state import State
 
 
 class Rest(NamedTuple):
@@ -63,6 +63,11 @@ class Intake:
             state = None if self._state is not None else LogState(whole=False)
             self._commit(fresh, state, None)
 
+    def require_none_behind(self, last: int) -> None:
+        """Refuse to go on with a session that has got further than this one ever was."""
+        if self.last > last:
+            raise SessionExistsError(self._session)
+
     def finish(self, messages: Sequence[Arrived], rest: Rest, draft: Draft) -> None:
         """Take the last messages and all the rest, in one commit: from now on it is seen.
 
@@ -102,7 +107,7 @@ class Intake:
                 raise SessionExistsError(self._session)
         return list(messages[len(known) :])
 
-    def _commit(self, fresh: list[Arrived], state: LogState | None, beside: Any) -> None:
+    def _commit(self, fresh: list[Arrived], state: LogState | None, beside: Write | None) -> None:
         runtime = self._ground.runtime
         revision = 0 if self._state is None else self._state.head.revision
         try:
@@ -119,13 +124,9 @@ class Intake:
             )
         except HeadConflictError as exc:
             raise SessionExistsError(self._session) from exc
-        self._state = _state_of(self._ground, self._session)
+        self._state = runtime.get(self._session)
         if fresh:
             self.last = fresh[-1].number
-
-
-def _state_of(ground: Ground, session: str) -> State:
-    return ground.runtime.get(session)
 
 
 def _require_sound(state: LogState, last: int) -> None:

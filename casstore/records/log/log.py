@@ -76,11 +76,32 @@ class SessionLog:
         deep, SessionExistsError if the id is taken.
         """
         name = tree.new_id() if session is None else session
-        known = dict(config or {}), dict(metadata or {})
         row = tree.Row(
-            0, 0, ACTIVE, kind, lifecycle, parent, 0, 0, spawn_call, prompt, model, *known, 0
-        )
+            0, 0, ACTIVE, kind, lifecycle, parent, 0, 0, spawn_call, prompt, model,
+            dict(config or {}), dict(metadata or {}), 0,
+        )  # fmt: skip
         return tree.create(self._ground, name, row, self.depth_limit)
+
+    def adopt(
+        self,
+        session: str,
+        *,
+        parent: str | None = None,
+        lifecycle: str = EPHEMERAL,
+        prompt: str | None = None,
+        model: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> LogSession:
+        """Let a fork of a session, or one that came in a bundle, be a session of the log.
+
+        It has the messages already, and their state. Errors as for ``create``.
+        """
+        row = tree.Row(
+            0, 0, ACTIVE, ROOT, lifecycle, parent, 0, 0, None, prompt, model,
+            dict(config or {}), dict(metadata or {}), 0,
+        )  # fmt: skip
+        return tree.adopt(self._ground, session, row, self.depth_limit)
 
     def find(self, session: str) -> LogSession | None:
         """A session; None if it is not there."""

@@ -50,6 +50,15 @@ def payload_of(message: NewMessage) -> dict[str, Any]:
     return payload
 
 
+def check_payload(payload: object) -> None:
+    """Refuse what ``payload_of`` would not make."""
+    if type(payload) is not dict:
+        raise InvalidInputError(f"a message is a map, not {type(payload).__name__}")
+    known = {name: value for name, value in payload.items() if name in NewMessage._fields}
+    if payload_of(NewMessage(**{"role": "", **known})) != payload:
+        raise InvalidInputError("a message has a role, and what else a NewMessage has")
+
+
 def check_number(number: object, what: str, *, least: int = 0) -> None:
     """Refuse what no counter has ever had."""
     if type(number) is not int or not least <= number < 1 << 53:

@@ -21,7 +21,8 @@ from casstore.records.log import folding, tree, usage
 from casstore.records.log.data import ROOT, Fold, RoundUsage, Tokens, UsageTotals
 from casstore.records.log.ground import Ground
 from casstore.records.log.intake import Arrived, Intake, Rest
-from casstore.records.log.reading import nodes_of
+from casstore.records.log.messages import check_payload
+from casstore.records.log.reading import Numbered, nodes_of
 from casstore.records.log.state import LogState, pack, unpack
 from casstore.records.log.tree import Row
 from casstore.records.rows import Draft
@@ -43,7 +44,7 @@ def export(ground: Ground, session: str) -> Iterator[dict[str, Any]]:
 
 
 def _entries(
-    ground: Ground, session: str, row: Row, state: LogState, numbered: Any
+    ground: Ground, session: str, row: Row, state: LogState, numbered: Numbered
 ) -> Iterator[dict[str, Any]]:
     known = {name: getattr(row, name) for name in _CARRIED}
     yield {"log": VERSION, "session": known, "state": pack(state)}
@@ -100,6 +101,7 @@ def bring_in(ground: Ground, entries: Iterable[Any], session: str) -> None:
         count += 1
     if not ended:
         raise InvalidInputError(f"the export is cut short, or lacks entries: {count} were read")
+    intake.require_none_behind(waiting[-1].number if waiting else 0)
     intake.finish(waiting, Rest(row, state, folds, used, totals), Draft(ground.store))
 
 
@@ -130,8 +132,7 @@ def _opened(session: str, first: Any) -> tuple[Row, LogState]:
 def _arrived(number: Any, payload: Any, created_at_ms: Any) -> Arrived:
     if type(number) is not int or number < 1:
         raise ValueError(f"a message has no number {number!r:.40}")
-    if type(payload) is not dict or type(payload.get("role")) is not str:
-        raise ValueError("a message has a role")
+    check_payload(payload)
     return Arrived(number, payload, created_at_ms)
 
 

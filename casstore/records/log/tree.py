@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from casstore.engine.protocol import RowIs, Write
+from casstore.engine.protocol import RowIs, RowStarts, Write
 from casstore.errors import (
     BusyError,
     ConditionFailedError,
@@ -172,14 +172,43 @@ def below_parent(ground: Ground, draft: Draft, session: str, row: Row, depth_lim
     found = ground.sessions.find(row.parent)
     if found is None:
         raise SessionNotFoundError(row.parent)
+    parent_key = keys.session_key(row.parent)
+    if ground.store.engine.get_rows([head_key(parent_key)])[0] is None:
+        raise SessionNotFoundError(row.parent)
     parent = decode(found)
     if parent.depth + 1 > depth_limit:
         raise SpawnDepthError(row.parent, parent.depth + 1, depth_limit)
     place = parent.children + 1
     draft.expect(ground.sessions, (row.parent,), found)
+    draft.also(Write(conditions=[RowStarts(*head_key(parent_key), b"")]))
     draft.put(ground.sessions, (row.parent,), list(parent._replace(children=place)))
     draft.put(ground.children, (row.parent, digits(place)), session)
     return row._replace(kind=SUBAGENT, depth=parent.depth + 1, place=place)
+
+
+def adopt(ground: Ground, session: str, row: Row, depth_limit: int) -> LogSession:
+    """Let a session that has messages of the log, but no row, be one of the log's.
+
+    As ``create``; SessionNotFoundError if there is no such session.
+    """
+    check_row(row)
+    for _ in range(MAX_ATTEMPTS):
+        at = ground.at(session)
+        known = row._replace(created_at_ms=at.revision.head.created_at_ms)
+        draft = Draft(ground.store)
+        placed = below_parent(ground, draft, session, known, depth_limit)
+        draft.expect(ground.sessions, (session,), None)
+        draft.put(ground.sessions, (session,), list(placed))
+        there = RowStarts(*head_key(keys.session_key(session)), b"")
+        draft.also(Write(conditions=[there]))
+        try:
+            draft.commit()
+        except ConditionFailedError:
+            if ground.sessions.find(session) is not None:
+                raise SessionExistsError(session) from None
+            continue
+        return placed.public(session, at.revision.head.committed_at_ms)
+    raise BusyError(f"session {session!r} or its parent kept changing; try again")
 
 
 def born(ground: Ground, draft: Draft, session: str, row: Row) -> Write:

@@ -13,8 +13,7 @@ from casstore.errors import (
     RecordConflictError,
     RecordNotFoundError,
 )
-from casstore.format import splitting
-from casstore.format.digest import Digest, digest_of
+from casstore.format.digest import Digest
 from casstore.records.rows import Draft
 from casstore.records.runs import layout, steps
 from casstore.records.runs.data import (
@@ -32,6 +31,7 @@ from casstore.records.runs.data import (
 )
 from casstore.records.runs.layout import ApprovalRow, RunRow, Tables
 from casstore.records.runs.names import check_id, check_number, check_path, number_text
+from casstore.records.runs.values import same_value, value_digest
 from casstore.records.runs.working import Ground, Place, Working
 
 
@@ -132,6 +132,12 @@ def _set_state(work: Working, step: steps.SetState) -> Run:
     )
     work.put_run(row._replace(run=run, order=work.numbers.take()))
     _mirror(work, run)
+    return run
+
+
+def _renew_protection(work: Working, step: steps.RenewProtection) -> Run:
+    run = work.run(step.run).run
+    work.renew_protection(step.run)
     return run
 
 
@@ -392,19 +398,6 @@ def put_artifact(work: Working, row: RunRow, artifact: Artifact, content: Any) -
         work.change_thread(artifacts=work.thread.artifacts + 1)
 
 
-# --- values ---------------------------------------------------------------------------------------
-
-
-def value_digest(value: Any) -> Digest:
-    """The digest that a value has when it is stored; nothing is."""
-    return Digest(splitting.split(value, lambda kind, data, children: digest_of(kind, data)))
-
-
-def same_value(one: Any, other: Any) -> bool:
-    """Are two values stored alike? 1, 1.0 and True are not."""
-    return value_digest(one) == value_digest(other)
-
-
 def _plain(approval: Approval) -> list[Any]:
     checkpoint = layout.pack_checkpoint(approval.checkpoint)
     return list(approval._replace(checkpoint=checkpoint))
@@ -413,6 +406,7 @@ def _plain(approval: Approval) -> list[Any]:
 _HANDLERS: Final[dict[type, Callable[[Working, Any], Any]]] = {
     steps.CreateRun: _create_run,
     steps.SetState: _set_state,
+    steps.RenewProtection: _renew_protection,
     steps.AppendEvent: _append_event,
     steps.AppendMessage: _append_message,
     steps.RequestApproval: _request_approval,

@@ -107,12 +107,24 @@ class Reading:
             raise RecordNotFoundError("run", run, f"in thread {thread!r}")
         return record
 
+    def _still(self, before: RunRow | ThreadRow) -> None:
+        """RecordNotFoundError if what was read below this may have been deleted meanwhile."""
+        if isinstance(before, RunRow):
+            run = before.run
+            if self.run(run.thread, run.id).key != before.key:
+                raise RecordNotFoundError("run", run.id, f"in thread {run.thread!r}")
+        elif self.thread(before.thread.id).key != before.key:
+            raise RecordNotFoundError("thread", before.thread.id)
+
     def find_event(self, thread: str, run: str, sequence: int) -> Event | None:
         """One event; None if there is none."""
         check_number(sequence, "a sequence")
         row = self.run(thread, run)
         record = self._tables.events.find(row.key, number_text(sequence))
-        return None if record is None else layout.read_event(record, row.run)
+        if record is None:
+            self._still(row)
+            return None
+        return layout.read_event(record, row.run)
 
     def find_artifact(self, thread: str, run: str, path: str) -> Artifact | None:
         """An artifact by its path; None if there is none."""
@@ -120,25 +132,33 @@ class Reading:
         row = self.run(thread, run)
         entry = self._tables.artifact_paths.find(row.key, path)
         if entry is None:
+            self._still(row)
             return None
         number = layout.read_number(entry, "artifact")
         record = self._tables.artifacts.find(row.key, number_text(number))
         if record is None:
             # Either its run was deleted between the two readings, or a row is lost.
-            self.run(thread, run)
+            self._still(row)
             raise CorruptionError(f"artifact {path!r} of run {run!r} is lost; check the store")
         return layout.read_artifact(record, row.run)
 
     # --- in order -------------------------------------------------------------------------
 
     def threads(
-        self, limit: int, cursor: str | None, status: str | None, agent: str | None
+        self,
+        limit: int,
+        cursor: str | None,
+        *,
+        status: str | None,
+        agent: str | None,
+        workspace: str | None,
     ) -> Page[Thread]:
         """Threads, those changed last first."""
 
         def wanted(row: ThreadRow) -> bool:
             thread = row.thread
-            return status in (None, thread.status) and agent in (None, thread.agent)
+            wished = (status, thread.status), (agent, thread.agent), (workspace, thread.workspace)
+            return all(wish in (None, found) for wish, found in wished)
 
         rows = self._ordered(
             self._tables.thread_order,
@@ -168,16 +188,19 @@ class Reading:
         self, thread: str, limit: int, cursor: str | None, state: str | None
     ) -> Page[Run]:
         """The runs of a thread, those begun last first."""
+        owner = self.thread(thread)
         rows = self._ordered(
             self._tables.thread_runs,
             self._tables.runs,
             layout.read_run,
             lambda row: row.run.number,
-            self.thread(thread).key,
+            owner.key,
             cursor=cursor,
             newest_first=True,
         )
-        return _page(rows, limit, _wanted_run(state, None), lambda row: row.run)
+        page = _page(rows, limit, _wanted_run(state, None), lambda row: row.run)
+        self._still(owner)
+        return page
 
     def approvals(
         self,
@@ -190,17 +213,16 @@ class Reading:
         """Approvals in the order in which they were asked for."""
         tables = self._tables
         if run is not None:
-            found = self.find((tables.runs, (check_id(run, "a run"),)))[0]
-            owner = None if found is None else layout.read_run(found).run
-            if owner is None or thread not in (None, owner.thread):
+            asking = self.find_run(run)
+            if asking is None or thread not in (None, asking.thread):
                 place = "in this store" if thread is None else f"in thread {thread!r}"
                 raise RecordNotFoundError("run", run, place)
-            thread = owner.thread
-        prefix: tuple[str, ...] = ()
+            thread = asking.thread
+        owner = None if thread is None else self.thread(thread)
         order = tables.pending if status == PENDING else tables.approval_order
-        if thread is not None:
-            prefix = (self.thread(thread).key,)
-            order = tables.thread_approvals
+        prefix: tuple[str, ...] = ()
+        if owner is not None:
+            order, prefix = tables.thread_approvals, (owner.key,)
 
         def wanted(row: layout.ApprovalRow) -> bool:
             approval = row.approval
@@ -210,17 +232,26 @@ class Reading:
             order, tables.approvals, layout.read_approval, lambda row: row.order, *prefix,
             cursor=cursor, newest_first=False,
         )  # fmt: skip
-        return _page(rows, limit, wanted, lambda row: row.approval)
+        page = _page(rows, limit, wanted, lambda row: row.approval)
+        if owner is not None:
+            self._still(owner)
+        return page
 
-    def events(self, thread: str, run: str, limit: int, after: int | None) -> Page[Event]:
+    def events(
+        self, thread: str, run: str, limit: int, cursor: str | None, after: int | None
+    ) -> Page[Event]:
         """The events of a run in order."""
         row = self.run(thread, run)
-        start = None if after is None else number_text(check_number(after, "a sequence"))
+        start = _cursor(cursor)
+        if after is not None:
+            start = max(start or "", number_text(check_number(after, "a sequence")))
         entries = (
             (record.key[1], layout.read_event(record, row.run))
             for record in self._tables.events.scan(row.key, after=start, page=_fetch(limit))
         )
-        return _page(entries, limit, _anything, lambda event: event)
+        page = _page(entries, limit, _anything, lambda event: event)
+        self._still(row)
+        return page
 
     def messages(self, thread: str, limit: int, before: int | None) -> list[Message]:
         """The last messages of a thread, or the last before one, oldest first."""
@@ -229,6 +260,7 @@ class Reading:
         stop = None if before is None else number_text(check_number(before, "a message"))
         records = self._tables.messages.scan(row.key, before=stop, reverse=True, page=limit)
         found = [layout.read_message(record, thread) for record in islice(records, limit)]
+        self._still(row)
         return found[::-1]
 
     def artifacts(self, thread: str, run: str, limit: int, cursor: str | None) -> Page[Artifact]:
@@ -240,7 +272,9 @@ class Reading:
                 row.key, after=_cursor(cursor), page=_fetch(limit)
             )
         )
-        return _page(entries, limit, _anything, lambda artifact: artifact)
+        page = _page(entries, limit, _anything, lambda artifact: artifact)
+        self._still(row)
+        return page
 
     def requests(self, limit: int, cursor: str | None) -> Page[RunRequest]:
         """Everything that is kept to be run, by run."""

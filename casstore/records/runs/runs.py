@@ -11,6 +11,9 @@ from casstore.errors import (
     ConditionFailedError,
     InvalidInputError,
     RecordNotFoundError,
+    RevisionNotFoundError,
+    SessionDeletedError,
+    SessionNotFoundError,
 )
 from casstore.format.limits import DEFAULT_MAX_BYTES
 from casstore.records.attempts import until_written
@@ -30,13 +33,10 @@ from casstore.records.runs.data import (
     SessionCheckpoint,
     Thread,
 )
-from casstore.records.runs.layout import Tables
 from casstore.records.runs.reading import Reading
-from casstore.records.runs.schema import Schema
-from casstore.records.runs.working import Ground
+from casstore.records.runs.working import ground_of
 from casstore.session.data import Commit, CommitResult
 from casstore.session.session import Session
-from casstore.session.state import Runtime
 from casstore.store import Store
 
 Given = TypeVar("Given")
@@ -61,8 +61,7 @@ class Runs:
     """
 
     def __init__(self, store: Store) -> None:
-        tables = Tables(store)
-        self._ground = Ground(store, tables, Schema(store, tables), Runtime(store))
+        self._ground = ground_of(store)
         self._reading = Reading(self._ground)
 
     # --- several steps, one write ---------------------------------------------------------
@@ -121,11 +120,12 @@ class Runs:
         *,
         status: str | None = None,
         agent: str | None = None,
+        workspace: str | None = None,
         limit: int = 100,
         cursor: str | None = None,
     ) -> Page[Thread]:
         """Threads, those changed last first."""
-        return self._reading.threads(limit, cursor, status, agent)
+        return self._reading.threads(limit, cursor, status=status, agent=agent, workspace=workspace)
 
     def delete_thread(self, thread: str) -> bool:
         """Take a thread away with everything in it, all or nothing; False if it is not there.
@@ -198,6 +198,22 @@ class Runs:
         """
         return frozenset([run.thread for run in self.protected_runs()])
 
+    def renew_protections(self) -> list[Run]:
+        """Protect again what runs may come back to; those whose checkpoint is gone.
+
+        For a store that has lost its protections, as one that was salvaged.
+        """
+        gone: list[Run] = []
+        for run in self.protected_runs():
+            if isinstance(run.checkpoint, SessionCheckpoint):
+                try:
+                    self.apply(run.thread, steps.RenewProtection(run.id))
+                except (SessionNotFoundError, SessionDeletedError, RevisionNotFoundError):
+                    gone.append(run)
+                except RecordNotFoundError:
+                    continue  # it was deleted meanwhile, and its protection with it
+        return gone
+
     # --- events and messages ----------------------------------------------------------------
 
     def append_event(
@@ -214,10 +230,16 @@ class Runs:
         return self._reading.find_event(thread, run, sequence)
 
     def events(
-        self, thread: str, run: str, *, after: int | None = None, limit: int = 100
+        self,
+        thread: str,
+        run: str,
+        *,
+        after: int | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
     ) -> Page[Event]:
         """The events of a run in order of their numbers, from behind ``after`` on."""
-        return self._reading.events(thread, run, limit, after)
+        return self._reading.events(thread, run, limit, cursor, after)
 
     def append_message(
         self, thread: str, role: str, content: Any, *, run: str | None = None

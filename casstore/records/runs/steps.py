@@ -37,6 +37,12 @@ class SetState(NamedTuple):
     checkpoint: NewCheckpoint = KEEP
 
 
+class RenewProtection(NamedTuple):
+    """Protect the checkpoint of a run again, as it should be, whether or not it is."""
+
+    run: str
+
+
 class AppendEvent(NamedTuple):
     """Write down an event. Repeated with the same content it counts once; with other, never."""
 
@@ -134,6 +140,7 @@ class PutArtifact(NamedTuple):
 Step = (
     CreateRun
     | SetState
+    | RenewProtection
     | AppendEvent
     | AppendMessage
     | RequestApproval

@@ -34,44 +34,33 @@ def create(ground: Ground, thread: str, *, agent: str, workspace: str) -> Thread
     check_id(thread, "a thread")
     check_id(agent, "an agent")
     check_id(workspace, "a workspace")
-    now_ms = ground.store.engine.now_ms()
-    fresh = Thread(thread, workspace, agent, None, None, now_ms, now_ms, 0, 0, 0, 0, 0)
-    there = insert(ground, [fresh])[0]
+    there = until_written(
+        "the runs of this store", lambda: _create(ground, thread, agent, workspace)
+    )
     if (there.agent, there.workspace) != (agent, workspace):
         raise RecordConflictError("thread", thread, "is there with another agent or workspace")
     return there
 
 
-def insert(ground: Ground, fresh: Sequence[Thread]) -> list[Thread]:
-    """Put threads as they are, in one write; of those that are there, what is there."""
-    return until_written("the runs of this store", lambda: _insert(ground, fresh))
-
-
-def _insert(ground: Ground, fresh: Sequence[Thread]) -> list[Thread]:
+def _create(ground: Ground, thread: str, agent: str, workspace: str) -> Thread:
     tables, schema = ground.tables, ground.schema
-    wanted: list[Place] = [(tables.threads, (each.id,)) for each in fresh]
-    places = [*schema.places, (tables.counter, COUNTER), *wanted]
-    family, version, counter, *found = find_records(ground.store, places)
+    own: Place = (tables.threads, (thread,))
+    places = [*schema.places, (tables.counter, COUNTER), own]
+    family, version, counter, record = find_records(ground.store, places)
     schema.is_stamped(family, version)
+    if record is not None:
+        return layout.read_thread(record).thread
+    now_ms = ground.store.engine.now_ms()
+    fresh = Thread(thread, workspace, agent, None, None, now_ms, now_ms, 0, 0, 0, 0, 0)
     numbers = Numbers(tables, counter)
+    key, order = number_text(numbers.take()), numbers.take()
     draft = Draft(ground.store)
-    given: list[Thread] = []
-    for thread, record in zip(fresh, found, strict=True):
-        if record is not None:
-            given.append(layout.read_thread(record).thread)
-            continue
-        given.append(thread)
-        key, order = number_text(numbers.take()), numbers.take()
-        draft.expect(tables.threads, (thread.id,), None)
-        draft.put(
-            tables.threads, (thread.id,), layout.pack_thread(ThreadRow(thread, key, order, 0, 0))
-        )
-        draft.put(tables.thread_order, (number_text(order),), thread.id)
-    if None in found:
-        schema.expect(draft, family, version)
-        numbers.finish(draft)
-        draft.commit()
-    return given
+    schema.expect(draft, family, version)
+    draft.put(tables.threads, (thread,), layout.pack_thread(ThreadRow(fresh, key, order, 0, 0)))
+    draft.put(tables.thread_order, (number_text(order),), thread)
+    numbers.finish(draft)
+    draft.commit()
+    return fresh
 
 
 # --- deleting -------------------------------------------------------------------------------------
@@ -125,7 +114,9 @@ def _delete(ground: Ground, thread: str) -> _Deleted | None:
         draft.put(tables.deleted, (row.key,), {"runs": run_keys})
     else:
         found = list(_rest(ground, row.key, run_keys))
-        complete = complete and len(found) == rest
+        # Two artifacts that came from elsewhere may have one path.
+        counted = [place for place in found if place[0] is not tables.artifact_paths]
+        complete = complete and len(counted) == rest - counts.artifacts
         for table, key in found:
             draft.delete(table, key)
     if not complete and _is_same(tables.threads.find(thread), record):

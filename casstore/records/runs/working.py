@@ -1,8 +1,9 @@
 """A thread at work: its rows as they were read, and as steps have changed them, into one write.
 
 The thread's row is expected to be as it was read, and that stands for everything below it
-(``layout``). What is shared between threads is expected by itself: the stamp, the counter
-of numbers where it is used, and names that must be new.
+(``layout``). What threads share is expected by itself: the stamp, and the counter of numbers by
+whoever takes one. All new threads, runs and approvals do; so nobody else has given their
+names meanwhile, in whatever thread.
 """
 
 from __future__ import annotations
@@ -44,6 +45,12 @@ class Ground(NamedTuple):
     tables: Tables
     schema: Schema
     runtime: Runtime
+
+
+def ground_of(store: Store) -> Ground:
+    """The ground in a store; nothing is read or written yet."""
+    tables = Tables(store)
+    return Ground(store, tables, Schema(store, tables), Runtime(store))
 
 
 class Numbers:
@@ -102,6 +109,7 @@ class Working:
         self._approvals: dict[str, ApprovalRow | None] = {}
         self._intents: dict[str, RecoveryIntent | None] = {}
         self._requests: dict[str, bool] = {}
+        self._renewed: set[str] = set()
         #: What was added here, and cannot be read yet: events by run key and sequence, artifacts
         #: by run key and path.
         self.new_events: dict[tuple[str, int], Event] = {}
@@ -182,10 +190,8 @@ class Working:
 
     # --- changing -----------------------------------------------------------------------
 
-    def put(self, table: Table, key: tuple[str, ...], value: Any, *, new: bool = False) -> None:
-        """Write a row; a new one is expected not to be there."""
-        if new:
-            self.draft.expect(table, key, None)
+    def put(self, table: Table, key: tuple[str, ...], value: Any) -> None:
+        """Write a row."""
         self.draft.put(table, key, value)
         self.is_changed = True
 
@@ -207,11 +213,15 @@ class Working:
         self._runs[row.run.id] = row
         self.is_changed = True
 
+    def renew_protection(self, run: str) -> None:
+        """Let the checkpoint of a run be protected again, if it should be."""
+        self._renewed.add(run)
+        self.is_changed = True
+
     def put_approval(self, row: ApprovalRow) -> None:
         """Let this be how an approval is."""
-        new = self.find_approval(row.approval.id) is None
         self._approvals[row.approval.id] = row
-        self.put(self.tables.approvals, (row.approval.id,), layout.pack_approval(row), new=new)
+        self.put(self.tables.approvals, (row.approval.id,), layout.pack_approval(row))
 
     def put_intent(self, run: str, intent: RecoveryIntent | None) -> None:
         """Let this be how to go on with a run."""
@@ -240,6 +250,8 @@ class Working:
             old = self._runs_before.get(run)
             if row != old:
                 self._finish_run(old, row)
+            if run in self._renewed:
+                self._protect(None, row.run)
         if self._row.order != self._before.order:
             draft.delete(tables.thread_order, (number_text(self._before.order),))
             draft.put(tables.thread_order, (number_text(self._row.order),), self.thread.id)
@@ -251,8 +263,6 @@ class Working:
     def _finish_run(self, old: RunRow | None, row: RunRow) -> None:
         draft, tables, run = self.draft, self.tables, row.run
         if old is None:
-            # Its name may be given in another thread at the same time.
-            draft.expect(tables.runs, (run.id,), None)
             draft.put(tables.thread_runs, (self.key, number_text(run.number)), run.id)
         if old is None or old.order != row.order:
             if old is not None:

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from casstore.errors import CorruptionError
 from casstore.records.rows import Draft, Record
 from casstore.records.scoped.layout import Head, Stored, Tables, decode_value
+from casstore.records.scoped.scope_keys import Context
 
 #: How many values one write removes at the most.
 REMOVED_AT_ONCE: Final = 512
@@ -54,6 +55,25 @@ def put_head(
     draft.put(tables.scopes, place, list(head))
     if first and head.conversation is not None:
         draft.put(tables.conversations, (head.conversation, *place), None)
+
+
+def put_leads(
+    tables: Tables,
+    draft: Draft,
+    scope: str,
+    context: Context,
+    key: tuple[str, str, str],
+    origin: str,
+    before: Stored | None = None,
+) -> None:
+    """Lead to a value from who writes it, and from whom its scope is about."""
+    people = set()
+    if context.actor is not None and (before is None or before.writer != context.actor):
+        people.add(context.actor)
+    if before is None and scope == "subject" and context.subject is not None:
+        people.add(context.subject)
+    for person in sorted(people):
+        draft.put(tables.people, (*person, *key), [origin, context.workspace_id, context.bot_id])
 
 
 def forget(tables: Tables, draft: Draft, stored: Stored) -> None:

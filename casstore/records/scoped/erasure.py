@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 from casstore.errors import InvalidInputError
 from casstore.records.rows import Table, row_links
@@ -48,14 +48,31 @@ class ActorErasure:
 
     def roots(self, store: Store, found: Sequence[str]) -> Iterator[bytes]:
         """The digests that these keep alive."""
-        tables = Tables(store)
-        places: list[tuple[Table, tuple[str, ...]]] = []
-        for kind, key in map(_read, found):
-            places.append((tables.values if kind == _VALUE else tables.runs, key[2:]))
-        for table, key in places:
+        for table, key in self._places(store, found):
             record = table.find(*key)
             if record is not None:
                 yield from row_links(record.row)
+
+    def rows(self, store: Store, found: Sequence[str]) -> Iterator[bytes]:
+        """The keys of the rows that these are."""
+        for table, key in self._places(store, found):
+            yield table.keys.key(key)
+
+    def stays(self, store: Store, found: Sequence[str]) -> Sequence[Any]:
+        """Nothing keeps any of these from going."""
+        return ()
+
+    def to_tell(self, store: Store, found: Sequence[str]) -> Sequence[str]:
+        """Nobody was given any of these."""
+        return ()
+
+    def _places(
+        self, store: Store, found: Sequence[str]
+    ) -> Iterator[tuple[Table, tuple[str, ...]]]:
+        """Where the values and runs are that were found."""
+        tables = Tables(store)
+        for kind, key in map(_read, found):
+            yield (tables.values if kind == _VALUE else tables.runs, key[2:])
 
     def erase(self, store: Store, subject: str, found: Sequence[str]) -> int:
         """Remove these; how many values and runs there were."""

@@ -9,7 +9,7 @@ about, and a write expects the row to be there still: what comes after the end i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
 from casstore.engine.protocol import MAX_STAMP_MS
 from casstore.errors import (
@@ -45,11 +45,6 @@ class Run(NamedTuple):
     scope_keys: dict[str, str]
     started_ms: int
     expires_ms: int
-
-
-class _Found(NamedTuple):
-    record: Record
-    run: Run
 
 
 class Runs:
@@ -174,7 +169,7 @@ class RunGuard:
             refuse_ended(self._run_id)
 
 
-def refuse_ended(run_id: str) -> None:
+def refuse_ended(run_id: str) -> NoReturn:
     """Refuse what is asked for by a run that does not go on."""
     policies.refuse(Reason.RUN_NOT_ACTIVE, f"there is no run {run_id!r}, or it has ended")
 
@@ -185,7 +180,7 @@ def admitted(tables: Tables, run_id: str | None, caller: str | None) -> Run:
         policies.refuse(Reason.NO_RUN_ID, "state is reached through a run: give its id")
     run = Runs(tables).find(run_id)
     if run is None:
-        policies.refuse(Reason.RUN_NOT_ACTIVE, f"there is no run {run_id!r}, or it has ended")
+        refuse_ended(run_id)
     if not caller:
         policies.refuse(Reason.NO_CALLER, f"who calls for run {run_id!r}? give the caller")
     if caller != run.caller:

@@ -25,7 +25,7 @@ from casstore.records.json_values import restored
 from casstore.records.rows import Draft, Record, Table, find_records
 from casstore.records.scoped import policy as policies
 from casstore.records.scoped.attempts import attempts
-from casstore.records.scoped.changes import changed, find_late, forget, known, put_head
+from casstore.records.scoped.changes import changed, find_late, forget, known, put_head, put_leads
 from casstore.records.scoped.contents import Content, checked_key, content_of
 from casstore.records.scoped.layout import (
     LATEST,
@@ -325,7 +325,8 @@ class Scope:
                 value_in_row(draft, content.stored, content.size_bytes),
             ],
         )
-        self._index(draft, look.generation, name, origin, before)
+        place = (self._spot.key, look.generation, name)
+        put_leads(self._tables, draft, self._spot.scope, self._context, place, origin, before)
         return Entry(
             name,
             content.value,
@@ -336,24 +337,6 @@ class Scope:
             content.size_bytes,
             writer,
         )
-
-    def _index(
-        self, draft: Draft, generation: str, name: str, origin: str, before: Stored | None
-    ) -> None:
-        """Lead to a value from whoever wrote it, and from whom its scope is about."""
-        people = set()
-        if self._context.actor is not None and (
-            before is None or before.writer != self._context.actor
-        ):
-            people.add(self._context.actor)
-        if before is None and self._spot.scope == "subject" and self._context.subject is not None:
-            people.add(self._context.subject)
-        for person in sorted(people):
-            draft.put(
-                self._tables.people,
-                (*person, self._spot.key, generation, name),
-                [origin, self._context.workspace_id, self._context.bot_id],
-            )
 
     def _make_room(self, draft: Draft, look: _Look, old: Head, head: Head, name: str) -> Head:
         """The scope's row if the quota allows it; what has expired makes room if need be."""

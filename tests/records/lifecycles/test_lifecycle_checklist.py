@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,37 @@ def test_latest_by_label__by_sequence_with_a_frozen_clock(life: Lifecycles, cloc
     assert newest.payload == {"n": 29}
     assert session.find_checkpoint("never") is None
     assert session.find_checkpoint("sam") is None
+    # One that is deleted while it is looked for is passed over.
+    late = Lifecycles(_Deleting(life.store, lambda: session.delete_checkpoint(59))).restore("s1")
+    newest = late.find_checkpoint("same")
+    assert newest is not None
+    assert newest.payload == {"n": 28}
+    for wrong in (0, -1, "1", 1.0):
+        with pytest.raises(InvalidInputError):
+            session.get_checkpoint(wrong)  # type: ignore[arg-type]
+
+
+class _Deleting(Store):
+    """A store of which something is deleted between a scan and what follows."""
+
+    def __init__(self, store: Store, between: Callable[[], Any]) -> None:
+        super().__init__(_DeletingEngine(store.engine, between))
+
+
+class _DeletingEngine:
+    def __init__(self, engine: Any, between: Callable[[], Any]) -> None:
+        self._engine = engine
+        self._between: Callable[[], Any] | None = between
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def scan_rows(self, *args: Any, **options: Any) -> Any:
+        found = self._engine.scan_rows(*args, **options)
+        between, self._between = self._between, None
+        if between is not None:
+            between()
+        return found
 
 
 def test_history__all_checkpoints_kept_in_order(life: Lifecycles, clock: Clock) -> None:

@@ -142,6 +142,15 @@ def test_derivation_is_followed_through_what_stays_and_through_circles(life: Lif
     assert [record.ref for record in life.records.list("c")] == [first]
 
 
+def test_derivation_is_followed_though_its_source_came_to_be_about_somebody_later(
+    life: Lifecycles,
+) -> None:
+    source = life.records.put("c", "source", 1, Annotation(["process"]))
+    derived = life.records.put("c", "derived", 1, Annotation(["process"], sources=[source]))
+    life.records.put("c", "source", 1, Annotation(["process"], ["anna"]))
+    assert find_refs(life, "anna") == [derived, source]
+
+
 def test_what_was_derived_is_found_though_its_source_was_swept(
     life: Lifecycles, clock: Clock
 ) -> None:
@@ -178,6 +187,44 @@ def test_what_is_about_somebody_else_by_now_stays(life: Lifecycles) -> None:
     life.records.put("c", "n", "of berta", Annotation(["identity"], ["berta"]))
     assert erasure.execute(life.store, plan, providers=[provider]).records_erased == 0
     assert life.records.get("c", "n") == "of berta"
+
+
+def test_what_is_about_others_too_may_be_rewritten_instead(life: Lifecycles) -> None:
+    anna, berta = (life.users.put(user, "chat", user) for user in ("anna", "berta"))
+    both = life.records.put(
+        "facts", "both", ["anna likes cats", "berta likes dogs"],
+        Annotation(["learned_context"], sources=[anna, berta]),
+    )  # fmt: skip
+    alone = life.records.put("facts", "alone", ["anna"], Annotation(["process"], sources=[anna]))
+    asked: list[Ref] = []
+
+    def without_anna(ref: Ref, value: Any) -> Any:
+        asked.append(ref)
+        return [line for line in value if "anna" not in line]
+
+    report = erase(life.store, "anna", LifecycleErasure(rewrite=without_anna))
+    assert asked == [both]
+    assert report.records_erased == 2
+    assert [(one.record, "rewritten" in one.reason) for one in report.stays] == [(str(both), True)]
+    assert life.records.get("facts", "both") == ["berta likes dogs"]
+    assert life.records.get("facts", alone.name, None) is None
+    note = life.find_note(both)
+    assert note is not None
+    assert (note.subjects, note.sources) == ((berta.owner,), (berta,))
+    assert find_refs(life, "anna") == []
+    # Who says nothing lets it go.
+    report = erase(life.store, "berta", LifecycleErasure(rewrite=lambda ref, value: None))
+    assert (report.records_erased, list(life.records.list("facts"))) == (2, [])
+
+
+def test_a_record_that_changes_while_it_is_rewritten_is_rewritten_anew(life: Lifecycles) -> None:
+    said = Annotation(["process"], ["anna", "berta"])
+    life.records.put("c", "n", ["old"], said)
+    provider = LifecycleErasure(rewrite=lambda ref, value: [*value, "rewritten"])
+    plan = erasure.plan(life.store, "anna", providers=[provider])
+    other = interrupted(life.store, before=lambda: life.records.put("c", "n", ["new"], said))
+    erasure.execute(other, plan, providers=[provider])
+    assert life.records.get("c", "n") == ["new", "rewritten"]
 
 
 def test_a_plan_may_be_looked_at_and_changes_nothing(either: Lifecycles) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.errors import (
     InvalidInputError,
     RecordHeldError,
@@ -14,6 +16,8 @@ from casstore.errors import (
     RecordSealedError,
     SubjectSecretError,
 )
+from casstore.format.canonical import Link
+from casstore.maintenance import check, gc
 from casstore.records.lifecycles import Annotation, Hold, Lifecycles, Ref, Seal, emptying
 from casstore.records.lifecycles.user_data import NewValue
 from casstore.store import Store
@@ -30,6 +34,22 @@ def test_values_come_back(either: Lifecycles, value: Any) -> None:
     either.users.put("anna", "x", value)
     assert either.users.get("anna", "x") == value
     assert type(either.users.get("anna", "x", 7)) is type(value)
+
+
+def test_a_link_in_clear_data_keeps_what_it_links_to(tmp_path: Path) -> None:
+    with Store(LmdbEngine(str(tmp_path / "s"), durability="process")) as store:
+        life = Lifecycles(store)
+        link, loose = Link(store.put_value([LONG])), store.put_value(["nobody", LONG * 2])
+        life.users.put("anna", "link", link)
+        life.users.put("anna", "inside", {"to": [link]})
+        gc.collect(store, grace_ms=0)
+        assert life.users.get("anna", "link") == link
+        assert store.get_value(link.digest) == [LONG]
+        assert store.missing([loose]) == [loose]
+        life.users.erase("anna")
+        gc.collect(store, grace_ms=0)
+        assert store.missing([link.digest]) == [link.digest]
+        assert check.check(store, level="full").findings == ()
 
 
 def test_missing_is_told_apart_from_none(either: Lifecycles) -> None:
@@ -253,6 +273,23 @@ def test_a_value_that_is_added_during_an_erasure_goes_with_it(either: Lifecycles
     assert list(life.users.names("anna")) == []
     life.users.put("anna", "next", 3)
     assert life.users.get("anna", "next") == 3
+
+
+def test_a_value_that_takes_the_place_of_another_during_an_erasure_goes_with_it(
+    either: Lifecycles,
+) -> None:
+    # The count of the user's values is then as it was.
+    life = either
+    life.users.put("anna", "a", 1)
+    life.users.put("anna", "b", 1)
+
+    def exchange() -> None:
+        life.users.delete("anna", "b")
+        life.users.put("anna", "c", 2)
+
+    other = Lifecycles(interrupted(life.store, before=exchange), keys=life._rows.keys)
+    assert other.users.erase("anna").deleted == 2
+    assert list(life.users.names("anna")) == []
 
 
 def test_a_value_that_is_written_during_an_erasure_is_under_a_live_key(either: Lifecycles) -> None:

@@ -463,6 +463,88 @@ def test_depth__children_are_listed_in_the_order_in_which_they_were_made(
     assert [one.id for one in log.sessions(after="a", limit=2)] == ["m", "p"]
 
 
+def test_depth__a_parent_that_its_store_has_deleted_is_none(log: SessionLog) -> None:
+    log.create("p")
+    engine: Any = log.store.engine
+    write = engine.write
+
+    def late(change: Any) -> Any:
+        engine.write = write
+        log.store.delete_session("p")
+        return write(change)
+
+    engine.write = late
+    for _ in range(2):
+        with pytest.raises(SessionNotFoundError):
+            log.create("never made", parent="p")
+    assert rows_of(log.store, "never made") == []
+
+
+def test_a_fork_is_adopted_with_its_messages(log: SessionLog) -> None:
+    log.create("s")
+    fill(log, "s", 4)
+    log.fold("s", [1, 2], "note")
+    log.store.fork("s", "fork")
+    assert log.find("fork") is None
+    assert log.close("fork") == 0
+    adopted = log.adopt("fork", parent="s", lifecycle="linked", metadata={"k": 1})
+    assert adopted == log.get("fork")
+    assert (adopted.parent, adopted.depth, adopted.kind) == ("s", 1, "subagent")
+    assert log.active("fork") == log.active("s")
+    assert log.append("fork", user("only here")) == 6
+    log.record_usage("fork", Tokens(1, 2, 3))
+    with pytest.raises(SessionExistsError):
+        log.adopt("fork")
+    with pytest.raises(SessionNotFoundError):
+        log.adopt("nowhere")
+    log.store.session("other").commit(Commit(append=[NodeDraft("n", 1)], lease=UNFENCED))
+    with pytest.raises(NotALogError):
+        log.adopt("other")
+    assert log.close("s") == 2
+
+
+ONE_TRANSACTION: dict[str, Callable[[SessionLog], Any]] = {
+    "create": lambda log: log.create("new", parent="s"),
+    "adopt": lambda log: log.adopt("fork", parent="s"),
+    "update": lambda log: log.update("s", prompt="p", metadata={"long": "text " * 500}),
+    "archive": lambda log: log.archive("s"),
+    "finish": lambda log: log.finish("child", "completed"),
+    "close": lambda log: log.close("s", cascade=False),
+    "append": lambda log: log.append("s", user("long " * 2000)),
+    "extend": lambda log: log.extend("s", [user("a"), user("b"), result("c1")]),
+    "send": lambda log: log.send("settled", user("hello")),
+    "start_round": lambda log: log.start_round("s", 3, new_send=True),
+    "fold": lambda log: log.fold("s", [1, 3], "note " * 500),
+    "set_pending": lambda log: log.set_pending("s", ["c2"]),
+    "abort": lambda log: log.abort("s"),
+    "record_usage": lambda log: log.record_usage("s", Tokens(1, 2, 3)),
+    "prune_usage": lambda log: log.prune_usage("settled"),
+    "put_inbox": lambda log: log.put_inbox("s", "another", user("hello")),
+    "import": lambda log: log.import_session(list(log.export("s")), "copy"),
+}
+
+
+@pytest.mark.parametrize("operation", ONE_TRANSACTION)
+def test_every_operation_is_one_transaction(operation: str, tmp_path: Path) -> None:
+    def prepare(store: Store) -> SessionLog:
+        log = SessionLog(store)
+        calling(log)
+        fill(log, "s", 2)
+        log.put_inbox("s", "item", user("hello"))
+        log.create("child", parent="s")
+        log.create("settled")
+        log.append("settled", user("hello"), tokens=Tokens(1, 2, 3))
+        store.fork("s", "fork")
+        return log
+
+    assert_one_transaction(
+        tmp_path / "s",
+        prepare,
+        lambda store, log: ONE_TRANSACTION[operation](log),
+        clock=lambda: 1_700_000_000_000,
+    )
+
+
 def family(log: SessionLog) -> None:
     """A root with a child of each lifecycle, each with a child of its own."""
     log.create("root")
@@ -584,15 +666,50 @@ def test_close__a_child_made_meanwhile_is_not_left_without_a_parent(log: Session
     assert list(log.sessions()) == []
 
 
+def test_close__what_is_queued_in_that_moment_is_not_left_behind(
+    log: SessionLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.create("goner")
+    engine: Any = log.store.engine
+    write = engine.write
+
+    def late(change: Any) -> Any:
+        engine.write = write
+        SessionLog(log.store).put_inbox("goner", "item", user("hello"))
+        return write(change)
+
+    engine.write = late
+    # Whoever closes it dies right after: nobody tidies up.
+    monkeypatch.setattr("casstore.session.catalogue.clear", lambda *_: None)
+    assert log.close("goner") == 1
+    assert rows_of(log.store, "goner") == []
+
+
+def test_close__what_is_used_in_that_moment_is_not_noted_for_nobody(log: SessionLog) -> None:
+    log.create("goner")
+    engine: Any = log.store.engine
+    write = engine.write
+
+    def late(change: Any) -> Any:
+        engine.write = write
+        SessionLog(log.store).close("goner")
+        return write(change)
+
+    engine.write = late
+    with pytest.raises(SessionDeletedError):
+        log.record_usage("goner", Tokens(1, 2, 3))
+    assert rows_of(log.store, "goner") == []
+
+
 def test_close__a_session_that_its_store_has_deleted_leaves_its_rows_to_close(
     log: SessionLog,
 ) -> None:
-    log.create("s")
-    log.store.delete_session("s")
-    assert log.find("s") is None
+    log.create("goner")
+    log.store.delete_session("goner")
+    assert log.find("goner") is None
     assert list(log.sessions()) == []
-    assert log.close("s") == 1
-    assert rows_of(log.store, "s") == []
+    assert log.close("goner") == 1
+    assert rows_of(log.store, "goner") == []
 
 
 def test_archive__data_is_kept_and_the_status_seen(log: SessionLog) -> None:
@@ -731,6 +848,38 @@ def test_structured_content__messages_are_the_nodes_of_the_session_and_no_second
     assert len(blobs) == 1
 
 
+def test_structured_content__the_rest_of_the_checkpoint_stays_the_runtimes(
+    log: SessionLog,
+) -> None:
+    log.create("s")
+    fill(log, "s", 3)
+    session = log.store.session("s")
+    own = session.checkpoint()._replace(
+        tool_state={"cwd": "/repo"}, config={"k": 1}, frames=["f"], plugin_revision=3
+    )
+    session.commit(Commit(checkpoint=own, lease=UNFENCED))
+    log.fold("s", [1, 2], "note")
+    log.send("s", user("more"))
+    found = session.checkpoint(hydrate=True)
+    assert (found.tool_state, found.config) == ({"cwd": "/repo"}, {"k": 1})
+    assert (found.frames, found.plugin_revision) == (("f",), 3)
+    assert shown(log, "s") == [4, 3, 5]
+
+
+def test_structured_content__a_rewind_takes_folds_and_calls_back_too(log: SessionLog) -> None:
+    calling(log)
+    session = log.store.session("s")
+    head = session.head()
+    assert head is not None
+    before = log.active("s"), log.pending("s"), log.counters("s")
+    log.abort("s")
+    log.fold("s", [1, 2], "note")
+    session.rewind(head.revision, lease=UNFENCED)
+    assert (log.active("s"), log.pending("s"), log.counters("s")) == before
+    assert log.folds("s") == []
+    assert log.append("s", result("c1")) == 3
+
+
 # --- prune, export, import ----------------------------------------------------------------
 
 
@@ -843,6 +992,8 @@ def test_export_import__refuses_newer_versions_existing_ids_and_damage(log: Sess
         [first, {"message": [0, {"role": "user"}, 1]}, *rest],
         [first, rest[1], rest[0], *rest[2:]],
         [first, {"message": [1, "text", 1]}, *rest[1:]],
+        [first, {"message": [1, {"role": "user", "strange": 1}, 1]}, *rest[1:]],
+        [first, {"message": [1, {"role": "user", "tool_calls": "x"}, 1]}, *rest[1:]],
         [first, {"strange": 1}, *rest],
         [{**first, "session": {}}, *rest],
         [{**first, "state": {"log": 1, "upto": 99}}, *rest],
@@ -876,6 +1027,8 @@ def test_export_import__a_long_one_that_was_cut_short_is_not_seen_and_goes_on(
     other = [*entries[:5], {"message": [5, {"role": "user", "content": "other"}, 0]}, *entries[6:]]
     with pytest.raises(SessionExistsError):
         log.import_session(other, "t")
+    with pytest.raises(SessionExistsError):
+        log.import_session([*entries[:101], {"totals": [0, 0, 0, 0]}, {"end": 102}], "t")
     revision = log.store.session("t").head()
     assert revision is not None
     log.import_session(entries, "t")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from casstore.records.rows import Table
 from casstore.records.scoped import SCOPES, ActorErasure, ScopedState, changes, removal
 from casstore.session.data import UNFENCED, Commit, NodeDraft
 from casstore.store import Store
+from tests.records.conftest import Clock
 from tests.records.one_transaction import contents
 from tests.records.scoped.contexts import ALL, HERE, TALK
 
@@ -78,7 +80,57 @@ def test_leads_to_what_is_gone_are_swept(store: Store) -> None:
     bobs.delete("k")
     talk.put("l", "ann")
     assert expire_rows(store).records == 1
+    # Also if there is another value of that key.
+    talk.put("k", "ann")
+    bobs.put("k", "bob")
+    bobs.delete("k")
+    bobs.put("k", "bob's own")
+    assert expire_rows(store).records == 1
     assert states.erase_actor("ann").values == 1
+
+
+def meanwhile(store: Store, act: Callable[[], Any]) -> None:
+    """Let something happen just before the next write of the store."""
+    engine: Any = store.engine
+    whole = engine.write
+
+    def write(change: Any) -> Any:
+        engine.write = whole
+        act()
+        return whole(change)
+
+    engine.write = write
+
+
+def test_what_an_actor_writes_while_old_leads_go_can_still_be_found(store: Store) -> None:
+    states = ScopedState(store)
+    talk, bobs = states.scope(HERE, "conversation"), states.scope(BOB, "conversation")
+
+    def leave_a_lead() -> None:
+        talk.put("k", "ann")
+        bobs.put("k", "bob")
+        bobs.delete("k")
+
+    leave_a_lead()
+    meanwhile(store, lambda: talk.put("k", "ann, again"))
+    assert expire_rows(store).records == 0
+    assert states.erase_actor("ann").values == 1
+    leave_a_lead()
+    meanwhile(store, lambda: talk.put("k", "ann, again"))
+    assert states.erase_actor("ann").values == 1
+    assert talk.find("k") is None
+
+
+def test_a_run_begun_anew_while_expired_ones_go_stays(store: Store, clock: Clock) -> None:
+    states = ScopedState(store)
+    for run in ("r1", "r2"):
+        states.begin_run(run, HERE, caller="me", ttl_ms=10)
+    clock.move(10)
+    meanwhile(store, lambda: states.begin_run("r1", HERE, caller="me"))
+    # The other run, and what led to it.
+    assert expire_rows(store).records == 2
+    assert states.find_run("r1") is not None
+    assert states.erase_actor("ann") == (0, 1)
 
 
 def test_erasure_by_actor__what_is_about_it_as_a_subject_goes_too(store: Store) -> None:
@@ -188,8 +240,14 @@ def test_scoped_state_goes_with_the_sessions_about_a_subject(store: Store) -> No
         states.scope(context, "actor").put("k", [context.actor_id, "y" * 3000])
         states.begin_run(f"run of {context.actor_id}", context, caller="me")
     provider = ActorErasure()
+    assert isinstance(provider, erasure.RecordProvider)
     plan = erasure.plan(store, "ann", providers=[provider])
     assert len(plan.records["scoped-state"]) == 2
+    # What bob has put shares its text with what ann has; her own rows are no sharers.
+    bobs = states.scope(BOB, "actor").key
+    assert [one.name for one in plan.sharing.sharers] == [
+        f"record scoped.values {bobs} / 0000000000 / k"
+    ]
     again = erasure.ErasurePlan.from_json(plan.to_json())
     with pytest.raises(InvalidInputError):
         erasure.execute(store, again)

@@ -231,6 +231,34 @@ def test_a_run_that_ends_while_it_writes_has_not_written(store: Store) -> None:
     assert found.value == 1
 
 
+def test_of_two_that_change_a_run_at_once_one_comes_first(store: Store) -> None:
+    states = ScopedState(store)
+    engine: Any = store.engine
+    whole = engine.write
+
+    def first(act: Callable[[], Any]) -> None:
+        def write(change: Write) -> Any:
+            engine.write = whole
+            act()
+            return whole(change)
+
+        engine.write = write
+
+    first(lambda: states.begin_run("r", HERE, Policy(scopes=("actor",)), caller="you"))
+    with pytest.raises(RunFrozenError):
+        states.begin_run("r", HERE, ALL, caller=ME)
+    run = states.find_run("r")
+    assert run is not None
+    assert run.caller == "you"
+    # Ended while it is renewed, it has ended; ended while it is ended, it was ended once.
+    first(lambda: states.end_run("r"))
+    assert not states.renew_run("r")
+    assert states.find_run("r") is None
+    states.begin_run("r", HERE, ALL, caller=ME)
+    first(lambda: states.end_run("r"))
+    assert not states.end_run("r")
+
+
 def test_renewing_does_not_disturb_a_write(store: Store) -> None:
     states = ScopedState(store)
     states.begin_run("r", HERE, ALL, caller=ME)

@@ -222,7 +222,20 @@ def test_expiry_can_be_stopped_and_goes_on(
     assert scope.list_keys().keys == []
     left = scope.usage().keys
     assert 0 < left <= 60
+    engine: Any = store.engine
+    whole = engine.write
+    removed: list[int] = []
+
+    def write(change: Write) -> Any:
+        # Of each value its row and what leads to it, and the row of the scope.
+        removed.append(len(change.rows) // 2)
+        return whole(change)
+
+    engine.write = write
     assert expire_rows(store).records == left
+    engine.write = whole
+    # A few at a time, so that no writer waits long.
+    assert max(removed) <= 16 < sum(removed)
     assert scope.usage() == (0, 0)
     assert not any(rows for name, rows in contents(store)[:-1] if name == "records")
 
@@ -289,6 +302,16 @@ def test_what_has_expired_makes_room(store: Store, clock: Clock) -> None:
     clock.move(10)
     scope.put("b", 2)
     assert scope.list_keys().keys == ["b", "c", "d"]
+
+
+def test_what_makes_room_for_itself_is_counted_once(store: Store, clock: Clock) -> None:
+    scope = actor_scope(store, Quota(max_bytes=30))
+    for key in ("a", "b"):
+        scope.put(key, "x" * 10, ttl_ms=10)
+    clock.move(10)
+    scope.put("a", "x" * 25)
+    assert scope.usage() == (1, 28)
+    assert scope.list_keys().keys == ["a"]
 
 
 @pytest.mark.parametrize("quota", [Quota(max_keys=5), Quota(max_bytes=5 * len("k00") + 5)])
@@ -369,6 +392,18 @@ def test_listings_are_those_of_a_sorted_dict(
         assert listed == wanted
 
 
+def test_long_keys_that_begin_alike_are_listed_in_order(store: Store) -> None:
+    scope = actor_scope(store)
+    names = [f"{'x' * 140}{n * 7919 % 30:02}{'y' * (n % 2 * 90)}" for n in range(30)]
+    for name in names:
+        scope.put(name, 1)
+    listed: list[str] = []
+    for _ in range(8):
+        listed += scope.list_keys("x", limit=4, after=listed[-1] if listed else None).keys
+    assert listed == sorted(names)
+    assert scope.list_keys("x" * 140 + "1").keys == [n for n in listed if n[140] == "1"]
+
+
 # --- snapshots at one moment --------------------------------------------------------------------
 
 
@@ -413,6 +448,9 @@ def test_a_snapshot_of_too_much_is_refused(store: Store) -> None:
     with pytest.raises(LimitError):
         states.snapshot(HERE, max_bytes=1000)
     assert len(states.snapshot(HERE, prefix="k1", max_bytes=20_000)["actor"]) == 11
+    # The keys take room as well, wanted or not.
+    with pytest.raises(LimitError):
+        states.snapshot(HERE, prefix="none", max_bytes=1000)
 
 
 # --- what rows link to ----------------------------------------------------------------------------

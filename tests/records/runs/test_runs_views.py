@@ -59,6 +59,9 @@ def test_what_changed_last_comes_first_whatever_the_clock_says(many: Runs, limit
         "t5", "t3", "t1",
     ]  # fmt: skip
     assert everything(many.threads, limit, status=WAITING) == []
+    many.create_thread("elsewhere", "agent 1", workspace="other")
+    assert [one.id for one in everything(many.threads, limit, workspace="other")] == ["elsewhere"]
+    assert len(everything(many.threads, limit, workspace="default")) == 7
     many.set_state("t3", "r32", WAITING)
     assert [each.id for each in everything(many.threads, limit, status=WAITING)] == ["t3"]
 
@@ -110,14 +113,16 @@ def test_events_artifacts_requests_and_intents_are_paged(busy: Runs, limit: int)
         busy.save_request("t", f"run {9 - number}", number)
         busy.save_intent("t", f"run {9 - number}", number)
 
-    def events(*, limit: int, cursor: str | None) -> Page[Any]:
-        after = None if cursor is None else int(cursor)
-        return busy.events("t", "r", after=after, limit=limit)
+    def events(**fields: Any) -> Page[Any]:
+        return busy.events("t", "r", **fields)
 
     def artifacts(**fields: Any) -> Page[Any]:
         return busy.artifacts("t", "r", **fields)
 
     assert [event.sequence for event in everything(events, limit)] == list(range(0, 27, 3))
+    assert [event.sequence for event in everything(events, limit, after=10)] == [
+        12, 15, 18, 21, 24,
+    ]  # fmt: skip
     assert [one.path for one in everything(artifacts, limit)] == [f"file {9 - n}" for n in range(9)]
     assert [one.run for one in everything(busy.requests, limit)] == [
         f"run {n}" for n in range(1, 10)
@@ -173,6 +178,27 @@ def test_an_order_that_leads_nowhere_is_damage(
     assert isinstance(refused.value, CorruptionError)
 
 
+def test_names_too_long_for_a_key_are_told_apart_and_paged(runs: Runs) -> None:
+    ends = ["a", "b", "c", ""]
+    for end in ends:
+        name = "long " * 200 + end
+        path = "/".join(["directory " * 20] * 4) + f"/{end}x"
+        runs.create_thread(name, "agent")
+        runs.create_run(name, f"run {name}", "agent", "graph")
+        runs.save_request(name, f"run {name}", end)
+        runs.save_intent(name, f"run {name}", end)
+        runs.request_approval(name, f"run {name}", f"approval {name}", "shell", checkpoint="one")
+        runs.put_artifact(name, f"run {name}", path, end, "kind")
+        assert runs.read_artifact(name, f"run {name}", path) == end
+    assert sorted(one.input for one in everything(runs.requests, 1)) == sorted(ends)
+    assert sorted(one.payload for one in everything(runs.intents, 3)) == sorted(ends)
+    assert [one.id[-1:].strip() for one in everything(runs.threads, 2)] == ends[::-1]
+    for end in ends:
+        assert runs.delete_thread("long " * 200 + end)
+    for view in (runs.runs(), runs.approvals(), runs.requests()):
+        assert view.items == []
+
+
 def test_cursors_and_limits_that_are_none_are_refused(busy: Runs) -> None:
     views: list[Callable[..., Page[Any]]] = [
         busy.threads,
@@ -180,6 +206,7 @@ def test_cursors_and_limits_that_are_none_are_refused(busy: Runs) -> None:
         busy.approvals,
         lambda **fields: busy.thread_runs("t", **fields),
         lambda **fields: busy.artifacts("t", "r", **fields),
+        lambda **fields: busy.events("t", "r", **fields),
     ]
     for view in views:
         for cursor in ("", "x", "-1", "²", 7):

@@ -6,17 +6,33 @@
 | Schema family, version  | ``test_schema__…`` |
 | Run lifecycle           | ``test_run_lifecycle__…`` |
 | Tri-state checkpoint    | ``test_tri_state_checkpoint__…`` |
-| Thread mirror           | ``test_thread_mirror__…``, and ``test_one_write.py`` |
+| Thread mirror           | ``test_thread_mirror__…``, and ``test_runs_one_write.py`` |
 | FK                      | ``test_parents__…`` |
-| Events                  | ``test_events__…``, and ``test_processes.py`` |
-| Approvals               | ``test_approvals__…``, and ``test_processes.py`` |
-| Recovery intent         | ``test_recovery_intent__…``, and ``test_processes.py`` |
+| Events                  | ``test_events__…``, and ``test_runs_processes.py`` |
+| Approvals               | ``test_approvals__…``, and ``test_runs_processes.py`` |
+| Recovery intent         | ``test_recovery_intent__…``, and ``test_runs_processes.py`` |
 | Run request             | ``test_run_request__…`` |
 | Messages                | ``test_messages__…`` |
-| Protected set           | ``test_protected_set__…``, and ``test_protection.py`` |
+| Protected set           | ``test_protected_set__…``, and ``test_runs_protection.py`` |
 | Artifacts               | ``test_artifacts__…`` |
-| Delete thread           | ``test_deleting.py`` |
-| Listings                | ``test_listings__…``, and ``test_views.py`` |
+| Delete thread           | ``test_runs_deleting.py`` |
+| Listings                | ``test_listings__…``, and ``test_runs_views.py`` |
+
+And its faults, gone:
+
+| fault                                         | test |
+|---|---|
+| several statements, no transaction            | ``test_runs_one_write.py`` |
+| creating again overwrites                     | ``test_thread_mirror__creating_again_…`` |
+| an older run becomes the latest               | ``test_thread_mirror__it_shows_…`` |
+| an event overwrites another                   | ``test_events__a_repeated_number_…`` |
+| approved, then rejected                       | ``test_approvals__are_resolved_once`` |
+| ``cancelled`` stays protected                 | ``test_runs_protection.py`` |
+| no database, so nothing is protected          | ``test_protected_set__not_known_is_not_empty`` |
+| an artifact's path leads out; file before row | ``test_artifacts__…`` |
+| a foreign database is adopted, and written to | ``test_schema__…`` |
+| deleting stops halfway                        | ``test_runs_deleting.py`` |
+| only one workspace                            | ``test_runs_views.py`` |
 """
 
 from __future__ import annotations
@@ -271,6 +287,7 @@ def test_parents__nothing_is_kept_without_them(busy: Runs, store: Store) -> None
     for thread, run in (("none", "r"), ("t", "none"), ("t", "foreign"), ("other", "r")):
         orphans: list[steps.Step] = [
             steps.SetState(run, WAITING),
+            steps.RenewProtection(run),
             steps.AppendEvent(run, 1),
             steps.AppendMessage("user", "hello", run),
             steps.RequestApproval(run, "a", "shell", "one"),
@@ -379,6 +396,7 @@ def test_approvals__are_resolved_once(busy: Runs, store: Store, clock: Clock) ->
     assert (resolved.status, resolved.decision) == ("approved", "approve")
     assert resolved.resolved_at_ms == clock.now_ms == resolved.requested_at_ms + 7
     assert busy.find_approval("a") == resolved
+    assert list(Table(store, "runs.pending", 1).scan()) == []
     before = contents(store)
     for decision in ("reject", "approve", "anything"):
         with pytest.raises(ApprovalResolvedError) as refused:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,48 @@ def test_what_is_added_while_a_thread_is_deleted_goes_with_it(busy: Runs, store:
         b"runs.schema\0family\0",
         b"runs.schema\0version\0",
     ]
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("view", range(7))
+def test_a_thread_that_goes_while_it_is_read_is_not_read_as_empty(
+    runs: Runs, store: Store, view: int, again: bool
+) -> None:
+    fill(runs, "t")
+    views: list[Callable[[], object]] = [
+        lambda: runs.events("t", "t 1"),
+        lambda: runs.messages("t"),
+        lambda: runs.artifacts("t", "t 1"),
+        lambda: runs.thread_runs("t"),
+        lambda: runs.approvals(thread="t"),
+        lambda: runs.find_event("t", "t 1", 1),
+        lambda: runs.find_artifact("t", "t 1", "own"),
+    ]
+    engine: Any = store.engine
+    scan_rows, get_rows = engine.scan_rows, engine.get_rows
+    reads = 0
+
+    def meanwhile() -> None:
+        # The name of the thread, or of its run, is looked up first.
+        nonlocal reads
+        reads += 1
+        if reads == 2:
+            engine.scan_rows, engine.get_rows = scan_rows, get_rows
+            runs.delete_thread("t")
+            if again:
+                runs.create_thread("t", "agent")
+                runs.create_run("t", "t 1", "agent", "graph")
+
+    def interrupted(read: Callable[..., Any]) -> Callable[..., Any]:
+        def reading(*given: Any, **named: Any) -> Any:
+            meanwhile()
+            return read(*given, **named)
+
+        return reading
+
+    engine.scan_rows, engine.get_rows = interrupted(scan_rows), interrupted(get_rows)
+    with pytest.raises(RecordNotFoundError):
+        views[view]()
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,24 @@ def test_a_plan_made_before_the_run_waited_leaves_its_checkpoint(
     assert [entry.revision for entry in session.history()] == [4, 2]
 
 
+def test_a_revision_that_goes_meanwhile_is_no_checkpoint(
+    busy: Runs, store: Store, session: Session
+) -> None:
+    engine: Any = store.engine
+    whole = engine.write
+
+    def write(change: Write) -> Any:
+        engine.write = whole
+        assert sweep(store) == [4]
+        return whole(change)
+
+    engine.write = write
+    with pytest.raises(RevisionNotFoundError):
+        busy.set_state("t", "r", WAITING, checkpoint=SessionCheckpoint("s", 2))
+    assert busy.get_run("t", "r").checkpoint is None
+    assert protected(session) == []
+
+
 def test_a_head_that_moves_meanwhile_is_protected_where_it_is(
     busy: Runs, store: Store, session: Session
 ) -> None:
@@ -174,6 +192,24 @@ def test_a_head_that_moves_meanwhile_is_protected_where_it_is(
     busy.set_state("t", "r", WAITING, checkpoint=SessionCheckpoint("s", 4))
     assert protected(session) == [(4, "run r")]
     assert sweep(store) == [5, 4]
+
+
+def test_lost_protections_are_given_again(busy: Runs, store: Store, session: Session) -> None:
+    store.session("gone").commit(Commit(append=[NodeDraft("x", 1)], lease=UNFENCED))
+    places = (("ended", 1, "s"), ("waits", 2, "s"), ("homeless", 1, "gone"))
+    for run, revision, name in places:
+        busy.create_run("t", run, "agent", "graph")
+        busy.set_state("t", run, WAITING, checkpoint=SessionCheckpoint(name, revision))
+    busy.set_state("t", "ended", "failed")
+    busy.set_state("t", "r", WAITING, checkpoint="elsewhere")
+    store.delete_session("gone")
+    assert session.unprotect("run waits") == 1
+    before = busy.get_run("t", "waits")
+    assert [run.id for run in busy.renew_protections()] == ["homeless"]
+    assert protected(session) == [(2, "run waits")]
+    assert busy.get_run("t", "waits") == before
+    assert [run.id for run in busy.renew_protections()] == ["homeless"]
+    assert sweep(store) == [4, 2]
 
 
 # --- together with the commit that makes it ------------------------------------------------------

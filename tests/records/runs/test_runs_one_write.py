@@ -47,6 +47,7 @@ OPERATIONS: dict[str, Callable[[Runs], Any]] = {
         "t", "r", WAITING, checkpoint=SessionCheckpoint("s", 2)
     ),
     "set_state_at_the_end": lambda runs: runs.set_state("t", "r", "cancelled"),
+    "renew_protection": lambda runs: runs.apply("t", steps.RenewProtection("r")),
     "append_event": lambda runs: runs.append_event("t", "r", "x" * 3000),
     "append_an_earlier_event": lambda runs: runs.append_event("t", "r", 1, sequence=2),
     "append_message": lambda runs: runs.append_message("t", "user", ["x" * 3000], run="r"),

@@ -1,0 +1,162 @@
+"""morrow's ``AgentSession`` and ``UserStore`` on a store: the same calls, other promises.
+
+    from casstore.compat.agent_state import AgentSession, UserStore
+
+Both keep what they have at ``DB_PATH``, which is a store, and may be the same one: user data
+has tables of its own there. Where the originals were wrong these are right: an empty list of
+keys promotes nothing, the newest checkpoint is the one made last, restoring what never was
+raises, a value that would come back changed is refused, and any thread may call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from casstore import store as stores
+from casstore.errors import InvalidInputError, InvalidValueError
+from casstore.records.json_values import restored, storable
+from casstore.records.lifecycles.checkpoints import NewCheckpoint, put_checkpoints
+from casstore.records.lifecycles.keys import KeyStore
+from casstore.records.lifecycles.lifecycles import Lifecycles
+from casstore.store import Store
+
+_DEFAULT: Final = Path(".agent_state.casstore")
+
+
+class NotStorableError(InvalidValueError, TypeError):
+    """A value cannot be kept exactly: it is none of JSON, or would come back as another."""
+
+
+class _OnStore:
+    """What both have: a store, opened here unless one is given."""
+
+    DB_PATH: Path = _DEFAULT
+
+    def __init__(self, store: Store | None, keys: KeyStore | None = None) -> None:
+        self._owned = store is None
+        self._store = _opened(self.DB_PATH) if store is None else store
+        try:
+            self._life = Lifecycles(self._store, keys=keys)
+        except BaseException:
+            self._release()
+            raise
+
+    def _release(self) -> None:
+        if self._owned:
+            self._store.close()
+
+
+def _opened(path: Path) -> Store:
+    if path.is_file():
+        raise InvalidInputError(
+            f"{path} is a file, and DB_PATH names a store: choose another place for it, and move "
+            f"the old database there with import_agent_state"
+        )
+    return stores.open(path)
+
+
+class AgentSession(_OnStore):
+    """Working state of one session in memory, and checkpoints promoted from it."""
+
+    def __init__(
+        self, session_id: str, user_id: str | None = None, *, store: Store | None = None
+    ) -> None:
+        super().__init__(store)
+        self.session_id = session_id
+        self.user_id = user_id
+        try:
+            self._session = self._life.open_session(session_id, user=user_id)
+        except BaseException:
+            self._release()
+            raise
+
+    @property
+    def _working(self) -> dict[str, Any]:
+        """What there is at the moment: callers of the original look at this."""
+        return self._session.working.chosen(None)
+
+    def set_working(self, key: str, value: Any) -> None:
+        """Remember a value while the session lasts."""
+        self._session.working.set(key, value)
+
+    def get_working(self, key: str, default: Any = None) -> Any:
+        """A value of the working state, or the default."""
+        return self._session.working.get(key, default)
+
+    def clear_working(self) -> None:
+        """Forget the working state."""
+        self._session.working.clear()
+
+    def checkpoint(self, label: str, include_keys: Iterable[str] | None = None) -> str:
+        """Promote these keys, where they exist, to a checkpoint; None: all. Its id."""
+        payload = _stored(self._session.working.chosen(include_keys))
+        entry = NewCheckpoint(self.session_id, label, payload)
+        return put_checkpoints(self._life.tables, self._life.subjects, [entry])[0].id
+
+    def get_checkpoint(self, label: str) -> dict[str, Any] | None:
+        """What the newest checkpoint of this label holds; None if there is none."""
+        found = self._session.find_checkpoint(label)
+        return None if found is None else dict(restored(found.payload))
+
+    def list_checkpoints(self) -> list[dict[str, Any]]:
+        """Id, label and time of all checkpoints, in the order in which they were made."""
+        return [
+            {"id": info.id, "label": info.label, "created_at": info.created_at_ms / 1000}
+            for info in self._session.checkpoints()
+        ]
+
+    @classmethod
+    def restore(cls, session_id: str, *, store: Store | None = None) -> AgentSession:
+        """A session with empty working state and all its checkpoints.
+
+        SessionNotFoundError if it was never begun.
+        """
+        opened = _opened(cls.DB_PATH) if store is None else store
+        try:
+            Lifecycles(opened).restore(session_id)
+            return cls(session_id, store=store)
+        finally:
+            if store is None:
+                opened.close()
+
+    def close(self) -> None:
+        """Forget the working state; checkpoints stay."""
+        self._session.close()
+        self._release()
+
+
+class UserStore(_OnStore):
+    """Data of users, apart from checkpoints; encrypted if there are keys."""
+
+    def __init__(self, *, store: Store | None = None, keys: KeyStore | None = None) -> None:
+        super().__init__(store, keys)
+
+    def set(self, user_id: str, key: str, value: Any) -> None:
+        """Write a value, in place of one that is there."""
+        self._life.users.put(user_id, key, _stored(value))
+
+    def get(self, user_id: str, key: str, default: Any = None) -> Any:
+        """A value, or the default."""
+        [found] = self._life.users.find_many([(user_id, key)])
+        return default if found is None else restored(found.value)
+
+    def delete_user(self, user_id: str) -> int:
+        """Remove all data of a user, and nothing else; how many values there were."""
+        return self._life.users.erase(user_id).deleted
+
+    def close(self) -> None:
+        """Let go of the store."""
+        self._release()
+
+
+def _stored(value: Any) -> Any:
+    """The form in which a value is kept; NotStorableError if it would come back as another."""
+    try:
+        kept = storable(value)
+    except InvalidValueError as exc:
+        raise NotStorableError(exc.reason, exc.path) from exc
+    if kept is not value and restored(kept) != value:
+        raise NotStorableError("JSON has no such value, and would change it")
+    return kept

@@ -1,0 +1,182 @@
+"""LangBot's ``PersistentStateStore`` on a store: the same calls, awaited in the same way.
+
+Events, bindings and descriptors are LangBot's own, or anything with their attributes. Refusals
+have the same order, and sentences of ours. Beyond the original: prefixes are literal, NaN is
+refused, and what cannot be read is an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from casstore.errors import InvalidInputError, StateRefusedError
+from casstore.records.scoped import Context, Policy, Quota, Scope, ScopedState, binding_identity
+from casstore.records.scoped.layout import Spot, Tables, decode_head
+from casstore.records.scoped.scope_keys import SCOPES, conversation_key
+from casstore.store import Store
+
+_Told = tuple[bool, str | None]
+
+
+class PersistentStateStore:
+    """State of runners, as LangBot's host and its State API call for it."""
+
+    def __init__(self, store: Store) -> None:
+        self._tables = Tables(store)
+        self._states = ScopedState(store)
+
+    # --- by event and binding ---------------------------------------------------------------
+
+    async def build_snapshot_from_event(
+        self, event: Any, binding: Any, descriptor: Any
+    ) -> dict[str, dict[str, Any]]:
+        """The values of all four scopes, at one moment."""
+        context, policy = context_of(event, binding, descriptor), _policy(binding)
+        return await asyncio.to_thread(self._states.snapshot, context, policy)
+
+    async def apply_update_from_event(
+        self,
+        event: Any,
+        binding: Any,
+        descriptor: Any,
+        scope: str,
+        key: str,
+        value: Any,
+        logger: Any = None,
+    ) -> _Told:
+        """Put a value; whether it was, and if not, why."""
+        context, policy = context_of(event, binding, descriptor), _policy(binding)
+        outcome = await asyncio.to_thread(self._states.update, context, policy, scope, key, value)
+        return outcome.ok, outcome.message
+
+    # --- by the key of a scope ----------------------------------------------------------------
+
+    async def state_get(self, scope_key: str, state_key: str) -> Any:
+        """A value; None if there is none, and if it is null."""
+
+        def get() -> Any:
+            scope = self._known(scope_key)
+            entry = None if scope is None else scope.find(state_key)
+            return None if entry is None else entry.value
+
+        return await asyncio.to_thread(get)
+
+    async def state_set(
+        self,
+        scope_key: str,
+        state_key: str,
+        value: Any,
+        runner_id: str,
+        binding_identity: str,
+        scope: str,
+        context: Mapping[str, Any] | None = None,
+        logger: Any = None,
+    ) -> _Told:
+        """Put a value where a run's frozen key says; whether it was, and if not, why."""
+        told = context or {}
+        place = Context(
+            runner_id,
+            binding_identity,
+            *[told.get(name) for name in Context._fields[2:]],
+        )
+
+        def put() -> _Told:
+            try:
+                self._scope(scope, scope_key, place).put(state_key, value)
+            except StateRefusedError as refused:
+                return False, str(refused)
+            return True, None
+
+        return await asyncio.to_thread(put)
+
+    async def state_delete(self, scope_key: str, state_key: str) -> bool:
+        """Remove a value; was there one?"""
+
+        def delete() -> bool:
+            scope = self._known(scope_key)
+            return scope is not None and scope.delete(state_key)
+
+        return await asyncio.to_thread(delete)
+
+    async def state_list(
+        self, scope_key: str, prefix: str | None = None, limit: int = 100
+    ) -> tuple[list[str], bool]:
+        """Keys in order, at most a hundred; are there more?"""
+
+        def list_keys() -> tuple[list[str], bool]:
+            scope = self._known(scope_key)
+            if scope is None:
+                return [], False
+            page = scope.list_keys(prefix or "", limit=limit)
+            return page.keys, page.has_more
+
+        return await asyncio.to_thread(list_keys)
+
+    # --- resets -------------------------------------------------------------------------------
+
+    async def reset_runner_context(
+        self, workspace: str | None, bot: str | None, conversation: str
+    ) -> str:
+        """Begin a conversation anew; the id of the new generation."""
+        made = await asyncio.to_thread(
+            self._states.reset,
+            workspace_id=workspace,
+            bot_id=bot,
+            conversation_id=conversation,
+        )
+        return made.id
+
+    async def get_reset_generation(
+        self, workspace: str | None, bot: str | None, conversation: str
+    ) -> str | None:
+        """The id of the latest generation; None if the conversation was never reset."""
+        latest = await asyncio.to_thread(
+            self._states.generation,
+            workspace_id=workspace,
+            bot_id=bot,
+            conversation_id=conversation,
+        )
+        return None if latest is None else latest.id
+
+    # --- scopes -------------------------------------------------------------------------------
+
+    def _known(self, key: str) -> Scope | None:
+        """A scope that has values, or had before a reset; its row says whose resets count."""
+        record = next(iter(self._tables.scopes.scan(key, page=1)), None)
+        if record is None:
+            return None
+        spot = Spot(key.partition(":")[0], key, decode_head(record).conversation)
+        return Scope(self._tables, spot, Context("unknown"), Quota(), None)
+
+    def _scope(self, scope: str, key: str, context: Context) -> Scope:
+        if scope not in SCOPES:
+            raise InvalidInputError(f"no scope {scope!r}; there are {', '.join(SCOPES)}")
+        conversation = None
+        if scope == "conversation":
+            place = (context.workspace_id, context.bot_id, context.conversation_id)
+            conversation = conversation_key(*place)
+        return Scope(self._tables, Spot(scope, key, conversation), context, Quota(), None)
+
+
+def context_of(event: Any, binding: Any, descriptor: Any) -> Context:
+    """Where an event of LangBot happens."""
+    bound = binding.scope
+    return Context(
+        descriptor.id,
+        binding_identity(binding.binding_id, scope_type=bound.scope_type, scope_id=bound.scope_id),
+        event.bot_id,
+        event.workspace_id,
+        event.conversation_id,
+        event.thread_id,
+        event.actor.actor_id if event.actor else None,
+        event.actor.actor_type if event.actor else None,
+        event.subject.subject_id if event.subject else None,
+        event.subject.subject_type if event.subject else None,
+    )
+
+
+def _policy(binding: Any) -> Policy:
+    told = binding.state_policy
+    return Policy(told.enable_state, tuple(told.state_scopes))
