@@ -112,12 +112,11 @@ def run(
     """Kill the primary ``count`` times; now and then begin a new store."""
     rng = random.Random(seed)
     tally = Tally("failover", total=count, progress=progress)
-    memory = Path("/dev/shm")
     pauses_s: list[float] = []
     try:
         from servers.replication import Cluster
 
-        with Cluster(parent=memory if memory.is_dir() else None) as cluster:
+        with Cluster() as cluster:
             done = 0
             while done < count:
                 kills = min(failovers_per_store, count - done)

@@ -219,7 +219,9 @@ class Server:
         self.run("pg_ctl", "promote", "--pgdata", str(self.data), "--wait")
 
     def remove(self) -> None:
-        """Stop it and remove all that it wrote."""
+        """End it and remove all that it wrote, which need not be in order for that."""
+        if self._kept is not None and self._kept.running:
+            self.kill()
         self.stop()
         shutil.rmtree(self.place, ignore_errors=True)
 

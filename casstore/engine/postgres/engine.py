@@ -94,15 +94,9 @@ class PostgresEngine(Examining):
     def _spell(self) -> None:
         places = ", ".join(["%b"] * request.ARGUMENTS)
         self._write = self.statement(f"SELECT * FROM {{s}}.write({places})")
-        self._missing = self.statement("SELECT digest FROM {s}.objects WHERE digest = ANY(%b)")
-        self._get_many = self.statement(
-            "SELECT digest, kind, codec, size_bytes, content FROM {s}.objects "
-            "WHERE digest = ANY(%b)"
-        )
-        self._get_rows = self.statement(
-            "SELECT r.kind, r.key, r.value FROM unnest(%b, %b) AS w(kind, key) "
-            "JOIN {s}.rows r ON r.kind = w.kind AND r.key = w.key"
-        )
+        self._missing = self.statement("SELECT * FROM {s}.find_digests(%b)")
+        self._get_many = self.statement("SELECT * FROM {s}.find_objects(%b)")
+        self._get_rows = self.statement("SELECT * FROM {s}.find_rows(%b, %b)")
         between = "WHERE kind = %b AND key >= %b AND (%b OR key < %b) ORDER BY"
         self._scan_rows = {
             reverse: self.statement(

@@ -142,7 +142,9 @@ def spelled(text: str, schema: str) -> bytes:
     ``text`` is a constant of this package: nothing that was given by anybody becomes SQL.
     """
     made = sql.SQL(text).format(
-        s=sql.Identifier(schema), touch=sql.Literal(tables.TOUCH_INTERVAL_MS)
+        s=sql.Identifier(schema),
+        touch=sql.Literal(tables.TOUCH_INTERVAL_MS),
+        planned=sql.SQL(tables.PLANNED_SQL),
     )
     return made.as_bytes(None)
 

@@ -69,6 +69,13 @@ CREATE TABLE {s}.state (
 INSERT INTO {s}.state (epoch, collector_until_ms, writes_collected) VALUES (1, 0, 0);
 """
 
+# Plans are made once a connection, maybe when a table is all but empty and reading all of it is
+# cheapest; so it is said that everything is looked up by its key, however little there is. Costs
+# that are out of the question would have statements compiled, each time (jit).
+PLANNED_SQL: Final = """
+    SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
+"""
+
 # The time, as the server has it; the tests of a store by another clock hand theirs over.
 NOW_SQL: Final = """
 CREATE FUNCTION {s}.now_ms() RETURNS bigint LANGUAGE sql VOLATILE AS
@@ -89,7 +96,7 @@ CREATE FUNCTION {s}.write(
     gone_kinds integer[], gone_keys bytea[], deletes bytea[],
     OUT now_ms bigint, OUT new_objects integer, OUT failed integer, OUT actual bytea,
     OUT missing bytea, OUT epoch bigint, OUT watched boolean, OUT fresh bigint[]
-) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $body$
+) LANGUAGE plpgsql VOLATILE {planned} AS $body$
 #variable_conflict use_variable
 DECLARE
     known record;
@@ -272,6 +279,33 @@ END
 $body$;
 """
 
+READ_SQL: Final = """
+CREATE FUNCTION {s}.find_objects(digests bytea[])
+    RETURNS TABLE (digest bytea, kind smallint, codec smallint, size_bytes integer, content bytea)
+    LANGUAGE plpgsql STABLE {planned} AS $body$
+BEGIN
+    RETURN QUERY SELECT o.digest, o.kind, o.codec, o.size_bytes, o.content
+        FROM {s}.objects o WHERE o.digest = ANY (digests);
+END
+$body$;
+
+CREATE FUNCTION {s}.find_digests(digests bytea[]) RETURNS SETOF bytea
+    LANGUAGE plpgsql STABLE {planned} AS $body$
+BEGIN
+    RETURN QUERY SELECT o.digest FROM {s}.objects o WHERE o.digest = ANY (digests);
+END
+$body$;
+
+CREATE FUNCTION {s}.find_rows(kinds integer[], keys bytea[])
+    RETURNS TABLE (kind smallint, key bytea, value bytea)
+    LANGUAGE plpgsql STABLE {planned} AS $body$
+BEGIN
+    RETURN QUERY SELECT r.kind, r.key, r.value FROM unnest(kinds, keys) AS w(kind, key)
+        JOIN {s}.rows r ON r.kind = w.kind AND r.key = w.key;
+END
+$body$;
+"""
+
 # How long after a put the next one of the same object says nothing new.
 TOUCH_INTERVAL_MS: Final = 60_000
 
@@ -311,7 +345,7 @@ CREATE FUNCTION {s}.sweep(
     ids bigint[], spared bigint[],
     OUT overtaken boolean, OUT swept bytea[], OUT size_bytes bigint, OUT freed_bytes bigint,
     OUT reached bigint[], OUT held_s double precision
-) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $body$
+) LANGUAGE plpgsql VOLATILE {planned} AS $body$
 DECLARE
     kept bigint[];
     began timestamptz;
@@ -360,4 +394,4 @@ $body$;
 """
 
 #: Everything that makes a store of an empty schema, in order.
-CREATION: Final = (TABLES_SQL, NOW_SQL, WRITE_SQL, BEGIN_SQL, SWEEP_SQL)
+CREATION: Final = (TABLES_SQL, NOW_SQL, READ_SQL, WRITE_SQL, BEGIN_SQL, SWEEP_SQL)
