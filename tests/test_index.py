@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 import casstore
+from casstore import UNFENCED, Commit, NodeDraft
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.lmdb.index import PREFIX_BYTES, index_key, read_key
+from casstore.engine.lmdb.journal import settle_now
 from casstore.engine.protocol import Write
 from casstore.errors import CorruptionError
 from casstore.format.digest import Digest
@@ -163,3 +165,35 @@ def test_a_row_is_read_as_it_was_written(own: int) -> None:
 def test_every_other_spelling_of_an_id_is_refused(spelled: bytes) -> None:
     with pytest.raises(CorruptionError):
         read_key(DIGEST[:PREFIX_BYTES] + spelled)
+
+
+def test_a_node_that_is_stored_already_gets_no_second_id(tmp_path: Path) -> None:
+    # Writers suppose that nodes and manifests are new, and look when they have the lock.
+    path = tmp_path / "s"
+    for session in ("one", "two"):
+        with open_store(path) as store:
+            draft = NodeDraft("a", {"text": "the same in both"}, time=1)
+            store.session(session).commit(Commit(append=[draft], lease=UNFENCED))
+            objects = engine_of(store).verify()
+        lay_in_place(path)
+    with open_store(path) as store:
+        assert engine_of(store).verify() == objects == 2
+        assert not check(store).findings
+
+
+def test_a_name_that_was_proven_counts_only_while_it_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with open_store(path) as store:
+        store.put_blob(ONE)
+    lay_in_place(path)
+    with open_store(path) as store:
+        assert store.missing([DIGEST]) == []
+        assert DIGEST in engine_of(store)._proven.ids
+        store.engine.write(Write(deletes=[DIGEST]))
+        settle_now(engine_of(store)._env)
+        assert store.missing([DIGEST]) == [DIGEST]
+        store.put_blob(ONE)
+        settle_now(engine_of(store)._env)
+        assert store.missing([DIGEST]) == []
+        assert store.get_blob(DIGEST) == ONE
+        assert engine_of(store).verify() == 1

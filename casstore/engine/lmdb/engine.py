@@ -48,7 +48,7 @@ from casstore.engine.lmdb.environment import (
     translate,
 )
 from casstore.engine.lmdb.group import CommitQueue, Ticket
-from casstore.engine.lmdb.index import PREFIX_BYTES, Index, index_key
+from casstore.engine.lmdb.index import PREFIX_BYTES, Index, Proven, index_key
 from casstore.engine.lmdb.journal import Journal, Pending, merge
 from casstore.engine.lmdb.reader import SlabReader
 from casstore.engine.lmdb.rows import open_row, seek_first, seek_last
@@ -94,8 +94,6 @@ DEFAULT_CACHE_BYTES: Final = 32 << 20
 # One read transaction serves at most this many look-ups, so that none is open long:
 # LMDB reuses no page that an open reader may still see.
 _READ_BATCH: Final = 512
-# How many names are remembered that commits found stored: a session links to the same again.
-_MAX_PROVEN: Final = 4096
 # How often a write is prepared anew because a collector removed what it relied on.
 _MAX_ATTEMPTS: Final = 16
 # Now and then a writer clears the slots of killed readers, which stop pages from being
@@ -146,9 +144,7 @@ class LmdbEngine:
         self._cache = SlabCache(cache_bytes)
         self._queue: CommitQueue[Job, WriteResult] = CommitQueue(self._run_batch)
         self._touches = notes.RecentTouches()
-        # Ids whose digests were compared. No id is given twice, so that stays true; whether
-        # the object still has its name is asked every time.
-        self._proven: dict[bytes, int] = {}
+        self._proven = Proven()
         self._commits = 0
         self._pid = os.getpid()
         self._stop_syncing = threading.Event()
@@ -208,7 +204,7 @@ class LmdbEngine:
         commits: set[int] = set()
         ids: dict[bytes, int | None] = {}
         env = self._env
-        proven = self._proven
+        proven = self._proven.ids
         for start in range(0, len(unique), _READ_BATCH):
             likely: list[bytes] = []
             with env.reading_bytes() as txn:
@@ -239,13 +235,9 @@ class LmdbEngine:
         with self._env.reading() as txn:
             commit = txn.id()
             recent = self._journal.at(txn, commit).ids
-            find = Index(self._env, txn).find
+            find = Index(self._env, txn, proven=self._proven).find
             for digest in likely:
-                found = ids[digest] = recent[digest] if digest in recent else find(digest)
-                if found is not None:
-                    if len(self._proven) >= _MAX_PROVEN:
-                        self._proven = {}
-                    self._proven[digest] = found
+                ids[digest] = recent[digest] if digest in recent else find(digest)
             return commit
 
     def digests(self, first: bytes, last: bytes, *, limit: int) -> list[bytes]:
@@ -511,7 +503,7 @@ class LmdbEngine:
                 pending = self._journal.at(txn, commit - 1)
                 jobs = [ticket.work for ticket in batch]
                 transaction = Transaction(
-                    env, txn, pending, self._clock(), jobs, self._touches, self._tail
+                    env, txn, pending, self._clock(), jobs, self._touches, self._tail, self._proven
                 )
                 for ticket in batch:
                     results.append(self._apply(transaction, ticket.work))

@@ -22,6 +22,7 @@ from casstore.engine.lmdb.environment import Environment
 from casstore.errors import CorruptionError
 
 PREFIX_BYTES: Final = 6
+_MAX_PROVEN: Final = 4096
 
 AnyTransaction: TypeAlias = "lmdb.Transaction[bytes] | lmdb.Transaction[memoryview]"
 AnyCursor: TypeAlias = "lmdb.Cursor[bytes] | lmdb.Cursor[memoryview]"
@@ -40,20 +41,41 @@ def read_key(key: bytes) -> int:
     return int.from_bytes(spelled, "big")
 
 
+class Proven:
+    """Ids whose digests were compared with their slabs.
+
+    No id is given twice, so that stays true; whether an object still has its name is asked
+    every time. A session links to the same objects again and again.
+    """
+
+    __slots__ = ("ids",)
+
+    def __init__(self) -> None:
+        self.ids: dict[bytes, int] = {}
+
+    def note(self, digest: bytes, object_id: int) -> None:
+        """The slab lists this digest under this id."""
+        if len(self.ids) >= _MAX_PROVEN:
+            self.ids = {}
+        self.ids[digest] = object_id
+
+
 class Index:
     """Looks digests up within one transaction."""
 
-    __slots__ = ("_digest_of", "_env", "_names", "_slabs", "_txn")
+    __slots__ = ("_digest_of", "_env", "_names", "_proven", "_slabs", "_txn")
 
     def __init__(
         self,
         env: Environment,
         txn: AnyTransaction,
         digest_of: Callable[[int], bytes] | None = None,
+        proven: Proven | None = None,
     ) -> None:
         """``digest_of`` gives the digest that a slab lists under an id; for those who read
         slabs anyway.
         """
+        self._proven = proven
         self._env = env
         self._txn = txn
         self._names: AnyCursor = txn.cursor(db=env.index)
@@ -63,7 +85,11 @@ class Index:
     def find(self, digest: bytes) -> int | None:
         """The id of an object; None if it is certainly not named."""
         prefix = digest[:PREFIX_BYTES]
-        names = self._names
+        names, proven = self._names, self._proven
+        if proven is not None:
+            known = proven.ids.get(digest)
+            if known is not None and names.set_key(index_key(digest, known)):
+                return known
         more = names.set_range(prefix)
         while more:
             key = bytes(names.key())
@@ -71,6 +97,8 @@ class Index:
                 break
             object_id = read_key(key)
             if self._digest_of(object_id) == digest:
+                if proven is not None:
+                    proven.note(digest, object_id)
                 return object_id
             # Another that begins alike? A damaged directory looks just the same.
             self._require_prefix(object_id, prefix)

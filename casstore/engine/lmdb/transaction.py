@@ -17,6 +17,7 @@ from casstore.engine import conditions
 from casstore.engine.lmdb import journal, notes
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.environment import Environment
+from casstore.engine.lmdb.index import Index, Proven
 from casstore.engine.lmdb.journal import Changes, Name, Pending
 from casstore.engine.lmdb.tail import Fresh, Tail
 from casstore.engine.protocol import NewObject, PutRow, Write, WriteResult
@@ -81,6 +82,7 @@ class Transaction:
         jobs: Sequence[Job],
         recent: notes.RecentTouches,
         tail: Tail,
+        proven: Proven,
     ) -> None:
         self._env = env
         self._txn = txn
@@ -102,6 +104,7 @@ class Transaction:
         self._places: dict[int, _Places] = {}
         self._recent = recent
         self._tail = tail
+        self._index = Index(env, txn, proven=proven)
         # Objects that were put again, with nothing that names them.
         self._touched: dict[int, None] = {}
         self.changed = False
@@ -185,7 +188,9 @@ class Transaction:
     def _find_id(self, digest: bytes) -> int | None:
         if digest in self._ids:
             return self._ids[digest]
-        object_id = self._ids[digest] = self.pending.find_id(self._txn, self._env, digest)
+        recent = self.pending.ids
+        object_id = recent[digest] if digest in recent else self._index.find(digest)
+        self._ids[digest] = object_id
         return object_id
 
     def _require_new(self, objects: Sequence[NewObject]) -> None:
