@@ -51,6 +51,7 @@ def fail() -> None:
     raise StorageFullError("no room for this test")
 
 
+@pytest.mark.usefixtures("slab_a_commit")
 @pytest.mark.filterwarnings("error")
 def test_cold_slabs_are_packed_while_the_store_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -62,9 +63,13 @@ def test_cold_slabs_are_packed_while_the_store_is_used(
         assert packer is not None
         digests = [store.put_blob(b"%d" % n) for n in range(300)]
         waited = threading.Event()
-        while not packer.report.slabs_after:
+        for _ in range(6000):
+            if packer.report.slabs_after:
+                break
             assert not waited.wait(0.01)
             assert packer.last_error is None
+        else:
+            pytest.fail("nothing was packed in a minute")
         assert len(store.get_many(digests)) == 300
         assert engine_of(store)._count_slabs() < 300
     assert not [thread for thread in threading.enumerate() if thread.name == "casstore-pack"]
