@@ -319,6 +319,7 @@ def test_a_lost_head_leaves_the_revision_before(tmp_path: Path) -> None:
         assert [node.id for node in store.session("s1").nodes()] == [f"n{n}" for n in range(5)]
 
 
+@pytest.mark.usefixtures("slab_a_commit")
 def test_a_lost_node_and_a_lost_component_are_named(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with open_store(path) as store:
@@ -336,6 +337,7 @@ def test_a_lost_node_and_a_lost_component_are_named(tmp_path: Path) -> None:
     saved(tmp_path / "t")
 
 
+@pytest.mark.usefixtures("slab_a_commit")
 def test_what_is_lost_is_named_though_only_the_journal_knew_its_name(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with open_store(path) as store:
@@ -352,6 +354,7 @@ def test_what_is_lost_is_named_though_only_the_journal_knew_its_name(tmp_path: P
     assert {"tool_state", "node 'b'"} <= {piece.name for piece in outcome(report, "s1").lost}
 
 
+@pytest.mark.usefixtures("slab_a_commit")
 def test_queued_work_attachments_and_tags_whose_bytes_are_gone_are_named(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with open_store(path) as store:

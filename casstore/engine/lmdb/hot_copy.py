@@ -105,8 +105,11 @@ class _Copy:
         dump.start()
         save.start()
         try:
-            while save.is_alive():
+            copying = True
+            while copying:
                 save.join(_PULSE_S)
+                copying = save.is_alive()
+                # At least once, however quick it was.
                 if pulse is not None:
                     pulse(self._done, None if self._compact else self._total())
         finally:
