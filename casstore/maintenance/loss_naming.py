@@ -28,6 +28,14 @@ class Remains(Protocol):
         """The name of an object; CorruptionError if it is not known."""
         ...
 
+    def sketch(self, object_id: int) -> StoredObject | None:
+        """An object of which only the names of what it links to are lost."""
+        ...
+
+    def stand_in(self, object_id: int) -> bytes:
+        """What stands for a lost name in a sketch."""
+        ...
+
     def children_of(self, object_id: int) -> tuple[int, ...]:
         """What an object links to."""
         ...
@@ -68,13 +76,16 @@ def name_losses(
             continue
         item = found.find(object_id)
         if isinstance(item, str):
+            # It may be there itself, and lack only what will be named below it.
+            item = found.sketch(object_id) or item
+        if isinstance(item, str):
             pieces.append(LostPiece(revision, name, digest, item))
         names, other = _names_below(digest, item, name)
         for child in found.children_of(object_id):
             if child not in seen:
                 seen.add(child)
-                below = _digest(found, child)
-                ahead.append((child, names.get(below or b"", other)))
+                below = _digest(found, child) or found.stand_in(child)
+                ahead.append((child, names.get(below, other)))
     return pieces
 
 

@@ -52,7 +52,7 @@ from casstore.engine.lmdb.rows import CHECKSUM_BYTES, prove_row
 from casstore.engine.lmdb.slab import Directory, Slab
 from casstore.engine.protocol import TABLES, NewObject, Row, StoredObject
 from casstore.errors import CorruptionError, StoreNotFoundError
-from casstore.format.digest import check_object
+from casstore.format.digest import DIGEST_BYTES, check_object
 
 # Where something was found; the lower one counts.
 NEWEST: Final = 0
@@ -445,7 +445,7 @@ class Excavation:
                 wanted.setdefault(prefix, []).append((number, at))
         placed: set[int] = set()
         for name, object_id in self._index_rows():
-            for number, position in wanted.get(name, ()):
+            for number, position in wanted.get(name[:PREFIX_BYTES], ()):
                 first_id = object_id - position
                 if number not in placed and self._place(keyless[number], first_id):
                     placed.add(number)
@@ -528,16 +528,15 @@ class Excavation:
         yield from range(next_id, next_id + slabs.MAX_OBJECTS)
 
     def _index_rows(self) -> Iterator[tuple[bytes, int]]:
-        """How a digest begins, and an id: whatever names an object or looks so, of any time.
+        """A digest, or how it begins, and an id: whatever names an object, of any time.
 
-        Proven where it is used.
+        What only looks so may be among them: proven where it is used.
         """
         for page in self._file.pages():
             for entry in page.entries:
                 opened = self._open_entry(entry) if len(entry.key) == _ID_BYTES else None
                 if opened is not None:
-                    for digest, object_id in opened.named.items():
-                        yield digest[:PREFIX_BYTES], object_id
+                    yield from opened.named.items()
                 elif entry.value is not None and not entry.size:
                     try:
                         yield entry.key[:PREFIX_BYTES], read_key(entry.key)
@@ -678,7 +677,7 @@ class Excavation:
         return sorted(found, key=lambda one: one.rank)
 
     def digest_of(self, object_id: int) -> bytes:
-        """The name of an object, from a directory or from the index."""
+        """The name of an object, from a directory, or from what names it beside."""
         for found in self._holders(object_id):
             directory = self._directory(found)
             return directory.digest(object_id - directory.first_id)
@@ -717,6 +716,38 @@ class Excavation:
                 why = str(exc)
         return why
 
+    def sketch(self, object_id: int) -> StoredObject | None:
+        """An object that cannot be proven because names of what it links to are lost.
+
+        ``stand_in`` stands for these. Only to be looked at. None if that is not what it lacks.
+        """
+        if all(map(self._has_name, self.children_of(object_id))):
+            return None
+        for found in self._holders(object_id):
+            try:
+                slab = self._slab(found)
+                position = object_id - slab.first_id
+                if slab.kind(position) != slabs.DEAD:
+                    data = slab.data(position, self._name_or_stand_in)
+                    return StoredObject(slab.kind(position), data)
+            except CorruptionError:
+                continue
+        return None
+
+    def stand_in(self, object_id: int) -> bytes:
+        """What stands for the lost name of an object in a sketch."""
+        return object_id.to_bytes(DIGEST_BYTES, "big")
+
+    def _name_or_stand_in(self, object_id: int) -> bytes:
+        return self.digest_of(object_id) if self._has_name(object_id) else self.stand_in(object_id)
+
+    def _has_name(self, object_id: int) -> bool:
+        try:
+            self.digest_of(object_id)
+        except CorruptionError:
+            return False
+        return True
+
     def arriving(self, object_id: int, item: StoredObject) -> NewObject:
         """An object that was found, in the form in which a store takes it in."""
         children = [self.digest_of(child) for child in self.children_of(object_id)]
@@ -728,16 +759,33 @@ class Excavation:
         while True:
             marked = self._mark(wanted)
             lost = {each for each in marked.ids if each not in marked.held}
-            unknown = lost - self._lost_names.keys()
-            if unknown:
-                for name, object_id in self._index_rows():
-                    if object_id in unknown:
-                        self._lost_names[object_id] = name
+            self._find_names(lost - self._lost_names.keys())
             # The same object may have been stored before, or again, under another id.
             more = {self._lost_names[each] for each in lost if each in self._lost_names} - wanted
             if not more:
                 return marked
             wanted |= more
+
+    def _find_names(self, unknown: set[int]) -> None:
+        """Learn the names of lost objects: from journals, or where the same is stored again."""
+        begins: dict[bytes, list[int]] = {}
+        for name, object_id in self._index_rows() if unknown else ():
+            if object_id not in unknown:
+                continue
+            if len(name) == DIGEST_BYTES:
+                self._lost_names[object_id] = name
+            else:
+                begins.setdefault(name, []).append(object_id)
+        for found in self._slabs if begins else ():
+            try:
+                directory = self._directory(found)
+            except CorruptionError:
+                continue
+            for position in range(directory.objects):
+                name = directory.digest(position)
+                # One that only begins alike does no harm: whatever links to it is proven.
+                for object_id in begins.get(name[:PREFIX_BYTES], ()):
+                    self._lost_names.setdefault(object_id, name)
 
     def _mark(self, wanted: set[bytes]) -> Marked:
         marked = Marked(IdSet(), IdSet(), {})
