@@ -1,21 +1,32 @@
-"""Trying again what others came before, a bounded number of times."""
+"""Beginning again when somebody else was first, a bounded number of times."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, TypeVar
 
 from casstore.errors import BusyError, ConditionFailedError
 
 Result = TypeVar("Result")
 
-_MAX_ATTEMPTS: Final = 64
+_MAX_ATTEMPTS: Final = 256
 # Whoever loses a few times in a row lets the others go first, for a random while.
-_AT_ONCE: Final = 3
+_AT_ONCE: Final = 4
 _FIRST_WAIT_S: Final = 0.0005
 _LONGEST_WAIT_S: Final = 0.02
+
+
+def attempts(what: str) -> Iterator[int]:
+    """Count attempts, with pauses in between; BusyError after the last."""
+    wait_s = _FIRST_WAIT_S
+    for number in range(_MAX_ATTEMPTS):
+        if number >= _AT_ONCE:
+            time.sleep(random.uniform(0, wait_s))
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+        yield number
+    raise BusyError(f"{what} kept changing; try again when fewer write to it")
 
 
 def until_written(what: str, attempt: Callable[[], Result]) -> Result:
@@ -23,13 +34,9 @@ def until_written(what: str, attempt: Callable[[], Result]) -> Result:
 
     It is made again as long as somebody else was first; BusyError if that does not end.
     """
-    wait_s = _FIRST_WAIT_S
-    for number in range(_MAX_ATTEMPTS):
-        if number > _AT_ONCE:
-            time.sleep(random.uniform(0, wait_s))
-            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+    for _ in attempts(what):
         try:
             return attempt()
         except ConditionFailedError:
             continue
-    raise BusyError(f"{what} kept changing; try again when it is quieter")
+    raise AssertionError("attempts end by raising")

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from casstore.errors import ConditionFailedError, ConflictError
 from casstore.format.canonical import Link
+from casstore.records.attempts import attempts
 from casstore.records.json_values import restored
 from casstore.records.rows import Draft, Record, find_records
-from casstore.records.scoped.attempts import attempts
 from casstore.records.scoped.changes import changed, put_head, put_leads
 from casstore.records.scoped.contents import Content
 from casstore.records.scoped.layout import (

@@ -7,8 +7,8 @@ from itertools import islice
 from typing import NamedTuple
 
 from casstore.errors import ConditionFailedError
+from casstore.records.attempts import attempts
 from casstore.records.rows import Draft, Record, Table
-from casstore.records.scoped.attempts import attempts
 from casstore.records.scoped.changes import (
     REMOVED_AT_ONCE,
     Place,

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from casstore.engine.protocol import Write
 from casstore.errors import ConditionFailedError
+from casstore.records.attempts import attempts
 from casstore.records.json_values import restored
 from casstore.records.rows import Draft
-from casstore.records.scoped.attempts import attempts
 from casstore.records.scoped.contents import Content, content_of
 from casstore.records.scoped.layout import (
     LATEST,

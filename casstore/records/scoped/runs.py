@@ -18,9 +18,9 @@ from casstore.errors import (
     InvalidInputError,
     RunFrozenError,
 )
+from casstore.records.attempts import attempts
 from casstore.records.rows import Draft, Record, Table
 from casstore.records.scoped import policy as policies
-from casstore.records.scoped.attempts import attempts
 from casstore.records.scoped.layout import Tables
 from casstore.records.scoped.policy import Policy, Reason
 from casstore.records.scoped.scope_keys import Context, checked, scope_keys

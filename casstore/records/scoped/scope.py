@@ -21,10 +21,10 @@ from casstore.errors import (
     StateConflictError,
 )
 from casstore.format.canonical import Link
+from casstore.records.attempts import attempts
 from casstore.records.json_values import restored
 from casstore.records.rows import Draft, Record, Table, find_records
 from casstore.records.scoped import policy as policies
-from casstore.records.scoped.attempts import attempts
 from casstore.records.scoped.changes import changed, find_late, forget, known, put_head, put_leads
 from casstore.records.scoped.contents import Content, checked_key, content_of
 from casstore.records.scoped.layout import (

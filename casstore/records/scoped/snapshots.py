@@ -12,8 +12,8 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from casstore.errors import CorruptionError, LimitError
+from casstore.records.attempts import attempts
 from casstore.records.rows import Table, find_records
-from casstore.records.scoped.attempts import attempts
 from casstore.records.scoped.layout import (
     LATEST,
     Head,
