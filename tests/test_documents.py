@@ -9,16 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import click
 import pytest
 from click.testing import CliRunner
 
-from casstore.cli.main import MODULE_OF, cli
+from casstore.cli.main import cli
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md")])
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-SHELL = re.compile(r"^```(?:console|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]+\]\(([^)#\s]+)[^)]*\)")
 
@@ -84,33 +82,6 @@ def test_the_console_of_the_readme_is_real(tmp_path: Path, monkeypatch: pytest.M
         ran = CliRunner().invoke(cli, arguments)
         told = [line.rstrip() for line in ran.stdout.splitlines()]
         assert told == printed.splitlines(), command
-
-
-def command_lines() -> list[tuple[str, list[str]]]:
-    """What the shell blocks of all documents do with ``casstore``: the command, and its words."""
-    found = []
-    for document in DOCUMENTS:
-        for block in SHELL.findall(document.read_text()):
-            for line in re.split(r"\n|&&|\|\||[|;]", block):
-                plain = re.sub(r"[<>]\s*\S+", "", line.removeprefix("$ "))
-                words = shlex.split(plain, comments=True)
-                if words[:1] == ["casstore"] and (names := [w for w in words if w in MODULE_OF]):
-                    words.remove(names[0])
-                    found.append((names[0], words[1:]))
-    return found
-
-
-@pytest.mark.parametrize(("name", "words"), command_lines(), ids=lambda value: str(value)[:40])
-def test_every_command_line_of_a_document_is_understood(name: str, words: list[str]) -> None:
-    with click.Context(cli, info_name="casstore") as context:
-        command = cli.get_command(context, name)
-        assert command is not None
-        try:
-            command.make_context(name, list(words), parent=context)
-        except click.MissingParameter:
-            raise
-        except (click.BadParameter, click.exceptions.Exit):
-            pass  # a file that is not here, or --help
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

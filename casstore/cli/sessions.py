@@ -124,7 +124,7 @@ def _row(info: SessionInfo, now_ms: int, room: int) -> list[Any]:
             "nodes": "how many nodes it has",
         },
     ),
-    "casstore fork agent other",
+    "casstore fork agent attempt-2",
     "casstore fork agent@50 retry",
     "casstore fork 'agent#n49' without-the-rest",
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 psycopg = pytest.importorskip("psycopg")
 
 from servers.postgres import Server
+from tests.cli.running import fill, run
 
 ROOT = Path(__file__).parent.parent.parent
 DOCUMENT = (ROOT / "docs" / "postgres.md").read_text()
@@ -34,6 +36,19 @@ def test_every_example_runs(number: int, postgres_url: str, tmp_path: Path) -> N
         env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]},
     )  # fmt: skip
     assert answer.returncode == 0, answer.stderr
+
+
+def test_every_command_line_runs(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fill(tmp_path / "my-store")
+    lines = re.findall(r"^\$ casstore (.+)$", DOCUMENT, re.MULTILINE)
+    # Those that bring the store to the server go first.
+    for line in sorted(lines, key=lambda line: not line.startswith("copy my-store")):
+        words = shlex.split(line, comments=True)
+        run(*[word.replace(NAMED, postgres_url) for word in words], store=postgres_url)
+    assert len(lines) >= 6
 
 
 def test_the_question_for_the_size_has_an_answer(
