@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Any, Final
+from typing import Final
 
+from psycopg.pq import Format
+from psycopg.pq.abc import PGresult
 from psycopg.types.numeric import Int8
 
 from casstore.engine.compression import Compressor
@@ -19,7 +21,7 @@ from casstore.engine.postgres.address import Address
 from casstore.engine.postgres.arrays import Blobs, Ints
 from casstore.engine.postgres.cache import ObjectCache
 from casstore.engine.postgres.collection import PostgresCollection
-from casstore.engine.postgres.connections import Client, Connections
+from casstore.engine.postgres.connections import Call, Client, Connections
 from casstore.engine.postgres.examination import Examining
 from casstore.engine.postgres.request import TABLE_NUMBERS
 from casstore.engine.postgres.watching import Watching
@@ -92,8 +94,14 @@ class PostgresEngine(Examining):
         self.connections.open()
 
     def _spell(self) -> None:
-        places = ", ".join(["%b"] * request.ARGUMENTS)
-        self._write = self.statement(f"SELECT * FROM {{s}}.write({places})")
+        types = request.PARAMETER_TYPES
+        places = ", ".join([f"${place}" for place in range(1, len(types) + 1)])
+        self._write = Call(
+            b"write",
+            self.statement(f"SELECT * FROM {{s}}.write({places})"),
+            types,
+            [Format.BINARY] * len(types),
+        )
         self._missing = self.statement("SELECT * FROM {s}.find_digests(%b)")
         self._get_many = self.statement("SELECT * FROM {s}.find_objects(%b)")
         self._get_rows = self.statement("SELECT * FROM {s}.find_rows(%b, %b)")
@@ -192,47 +200,43 @@ class PostgresEngine(Examining):
             raise ReadOnlyError("the store was opened for reading only")
         made = request.prepare(write, self.store_number, self._compressor)
         generation = self.cache.generation
-        token: tuple[bytes, int] | None = None
+        parameters: list[bytes | None] | None = None
 
-        def ask(connection: Client) -> tuple[Any, ...]:
-            nonlocal token
-            if token is None:
+        def ask(connection: Client) -> PGresult:
+            nonlocal parameters
+            if parameters is None:
+                # Asked again over another connection it is still the same write.
                 connection.number += 1
-                token = (connection.client, connection.number)
-            client, number = token
-            row = connection.execute(
-                self._write,
-                (
-                    Int8(self.store_number), client, Int8(number), self.given_ms(), self._lasting,
-                    *made.spelled(request.lock_number(self.store_number, request.CLIENT, client)),
-                ),
-                binary=True,
-            ).fetchone()  # fmt: skip
-            assert row is not None
-            return tuple(row)
+                given_ms = None if self.clock is None else self.clock()
+                parameters = made.spelled(
+                    connection.client, connection.number, given_ms, lasting=self._lasting
+                )
+            return connection.call(self._write, parameters)
 
-        now_ms, new, failed, actual, missing, epoch, watched, fresh = self.connections.run(ask)
-        self._heard = (now_ms, monotonic())
-        if missing is not None:
-            raise ObjectNotFoundError(missing)
-        if failed is not None:
-            raise ConditionFailedError(failed, write.conditions[failed], actual)
-        self._note(epoch)
+        answer = request.read_answer(self.connections.run(ask))
+        self._heard = (answer.now_ms, monotonic())
+        if answer.missing is not None:
+            raise ObjectNotFoundError(answer.missing)
+        if answer.failed is not None:
+            raise ConditionFailedError(
+                answer.failed, write.conditions[answer.failed], answer.actual
+            )
+        self._note(answer.epoch)
         if write.deletes:
             self.cache.remove(write.deletes)
-        elif new:
-            self._keep(write, made.digests, fresh, generation)
-        if watched:
+        elif answer.new_objects and answer.epoch is not None:
+            self._keep(write, made.digests, answer.stored, generation)
+        if answer.watched:
             self._watching.notify()
-        return WriteResult(now_ms, new)
+        return WriteResult(answer.now_ms, answer.new_objects)
 
     def _keep(
-        self, write: Write, digests: list[bytes], fresh: list[int] | None, generation: int
+        self, write: Write, digests: list[bytes], stored: list[int] | None, generation: int
     ) -> None:
         """Keep what was stored just now: it is read again soon, as what the next step builds on."""
-        if fresh is None:
-            return
-        arrived = {digest for digest, number in zip(digests, fresh, strict=True) if number}
+        arrived = set(digests)
+        if stored is not None:
+            arrived = {digest for digest, number in zip(digests, stored, strict=True) if number}
         items = []
         for item in write.objects:
             if item.digest in arrived:

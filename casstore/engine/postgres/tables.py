@@ -85,27 +85,29 @@ CREATE FUNCTION {s}.now_ms() RETURNS bigint LANGUAGE sql VOLATILE AS
 WRITE_SQL: Final = """
 CREATE FUNCTION {s}.write(
     the_store bigint, the_client bytea, the_number bigint, given_ms bigint, lasting boolean,
-    alone boolean, locks bigint[], shared integer[],
-    ops integer[], op_places integer[], op_kinds integer[], op_keys bytea[], op_values bytea[],
-    op_offsets integer[],
-    names bytea[], wanted integer[], wanted_places integer[],
-    objects integer[], digests bytea[], kinds integer[], codecs integer[], sizes integer[],
-    starts integer[], ends integer[], children integer[], contents bytea[],
-    put_kinds integer[], put_keys bytea[], put_values bytea[],
-    stamp_rows integer[], stamp_offsets integer[], stamp_adds bigint[],
+    alone boolean, locks bigint[],
+    ops integer[], op_keys bytea[], op_values bytea[],
+    names bytea[], wanted integer[],
+    objects integer[], children integer[], contents bytea[],
+    put_kinds integer[], put_keys bytea[], put_values bytea[], stamps bigint[],
     gone_kinds integer[], gone_keys bytea[], deletes bytea[],
     OUT now_ms bigint, OUT new_objects integer, OUT failed integer, OUT actual bytea,
-    OUT missing bytea, OUT epoch bigint, OUT watched boolean, OUT fresh bigint[]
-) LANGUAGE plpgsql VOLATILE {planned} AS $body$
+    OUT missing bytea, OUT epoch bigint, OUT watched boolean, OUT stored bigint[]
+) LANGUAGE plpgsql VOLATILE {planned} SET plan_cache_mode = force_generic_plan AS $body$
 #variable_conflict use_variable
 DECLARE
     known record;
+    number bigint;
     ids bigint[];
-    stale boolean;
+    fresh bigint[];
     at integer;
     place integer;
-    inserted integer;
-    touch_before_ms bigint;
+    asked integer := coalesce(cardinality(op_keys), 0);
+    named integer := coalesce(cardinality(names), 0);
+    given integer := coalesce(cardinality(contents), 0);
+    put integer := coalesce(cardinality(put_kinds), 0);
+    changed boolean;
+    touch_before_ms bigint := -1;
     locked boolean;
     counted bigint;
 BEGIN
@@ -127,80 +129,90 @@ BEGIN
         locked := pg_advisory_xact_lock_shared(the_store) IS NULL;
     END IF;
     -- The keys that are asked for or change, in the order given; and among them the client: a
-    -- write whose answer was lost is not made again, and not while it is under way.
-    SELECT count(CASE WHEN l.shared = 1 THEN pg_advisory_xact_lock_shared(l.number) IS NULL
-            ELSE pg_advisory_xact_lock(l.number) IS NULL END) INTO counted
-        FROM unnest(locks, shared) AS l(number, shared);
+    -- write whose answer was lost is not made again, and not while it is under way. Those who only
+    -- look share; their numbers come inverted.
+    FOREACH number IN ARRAY locks LOOP
+        locked := CASE WHEN number < 0 THEN pg_advisory_xact_lock_shared(-1 - number) IS NULL
+            ELSE pg_advisory_xact_lock(number) IS NULL END;
+    END LOOP;
 
+    -- All that is to be known, in one statement: it sees what was committed before the locks were
+    -- ours.
     now_ms := coalesce(given_ms, floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint);
-    SELECT s.epoch, c.number, c.now_ms, c.new_objects,
+    changed := put > 0 OR gone_kinds IS NOT NULL;
+    IF NOT changed THEN
+        touch_before_ms := now_ms - {touch};
+    END IF;
+    SELECT s.epoch, c.number, c.now_ms, c.new_objects, f.at, n.ids, n.stale,
             EXISTS (SELECT 1 FROM {s}.watchers w WHERE w.until_ms > write.now_ms) AS watched
         INTO known
-        FROM {s}.state s LEFT JOIN {s}.clients c ON c.client = the_client;
+        FROM {s}.state s LEFT JOIN {s}.clients c ON c.client = the_client
+        CROSS JOIN LATERAL (
+            SELECT min(o.at) AS at
+                FROM generate_series(1, asked) AS o(at)
+                LEFT JOIN {s}.rows r ON r.kind = ops[4 * o.at - 1] AND r.key = op_keys[o.at]
+                WHERE NOT coalesce(CASE ops[4 * o.at - 3]
+                    WHEN 0 THEN r.value IS NOT DISTINCT FROM op_values[o.at]
+                    WHEN 1 THEN substr(r.value, 1, octet_length(op_values[o.at])) = op_values[o.at]
+                    -- A time is compared as eight bytes; where there are fewer it has always come.
+                    WHEN 2 THEN substr(r.value, 1, octet_length(op_values[o.at])) = op_values[o.at]
+                        AND octet_length(substr(r.value, ops[4 * o.at] + 1, 8)) = 8
+                        AND substr(r.value, ops[4 * o.at] + 1, 8) > int8send(write.now_ms)
+                    ELSE r.value = op_values[o.at]
+                        AND (octet_length(substr(r.value, ops[4 * o.at] + 1, 8)) < 8
+                            OR substr(r.value, ops[4 * o.at] + 1, 8) <= int8send(write.now_ms))
+                END, false)
+        ) f
+        CROSS JOIN LATERAL (
+            SELECT array_agg(coalesce(o.id, 0) ORDER BY g.at) AS ids,
+                    bool_or(o.epoch < s.epoch OR o.touched_at_ms <= touch_before_ms) AS stale
+                FROM generate_series(1, named) AS g(at)
+                LEFT JOIN {s}.objects o ON o.digest = names[g.at]
+        ) n;
     IF known.number >= the_number THEN
         now_ms := known.now_ms;
         new_objects := known.new_objects;
         RETURN;
     END IF;
     epoch := known.epoch;
-
-    IF cardinality(ops) > 0 THEN
-        SELECT c.place, r.value INTO failed, actual
-            FROM unnest(ops, op_places, op_kinds, op_keys, op_values, op_offsets)
-                AS c(op, place, kind, key, value, starts)
-            LEFT JOIN {s}.rows r ON r.kind = c.kind AND r.key = c.key
-            WHERE NOT coalesce(CASE c.op
-                WHEN 0 THEN r.value IS NOT DISTINCT FROM c.value
-                WHEN 1 THEN substr(r.value, 1, octet_length(c.value)) = c.value
-                -- A time is compared as eight bytes; where there are fewer it has always come.
-                WHEN 2 THEN substr(r.value, 1, octet_length(c.value)) = c.value
-                    AND octet_length(substr(r.value, c.starts + 1, 8)) = 8
-                    AND substr(r.value, c.starts + 1, 8) > int8send(now_ms)
-                ELSE r.value = c.value
-                    AND (octet_length(substr(r.value, c.starts + 1, 8)) < 8
-                        OR substr(r.value, c.starts + 1, 8) <= int8send(now_ms))
-            END, false)
-            ORDER BY c.place LIMIT 1;
-        IF failed IS NOT NULL AND cardinality(wanted) = 0 THEN
+    ids := known.ids;
+    IF known.at IS NOT NULL THEN
+        failed := ops[4 * known.at - 2];
+        SELECT r.value INTO actual FROM {s}.rows r
+            WHERE r.kind = ops[4 * known.at - 1] AND r.key = op_keys[known.at];
+        IF wanted IS NULL THEN
             RETURN;
         END IF;
     END IF;
 
-    IF cardinality(names) > 0 THEN
-        touch_before_ms := CASE WHEN cardinality(put_kinds) + cardinality(gone_kinds) = 0
-            THEN now_ms - {touch} ELSE -1 END;
-        SELECT array_agg(coalesce(o.id, 0) ORDER BY n.place),
-                bool_or(o.epoch < write.epoch OR o.touched_at_ms <= touch_before_ms)
-            INTO ids, stale
-            FROM unnest(names) WITH ORDINALITY AS n(digest, place)
-            LEFT JOIN {s}.objects o ON o.digest = n.digest;
-        -- {{touch
-        IF stale AND failed IS NULL THEN
-            -- Everything relied upon carries the epoch from here on, and no collection of this
-            -- epoch takes it; the next begins when we are through. Once an epoch for each object.
-            -- What was found before may have gone meanwhile, so it is looked for again.
-            UPDATE {s}.objects o
-                SET epoch = write.epoch,
-                    touched_at_ms = CASE WHEN touch_before_ms < 0
-                        THEN o.touched_at_ms ELSE write.now_ms END
-                FROM (
-                    SELECT t.id FROM {s}.objects t
-                        WHERE t.digest = ANY (names)
-                            AND (t.epoch < write.epoch OR t.touched_at_ms <= touch_before_ms)
-                        ORDER BY t.digest FOR NO KEY UPDATE
-                ) found
-                WHERE o.id = found.id;
-            SELECT array_agg(coalesce(o.id, 0) ORDER BY n.place) INTO ids
-                FROM unnest(names) WITH ORDINALITY AS n(digest, place)
-                LEFT JOIN {s}.objects o ON o.digest = n.digest;
-        END IF;
-        -- touch}}
-        FOR at IN 1 .. cardinality(wanted) LOOP
-            IF failed IS NOT NULL AND wanted_places[at] > failed THEN
+    -- {{touch
+    IF known.stale AND failed IS NULL THEN
+        -- Everything relied upon carries the epoch from here on, and no collection of this
+        -- epoch takes it; the next begins when we are through. Once an epoch for each object.
+        -- What was found before may have gone meanwhile, so it is looked for again.
+        UPDATE {s}.objects o
+            SET epoch = write.epoch,
+                touched_at_ms = CASE WHEN touch_before_ms < 0
+                    THEN o.touched_at_ms ELSE write.now_ms END
+            FROM (
+                SELECT t.id FROM {s}.objects t
+                    WHERE t.digest = ANY (names)
+                        AND (t.epoch < write.epoch OR t.touched_at_ms <= touch_before_ms)
+                    ORDER BY t.digest FOR NO KEY UPDATE
+            ) found
+            WHERE o.id = found.id;
+        SELECT array_agg(coalesce(o.id, 0) ORDER BY g.at) INTO ids
+            FROM generate_series(1, named) AS g(at)
+            LEFT JOIN {s}.objects o ON o.digest = names[g.at];
+    END IF;
+    -- touch}}
+    IF wanted IS NOT NULL THEN
+        FOR at IN 1 .. cardinality(wanted) / 2 LOOP
+            IF failed IS NOT NULL AND wanted[2 * at] > failed THEN
                 EXIT;
             END IF;
-            IF ids[wanted[at]] = 0 THEN
-                missing := names[wanted[at]];
+            IF ids[wanted[2 * at - 1]] = 0 THEN
+                missing := names[wanted[2 * at - 1]];
                 RETURN;
             END IF;
         END LOOP;
@@ -210,71 +222,76 @@ BEGIN
     END IF;
 
     -- Numbers are given in order, after every child was found or numbered: it has the lower one.
-    IF cardinality(objects) > 0 THEN
-        fresh := array_fill(0::bigint, ARRAY[cardinality(objects)]);
-        FOR at IN 1 .. cardinality(objects) LOOP
-            IF ids[objects[at]] = 0 THEN
-                FOR place IN starts[at] .. ends[at] LOOP
-                    IF ids[children[place]] = 0 THEN
-                        missing := names[children[place]];
-                        RETURN;
-                    END IF;
-                END LOOP;
-                ids[objects[at]] := nextval('{s}.object_ids');
-                fresh[at] := ids[objects[at]];
-                new_objects := new_objects + 1;
+    -- The first of the names are those of the objects.
+    fresh := ids[:given];
+    FOR at IN 1 .. given LOOP
+        IF ids[at] <> 0 THEN
+            fresh[at] := 0;
+            CONTINUE;
+        END IF;
+        FOR place IN objects[5 * at - 1] .. objects[5 * at] LOOP
+            IF ids[children[place]] = 0 THEN
+                missing := names[children[place]];
+                RETURN;
             END IF;
         END LOOP;
-        IF new_objects > 0 THEN
-            INSERT INTO {s}.objects
-                SELECT n.id, n.digest, n.kind, n.codec, n.size_bytes, now_ms, now_ms, epoch,
-                    CASE WHEN n.first > n.last THEN ARRAY[]::bigint[]
-                        ELSE ARRAY(SELECT ids[c] FROM unnest(children[n.first : n.last]) c) END,
-                    n.content
-                FROM unnest(fresh, digests, kinds, codecs, sizes, starts, ends, contents)
-                    AS n(id, digest, kind, codec, size_bytes, first, last, content)
-                WHERE n.id > 0
-                ORDER BY n.digest
-                ON CONFLICT (digest) DO NOTHING;
-            GET DIAGNOSTICS inserted = ROW_COUNT;
-            IF inserted < new_objects THEN
-                -- Another stored one of them since we looked, under a number that may be too high.
-                RAISE EXCEPTION 'stored by another at the same time' USING ERRCODE = '40001';
-            END IF;
-        END IF;
+        number := nextval('{s}.object_ids');
+        ids[at] := number;
+        fresh[at] := number;
+        new_objects := new_objects + 1;
+    END LOOP;
+    IF new_objects < given THEN
+        stored := fresh;
     END IF;
 
-    FOR at IN 1 .. cardinality(stamp_rows) LOOP
-        place := stamp_rows[at];
-        put_values[place] := overlay(
-            put_values[place] PLACING int8send(greatest(0, now_ms + stamp_adds[at]))
-            FROM stamp_offsets[at] + 1
-        );
-    END LOOP;
-    IF cardinality(put_kinds) > 0 THEN
-        INSERT INTO {s}.rows AS r
-            SELECT * FROM unnest(put_kinds, put_keys, put_values)
-            ON CONFLICT (kind, key) DO UPDATE SET value = excluded.value;
+    IF stamps IS NOT NULL THEN
+        FOR at IN 1 .. cardinality(stamps) / 3 LOOP
+            place := stamps[3 * at - 2];
+            put_values[place] := overlay(
+                put_values[place] PLACING int8send(greatest(0, now_ms + stamps[3 * at]))
+                FROM stamps[3 * at - 1]::integer + 1
+            );
+        END LOOP;
     END IF;
-    IF cardinality(gone_kinds) > 0 THEN
+    IF gone_kinds IS NOT NULL THEN
         DELETE FROM {s}.rows r USING unnest(gone_kinds, gone_keys) AS g(kind, key)
             WHERE r.kind = g.kind AND r.key = g.key;
     END IF;
-    IF cardinality(deletes) > 0 THEN
+    IF new_objects = 0 AND NOT changed AND deletes IS NULL THEN
+        RETURN;
+    END IF;
+
+    -- In order of digest, as all do. Whoever meets an object that another stored since we looked
+    -- (a unique violation) begins anew: its number may be too high.
+    WITH objects_put AS (
+        INSERT INTO {s}.objects
+            SELECT fresh[g.at], names[g.at], objects[5 * g.at - 4], objects[5 * g.at - 3],
+                    objects[5 * g.at - 2], now_ms, now_ms, epoch,
+                    ARRAY(
+                        SELECT ids[children[c.at]]
+                            FROM generate_series(objects[5 * g.at - 1], objects[5 * g.at]) AS c(at)
+                    ),
+                    contents[g.at]
+                FROM generate_series(1, given) AS g(at)
+                WHERE fresh[g.at] > 0
+                ORDER BY names[g.at]
+    ), client_put AS (
+        INSERT INTO {s}.clients AS c VALUES (the_client, the_number, now_ms, new_objects)
+            ON CONFLICT (client) DO UPDATE SET number = excluded.number,
+                now_ms = excluded.now_ms, new_objects = excluded.new_objects
+    )
+    INSERT INTO {s}.rows AS r
+        SELECT put_kinds[g.at], put_keys[g.at], put_values[g.at]
+            FROM generate_series(1, put) AS g(at)
+        ON CONFLICT (kind, key) DO UPDATE SET value = excluded.value;
+    IF deletes IS NOT NULL THEN
         DELETE FROM {s}.objects o USING (
             SELECT t.id FROM {s}.objects t
                 WHERE t.digest = ANY (deletes) ORDER BY t.digest FOR UPDATE
         ) found WHERE o.id = found.id;
     END IF;
-
-    IF new_objects + cardinality(put_kinds) + cardinality(gone_kinds) + cardinality(deletes) > 0
-    THEN
-        counted := nextval('{s}.writes');
-        INSERT INTO {s}.clients AS c VALUES (the_client, the_number, now_ms, new_objects)
-            ON CONFLICT (client) DO UPDATE SET number = excluded.number,
-                now_ms = excluded.now_ms, new_objects = excluded.new_objects;
-        watched := known.watched;
-    END IF;
+    counted := nextval('{s}.writes');
+    watched := known.watched;
 END
 $body$;
 """
