@@ -1,10 +1,11 @@
-"""A write as the parameters of one statement: few arrays, each digest and each key once.
+"""A write as the parameters of one statement: two arrays, each digest and each key once.
 
-Objects are named by their place in one list of digests, and so are the children they link to.
-Small numbers that belong together share an array: what a server does with an array costs more than
-what is in it. Of several changes to a row the last one counts, so it is the only one sent. Every
-key that the write looks at or changes has a lock, by a number that is made from it here; two keys
-that share a number merely wait for each other.
+Objects are named by their place in one list of digests, and so are the children they link to. All
+numbers are one array and all strings another, part after part as the function ``write`` of
+``tables`` reads them: what a server does with an array costs more than what is in it. Of several
+changes to a row the last one counts, so it is the only one sent. Every key that the write looks at
+or changes has a lock, by a number that is made from it here; two keys that share a number merely
+wait for each other.
 """
 
 from __future__ import annotations
@@ -20,12 +21,10 @@ from casstore.engine.postgres.arrays import (
     BYTEA,
     BYTEA_ARRAY,
     FALSE,
-    INT4_ARRAY,
     INT8,
     INT8_ARRAY,
     TRUE,
     blobs,
-    ints,
     long,
     longs,
     read_longs,
@@ -73,51 +72,45 @@ MAX_WRITE_BYTES: Final = 768 << 20
 _OPS: Final = {RowIs: 0, RowStarts: 1, RowLive: 2, RowLapsed: 3}
 # No row is as long; the server counts with four bytes.
 _FAR: Final = 1 << 30
-_NO_LOCKS: Final = longs([])
 
-#: What the parameters of the function are, in its order; those of a request come last.
-PARAMETER_TYPES: Final = (
-    INT8, BYTEA, INT8, INT8, BOOL,
-    BOOL, INT8_ARRAY,
-    INT4_ARRAY, BYTEA_ARRAY, BYTEA_ARRAY,
-    BYTEA_ARRAY, INT4_ARRAY,
-    INT4_ARRAY, INT4_ARRAY, BYTEA_ARRAY,
-    INT4_ARRAY, BYTEA_ARRAY, BYTEA_ARRAY, INT8_ARRAY,
-    INT4_ARRAY, BYTEA_ARRAY, BYTEA_ARRAY,
-)  # fmt: skip
+#: What the parameters of the function are, in its order.
+PARAMETER_TYPES: Final = (INT8, BYTEA, INT8, INT8, BOOL, BOOL, INT8_ARRAY, BYTEA_ARRAY)
 
 
 class Request(NamedTuple):
-    """What the statement is told of a write; who makes it, and when, comes before."""
+    """What the statement is told of a write, but for who makes it, and when."""
 
     store: int
     #: The numbers of its keys, and whether others may share them.
     locks: dict[int, bool]
-    #: Parameters as they are sent; None where there is nothing to say.
-    parameters: list[bytes | None]
-    #: The digests of its objects, each once, in the order given.
+    #: How many there are of each kind of thing, without the locks; then all numbers.
+    counts: tuple[int, ...]
+    numbers: list[int]
+    strings: bytes
+    #: The digests of its objects, each once, in order.
     digests: list[bytes]
 
     def spelled(
         self, client: bytes, number: int, given_ms: int | None, *, lasting: bool
     ) -> list[bytes | None]:
         """All that there is to tell if it is the write of this number of a client."""
-        if len(self.locks) > MAX_LOCKS:
-            alone, numbers = TRUE, _NO_LOCKS
+        is_alone = len(self.locks) > MAX_LOCKS
+        if is_alone:
+            numbers = [0, *self.counts, *self.numbers]
         else:
             locks = {**self.locks, lock_number(self.store, CLIENT, client): False}
-            alone = FALSE
             # Those that others may share come inverted.
-            numbers = longs([~lock if locks[lock] else lock for lock in sorted(locks)])
+            ordered = [~lock if locks[lock] else lock for lock in sorted(locks)]
+            numbers = [len(ordered), *self.counts, *ordered, *self.numbers]
         return [
             long(self.store),
             client,
             long(number),
             None if given_ms is None else long(given_ms),
             TRUE if lasting else FALSE,
-            alone,
-            numbers,
-            *self.parameters,
+            TRUE if is_alone else FALSE,
+            longs(numbers),
+            self.strings,
         ]
 
 
@@ -159,18 +152,71 @@ def read_answer(result: PGresult) -> Answer:
 
 def prepare(write: Write, store: int, compressor: Compressor) -> Request:
     """Spell a write that was validated."""
-    last: dict[tuple[str, bytes], RowChange] = {}
-    for change in write.rows:
-        last[change[0], change[1]] = change
+    objects = _Objects(write, compressor)
     upper = store & _UPPER
     # Who only looks lets others look.
     locks: dict[int, bool] = {}
-    parameters: list[bytes | None] = []
-    asked = _conditions(write, upper, locks, parameters)
-    digests = _objects(write, asked, compressor, parameters)
-    _rows(last, upper, locks, parameters)
-    parameters.append(blobs(sorted(set(write.deletes))) if write.deletes else None)
-    return Request(store, locks, parameters, digests)
+    ops: list[int] = []
+    op_keys: list[bytes] = []
+    op_values: list[bytes | None] = []
+    for place, condition in enumerate(write.conditions):
+        if isinstance(condition, ObjectsExist):
+            continue
+        # The third field is what the row is compared with, whatever the condition.
+        key, kind = condition[1], TABLE_NUMBERS[condition[0]]
+        offset = min(condition[3], _FAR) if len(condition) == 4 else 0
+        ops += (_OPS[type(condition)], place, kind, offset)
+        op_keys.append(key)
+        op_values.append(condition[2])
+        locks[upper ^ crc32(key, kind)] = True
+
+    last: dict[tuple[str, bytes], RowChange] = {}
+    for change in write.rows:
+        last[change[0], change[1]] = change
+    put_kinds: list[int] = []
+    put_keys: list[bytes] = []
+    put_values: list[bytes] = []
+    stamps: list[int] = []
+    gone_kinds: list[int] = []
+    gone_keys: list[bytes] = []
+    for change in last.values():
+        key, kind = change[1], TABLE_NUMBERS[change[0]]
+        locks[upper ^ crc32(key, kind)] = False
+        if isinstance(change, DeleteRow):
+            gone_kinds.append(kind)
+            gone_keys.append(key)
+            continue
+        put_kinds.append(kind)
+        put_keys.append(key)
+        put_values.append(change.value)
+        for offset, add_ms in change.stamps:
+            stamps += (len(put_values), offset, add_ms)
+    deletes = sorted(set(write.deletes))
+
+    strings = blobs(
+        [
+            *objects.names, *objects.contents, *op_keys, *op_values, *put_keys, *put_values,
+            *gone_keys, *deletes,
+        ]
+    )  # fmt: skip
+    if len(strings) > MAX_WRITE_BYTES:
+        raise InvalidInputError(
+            f"a write of {len(strings)} bytes at once (at most {MAX_WRITE_BYTES})"
+        )
+    return Request(
+        store,
+        locks,
+        (
+            len(op_keys), len(objects.wanted) // 2, len(objects.names), len(objects.contents),
+            len(objects.children), len(put_kinds), len(stamps) // 3, len(gone_kinds), len(deletes),
+        ),
+        [
+            *ops, *objects.wanted, *objects.numbers, *objects.order, *objects.children,
+            *put_kinds, *stamps, *gone_kinds,
+        ],
+        strings,
+        objects.digests,
+    )  # fmt: skip
 
 
 def lock_number(store: int, kind: int, key: bytes) -> int:
@@ -182,120 +228,38 @@ def lock_number(store: int, kind: int, key: bytes) -> int:
     return (store & _UPPER) ^ crc32(key, kind)
 
 
-def _conditions(
-    write: Write, upper: int, locks: dict[int, bool], parameters: list[bytes | None]
-) -> list[tuple[int, bytes]]:
-    """Add what rows are asked for; returns the objects asked for, each with its condition."""
-    ops: list[int] = []
-    keys: list[bytes] = []
-    values: list[bytes | None] = []
-    asked: list[tuple[int, bytes]] = []
-    for place, condition in enumerate(write.conditions):
-        if isinstance(condition, ObjectsExist):
-            asked.extend([(place, digest) for digest in condition.digests])
-            continue
-        # The third field is what the row is compared with, whatever the condition.
-        table, key, value = condition[:3]
-        kind = TABLE_NUMBERS[table]
-        offset = min(condition[3], _FAR) if len(condition) == 4 else 0
-        ops += (_OPS[type(condition)], place, kind, offset)
-        keys.append(key)
-        values.append(value)
-        locks[upper ^ crc32(key, kind)] = True
-    if ops:
-        parameters += (ints(ops), blobs(keys), blobs(values))
-    else:
-        parameters += (None, None, None)
-    return asked
+class _Objects:
+    """The objects of a write, what they link to, and what is asked to be there."""
 
-
-def _objects(
-    write: Write,
-    asked: list[tuple[int, bytes]],
-    compressor: Compressor,
-    parameters: list[bytes | None],
-) -> list[bytes]:
-    """Add the objects, what they link to, and what is asked to be there."""
-    given: dict[bytes, NewObject] = {}
-    for item in write.objects:
-        # What came first under a digest stays (P2).
-        given.setdefault(item.digest, item)
-    digests = list(given)
-    # Arrays of the server count from one. The objects come first, in their order.
-    place_of = {digest: place for place, digest in enumerate(digests, 1)}
-    names = list(digests)
-    for item in given.values():
-        for child in item.children:
-            if child not in place_of:
-                names.append(child)
-                place_of[child] = len(names)
-    for _, digest in asked:
-        if digest not in place_of:
-            names.append(digest)
-            place_of[digest] = len(names)
-    numbers: list[int] = []
-    children: list[int] = []
-    contents: list[bytes] = []
-    total_bytes = 0
-    for _, kind, data, links in given.values():
-        codec, _, content = compressor.compress(bytes(data))
-        total_bytes += len(content)
-        first = len(children) + 1
-        children += [place_of[child] for child in links]
-        numbers += (kind, codec, len(data), first, len(children))
-        contents.append(content)
-    if total_bytes > MAX_WRITE_BYTES:
-        raise InvalidInputError(
-            f"a write of {total_bytes} bytes at once (at most {MAX_WRITE_BYTES})"
-        )
-    wanted: list[int] = []
-    for place, digest in asked:
-        wanted += (place_of[digest], place)
-    parameters += (
-        blobs(names) if names else None,
-        ints(wanted) if wanted else None,
-        ints(numbers) if numbers else None,
-        ints(children) if children else None,
-        blobs(contents) if contents else None,
-    )
-    return digests
-
-
-def _rows(
-    last: dict[tuple[str, bytes], RowChange],
-    upper: int,
-    locks: dict[int, bool],
-    parameters: list[bytes | None],
-) -> None:
-    """Add how rows change."""
-    put_kinds: list[int] = []
-    put_keys: list[bytes] = []
-    put_values: list[bytes] = []
-    stamps: list[int] = []
-    gone_kinds: list[int] = []
-    gone_keys: list[bytes] = []
-    total_bytes = 0
-    for change in last.values():
-        kind, key = TABLE_NUMBERS[change[0]], bytes(change[1])
-        locks[upper ^ crc32(key, kind)] = False
-        if isinstance(change, DeleteRow):
-            gone_kinds.append(kind)
-            gone_keys.append(key)
-            continue
-        put_kinds.append(kind)
-        put_keys.append(key)
-        put_values.append(bytes(change.value))
-        total_bytes += len(change.value)
-        for offset, add_ms in change.stamps:
-            stamps += (len(put_values), offset, add_ms)
-    if total_bytes > MAX_WRITE_BYTES:
-        raise InvalidInputError(f"rows of {total_bytes} bytes at once (at most {MAX_WRITE_BYTES})")
-    if put_kinds:
-        parameters += (ints(put_kinds), blobs(put_keys), blobs(put_values))
-    else:
-        parameters += (None, None, None)
-    parameters.append(longs(stamps) if stamps else None)
-    if gone_kinds:
-        parameters += (ints(gone_kinds), blobs(gone_keys))
-    else:
-        parameters += (None, None)
+    def __init__(self, write: Write, compressor: Compressor) -> None:
+        given: dict[bytes, NewObject] = {}
+        for item in write.objects:
+            # What came first under a digest stays (P2).
+            given.setdefault(item[0], item)
+        # Stored in this order, by all writers alike: then none waits for another in a circle.
+        self.digests = sorted(given)
+        # Arrays of the server count from one. The objects come first.
+        place_of = {digest: place for place, digest in enumerate(self.digests, 1)}
+        self.order = [place_of[digest] for digest in given]
+        self.numbers: list[int] = []
+        self.children: list[int] = []
+        self.contents: list[bytes] = []
+        children = self.children
+        total_bytes = 0
+        for digest in self.digests:
+            _, kind, data, links = given[digest]
+            codec, _, content = compressor.compress(bytes(data))
+            total_bytes += len(content)
+            if total_bytes > MAX_WRITE_BYTES:
+                raise InvalidInputError(f"a write of more than {MAX_WRITE_BYTES} bytes at once")
+            first = len(children) + 1
+            for child in links:
+                children.append(place_of.setdefault(child, len(place_of) + 1))
+            self.numbers += (kind, codec, len(data), first, len(children))
+            self.contents.append(content)
+        self.wanted: list[int] = []
+        for at, condition in enumerate(write.conditions):
+            if isinstance(condition, ObjectsExist):
+                for digest in condition.digests:
+                    self.wanted += (place_of.setdefault(digest, len(place_of) + 1), at)
+        self.names = list(place_of)

@@ -82,15 +82,12 @@ CREATE FUNCTION {s}.now_ms() RETURNS bigint LANGUAGE sql VOLATILE AS
     'SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint';
 """
 
+# What it is told lies in two arrays, as ``request`` lays it out: every array that a function is
+# given costs as much as a look at a row. Where each part ends, the next begins.
 WRITE_SQL: Final = """
 CREATE FUNCTION {s}.write(
     the_store bigint, the_client bytea, the_number bigint, given_ms bigint, lasting boolean,
-    alone boolean, locks bigint[],
-    ops integer[], op_keys bytea[], op_values bytea[],
-    names bytea[], wanted integer[],
-    objects integer[], children integer[], contents bytea[],
-    put_kinds integer[], put_keys bytea[], put_values bytea[], stamps bigint[],
-    gone_kinds integer[], gone_keys bytea[], deletes bytea[],
+    alone boolean, numbers bigint[], strings bytea[],
     OUT now_ms bigint, OUT new_objects integer, OUT failed integer, OUT actual bytea,
     OUT missing bytea, OUT epoch bigint, OUT watched boolean, OUT stored bigint[]
 ) LANGUAGE plpgsql VOLATILE {planned} SET plan_cache_mode = force_generic_plan AS $body$
@@ -101,12 +98,38 @@ DECLARE
     ids bigint[];
     fresh bigint[];
     at integer;
+    step integer;
     place integer;
-    asked integer := coalesce(cardinality(op_keys), 0);
-    named integer := coalesce(cardinality(names), 0);
-    given integer := coalesce(cardinality(contents), 0);
-    put integer := coalesce(cardinality(put_kinds), 0);
-    changed boolean;
+    failing integer;
+    value bytea;
+    expected bytea;
+    due bytea;
+    -- How many of each there are.
+    asked integer := numbers[2];
+    wanted integer := numbers[3];
+    named integer := numbers[4];
+    given integer := numbers[5];
+    put integer := numbers[7];
+    stamped integer := numbers[8];
+    gone integer := numbers[9];
+    -- What comes before each part of the numbers: locks, conditions on rows (4 each), conditions
+    -- on objects (2), objects (5), the order in which they were given, their children, tables of
+    -- rows to put, stamps (3), tables of rows to remove.
+    ops integer := 10 + numbers[1];
+    wants integer := ops + 4 * asked;
+    objects integer := wants + 2 * wanted;
+    orders integer := objects + 5 * given;
+    children integer := orders + given;
+    put_kinds integer := children + numbers[6];
+    stamps integer := put_kinds + put;
+    gone_kinds integer := stamps + 3 * stamped;
+    -- And of the strings: names, contents of objects, keys and values of conditions, keys and
+    -- values of rows to put, keys of rows to remove, digests to delete.
+    op_keys integer := named + given;
+    op_values integer := op_keys + asked;
+    put_keys integer := op_values + asked;
+    put_values integer := put_keys + put;
+    gone_keys integer := put_values + put;
     touch_before_ms bigint := -1;
     locked boolean;
     counted bigint;
@@ -131,7 +154,8 @@ BEGIN
     -- The keys that are asked for or change, in the order given; and among them the client: a
     -- write whose answer was lost is not made again, and not while it is under way. Those who only
     -- look share; their numbers come inverted.
-    FOREACH number IN ARRAY locks LOOP
+    FOR at IN 11 .. ops LOOP
+        number := numbers[at];
         locked := CASE WHEN number < 0 THEN pg_advisory_xact_lock_shared(-1 - number) IS NULL
             ELSE pg_advisory_xact_lock(number) IS NULL END;
     END LOOP;
@@ -139,35 +163,28 @@ BEGIN
     -- All that is to be known, in one statement: it sees what was committed before the locks were
     -- ours.
     now_ms := coalesce(given_ms, floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint);
-    changed := put > 0 OR gone_kinds IS NOT NULL;
-    IF NOT changed THEN
+    IF put + gone = 0 THEN
         touch_before_ms := now_ms - {touch};
     END IF;
-    SELECT s.epoch, c.number, c.now_ms, c.new_objects, f.at, n.ids, n.stale,
+    SELECT s.epoch, c.number, c.now_ms, c.new_objects, f.places, f.found, n.at, n.ids, n.stale,
             EXISTS (SELECT 1 FROM {s}.watchers w WHERE w.until_ms > write.now_ms) AS watched
         INTO known
         FROM {s}.state s LEFT JOIN {s}.clients c ON c.client = the_client
         CROSS JOIN LATERAL (
-            SELECT min(o.at) AS at
+            -- Rows that are not what they should be, and those of which more is to be said.
+            SELECT array_agg(o.at) AS places, array_agg(r.value) AS found
                 FROM generate_series(1, asked) AS o(at)
-                LEFT JOIN {s}.rows r ON r.kind = ops[4 * o.at - 1] AND r.key = op_keys[o.at]
-                WHERE NOT coalesce(CASE ops[4 * o.at - 3]
-                    WHEN 0 THEN r.value IS NOT DISTINCT FROM op_values[o.at]
-                    WHEN 1 THEN substr(r.value, 1, octet_length(op_values[o.at])) = op_values[o.at]
-                    -- A time is compared as eight bytes; where there are fewer it has always come.
-                    WHEN 2 THEN substr(r.value, 1, octet_length(op_values[o.at])) = op_values[o.at]
-                        AND octet_length(substr(r.value, ops[4 * o.at] + 1, 8)) = 8
-                        AND substr(r.value, ops[4 * o.at] + 1, 8) > int8send(write.now_ms)
-                    ELSE r.value = op_values[o.at]
-                        AND (octet_length(substr(r.value, ops[4 * o.at] + 1, 8)) < 8
-                            OR substr(r.value, ops[4 * o.at] + 1, 8) <= int8send(write.now_ms))
-                END, false)
+                LEFT JOIN {s}.rows r ON r.kind = numbers[ops + 4 * o.at - 1]
+                    AND r.key = strings[op_keys + o.at]
+                WHERE r.value IS DISTINCT FROM strings[op_values + o.at]
+                    OR numbers[ops + 4 * o.at - 3] > 0
         ) f
         CROSS JOIN LATERAL (
-            SELECT array_agg(coalesce(o.id, 0) ORDER BY g.at) AS ids,
+            -- In any order: sorting takes longer than all the rest.
+            SELECT array_agg(g.at) AS at, array_agg(o.id) AS ids,
                     bool_or(o.epoch < s.epoch OR o.touched_at_ms <= touch_before_ms) AS stale
                 FROM generate_series(1, named) AS g(at)
-                LEFT JOIN {s}.objects o ON o.digest = names[g.at]
+                JOIN {s}.objects o ON o.digest = strings[g.at]
         ) n;
     IF known.number >= the_number THEN
         now_ms := known.now_ms;
@@ -175,14 +192,27 @@ BEGIN
         RETURN;
     END IF;
     epoch := known.epoch;
-    ids := known.ids;
-    IF known.at IS NOT NULL THEN
-        failed := ops[4 * known.at - 2];
-        SELECT r.value INTO actual FROM {s}.rows r
-            WHERE r.kind = ops[4 * known.at - 1] AND r.key = op_keys[known.at];
-        IF wanted IS NULL THEN
-            RETURN;
+    FOR step IN 1 .. coalesce(cardinality(known.places), 0) LOOP
+        at := known.places[step];
+        value := known.found[step];
+        expected := strings[op_values + at];
+        -- A time is compared as eight bytes; where there are fewer it has always come.
+        due := substr(value, 1 + numbers[ops + 4 * at]::integer, 8);
+        CONTINUE WHEN coalesce(CASE numbers[ops + 4 * at - 3]
+            WHEN 0 THEN false
+            WHEN 1 THEN substr(value, 1, octet_length(expected)) = expected
+            WHEN 2 THEN substr(value, 1, octet_length(expected)) = expected
+                AND octet_length(due) = 8 AND due > int8send(now_ms)
+            ELSE value = expected AND (octet_length(due) < 8 OR due <= int8send(now_ms))
+        END, false);
+        IF failing IS NULL OR at < failing THEN
+            failing := at;
+            failed := numbers[ops + 4 * at - 2];
+            actual := value;
         END IF;
+    END LOOP;
+    IF failed IS NOT NULL AND wanted = 0 THEN
+        RETURN;
     END IF;
 
     -- {{touch
@@ -196,23 +226,28 @@ BEGIN
                     THEN o.touched_at_ms ELSE write.now_ms END
             FROM (
                 SELECT t.id FROM {s}.objects t
-                    WHERE t.digest = ANY (names)
+                    WHERE t.digest = ANY (strings[:named])
                         AND (t.epoch < write.epoch OR t.touched_at_ms <= touch_before_ms)
                     ORDER BY t.digest FOR NO KEY UPDATE
             ) found
             WHERE o.id = found.id;
-        SELECT array_agg(coalesce(o.id, 0) ORDER BY g.at) INTO ids
+        SELECT array_agg(g.at) AS at, array_agg(o.id) AS ids, known.watched INTO known
             FROM generate_series(1, named) AS g(at)
-            LEFT JOIN {s}.objects o ON o.digest = names[g.at];
+            JOIN {s}.objects o ON o.digest = strings[g.at];
     END IF;
     -- touch}}
-    IF wanted IS NOT NULL THEN
-        FOR at IN 1 .. cardinality(wanted) / 2 LOOP
-            IF failed IS NOT NULL AND wanted[2 * at] > failed THEN
+    ids := array_fill(0::bigint, ARRAY[named]);
+    FOR step IN 1 .. coalesce(cardinality(known.at), 0) LOOP
+        ids[known.at[step]] := known.ids[step];
+    END LOOP;
+    IF wanted > 0 THEN
+        FOR at IN 1 .. wanted LOOP
+            IF failed IS NOT NULL AND numbers[wants + 2 * at] > failed THEN
                 EXIT;
             END IF;
-            IF ids[wanted[2 * at - 1]] = 0 THEN
-                missing := names[wanted[2 * at - 1]];
+            place := numbers[wants + 2 * at - 1];
+            IF ids[place] = 0 THEN
+                missing := strings[place];
                 RETURN;
             END IF;
         END LOOP;
@@ -221,17 +256,15 @@ BEGIN
         END IF;
     END IF;
 
-    -- Numbers are given in order, after every child was found or numbered: it has the lower one.
-    -- The first of the names are those of the objects.
-    fresh := ids[:given];
-    FOR at IN 1 .. given LOOP
-        IF ids[at] <> 0 THEN
-            fresh[at] := 0;
-            CONTINUE;
-        END IF;
-        FOR place IN objects[5 * at - 1] .. objects[5 * at] LOOP
-            IF ids[children[place]] = 0 THEN
-                missing := names[children[place]];
+    -- Numbers are given in the order of the objects, after every child was found or numbered: it
+    -- has the lower one. The first of the names are the objects', by digest.
+    fresh := array_fill(0::bigint, ARRAY[given]);
+    FOR step IN 1 .. given LOOP
+        at := numbers[orders + step];
+        CONTINUE WHEN ids[at] <> 0;
+        FOR place IN numbers[objects + 5 * at - 1] .. numbers[objects + 5 * at] LOOP
+            IF ids[numbers[children + place]] = 0 THEN
+                missing := strings[numbers[children + place]];
                 RETURN;
             END IF;
         END LOOP;
@@ -244,50 +277,50 @@ BEGIN
         stored := fresh;
     END IF;
 
-    IF stamps IS NOT NULL THEN
-        FOR at IN 1 .. cardinality(stamps) / 3 LOOP
-            place := stamps[3 * at - 2];
-            put_values[place] := overlay(
-                put_values[place] PLACING int8send(greatest(0, now_ms + stamps[3 * at]))
-                FROM stamps[3 * at - 1]::integer + 1
-            );
-        END LOOP;
+    FOR at IN 1 .. stamped LOOP
+        place := put_values + numbers[stamps + 3 * at - 2];
+        strings[place] := overlay(
+            strings[place] PLACING int8send(greatest(0, now_ms + numbers[stamps + 3 * at]))
+            FROM numbers[stamps + 3 * at - 1]::integer + 1
+        );
+    END LOOP;
+    IF gone > 0 THEN
+        DELETE FROM {s}.rows r USING generate_series(1, gone) AS g(at)
+            WHERE r.kind = numbers[gone_kinds + g.at] AND r.key = strings[gone_keys + g.at];
     END IF;
-    IF gone_kinds IS NOT NULL THEN
-        DELETE FROM {s}.rows r USING unnest(gone_kinds, gone_keys) AS g(kind, key)
-            WHERE r.kind = g.kind AND r.key = g.key;
-    END IF;
-    IF new_objects = 0 AND NOT changed AND deletes IS NULL THEN
+    IF new_objects + put + gone + numbers[10] = 0 THEN
         RETURN;
     END IF;
 
-    -- In order of digest, as all do. Whoever meets an object that another stored since we looked
-    -- (a unique violation) begins anew: its number may be too high.
+    -- In order of digest, as they come and as all do. Whoever meets an object that another stored
+    -- since we looked (a unique violation) begins anew: its number may be too high.
     WITH objects_put AS (
         INSERT INTO {s}.objects
-            SELECT fresh[g.at], names[g.at], objects[5 * g.at - 4], objects[5 * g.at - 3],
-                    objects[5 * g.at - 2], now_ms, now_ms, epoch,
+            SELECT fresh[g.at], strings[g.at], numbers[objects + 5 * g.at - 4],
+                    numbers[objects + 5 * g.at - 3], numbers[objects + 5 * g.at - 2],
+                    now_ms, now_ms, epoch,
                     ARRAY(
-                        SELECT ids[children[c.at]]
-                            FROM generate_series(objects[5 * g.at - 1], objects[5 * g.at]) AS c(at)
+                        SELECT ids[numbers[children + c.at]] FROM generate_series(
+                            numbers[objects + 5 * g.at - 1], numbers[objects + 5 * g.at]
+                        ) AS c(at)
                     ),
-                    contents[g.at]
+                    strings[named + g.at]
                 FROM generate_series(1, given) AS g(at)
                 WHERE fresh[g.at] > 0
-                ORDER BY names[g.at]
     ), client_put AS (
         INSERT INTO {s}.clients AS c VALUES (the_client, the_number, now_ms, new_objects)
             ON CONFLICT (client) DO UPDATE SET number = excluded.number,
                 now_ms = excluded.now_ms, new_objects = excluded.new_objects
     )
     INSERT INTO {s}.rows AS r
-        SELECT put_kinds[g.at], put_keys[g.at], put_values[g.at]
+        SELECT numbers[put_kinds + g.at], strings[put_keys + g.at], strings[put_values + g.at]
             FROM generate_series(1, put) AS g(at)
         ON CONFLICT (kind, key) DO UPDATE SET value = excluded.value;
-    IF deletes IS NOT NULL THEN
+    IF numbers[10] > 0 THEN
         DELETE FROM {s}.objects o USING (
             SELECT t.id FROM {s}.objects t
-                WHERE t.digest = ANY (deletes) ORDER BY t.digest FOR UPDATE
+                WHERE t.digest = ANY (strings[gone_keys + gone + 1 :])
+                ORDER BY t.digest FOR UPDATE
         ) found WHERE o.id = found.id;
     END IF;
     counted := nextval('{s}.writes');
