@@ -27,11 +27,17 @@ INT8_ARRAY: Final = 1016
 TRUE: Final = b"\1"
 FALSE: Final = b"\0"
 
+_INT: Final = Struct("!i")
 _LONG: Final = Struct("!q")
 _EMPTY: Final = Struct("!iiI")
 _HEAD: Final = Struct("!iiIii")
 _LENGTH: Final = Struct("!i")
 _NULL: Final = _LENGTH.pack(-1)
+
+
+def int4(number: int) -> bytes:
+    """A number of four bytes."""
+    return _INT.pack(number)
 
 
 def long(number: int) -> bytes:

@@ -2,7 +2,7 @@
 
 Objects are named by their place in one list of digests, and so are the children they link to. All
 numbers are one array and all strings another, part after part as the function ``write`` of
-``tables`` reads them: what a server does with an array costs more than what is in it. Of several
+``tables`` reads them. Of several
 changes to a row the last one counts, so it is the only one sent. Every key that the write looks at
 or changes has a lock, by a number that is made from it here; two keys that share a number merely
 wait for each other.
@@ -21,10 +21,12 @@ from casstore.engine.postgres.arrays import (
     BYTEA,
     BYTEA_ARRAY,
     FALSE,
+    INT4,
     INT8,
     INT8_ARRAY,
     TRUE,
     blobs,
+    int4,
     long,
     longs,
     read_longs,
@@ -74,7 +76,12 @@ _OPS: Final = {RowIs: 0, RowStarts: 1, RowLive: 2, RowLapsed: 3}
 _FAR: Final = 1 << 30
 
 #: What the parameters of the function are, in its order.
-PARAMETER_TYPES: Final = (INT8, BYTEA, INT8, INT8, BOOL, BOOL, INT8_ARRAY, BYTEA_ARRAY)
+PARAMETER_TYPES: Final = (
+    BYTEA, INT8, INT8, BOOL, INT8_ARRAY,
+    INT4, INT4, INT4, INT4, INT4, INT4, INT4, INT4,
+    INT8_ARRAY, INT4, INT4, INT4, INT4,
+    BYTEA_ARRAY, INT4, INT4,
+)  # fmt: skip
 
 
 class Request(NamedTuple):
@@ -83,10 +90,7 @@ class Request(NamedTuple):
     store: int
     #: The numbers of its keys, and whether others may share them.
     locks: dict[int, bool]
-    #: How many there are of each kind of thing, without the locks; then all numbers.
-    counts: tuple[int, ...]
-    numbers: list[int]
-    strings: bytes
+    parameters: list[bytes]
     #: The digests of its objects, each once, in order.
     digests: list[bytes]
 
@@ -94,23 +98,19 @@ class Request(NamedTuple):
         self, client: bytes, number: int, given_ms: int | None, *, lasting: bool
     ) -> list[bytes | None]:
         """All that there is to tell if it is the write of this number of a client."""
-        is_alone = len(self.locks) > MAX_LOCKS
-        if is_alone:
-            numbers = [0, *self.counts, *self.numbers]
+        if len(self.locks) > MAX_LOCKS:
+            locks = [self.store]
         else:
-            locks = {**self.locks, lock_number(self.store, CLIENT, client): False}
-            # Those that others may share come inverted.
-            ordered = [~lock if locks[lock] else lock for lock in sorted(locks)]
-            numbers = [len(ordered), *self.counts, *ordered, *self.numbers]
+            shared = {**self.locks, lock_number(self.store, CLIENT, client): False}
+            locks = [~lock if shared[lock] else lock for lock in sorted(shared)]
+            locks.insert(0, ~self.store)
         return [
-            long(self.store),
             client,
             long(number),
             None if given_ms is None else long(given_ms),
             TRUE if lasting else FALSE,
-            TRUE if is_alone else FALSE,
-            longs(numbers),
-            self.strings,
+            longs(locks),
+            *self.parameters,
         ]
 
 
@@ -203,20 +203,37 @@ def prepare(write: Write, store: int, compressor: Compressor) -> Request:
         raise InvalidInputError(
             f"a write of {len(strings)} bytes at once (at most {MAX_WRITE_BYTES})"
         )
+    asked, named, given, put = (
+        len(op_keys),
+        len(objects.names),
+        len(objects.contents),
+        len(put_keys),
+    )
+    orders_at = 4 * asked + 5 * given
+    stamps_at = orders_at + given + put
+    tail = [*stamps, *objects.wanted, *gone_kinds]
+    numbers = longs(
+        [
+            *ops, *objects.numbers(stamps_at + len(tail)), *objects.order, *put_kinds, *tail,
+            *objects.children,
+        ]
+    )  # fmt: skip
+    head = (
+        asked, len(objects.wanted) // 2, named, given, put, len(stamps) // 3, len(gone_keys),
+        len(deletes),
+    )  # fmt: skip
     return Request(
         store,
         locks,
-        (
-            len(op_keys), len(objects.wanted) // 2, len(objects.names), len(objects.contents),
-            len(objects.children), len(put_kinds), len(stamps) // 3, len(gone_kinds), len(deletes),
-        ),
         [
-            *ops, *objects.wanted, *objects.numbers, *objects.order, *objects.children,
-            *put_kinds, *stamps, *gone_kinds,
+            *map(int4, head),
+            numbers,
+            *map(int4, (4 * asked, orders_at, orders_at + given, stamps_at)),
+            strings,
+            *map(int4, (named + given, named + given + 2 * asked)),
         ],
-        strings,
         objects.digests,
-    )  # fmt: skip
+    )
 
 
 def lock_number(store: int, kind: int, key: bytes) -> int:
@@ -241,7 +258,7 @@ class _Objects:
         # Arrays of the server count from one. The objects come first.
         place_of = {digest: place for place, digest in enumerate(self.digests, 1)}
         self.order = [place_of[digest] for digest in given]
-        self.numbers: list[int] = []
+        self._numbers: list[int] = []
         self.children: list[int] = []
         self.contents: list[bytes] = []
         children = self.children
@@ -255,7 +272,7 @@ class _Objects:
             first = len(children) + 1
             for child in links:
                 children.append(place_of.setdefault(child, len(place_of) + 1))
-            self.numbers += (kind, codec, len(data), first, len(children))
+            self._numbers += (kind, codec, len(data), first, len(children))
             self.contents.append(content)
         self.wanted: list[int] = []
         for at, condition in enumerate(write.conditions):
@@ -263,3 +280,10 @@ class _Objects:
                 for digest in condition.digests:
                     self.wanted += (place_of.setdefault(digest, len(place_of) + 1), at)
         self.names = list(place_of)
+
+    def numbers(self, children_at: int) -> list[int]:
+        """Kind, codec, size, first and last child of each, children counting from a place."""
+        numbers = self._numbers
+        numbers[3::5] = [first + children_at for first in numbers[3::5]]
+        numbers[4::5] = [last + children_at for last in numbers[4::5]]
+        return numbers

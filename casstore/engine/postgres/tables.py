@@ -82,12 +82,22 @@ CREATE FUNCTION {s}.now_ms() RETURNS bigint LANGUAGE sql VOLATILE AS
     'SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint';
 """
 
-# What it is told lies in two arrays, as ``request`` lays it out: every array that a function is
-# given costs as much as a look at a row. Where each part ends, the next begins.
+# What it is told lies in two arrays, as ``request`` lays it out, and numbers beside them say how
+# much there is of each and where: every array that a function is given costs as much as a look at
+# a row, and every expression of a function is made ready anew in each transaction.
 WRITE_SQL: Final = """
 CREATE FUNCTION {s}.write(
-    the_store bigint, the_client bytea, the_number bigint, given_ms bigint, lasting boolean,
-    alone boolean, numbers bigint[], strings bytea[],
+    the_client bytea, the_number bigint, given_ms bigint, lasting boolean, locks bigint[],
+    -- How many there are: conditions on rows and on objects, digests, objects, rows to put, stamps
+    -- in them, rows to remove, objects to delete.
+    asked integer, wanted integer, named integer, given integer, put integer, stamped integer,
+    gone integer, deleted integer,
+    -- Conditions on rows (4 each), objects (5), the order in which they were given, tables of
+    -- rows to put, stamps (3), conditions on objects (2), tables of rows to remove, children.
+    numbers bigint[], objects integer, orders integer, put_kinds integer, stamps integer,
+    -- Digests, contents of objects, keys of conditions, their values, keys of rows to put, their
+    -- values, keys of rows to remove, digests to delete.
+    strings bytea[], op_keys integer, put_keys integer,
     OUT now_ms bigint, OUT new_objects integer, OUT failed integer, OUT actual bytea,
     OUT missing bytea, OUT epoch bigint, OUT watched boolean, OUT stored bigint[]
 ) LANGUAGE plpgsql VOLATILE {planned} SET plan_cache_mode = force_generic_plan AS $body$
@@ -104,58 +114,25 @@ DECLARE
     value bytea;
     expected bytea;
     due bytea;
-    -- How many of each there are.
-    asked integer := numbers[2];
-    wanted integer := numbers[3];
-    named integer := numbers[4];
-    given integer := numbers[5];
-    put integer := numbers[7];
-    stamped integer := numbers[8];
-    gone integer := numbers[9];
-    -- What comes before each part of the numbers: locks, conditions on rows (4 each), conditions
-    -- on objects (2), objects (5), the order in which they were given, their children, tables of
-    -- rows to put, stamps (3), tables of rows to remove.
-    ops integer := 10 + numbers[1];
-    wants integer := ops + 4 * asked;
-    objects integer := wants + 2 * wanted;
-    orders integer := objects + 5 * given;
-    children integer := orders + given;
-    put_kinds integer := children + numbers[6];
-    stamps integer := put_kinds + put;
-    gone_kinds integer := stamps + 3 * stamped;
-    -- And of the strings: names, contents of objects, keys and values of conditions, keys and
-    -- values of rows to put, keys of rows to remove, digests to delete.
-    op_keys integer := named + given;
-    op_values integer := op_keys + asked;
-    put_keys integer := op_values + asked;
-    put_values integer := put_keys + put;
-    gone_keys integer := put_values + put;
     touch_before_ms bigint := -1;
     locked boolean;
     counted bigint;
 BEGIN
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
-        RAISE EXCEPTION 'a write runs as READ COMMITTED' USING ERRCODE = '25001';
-    END IF;
-    IF NOT lasting THEN
-        PERFORM set_config('synchronous_commit', 'off', true);
-    ELSIF current_setting('synchronous_commit') IN ('off', 'local') THEN
-        PERFORM set_config('synchronous_commit', 'on', true);
+    IF current_setting('transaction_isolation') <> 'read committed'
+        OR lasting = (current_setting('synchronous_commit') IN ('off', 'local'))
+    THEN
+        IF current_setting('transaction_isolation') <> 'read committed' THEN
+            RAISE EXCEPTION 'a write runs as READ COMMITTED' USING ERRCODE = '25001';
+        END IF;
+        PERFORM set_config('synchronous_commit', CASE WHEN lasting THEN 'on' ELSE 'off' END, true);
     END IF;
     new_objects := 0;
 
-    -- The store: shared by writers, alone for those who must not find any under way. Asked whether
-    -- it is null, a call is evaluated on the spot, and is no statement of its own.
-    IF alone THEN
-        locked := pg_advisory_xact_lock(the_store) IS NULL;
-    ELSE
-        locked := pg_advisory_xact_lock_shared(the_store) IS NULL;
-    END IF;
-    -- The keys that are asked for or change, in the order given; and among them the client: a
-    -- write whose answer was lost is not made again, and not while it is under way. Those who only
-    -- look share; their numbers come inverted.
-    FOR at IN 11 .. ops LOOP
-        number := numbers[at];
+    -- First the store: shared by writers, alone for those who must not find any under way. Then the
+    -- keys that are asked for or change, in the order given; and among them the client: a write
+    -- whose answer was lost is not made again, and not while it is under way. What is shared comes
+    -- inverted. Asked whether it is null, a call is evaluated on the spot, and is no statement.
+    FOREACH number IN ARRAY locks LOOP
         locked := CASE WHEN number < 0 THEN pg_advisory_xact_lock_shared(-1 - number) IS NULL
             ELSE pg_advisory_xact_lock(number) IS NULL END;
     END LOOP;
@@ -174,10 +151,10 @@ BEGIN
             -- Rows that are not what they should be, and those of which more is to be said.
             SELECT array_agg(o.at) AS places, array_agg(r.value) AS found
                 FROM generate_series(1, asked) AS o(at)
-                LEFT JOIN {s}.rows r ON r.kind = numbers[ops + 4 * o.at - 1]
+                LEFT JOIN {s}.rows r ON r.kind = numbers[4 * o.at - 1]
                     AND r.key = strings[op_keys + o.at]
-                WHERE r.value IS DISTINCT FROM strings[op_values + o.at]
-                    OR numbers[ops + 4 * o.at - 3] > 0
+                WHERE r.value IS DISTINCT FROM strings[op_keys + asked + o.at]
+                    OR numbers[4 * o.at - 3] > 0
         ) f
         CROSS JOIN LATERAL (
             -- In any order: sorting takes longer than all the rest.
@@ -195,10 +172,10 @@ BEGIN
     FOR step IN 1 .. coalesce(cardinality(known.places), 0) LOOP
         at := known.places[step];
         value := known.found[step];
-        expected := strings[op_values + at];
+        expected := strings[op_keys + asked + at];
         -- A time is compared as eight bytes; where there are fewer it has always come.
-        due := substr(value, 1 + numbers[ops + 4 * at]::integer, 8);
-        CONTINUE WHEN coalesce(CASE numbers[ops + 4 * at - 3]
+        due := substr(value, 1 + numbers[4 * at]::integer, 8);
+        CONTINUE WHEN coalesce(CASE numbers[4 * at - 3]
             WHEN 0 THEN false
             WHEN 1 THEN substr(value, 1, octet_length(expected)) = expected
             WHEN 2 THEN substr(value, 1, octet_length(expected)) = expected
@@ -207,7 +184,7 @@ BEGIN
         END, false);
         IF failing IS NULL OR at < failing THEN
             failing := at;
-            failed := numbers[ops + 4 * at - 2];
+            failed := numbers[4 * at - 2];
             actual := value;
         END IF;
     END LOOP;
@@ -242,10 +219,10 @@ BEGIN
     END LOOP;
     IF wanted > 0 THEN
         FOR at IN 1 .. wanted LOOP
-            IF failed IS NOT NULL AND numbers[wants + 2 * at] > failed THEN
+            IF failed IS NOT NULL AND numbers[stamps + 3 * stamped + 2 * at] > failed THEN
                 EXIT;
             END IF;
-            place := numbers[wants + 2 * at - 1];
+            place := numbers[stamps + 3 * stamped + 2 * at - 1];
             IF ids[place] = 0 THEN
                 missing := strings[place];
                 RETURN;
@@ -263,8 +240,8 @@ BEGIN
         at := numbers[orders + step];
         CONTINUE WHEN ids[at] <> 0;
         FOR place IN numbers[objects + 5 * at - 1] .. numbers[objects + 5 * at] LOOP
-            IF ids[numbers[children + place]] = 0 THEN
-                missing := strings[numbers[children + place]];
+            IF ids[numbers[place]] = 0 THEN
+                missing := strings[numbers[place]];
                 RETURN;
             END IF;
         END LOOP;
@@ -278,7 +255,7 @@ BEGIN
     END IF;
 
     FOR at IN 1 .. stamped LOOP
-        place := put_values + numbers[stamps + 3 * at - 2];
+        place := put_keys + put + numbers[stamps + 3 * at - 2];
         strings[place] := overlay(
             strings[place] PLACING int8send(greatest(0, now_ms + numbers[stamps + 3 * at]))
             FROM numbers[stamps + 3 * at - 1]::integer + 1
@@ -286,9 +263,10 @@ BEGIN
     END LOOP;
     IF gone > 0 THEN
         DELETE FROM {s}.rows r USING generate_series(1, gone) AS g(at)
-            WHERE r.kind = numbers[gone_kinds + g.at] AND r.key = strings[gone_keys + g.at];
+            WHERE r.kind = numbers[stamps + 3 * stamped + 2 * wanted + g.at]
+                AND r.key = strings[put_keys + 2 * put + g.at];
     END IF;
-    IF new_objects + put + gone + numbers[10] = 0 THEN
+    IF new_objects + put + gone + deleted = 0 THEN
         RETURN;
     END IF;
 
@@ -300,7 +278,7 @@ BEGIN
                     numbers[objects + 5 * g.at - 3], numbers[objects + 5 * g.at - 2],
                     now_ms, now_ms, epoch,
                     ARRAY(
-                        SELECT ids[numbers[children + c.at]] FROM generate_series(
+                        SELECT ids[numbers[c.at]] FROM generate_series(
                             numbers[objects + 5 * g.at - 1], numbers[objects + 5 * g.at]
                         ) AS c(at)
                     ),
@@ -313,13 +291,14 @@ BEGIN
                 now_ms = excluded.now_ms, new_objects = excluded.new_objects
     )
     INSERT INTO {s}.rows AS r
-        SELECT numbers[put_kinds + g.at], strings[put_keys + g.at], strings[put_values + g.at]
+        SELECT numbers[put_kinds + g.at], strings[put_keys + g.at],
+                strings[put_keys + put + g.at]
             FROM generate_series(1, put) AS g(at)
         ON CONFLICT (kind, key) DO UPDATE SET value = excluded.value;
-    IF numbers[10] > 0 THEN
+    IF deleted > 0 THEN
         DELETE FROM {s}.objects o USING (
             SELECT t.id FROM {s}.objects t
-                WHERE t.digest = ANY (strings[gone_keys + gone + 1 :])
+                WHERE t.digest = ANY (strings[put_keys + 2 * put + gone + 1 :])
                 ORDER BY t.digest FOR UPDATE
         ) found WHERE o.id = found.id;
     END IF;
