@@ -19,7 +19,7 @@ from casstore.engine.conditions import check_digests, check_key, check_table, va
 from casstore.engine.postgres import request, schema
 from casstore.engine.postgres.address import Address
 from casstore.engine.postgres.arrays import Blobs, Ints
-from casstore.engine.postgres.cache import ObjectCache
+from casstore.engine.postgres.cache import ObjectCache, SpareObjects
 from casstore.engine.postgres.collection import PostgresCollection
 from casstore.engine.postgres.connections import Call, Client, Connections
 from casstore.engine.postgres.examination import Examining
@@ -68,6 +68,7 @@ class PostgresEngine(Examining):
         readonly: bool = False,
         create: bool = True,
         cache_bytes: int = _DEFAULT_CACHE_BYTES,
+        spare: SpareObjects | None = None,
         clock: Callable[[], int] | None = None,
     ) -> None:
         if durability not in DURABILITIES:
@@ -82,11 +83,14 @@ class PostgresEngine(Examining):
             identity = schema.ready(
                 connection, address.place, address.schema, create=create, readonly=readonly
             )
+            self._epoch = 0 if spare is None else self._read_epoch(connection)
         self.store_number = identity.store
         self.cache = ObjectCache(cache_bytes)
         self._lasting = durability == "full"
         self._compressor = Compressor(_no_dictionary)
-        self._epoch = 0
+        self._spare = spare
+        if spare is not None:
+            spare.begin(identity.store, self._epoch)
         # What the server's clock said last, and when by ours.
         self._heard = (0, float("-inf"))
         self._spell()
@@ -129,6 +133,11 @@ class PostgresEngine(Examining):
             "SELECT set_config('synchronous_commit', 'on', true), pg_current_xact_id()"
         )
 
+    def _read_epoch(self, connection: Client) -> int:
+        row = connection.execute(self.statement("SELECT epoch FROM {s}.state")).fetchone()
+        assert row is not None
+        return int(row[0])
+
     def statement(self, text: str) -> bytes:
         """A statement of ours, with this store's schema in it."""
         return schema.spelled(text, self.address.schema)
@@ -151,8 +160,17 @@ class PostgresEngine(Examining):
         self.connections.check()
         found = self.cache.find(digests)
         wanted = [digest for digest in dict.fromkeys(digests) if digest not in found]
+        spare = self._spare
+        if wanted and spare is not None:
+            generation = self.cache.generation
+            kept = spare.find(wanted)
+            if kept:
+                self.cache.put(kept.items(), generation)
+                found.update(kept)
+                wanted = [digest for digest in wanted if digest not in kept]
         if wanted:
             generation = self.cache.generation
+            spare_generation = 0 if spare is None else spare.generation
             read = {
                 digest: StoredObject(kind, self._inflated(digest, codec, size_bytes, content))
                 for digest, kind, codec, size_bytes, content in self.connections.fetch(
@@ -160,6 +178,8 @@ class PostgresEngine(Examining):
                 )
             }
             self.cache.put(read.items(), generation)
+            if spare is not None:
+                spare.put(read.items(), spare_generation)
             found.update(read)
         return [found.get(digest) for digest in digests]
 
@@ -223,7 +243,7 @@ class PostgresEngine(Examining):
             )
         self._note(answer.epoch)
         if write.deletes:
-            self.cache.remove(write.deletes)
+            self.forget(write.deletes)
         elif answer.new_objects and answer.epoch is not None:
             self._keep(write, made.digests, answer.stored, generation)
         if answer.watched:
@@ -249,7 +269,16 @@ class PostgresEngine(Examining):
         if epoch is not None and epoch != self._epoch:
             if self._epoch:
                 self.cache.clear()
+                if self._spare is not None:
+                    self._spare.pass_on_to(epoch)
             self._epoch = epoch
+
+    def forget(self, digests: Sequence[bytes]) -> None:
+        """Keep nothing of objects that are gone from the store."""
+        self.cache.remove(digests)
+        if self._spare is not None and digests:
+            # All of it: bytes that were erased must not lie in a file that is kept.
+            self._spare.clear()
 
     # --- rows -------------------------------------------------------------------------------
 
@@ -340,6 +369,8 @@ class PostgresEngine(Examining):
         self.connections.close()
         self._watching.close()
         self.cache.clear()
+        if self._spare is not None:
+            self._spare.close()
 
 
 def _check_limit(limit: int) -> None:
