@@ -38,7 +38,7 @@ def main(argv: list[str]) -> None:
         ]
         replay = Replay(url, sessions)
         # And what a session begins with.
-        replay.run(WARM_UP + 2)
+        replay.begin(WARM_UP + 2)
         _wait("ready")
         replay.run()
         _wait("done")

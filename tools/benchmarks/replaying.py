@@ -77,34 +77,39 @@ class Replay:
             assert prepared.status == ExecStatus.COMMAND_OK, prepared.error_message
             self._connections.append(connection)
 
-    def run(self, each: int | None = None) -> int:
-        """Send so many calls of each session, or all that are left; how many there were."""
-        sent = 0
+    def begin(self, each: int) -> None:
+        """Send the first calls, one after the other: sessions begin with the same object."""
+        for connection, calls in zip(self._connections, self._calls, strict=True):
+            for parameters in calls[:each]:
+                connection.pgconn.send_query_prepared(
+                    _WRITE, parameters, self._formats, Format.BINARY
+                )
+                self._take(connection.pgconn)
+            del calls[:each]
+
+    def run(self) -> None:
+        """Send all that are left, on every connection one as soon as the last is answered."""
         waiting = {}
         poll = select.poll()
         for connection, calls in zip(self._connections, self._calls, strict=True):
-            now = calls[:each]
-            del calls[: len(now)]
             pgconn = connection.pgconn
-            waiting[pgconn.socket] = (pgconn, iter(now))
+            waiting[pgconn.socket] = (pgconn, iter(calls))
             poll.register(pgconn.socket, select.POLLIN)
-            sent += len(now)
-        for pgconn, calls in waiting.values():
-            pgconn.send_query_prepared(_WRITE, next(calls), self._formats, Format.BINARY)
+        for pgconn, left in waiting.values():
+            pgconn.send_query_prepared(_WRITE, next(left), self._formats, Format.BINARY)
         while waiting:
             for socket, _ in poll.poll():
-                pgconn, calls = waiting[socket]
+                pgconn, left = waiting[socket]
                 pgconn.consume_input()
                 if pgconn.is_busy():
                     continue
                 self._take(pgconn)
-                following = next(calls, None)
+                following = next(left, None)
                 if following is None:
                     poll.unregister(socket)
                     del waiting[socket]
                 else:
                     pgconn.send_query_prepared(_WRITE, following, self._formats, Format.BINARY)
-        return sent
 
     @staticmethod
     def _take(pgconn: psycopg.pq.abc.PGconn) -> None:
