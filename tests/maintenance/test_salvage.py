@@ -27,6 +27,7 @@ from tests.maintenance.wounds import (
     everything,
     flip,
     lay_in_place,
+    lose_slab,
     open_store,
     overwrite,
     pages_of,
@@ -280,16 +281,6 @@ def test_a_damaged_entry_of_the_journal_does_not_take_others_along(tmp_path: Pat
 
 
 # --- losses, by name ------------------------------------------------------------------------------
-
-
-def lose_slab(path: Path, digest: bytes) -> None:
-    """Damage the slab that holds an object, wherever in the file a copy of it lies."""
-    with wounding(path, laid=False) as cut:
-        slab = next(value for _, value in cut.rows("slabs") if digest in value[: 28 + 40 * 32])
-    checksum = slab[20:28]
-    data = (path / "data.mdb").read_bytes()
-    assert checksum in data
-    (path / "data.mdb").write_bytes(data.replace(checksum, flip(checksum)))
 
 
 def outcome(report: SalvageReport, session: str) -> Any:
