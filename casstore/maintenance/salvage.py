@@ -37,7 +37,6 @@ from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.rebuild import rebuild_nodes
 from casstore.maintenance.roots import ROOTS
 from casstore.maintenance.salvaged_rows import (
-    EXISTS,
     LostRow,
     RowTarget,
     StrayRow,
@@ -60,6 +59,7 @@ WHOLE: Final = "whole"
 PARTIAL: Final = "partial"
 LOST: Final = "lost"
 DELETED: Final = "deleted"
+EXISTS: Final = "exists"
 
 
 class SalvagedSession(NamedTuple):
@@ -182,9 +182,9 @@ class _Salvage:
             sessions = {
                 key: self._copy_session(found, marked, key) for key in self._session_keys(found)
             }
-            outcomes = {key: one.outcome for key, one in sessions.items()}
+            taken = {key: one.outcome != EXISTS for key, one in sessions.items()}
             for table in OF_THE_STORE:
-                self._rows.put_absent(store_rows(table, found, self._rows, outcomes))
+                self._rows.put_absent(store_rows(table, found, self._rows, taken))
             # Derived, and made anew: the rows of the source may be those that are damaged.
             rebuild_nodes(self._target, progress=self._progress)
             return SalvageReport(

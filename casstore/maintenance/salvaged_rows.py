@@ -16,8 +16,6 @@ from casstore.maintenance.roots import ROOTS
 from casstore.records.rows import row_name
 from casstore.session import keys, pins, protection, subjects
 
-#: What became of a session that the target has otherwise: it was left as it is.
-EXISTS: Final = "exists"
 # What one write takes into the new store.
 _BATCH_ROWS: Final = 2000
 
@@ -110,14 +108,15 @@ def _batches(puts: Iterable[PutRow]) -> Iterator[list[PutRow]]:
 
 
 def store_rows(
-    table: str, found: FoundRows, target: RowTarget, outcomes: Mapping[bytes, str]
+    table: str, found: FoundRows, target: RowTarget, taken: Mapping[bytes, bool]
 ) -> Iterator[PutRow]:
     """What is to be carried of a table that belongs to the store as a whole.
 
-    ``outcomes`` says what became of the sessions that were found, by their keys.
+    ``taken`` has the keys of the sessions that were found, and whether they were taken over;
+    if not, the target has another one.
     """
     if table == "retention":
-        return _retention_of_store(found, target, outcomes)
+        return _retention_of_store(found, target, taken)
     if table in ROOTS.tables:
         return _whole_rows(table, found, target)
     return (PutRow(table, *row) for row in found.rows(table))
@@ -243,7 +242,7 @@ def _retention_name(row: Row, key: bytes) -> str:
 
 
 def _retention_of_store(
-    found: FoundRows, target: RowTarget, outcomes: Mapping[bytes, str]
+    found: FoundRows, target: RowTarget, taken: Mapping[bytes, bool]
 ) -> Iterator[PutRow]:
     """The default policy and other rows that belong to no session; and those that lost theirs."""
     first_index, _ = keys.subjects_index()
@@ -257,14 +256,14 @@ def _retention_of_store(
             if rank and row.key == keys.policy(None).key:
                 target.strays.append(StrayRow("retention", None, "the default policy"))
             yield PutRow("retention", *row)
-        elif key not in outcomes:
+        elif key not in taken:
             name = keys.session_of(key) or key.hex()
             target.lose("retention", name, _retention_name(row, key), "its session is lost")
-    yield from _subjects_from_index(found, target, outcomes)
+    yield from _subjects_from_index(found, target, taken)
 
 
 def _subjects_from_index(
-    found: FoundRows, target: RowTarget, outcomes: Mapping[bytes, str]
+    found: FoundRows, target: RowTarget, taken: Mapping[bytes, bool]
 ) -> Iterator[PutRow]:
     """Whom sessions are about of which only the index still says it: erasing must find them."""
     about: dict[bytes, list[str]] = {}
@@ -273,10 +272,10 @@ def _subjects_from_index(
         key = keys.retention_session(row.key)
         assert key is not None
         place = keys.subjects(key).key
-        if any(found.rows("retention", place, place + b"\0")) or outcomes.get(key) == EXISTS:
+        if any(found.rows("retention", place, place + b"\0")) or not taken.get(key, True):
             continue
         subject, name = keys.subject_of(row.key), row.value.decode(errors="replace")
-        if subject is None or key not in outcomes:
+        if subject is None or key not in taken:
             why = "its session is lost" if subject else "only the end of its index is left"
             target.lose("retention", name, f"subject {subject or row.key.hex()!r}", why)
             continue
