@@ -346,6 +346,30 @@ def test_what_is_lost_is_named_though_only_the_journal_knew_its_name(tmp_path: P
 
 
 @pytest.mark.usefixtures("slab_a_commit")
+def test_what_is_lost_is_taken_from_where_it_was_stored_again(tmp_path: Path) -> None:
+    """The index forgot an object, so it was stored a second time, where nothing leads to it."""
+    path = tmp_path / "s"
+    content = LONG.encode()
+    with open_store(path) as store:
+        lost = store.put_blob(content)
+        step(store, "s1", "a", checkpoint=Checkpoint(tool_state={"file": content}))
+        before = everything(store)["s1"]
+    with wounding(path) as cut:
+        cut.unname(lost)
+        cut.fix_sum()
+    with open_store(path) as store:
+        assert store.put_blob(content) == lost
+    with wounding(path, laid=False) as cut:
+        copies = [value for _, value in cut.rows("slabs") if lost in value[: 28 + 40 * 32]]
+    assert len(copies) == 2
+    # The one that the session leads to.
+    lose_slab(path, lost)
+    report = salvage(path, tmp_path / "t")
+    assert report.outcomes("whole") == ("s1",)
+    assert saved(tmp_path / "t")["s1"] == before
+
+
+@pytest.mark.usefixtures("slab_a_commit")
 def test_queued_work_attachments_and_tags_whose_bytes_are_gone_are_named(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with open_store(path) as store:
