@@ -360,7 +360,7 @@ def test_what_is_lost_is_taken_from_where_it_was_stored_again(tmp_path: Path) ->
     with open_store(path) as store:
         assert store.put_blob(content) == lost
     with wounding(path, laid=False) as cut:
-        copies = [value for _, value in cut.rows("slabs") if lost in value[: 28 + 40 * 32]]
+        copies = [value for _, value in cut.rows("slabs") if bytes(lost) in value[: 28 + 40 * 32]]
     assert len(copies) == 2
     # The one that the session leads to.
     lose_slab(path, lost)
