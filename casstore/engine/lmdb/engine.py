@@ -105,6 +105,7 @@ _SYNC_INTERVAL_S: Final = 1.0
 # and with many writers each such call is a fight for it that costs more than the work.
 _LONG_WRITE_BYTES: Final = 64 << 10
 _OF_ONE_PLACE: Final = frozenset((Kind.NODE, Kind.MANIFEST))
+_NO_IDS: Final[dict[bytes, int | None]] = {}
 
 
 class LmdbEngine:
@@ -379,15 +380,14 @@ class LmdbEngine:
         if self._sync_failure is not None:
             failure, self._sync_failure = self._sync_failure, None
             raise failure
-        conditions.validate(write)
-        job = Job(write)
-        if write.objects and sum([len(item.data) for item in write.objects]) >= _LONG_WRITE_BYTES:
+        job = Job(write, conditions.validate(write))
+        if job.size_bytes >= _LONG_WRITE_BYTES:
             self._prepare([job])
         for _ in range(_MAX_ATTEMPTS):
             try:
                 return self._queue.submit(job)
             except StaleError:
-                job = Job(write, again=True)
+                job = Job(write, job.size_bytes, again=True)
         raise BusyError(f"a collector kept removing what a write to {self.path} relies on")
 
     def _prepare(self, jobs: list[Job]) -> None:
@@ -428,15 +428,18 @@ class LmdbEngine:
         anyway. False, and nothing has happened, if this is not such a write.
         """
         objects = job.write.objects
-        digests: set[bytes] = set()
-        for item in objects:
-            if item.kind not in _OF_ONE_PLACE:
-                return False
-            digests.add(item.digest)
-        if job.again or len(digests) != len(objects):
+        if job.again or len(objects) > slabs.MAX_OBJECTS:
             return False
-        job.new = list(objects)
-        job.plan = Plan(None, {}, self._draft(job.new), supposed=True)
+        digests = {item[0] for item in objects if item[1] in _OF_ONE_PLACE}
+        if len(digests) != len(objects):
+            return False
+        job.new = objects
+        drafts: list[slabs.Draft] = []
+        if objects:
+            # One slab holds them all.
+            drafts.append(slabs.draft(objects, self._tail.compress))
+            self._untried_bytes += job.size_bytes
+        job.plan = Plan(None, _NO_IDS, drafts, supposed=True)
         return True
 
     def _draft(self, objects: list[NewObject]) -> list[slabs.Draft]:
@@ -449,13 +452,13 @@ class LmdbEngine:
                 raw_bytes + len(item.data) > slabs.TARGET_RAW_BYTES
                 or len(group) == slabs.MAX_OBJECTS
             ):
-                drafts.append(slabs.draft(group, self._compressor.compress))
+                drafts.append(slabs.draft(group, self._tail.compress))
                 group, raw_bytes = [], 0
             group.append(item)
             raw_bytes += len(item.data)
             self._untried_bytes += len(item.data)
         if group:
-            drafts.append(slabs.draft(group, self._compressor.compress))
+            drafts.append(slabs.draft(group, self._tail.compress))
         return drafts
 
     def _run_batch(self, batch: list[Ticket[Job, WriteResult]]) -> None:
