@@ -141,8 +141,9 @@ def _try_at_once(
         conditions.append(leases.free(key, known.lease))
     conditions.append(RowIs("heads", key, known.row))
     for own in (known.head.lineage, *known.older):
+        places = keys.lineage_nodes(own)
         for node in spelled.nodes:
-            conditions.append(RowIs("nodes", keys.lineage_node(own, node.part), None))
+            conditions.append(RowIs("nodes", places + node.part, None))
     attempt = _Attempt(runtime, session, key, change, receipt, conditions)
     attempt.lease = known.lease
     try:
@@ -155,30 +156,24 @@ def _check(change: Commit) -> None:
     """Refuse what is wrong with the commit itself."""
     if not isinstance(change, Commit):
         raise InvalidInputError(f"a commit is a Commit, not {type(change).__name__}")
-    append, replace = change.append, change.replace
-    if (
-        type(append) not in _LISTS
-        or type(change.attachments) not in _LISTS
-        or type(change.completes) not in _LISTS
-        or type(change.usage) not in _LISTS
-        or (replace is not None and type(replace) not in _LISTS)
+    append, replace, leaf, _, expected, _, _, _, label, usage, completes, named, _, beside = change
+    if not _LISTS.issuperset(map(type, (append, usage, completes, named))) or (
+        replace is not None and type(replace) not in _LISTS
     ):
         raise _no_list(change)
-    if change.beside is not None and (
-        not isinstance(change.beside, Write) or change.beside.deletes
-    ):
+    if beside is not None and (not isinstance(beside, Write) or beside.deletes):
         raise InvalidInputError("what changes beside a commit is a Write that deletes no objects")
     if append and replace is not None:
         raise InvalidInputError("a commit appends nodes or replaces the graph, not both")
-    if change.expected is not None and (type(change.expected) is not int or change.expected < 0):
-        raise InvalidInputError(f"an expected revision is a number from 0 on: {change.expected!r}")
-    if change.label is not None:
-        keys.id_bytes(change.label, "a label")
-    if change.leaf is not None and change.leaf is not LAST:
-        keys.id_bytes(change.leaf, "a leaf")
-    for name in change.attachments:
+    if expected is not None and (type(expected) is not int or expected < 0):
+        raise InvalidInputError(f"an expected revision is a number from 0 on: {expected!r}")
+    if label is not None:
+        keys.id_bytes(label, "a label")
+    if leaf is not LAST and leaf is not None:
+        keys.id_bytes(leaf, "a leaf")
+    for name in named:
         keys.id_bytes(name, "an attachment id")
-    for entry in change.usage:
+    for entry in usage:
         checkpoint.check_usage(entry)
 
 

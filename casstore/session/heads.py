@@ -32,6 +32,7 @@ REWIND: Final = "rewind"
 FORK: Final = "fork"
 _OPERATIONS: Final = (COMMIT, REWIND, FORK)
 _DETAILS: Final = 8
+_NOTHING_MORE: Final = (None,) * 5
 
 
 class Base(NamedTuple):
@@ -71,14 +72,14 @@ def head_key(key: bytes) -> RowKey:
 
 def encode_head(row: HeadRow) -> bytes:
     """Spell a head row."""
-    fixed = _FIXED.pack(row.revision, row.created_at_ms, row.committed_at_ms, row.manifest)
-    details: list[Any] = [_OPERATIONS.index(row.operation), row.lineage]
-    base = None if row.base is None else list(row.base)
-    origin = None if row.origin is None else list(row.origin)
-    details += [row.turn, base, row.hidden, row.rewound_to, origin, row.long_id]
+    _, _, _, _, lineage, base, hidden, operation, turn, rewound_to, origin, long_id = row
+    details: list[Any] = [_OPERATIONS.index(operation), lineage, turn]
+    more = (base, hidden, rewound_to, origin, long_id)
+    if more != _NOTHING_MORE:
+        details += more
     while details[-1] is None:
         details.pop()
-    return fixed + pack_checked(details)
+    return _FIXED.pack(*row[:4]) + pack_checked(details)
 
 
 def decode_head(data: bytes) -> HeadRow:
