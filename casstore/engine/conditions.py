@@ -17,6 +17,7 @@ from casstore.engine.protocol import (
     MAX_STAMP_MS,
     TABLES,
     TIME_BYTES,
+    CheckedWrite,
     Condition,
     DeleteRow,
     ObjectsExist,
@@ -90,6 +91,11 @@ def stamped(change: PutRow, now_ms: int) -> bytes:
 def validate(write: Write) -> int:
     """Refuse a malformed write before any of it is tried; how many bytes its objects have."""
     objects, requirements, rows, deletes = write
+    if type(write) is CheckedWrite:
+        sizes = [len(item[2]) for item in objects]
+        if sizes and max(sizes) > MAX_OBJECT_BYTES:
+            raise _too_long(max(sizes))
+        return sum(sizes)
     size_bytes = 0
     if objects:
         names: list[bytes] = []
@@ -102,7 +108,7 @@ def validate(write: Write) -> int:
             if not 0 <= kind <= MAX_KIND:
                 raise InvalidInputError(f"an object of kind {kind} (0 to {MAX_KIND})")
             if size > MAX_OBJECT_BYTES:
-                raise InvalidInputError(f"an object of {size} bytes (at most {MAX_OBJECT_BYTES})")
+                raise _too_long(size)
         check_digests(names)
     if requirements:
         _check_conditions(requirements)
@@ -111,6 +117,10 @@ def validate(write: Write) -> int:
     if deletes:
         check_digests(deletes)
     return size_bytes
+
+
+def _too_long(size: int) -> InvalidInputError:
+    return InvalidInputError(f"an object of {size} bytes (at most {MAX_OBJECT_BYTES})")
 
 
 def _check_conditions(conditions: Sequence[Condition]) -> None:

@@ -19,7 +19,7 @@ DIGEST_BYTES: Final = 32
 
 def plain_hash(data: bytes, length: int = DIGEST_BYTES) -> bytes:
     """Plain BLAKE3: the name of a blob, and the source of all pseudo-random decisions."""
-    return blake3(data).digest(length=length)
+    return blake3(data).digest() if length == DIGEST_BYTES else blake3(data).digest(length=length)
 
 
 class Digest(bytes):

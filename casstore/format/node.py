@@ -73,6 +73,10 @@ def spell_payload(value: Any, name: str, emit: Emit) -> Spelled:
     """
     if value is None:
         return NULL
+    if type(value) is dict:
+        flat = pack_flat(value, NODE_PAYLOAD_MAX_BYTES)
+        if flat is not None:
+            return Spelled(flat, [])
     try:
         whole = _spell_whole(value)
         return whole or spell(value, PAYLOAD_ROOM, emit)
@@ -83,10 +87,6 @@ def spell_payload(value: Any, name: str, emit: Emit) -> Spelled:
 def _spell_whole(value: Any) -> Spelled | None:
     """Spell a value without moving anything out; None if it is too long, or cannot be spelled."""
     kind = type(value)
-    if kind is dict:
-        flat = pack_flat(value, NODE_PAYLOAD_MAX_BYTES)
-        if flat is not None:
-            return Spelled(flat, [])
     if kind is dict or kind is list or kind is tuple:
         whole = pack_plain(
             value, PAYLOAD_ROOM, NODE_PAYLOAD_MAX_BYTES, NODE_PAYLOAD_MAX_BYTES + 1, _name_nothing

@@ -112,10 +112,16 @@ def put_head(key: bytes, row: HeadRow, *, new: bool) -> PutRow:
     return PutRow("heads", key, encode_head(row), _NEW_STAMPS if new else _STAMPS)
 
 
-def with_times(row: HeadRow, data: bytes) -> HeadRow:
-    """A head with the times that the engine has stamped into its row."""
-    _, created_at_ms, committed_at_ms, _ = _FIXED.unpack_from(data)
-    return HeadRow(row.revision, created_at_ms, committed_at_ms, *row[3:])
+def written_at(head: HeadRow, put: PutRow, now_ms: int) -> tuple[bytes, HeadRow]:
+    """A head that was put at the engine's time ``now_ms``: its row as it is now, and decoded."""
+    value = put.value
+    time = now_ms.to_bytes(8, "big")
+    created_at_ms = head.created_at_ms
+    if put.stamps is _NEW_STAMPS:
+        created_at_ms = now_ms
+        value = value[:_CREATED_AT] + time + value[_COMMITTED_AT:]
+    row = value[:_COMMITTED_AT] + time + value[_COMMITTED_AT + 8 :]
+    return row, HeadRow(head.revision, created_at_ms, now_ms, *head[3:])
 
 
 def public_entry(session: str, row: HeadRow, labels: tuple[str, ...]) -> Entry:

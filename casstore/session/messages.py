@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-_USER: Final = "user"
 IMAGE_TEXT: Final = "[Image attached]"
 _RESULT_KINDS: Final = frozenset(("tool_result", "tool-result", "function_call_output"))
 
@@ -29,7 +28,7 @@ def message_in(payload: Any) -> dict[str, Any] | None:
 def is_user_message(payload: Any) -> bool:
     """Did the user write this?"""
     message = message_in(payload)
-    if message is None or message["role"] != _USER:
+    if message is None or message["role"] != "user":
         return False
     parts = _parts(message)
     return not parts or any(_kind(part) not in _RESULT_KINDS for part in parts)

@@ -434,17 +434,20 @@ class LmdbEngine:
         if len(digests) != len(objects):
             return False
         job.new = objects
-        drafts: list[slabs.Draft] = []
+        drafts: list[slabs.Draft | slabs.Uncut] = []
         if objects:
             # One slab holds them all.
-            drafts.append(slabs.draft(objects, self._tail.compress))
+            if self._tail.will_join(job.size_bytes):
+                drafts.append(slabs.Uncut(objects))
+            else:
+                drafts.append(slabs.draft(objects, self._compressor.compress))
             self._untried_bytes += job.size_bytes
         job.plan = Plan(None, _NO_IDS, drafts, supposed=True)
         return True
 
-    def _draft(self, objects: list[NewObject]) -> list[slabs.Draft]:
+    def _draft(self, objects: list[NewObject]) -> list[slabs.Draft | slabs.Uncut]:
         """Cut a batch of new objects into slabs and compress each."""
-        drafts: list[slabs.Draft] = []
+        drafts: list[slabs.Draft | slabs.Uncut] = []
         group: list[NewObject] = []
         raw_bytes = 0
         for item in objects:

@@ -96,6 +96,12 @@ class Draft(NamedTuple):
     body: bytes = b""
 
 
+class Uncut(NamedTuple):
+    """Objects on their way into one slab that is not compressed: there is no work before ids."""
+
+    objects: Sequence[NewObject]
+
+
 class Sheet(NamedTuple):
     """The columns of a slab, and what its payload is made of."""
 
@@ -165,6 +171,45 @@ def _cut_links(data: bytes, children: Sequence[bytes], parts: list[bytes], gaps:
     parts += cut
     parts.append(data[at:])
     return True
+
+
+def lay_raw(
+    objects: Sequence[NewObject],
+    first_id: int,
+    children: Mapping[int, list[int]],
+    stored_at_ms: int,
+) -> tuple[bytes, bytes, Sheet]:
+    """The key and value of a slab that is not compressed, and its columns, in one go.
+
+    What ``draft``, ``lay_out`` and ``seal_draft`` give, where nothing is dead.
+    """
+    kinds: list[int] = []
+    lengths: list[int] = []
+    counts: list[int] = []
+    distances: list[int] = []
+    gaps: list[int] = []
+    parts: list[bytes] = []
+    for own, (_, kind, data, links) in enumerate(objects, first_id):
+        size = len(data)
+        if not links:
+            parts.append(data)
+        else:
+            if _cut_links(data, links, parts, gaps):
+                size -= DIGEST_BYTES * len(links)
+            else:
+                parts.append(data)
+                kind |= KEEPS_LINKS
+            for child in children[own]:
+                distances.append(own - child)
+        kinds.append(kind)
+        lengths.append(size)
+        counts.append(len(links))
+    body = b"".join(parts)
+    digests = [item[0] for item in objects]
+    sheet = Sheet(first_id, stored_at_ms, digests, kinds, lengths, counts, distances, gaps, body)
+    gap_width = _width(gaps)
+    key, value = _seal(sheet, gap_width, CODEC_RAW, 0, _column(gaps, gap_width) + body)
+    return key, value, sheet
 
 
 def _width(numbers: Sequence[int]) -> int:

@@ -51,12 +51,16 @@ class Tail:
         # Did the last small slab follow the one before it? Then the next one will as well.
         self._follows = False
 
-    def compress(self, raw: bytes) -> tuple[int, int, bytes]:
-        """(codec, dictionary, payload) of a new slab. One that will be joined waits for that.
+    def will_join(self, size_bytes: int) -> bool:
+        """Will a slab of this size be joined soon, and need not be compressed before?
 
         Where others write in between, runs do not grow, and every slab is compressed at once.
         """
-        if self._follows and len(raw) <= SMALL_BODY_BYTES:
+        return self._follows and size_bytes <= SMALL_BODY_BYTES
+
+    def compress(self, raw: bytes) -> tuple[int, int, bytes]:
+        """(codec, dictionary, payload) of a new slab. One that will be joined waits for that."""
+        if self.will_join(len(raw)):
             return CODEC_RAW, NO_DICTIONARY, raw
         return self._compressor.compress(raw)
 

@@ -9,6 +9,7 @@ them, unnamed, until the slab is rewritten. Names and rows go to the journal.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 import lmdb
@@ -42,7 +43,7 @@ class Plan(NamedTuple):
 
     commit: int | None
     ids: dict[bytes, int | None]
-    drafts: list[slabs.Draft]
+    drafts: list[slabs.Draft | slabs.Uncut]
     supposed: bool = False
 
 
@@ -104,9 +105,11 @@ class Transaction:
         self._unnamed: list[Name] = []
         # Rows as this batch leaves them.
         self._rows: Changes = {}
+        # A row as it was before this batch.
+        self._find_stored = partial(pending.find_row, txn, env)
         self._next_id = pending.next_id or self._first_free_id()
         # The slabs of this transaction, each with its first id.
-        self._slabs: list[tuple[slabs.Draft, int]] = []
+        self._slabs: list[tuple[slabs.Draft | slabs.Uncut, int]] = []
         # The ids that each new object links to, by its own id, once it is named.
         self._children: dict[int, list[int]] = {}
         self._places: dict[int, _Places] = {}
@@ -140,7 +143,8 @@ class Transaction:
         """Raise if this write must be refused; changes nothing."""
         write = job.write
         if write.conditions:
-            conditions.require(write.conditions, self._find_row, self._has_object, self._now_ms)
+            find = self._find_row if self._rows else self._find_stored
+            conditions.require(write.conditions, find, self._has_object, self._now_ms)
         for digest in job.hits:
             # A hit counts only if the row is still there: the collector may have removed
             # the object after this write was prepared (the first rule of collection).
@@ -184,9 +188,9 @@ class Transaction:
 
     def _find_row(self, table: str, key: bytes) -> bytes | None:
         """The row as the writes before have left it."""
-        if self._rows and (table, key) in self._rows:
+        if (table, key) in self._rows:
             return self._rows[table, key]
-        return self.pending.find_row(self._txn, self._env, table, key)
+        return self._find_stored(table, key)
 
     def _has_object(self, digest: bytes) -> bool:
         return self._find_id(digest) is not None
@@ -301,8 +305,12 @@ class Transaction:
             stop = first_id + len(draft.objects)
             if first_id not in children and children.keys().isdisjoint(range(first_id, stop)):
                 continue  # all of its writes were refused
-            sheet = slabs.lay_out(draft, first_id, children, self._now_ms)
-            new.append(Fresh(*slabs.seal_draft(draft, sheet), sheet))
+            if isinstance(draft, slabs.Uncut):
+                # Of one write, all of whose objects are new.
+                new.append(Fresh(*slabs.lay_raw(draft.objects, first_id, children, self._now_ms)))
+            else:
+                sheet = slabs.lay_out(draft, first_id, children, self._now_ms)
+                new.append(Fresh(*slabs.seal_draft(draft, sheet), sheet))
             next_id = stop
         self._tail.store(self._env, self._txn, new, busy=busy)
         if new:
