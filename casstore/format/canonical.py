@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import isfinite
-from sys import getsizeof
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -113,8 +112,6 @@ _ExtType: Final = msgpack.ExtType
 _new_tuple: Final = tuple.__new__
 _HOLDERS: Final = frozenset((dict, list, _ExtType))
 _CONTAINERS: Final = frozenset((dict, list))
-_TEXTS: Final = frozenset((str,))
-_FLAT_TYPES: Final = frozenset((str, int, bool, type(None)))
 _ROLE_BYTES: Final = {role: bytes((role,)) for role in (ROLE_LINK, ROLE_TEXT, ROLE_BYTES)}
 
 
@@ -241,15 +238,19 @@ def pack_flat(value: dict[Any, Any], max_bytes: int) -> bytes | None:
 
     As most messages are. None if it is anything else: ``pack_plain`` then has a closer look.
     """
-    if not (
-        _TEXTS.issuperset(map(type, value)) and _FLAT_TYPES.issuperset(map(type, value.values()))
-    ):
-        return None
-    # What takes much more memory than that is not spelled only to be measured.
-    if sum(map(getsizeof, value.values())) > 4 * max_bytes + 64 * len(value):
+    length = 0
+    for key, item in value.items():
+        kind = type(item)
+        if type(key) is not str:
+            return None
+        if kind is str:
+            length += len(item)
+        elif kind is not int and item is not None and kind is not bool:
+            return None
+    if length > max_bytes:
         return None
     try:
-        data = _pack(dict(sorted(value.items())))
+        data = _pack({key: value[key] for key in sorted(value)})
     except (ValueError, OverflowError):
         # A lone surrogate, or a number too large.
         return None

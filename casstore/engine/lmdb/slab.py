@@ -181,7 +181,7 @@ def lay_raw(
 ) -> tuple[bytes, bytes, Sheet]:
     """The key and value of a slab that is not compressed, and its columns, in one go.
 
-    What ``draft``, ``lay_out`` and ``seal_draft`` give, where nothing is dead.
+    What ``draft``, ``lay_out`` and ``seal_draft`` give one after the other.
     """
     kinds: list[int] = []
     lengths: list[int] = []
@@ -199,8 +199,12 @@ def lay_raw(
             else:
                 parts.append(data)
                 kind |= KEEPS_LINKS
-            for child in children[own]:
-                distances.append(own - child)
+        ids = children.get(own)
+        if ids is None:
+            ids = [own] * len(links)
+            kind = DEAD | kind & KEEPS_LINKS
+        for child in ids:
+            distances.append(own - child)
         kinds.append(kind)
         lengths.append(size)
         counts.append(len(links))

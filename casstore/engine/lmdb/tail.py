@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import lmdb
 
-from casstore.engine.compression import CODEC_RAW, NO_DICTIONARY, Compressor
+from casstore.engine.compression import Compressor
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.environment import Environment
 from casstore.errors import CorruptionError
@@ -51,18 +51,12 @@ class Tail:
         # Did the last small slab follow the one before it? Then the next one will as well.
         self._follows = False
 
-    def will_join(self, size_bytes: int) -> bool:
+    def will_join(self, size_bytes: int, objects: int) -> bool:
         """Will a slab of this size be joined soon, and need not be compressed before?
 
         Where others write in between, runs do not grow, and every slab is compressed at once.
         """
-        return self._follows and size_bytes <= SMALL_BODY_BYTES
-
-    def compress(self, raw: bytes) -> tuple[int, int, bytes]:
-        """(codec, dictionary, payload) of a new slab. One that will be joined waits for that."""
-        if self.will_join(len(raw)):
-            return CODEC_RAW, NO_DICTIONARY, raw
-        return self._compressor.compress(raw)
+        return self._follows and size_bytes <= SMALL_BODY_BYTES and objects < _MANY_OBJECTS
 
     def store(
         self, env: Environment, txn: lmdb.Transaction[bytes], new: Sequence[Fresh], *, busy: bool

@@ -241,7 +241,7 @@ class Transaction:
                 named[digest] = own
                 links[own] = below
             elif supposed:
-                # Its slab would hold it a second time.
+                # Nobody has looked whether all of it must be stored; the next time somebody will.
                 raise StaleError(digest.hex())
             # Else somebody has stored it since this write was prepared. Theirs counts, because
             # objects may link to it already; ours stays behind unnamed.
@@ -306,7 +306,6 @@ class Transaction:
             if first_id not in children and children.keys().isdisjoint(range(first_id, stop)):
                 continue  # all of its writes were refused
             if isinstance(draft, slabs.Uncut):
-                # Of one write, all of whose objects are new.
                 new.append(Fresh(*slabs.lay_raw(draft.objects, first_id, children, self._now_ms)))
             else:
                 sheet = slabs.lay_out(draft, first_id, children, self._now_ms)
