@@ -19,7 +19,7 @@ DIGEST_BYTES: Final = 32
 
 def plain_hash(data: bytes, length: int = DIGEST_BYTES) -> bytes:
     """Plain BLAKE3: the name of a blob, and the source of all pseudo-random decisions."""
-    return blake3(data).digest(length=length)
+    return blake3(data).digest() if length == DIGEST_BYTES else blake3(data).digest(length=length)
 
 
 class Digest(bytes):
@@ -119,8 +119,8 @@ _CONTEXTS: Final = {
 TURN_CONTEXT: Final = "casstore 2026-11 turn v1"
 SUBJECT_CONTEXT: Final = "casstore 2026-11 subject v1"
 
-# Deriving a key costs a compression of its own; a copied hasher has done it already.
-_HASHERS: Final = {kind: blake3(derive_key_context=text) for kind, text in _CONTEXTS.items()}
+#: Deriving a key costs a compression of its own; a copied hasher has done it already.
+HASHERS: Final = {kind: blake3(derive_key_context=text) for kind, text in _CONTEXTS.items()}
 
 
 def digest_of(kind: int, data: bytes) -> bytes:
@@ -131,7 +131,7 @@ def digest_of(kind: int, data: bytes) -> bytes:
     """
     if kind == Kind.BLOB:
         return plain_hash(data)
-    hasher = _HASHERS[kind].copy()
+    hasher = HASHERS[kind].copy()
     hasher.update(data)
     return hasher.digest()
 
@@ -155,7 +155,7 @@ def subject_hash(secret: bytes, subject: bytes) -> bytes:
 
 def check_object(digest: bytes, kind: int, data: bytes) -> None:
     """Raise CorruptionError unless ``data`` is what was stored under ``digest`` (P1)."""
-    hasher = _HASHERS.get(kind)
+    hasher = HASHERS.get(kind)
     if hasher is not None and kind != Kind.ROPE:
         # As ``digest_of`` does; spelled out because everything read comes through here.
         hasher = hasher.copy()
