@@ -25,16 +25,19 @@ from casstore.format.canonical import (
     is_link,
     link_bytes,
     links_in,
+    open_plain,
     open_trusted,
     pack_checked,
     pack_flat,
     pack_plain,
+    plain_link,
     scalar_bytes,
 )
 from casstore.format.limits import MAX_DEPTH, NODE_PAYLOAD_MAX_BYTES
 from casstore.format.splitting import Emit, Spelled, spell
 
 _FIELDS: Final = 10
+_PARENT: Final = 7
 _HEADER: Final = b"\x9a"
 _NIL: Final = b"\xc0"
 NULL: Final = Spelled(_NIL, [])
@@ -162,6 +165,36 @@ def open_node(
         raise _not_a_node(digest)
     header = NodeHeader(node_id, seq, depth, users, frame, time, parent_id, parent)
     return DecodedNode(header, cause, payload), links if parent is None else links[1:]
+
+
+def open_whole(data: bytes) -> list[Any] | None:
+    """The ten fields of a node that keeps nothing elsewhere; of its parent, the digest.
+
+    For bytes that their digest has just proven. None if something lives elsewhere, or these are
+    no node's bytes: ``open_node``, trusted, then gives it, or says what is wrong.
+    """
+    fields: Any = open_plain(data)
+    if type(fields) is not list or len(fields) != _FIELDS:
+        return None
+    node_id, seq, depth, users, frame, time, parent_id, above, cause, payload = fields
+    if above is None:
+        fits = depth == 1 and parent_id is None
+    else:
+        fields[_PARENT] = plain_link(above)
+        fits = fields[_PARENT] is not None and depth != 1 and type(parent_id) is str
+    if (
+        fits
+        and type(node_id) is str
+        and type(seq) is type(depth) is type(users) is int
+        and 0 < depth <= seq + 1
+        and 0 <= users <= depth
+        and (frame is None or type(frame) is str)
+        and (time is None or type(time) in _TIMES)
+        and type(cause) is not slice
+        and type(payload) is not slice
+    ):
+        return fields
+    return None
 
 
 def cut_node(data: bytes) -> tuple[Spelled, Spelled]:

@@ -260,10 +260,17 @@ class LmdbEngine:
                 reader = self._reader(txn)
                 read = reader.object
                 recent = self._journal.at(txn, txn.id()).ids
-                find = Index(self._env, txn, reader.digest).find
+                index = Index(self._env, txn, reader.digest)
+                find, has_name, find_behind = index.find, index.has, reader.find_behind
+                object_id: int | None
                 for digest in digests[start : start + _READ_BATCH]:
                     # As Pending.find_id does; spelled out because every read comes through here.
-                    object_id = recent[digest] if digest in recent else find(digest)
+                    if digest in recent:
+                        object_id = recent[digest]
+                    else:
+                        object_id = find_behind(digest)
+                        if not object_id or not has_name(index_key(digest, object_id)):
+                            object_id = find(digest)
                     found.append(None if object_id is None else read(object_id))
         return found
 

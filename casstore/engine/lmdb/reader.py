@@ -12,15 +12,18 @@ from casstore.engine.lmdb.cache import SlabCache
 from casstore.engine.lmdb.slab import Slab
 from casstore.engine.protocol import StoredObject
 from casstore.errors import CorruptionError
+from casstore.format.digest import DIGEST_BYTES
 
 # Cutting columns out of bytes is cheaper than out of a view, if it costs no long copy.
 _SHORT_BYTES: Final = 16 << 10
+_new_tuple: Final = tuple.__new__
 
 
 class SlabReader:
     """Reads objects within one transaction; neighbours share the work of their slab."""
 
     __slots__ = (
+        "_behind",
         "_cache",
         "_compressor",
         "_cursor",
@@ -41,6 +44,8 @@ class SlabReader:
         # Objects are often asked for in the order in which they link to each other.
         self._slab: Slab | None = None
         self._slab_before: Slab | None = None
+        # Where in the digests of the slab the next object is likely to stand.
+        self._behind = 0
         # The slab the cursor stands on. Links often point at neighbours.
         self._near_first, self._near_last = 1, 0
         self._near_key = self._near_value = memoryview(b"")
@@ -51,8 +56,23 @@ class SlabReader:
         if slab is None or not slab.first_id <= object_id <= slab.last_id:
             slab = self.slab(object_id)
         position = object_id - slab.first_id
+        self._behind = (position + 1) * DIGEST_BYTES
         kind = slab.directory.kinds[position] & ~slabs.KEEPS_LINKS
-        return StoredObject(kind, slab.data(position, self.digest))
+        # As StoredObject(…) does, in half the time.
+        return _new_tuple(StoredObject, (kind, slab.data(position, self.digest)))
+
+    def find_behind(self, digest: bytes) -> int:
+        """The id under which the slab read last lists a digest behind the object read last; or 0.
+
+        What is read in the order in which it was stored is found here. Whether the object is
+        still known by this id is for the index to say.
+        """
+        slab = self._slab
+        if slab is None:
+            return 0
+        at = slab.directory.digests.find(digest, self._behind)
+        # Between two digests it would be chance, or somebody's choice.
+        return 0 if at < 0 or at % DIGEST_BYTES else slab.first_id + at // DIGEST_BYTES
 
     def slab(self, object_id: int) -> Slab:
         """The decoded slab that holds this id."""

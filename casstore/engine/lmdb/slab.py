@@ -554,7 +554,13 @@ class Slab:
         if number == 1:
             # As below; most nodes link to their parent and to nothing else.
             cut = min(at + self._gaps[first_gap], end)
-            digest = digest_of_id(own_id - directory.distances[first_link])
+            distance = directory.distances[first_link]
+            if distance <= position:
+                # Mostly it is in the same slab.
+                start = (position - distance) * DIGEST_BYTES
+                digest = directory.digests[start : start + DIGEST_BYTES]
+            else:
+                digest = digest_of_id(own_id - distance)
             return b"".join((raw[at:cut], digest, raw[cut:end]))
         distances = directory.distances[first_link : first_link + number]
         parts: list[bytes] = []
