@@ -23,15 +23,16 @@ from casstore.format.canonical import (
     fill_links,
     inspect,
     is_link,
+    is_plain,
     link_bytes,
     links_in,
-    open_plain,
     open_trusted,
     pack_checked,
     pack_flat,
     pack_plain,
-    plain_link,
     scalar_bytes,
+    trusted_link,
+    unpack_trusted,
 )
 from casstore.format.limits import MAX_DEPTH, NODE_PAYLOAD_MAX_BYTES
 from casstore.format.splitting import Emit, Spelled, spell
@@ -173,15 +174,15 @@ def open_whole(data: bytes) -> list[Any] | None:
     For bytes that their digest has just proven. None if something lives elsewhere, or these are
     no node's bytes: ``open_node``, trusted, then gives it, or says what is wrong.
     """
-    fields: Any = open_plain(data)
+    fields: Any = unpack_trusted(data)
     if type(fields) is not list or len(fields) != _FIELDS:
         return None
     node_id, seq, depth, users, frame, time, parent_id, above, cause, payload = fields
     if above is None:
         fits = depth == 1 and parent_id is None
     else:
-        fields[_PARENT] = plain_link(above)
-        fits = fields[_PARENT] is not None and depth != 1 and type(parent_id) is str
+        fields[_PARENT] = parent = trusted_link(above)
+        fits = parent is not None and depth != 1 and type(parent_id) is str
     if (
         fits
         and type(node_id) is str
@@ -190,8 +191,8 @@ def open_whole(data: bytes) -> list[Any] | None:
         and 0 <= users <= depth
         and (frame is None or type(frame) is str)
         and (time is None or type(time) in _TIMES)
-        and type(cause) is not slice
-        and type(payload) is not slice
+        and (cause is None or is_plain(cause, PAYLOAD_ROOM))
+        and is_plain(payload, PAYLOAD_ROOM)
     ):
         return fields
     return None

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from casstore.engine.protocol import Engine, PutRow, RowKey
 from casstore.errors import CorruptionError, InvalidInputError
-from casstore.format.canonical import pack_checked, unpack_checked
+from casstore.format.canonical import pack_checked, unpack_checked, unpack_trusted
 from casstore.format.digest import DIGEST_BYTES
 from casstore.session import keys
 from casstore.session.heads import LINEAGE_BYTES, Base, HeadRow
@@ -99,10 +99,13 @@ def encode_page(page: Page) -> bytes:
     return pack_checked(list(page))
 
 
-def decode_page(data: bytes) -> Page:
-    """Read a page of the node table; CorruptionError if it is none."""
+def decode_page(data: bytes, *, spelling: bool = True) -> Page:
+    """Read a page of the node table; CorruptionError if it is none.
+
+    Whoever reads a node through it, and compares the two, may leave out the ``spelling``.
+    """
     try:
-        page = Page(*unpack_checked(data))
+        page = Page(*(unpack_checked if spelling else unpack_trusted)(data))
         if len(page.digests) != DIGEST_BYTES * len(page.distances) or not page.distances:
             raise ValueError("columns of different lengths")
     except (TypeError, ValueError) as exc:
@@ -166,6 +169,15 @@ def read_digests(engine: Engine, lineage: bytes, seqs: Sequence[int]) -> list[by
     return found
 
 
+def find_digest(engine: Engine, lineage: bytes, seq: int) -> bytes | None:
+    """The digest of one node that a lineage itself holds; None if its pages do not list it."""
+    [row] = engine.get_rows((RowKey("nodes", keys.lineage_page(lineage, seq // PAGE_NODES)),))
+    if row is None:
+        return None
+    page = decode_page(row, spelling=False)
+    return page.digest(seq) if page.first <= seq < page.stop else None
+
+
 class Chain:
     """The nodes of one revision: its own lineage and those it goes on from."""
 
@@ -219,10 +231,6 @@ class Chain:
                         seq = found
             seqs.append(seq)
         return self._places_of(seqs)
-
-    def place_of(self, row: bytes | None) -> Place | None:
-        """The place that a row of the newest lineage, found by a node's id, leads to."""
-        return self._places_of([None if row is None else read_seq(row)])[0]
 
     def _places_of(self, seqs: list[int | None]) -> list[Place | None]:
         """The nodes with these seqs; each page is read once, and none beside them."""

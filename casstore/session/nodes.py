@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, overload
 
 from casstore.errors import CorruptionError, NodeNotFoundError
 from casstore.format.digest import Digest
-from casstore.format.node import DecodedNode, NodeHeader
+from casstore.format.node import NodeHeader
 from casstore.objects import graph as objects
 from casstore.session import keys
 from casstore.session.arguments import check_count
@@ -120,13 +120,6 @@ class Nodes(Sequence[Node]):
                 )
             )  # fmt: skip
         return nodes
-
-
-def public_node(digest: bytes, found: DecodedNode) -> Node:
-    """A node as callers see it."""
-    (node_id, seq, depth, _, frame, time, parent_id, _), cause, payload = found
-    name = Digest.known(digest)
-    return Node(node_id, payload, parent_id, cause, frame, time, seq, depth, name)
 
 
 def visible_leaf(runtime: Runtime, state: State, hidden: HiddenNodes) -> tuple[str | None, bool]:

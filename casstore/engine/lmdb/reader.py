@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import lmdb
@@ -9,6 +10,7 @@ import lmdb
 from casstore.engine.compression import Compressor
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.cache import SlabCache
+from casstore.engine.lmdb.index import index_key
 from casstore.engine.lmdb.slab import Slab
 from casstore.engine.protocol import StoredObject
 from casstore.errors import CorruptionError
@@ -57,22 +59,30 @@ class SlabReader:
             slab = self.slab(object_id)
         position = object_id - slab.first_id
         self._behind = (position + 1) * DIGEST_BYTES
-        kind = slab.directory.kinds[position] & ~slabs.KEEPS_LINKS
+        kind = slab.kinds[position] & ~slabs.KEEPS_LINKS
         # As StoredObject(…) does, in half the time.
         return _new_tuple(StoredObject, (kind, slab.data(position, self.digest)))
 
-    def find_behind(self, digest: bytes) -> int:
-        """The id under which the slab read last lists a digest behind the object read last; or 0.
+    def next(self, digest: bytes, has_row: Callable[[bytes], bool]) -> StoredObject | None:
+        """The object with this digest, if the slab read last lists it behind the one read last.
 
-        What is read in the order in which it was stored is found here. Whether the object is
-        still known by this id is for the index to say.
+        What is read in the order in which it was stored is found here. ``has_row`` is asked
+        whether the index still names it: what a slab lists may be gone.
         """
         slab = self._slab
         if slab is None:
-            return 0
-        at = slab.directory.digests.find(digest, self._behind)
+            return None
+        at = slab.digests.find(digest, self._behind)
         # Between two digests it would be chance, or somebody's choice.
-        return 0 if at < 0 or at % DIGEST_BYTES else slab.first_id + at // DIGEST_BYTES
+        if at < 0 or at % DIGEST_BYTES:
+            return None
+        position = at // DIGEST_BYTES
+        if not has_row(index_key(digest, slab.first_id + position)):
+            return None
+        self._behind = at + DIGEST_BYTES
+        # As ``object`` does.
+        kind = slab.kinds[position] & ~slabs.KEEPS_LINKS
+        return _new_tuple(StoredObject, (kind, slab.data(position, self.digest)))
 
     def slab(self, object_id: int) -> Slab:
         """The decoded slab that holds this id."""
