@@ -29,6 +29,8 @@ PAGE_NODES: Final = 32
 # How many pages one request reads when it walks.
 _PAGES_AHEAD: Final = 64
 _MAX_SEQ_BYTES: Final = 8
+# The types of distances: there is one at least.
+_NUMBERS: Final = {int}
 
 
 class Place(NamedTuple):
@@ -106,8 +108,15 @@ def decode_page(data: bytes, *, spelling: bool = True) -> Page:
     """
     try:
         page = Page(*(unpack_checked if spelling else unpack_trusted)(data))
-        if len(page.digests) != DIGEST_BYTES * len(page.distances) or not page.distances:
-            raise ValueError("columns of different lengths")
+        first, distances, digests = page
+        if (
+            type(first) is not int
+            or type(digests) is not bytes
+            or type(distances) is not list
+            or set(map(type, distances)) != _NUMBERS
+            or len(digests) != DIGEST_BYTES * len(distances)
+        ):
+            raise ValueError("not the columns of a page")
     except (TypeError, ValueError) as exc:
         raise CorruptionError("a page of the node table is damaged") from exc
     return page
