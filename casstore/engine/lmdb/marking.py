@@ -2,8 +2,8 @@
 
 A child's id is always lower than its parent's, so one pass over the slabs from the newest
 to the oldest marks everything, without a stack: when the pass comes to an object, all that
-could reach it have been seen. Each id has two bytes, one for "the index names it" and one
-for "it is reached". The pass reads directories, never the objects themselves.
+could reach it have been seen. Each id has a byte with two bits, "it is reached" and "the
+index names it". The pass reads directories, never the objects themselves.
 
 Nothing here has to be of one moment. Objects are never changed, ids never given twice, and
 what appears while the pass runs has a higher id than any it looks at; ``catch_up`` sees to
@@ -37,12 +37,25 @@ from casstore.errors import CorruptionError
 _INDEX_BATCH: Final = 4096
 _INDEX_BATCHES: Final = 32
 _SLAB_BATCH: Final = 512
-_YES: Final = b"\1"
-# How many ids are compared at once, as one long number.
+# How many ids are looked at at once.
 _CHUNK_IDS: Final = 1 << 20
 
-# Turns kinds into whether they stand for an object that may have a name.
-_IS_NO_DEAD: Final = bytes([kind & ~slabs.KEEPS_LINKS != slabs.DEAD for kind in range(256)])
+# What is known of an id, a byte each.
+_REACHED: Final = 1
+_NAMED: Final = 2
+# Reached and without a name: that is damage.
+_STRAY: Final = bytes([_REACHED])
+_REACHED_STATES: Final = (_STRAY, bytes([_REACHED | _NAMED]))
+# These turn such bytes into 0 and 1: is it reached, named, named and not reached?
+_IS_REACHED: Final = bytes([state & _REACHED for state in range(256)])
+_IS_NAMED: Final = bytes([state >> 1 & 1 for state in range(256)])
+_IS_LEFT: Final = bytes([state == _NAMED for state in range(256)])
+# Everything that has a name counts as reached.
+_ALL_REACHED: Final = bytes([state | state >> 1 & _REACHED for state in range(256)])
+
+# Turns kinds into "named", but for those that stand for an object that has no name any more.
+_NAMES: Final = bytes([_NAMED * (kind & ~slabs.KEEPS_LINKS != slabs.DEAD) for kind in range(256)])
+_HAS_NAME: Final = bytes([_NAMED])
 
 # Told how many objects were looked at.
 Pulse = Callable[[int], None]
@@ -82,8 +95,7 @@ class Marks:
     def _begin(self) -> None:
         # Pages that are never touched take no memory: long dead ids cost nothing.
         private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        self._named = mmap.mmap(-1, self.last_id + 1, flags=private)
-        self._reached = mmap.mmap(-1, self.last_id + 1, flags=private)
+        self._states = mmap.mmap(-1, self.last_id + 1, flags=private)
         self._scanned_id = self.last_id
         self._changes_seen = 0
         self._touches_seen = 0
@@ -92,8 +104,7 @@ class Marks:
 
     def close(self) -> None:
         """Give the memory back."""
-        self._named.close()
-        self._reached.close()
+        self._states.close()
 
     # --- the pass -------------------------------------------------------------------------
 
@@ -127,18 +138,17 @@ class Marks:
                     self._require_nothing_between(stop, below)
                     below = first
                     count = stop - first
+                    may_have_names = directory.kinds[:count].translate(_NAMES)
                     if trusting:
-                        named = directory.kinds[:count].translate(_IS_NO_DEAD)
-                        self._named[first:stop] = named
-                    else:
-                        named = self._named[first:stop]
-                    self._spread(directory, first, count, named)
-                    reached = self._reached[first:stop]
+                        self._name(first, may_have_names)
+                    self._spread(directory, first, count)
+                    states = self._states[first:stop]
+                    reached, named = states.translate(_IS_REACHED), states.translate(_IS_NAMED)
                     lengths = directory.lengths[:count]
                     kept += reached.count(1)
                     kept_bytes += sum(compress(lengths, reached))
                     names += named.count(1)
-                    held += directory.kinds[:count].translate(_IS_NO_DEAD).count(1)
+                    held += may_have_names.count(_HAS_NAME)
                     names_bytes += sum(compress(lengths, named))
                 if below > 1 and not self._more(txn, below):
                     self._require_nothing_between(1, below)
@@ -151,16 +161,26 @@ class Marks:
         self.is_clean = held == names
         return MarkReport(roots, kept, names - kept, kept_bytes, names_bytes - kept_bytes)
 
+    def _name(self, first: int, names: bytes) -> None:
+        """Note that these have names, from this id on."""
+        count = len(names)
+        states = int.from_bytes(self._states[first : first + count], "big")
+        states |= int.from_bytes(names, "big")
+        self._states[first : first + count] = states.to_bytes(count, "big")
+
     def _read_index(self) -> None:
-        """Note which ids have names, as the index says or, at the beginning, the journal."""
+        """Note which ids have names, as the index says or, at the beginning, the journal.
+
+        Nothing is reached yet.
+        """
         self._read_index_rows()
         for object_id in self._unnamed_late:
-            self._named[object_id] = 0
+            self._states[object_id] = 0
         for object_id in self._named_late:
-            self._named[object_id] = 1
+            self._states[object_id] = _NAMED
 
     def _read_index_rows(self) -> None:
-        named, last_id, from_bytes = self._named, self.last_id, int.from_bytes
+        states, last_id, from_bytes = self._states, self.last_id, int.from_bytes
         at = b""
         while True:
             with self._env.reading_bytes() as txn:
@@ -177,7 +197,7 @@ class Marks:
                     if rows and max(ids) > last_id:
                         ids = [object_id for object_id in ids if object_id <= last_id]
                     for object_id in ids:
-                        named[object_id] = 1
+                        states[object_id] = _NAMED
                     if len(rows) < _INDEX_BATCH:
                         return
                 # The cursor stands on the row that it would give next, or is through.
@@ -239,18 +259,18 @@ class Marks:
                 self._reach(own)
 
     def _reach(self, object_id: int) -> None:
-        if object_id <= self.last_id and not self._reached[object_id]:
-            self._reached[object_id] = 1
+        if object_id <= self.last_id and not self._states[object_id] & _REACHED:
+            self._states[object_id] |= _REACHED
             heapq.heappush(self._open, -object_id)
 
-    def _spread(self, directory: Directory, first: int, count: int, named: bytes) -> None:
+    def _spread(self, directory: Directory, first: int, count: int) -> None:
         """Mark the children of every reached object of a slab. Most of the time goes here."""
-        reached = self._reached
+        states = self._states
         if directory.stored_at_ms >= self._keep_after_ms:
             # Young: all that have a name count as reached.
-            before = reached[first : first + count]
-            self._require_named(directory, before, named)
-            reached[first : first + count] = named
+            young = states[first : first + count]
+            self._require_named(directory, young)
+            states[first : first + count] = young.translate(_ALL_REACHED)
         distances = directory.distances
         if distances:
             sound = max(distances) < first and 0 not in distances
@@ -260,9 +280,9 @@ class Marks:
             for own, links in zip(ids, reversed(counts), strict=True):
                 if links:
                     at -= links
-                    if reached[own]:
+                    if states[own] & _REACHED:
                         if links == 1 and sound:
-                            reached[own - distances[at]] = 1
+                            states[own - distances[at]] |= _REACHED
                             continue
                         for far in distances[at : at + links]:
                             if not sound and not 0 < far < own:
@@ -270,22 +290,21 @@ class Marks:
                                     f"object {directory.digest(own - first).hex()} is older "
                                     "than one it links to"
                                 )
-                            reached[own - far] = 1
-        self._require_named(directory, reached[first : first + count], named)
+                            states[own - far] |= _REACHED
+        self._require_named(directory, states[first : first + count])
 
-    def _require_named(self, directory: Directory, reached: bytes, named: bytes) -> None:
+    def _require_named(self, directory: Directory, states: bytes) -> None:
         """Raise if something is reached that the index does not name."""
-        if int.from_bytes(reached, "big") & ~int.from_bytes(named, "big"):
-            for position, (is_reached, is_named) in enumerate(zip(reached, named, strict=True)):
-                if is_reached and not is_named:
-                    raise CorruptionError(
-                        f"object {directory.digest(position).hex()} of {self._env.path} is linked "
-                        "to, but the index does not name it"
-                    )
+        position = states.find(_STRAY)
+        if position >= 0:
+            raise CorruptionError(
+                f"object {directory.digest(position).hex()} of {self._env.path} is linked "
+                "to, but the index does not name it"
+            )
 
     def _require_nothing_between(self, start: int, stop: int) -> None:
         """Raise if something is reached in a range of ids without slabs."""
-        found = self._reached.find(_YES, start, stop)
+        found = max(self._states.find(each, start, stop) for each in _REACHED_STATES)
         if found >= 0:
             raise CorruptionError(
                 f"object {found} of {self._env.path} is linked to, but no slab holds it"
@@ -386,7 +405,7 @@ class Marks:
             if not budget.spend(1):
                 return False
             own = -heapq.heappop(self._open)
-            if not self._named[own]:
+            if not self._states[own] & _NAMED:
                 raise CorruptionError(
                     f"object {own} of {self._env.path} is linked to, but the index does not name it"
                 )
@@ -434,11 +453,8 @@ class Marks:
 
     def _unreached_in(self, first: int, stop: int) -> list[int]:
         """Which of these ids, counted from the first, are named and not reached."""
-        named, reached = self._named[first:stop], self._reached[first:stop]
-        if named == reached:
-            return []
-        left = int.from_bytes(named, "big") & ~int.from_bytes(reached, "big")
-        return list(compress(range(stop - first), left.to_bytes(stop - first, "big")))
+        left = self._states[first:stop].translate(_IS_LEFT)
+        return list(compress(range(stop - first), left))
 
     def dead_slabs(self, below: int) -> tuple[list[bytes], int]:
         """The keys of some slabs under ``below`` in which nothing is named; where to go on."""
@@ -455,16 +471,18 @@ class Marks:
     def is_dead(self, directory: Directory) -> bool:
         """Is nothing named in this slab? Never the newest: ids go on after it."""
         stop = directory.first_id + directory.objects
-        return stop <= self.last_id and self._named.find(_YES, directory.first_id, stop) < 0
+        if stop > self.last_id:
+            return False
+        return not any(self._states[directory.first_id : stop].translate(_IS_NAMED))
 
     def is_reached(self, object_id: int) -> bool:
         """Was this object reached after all?"""
-        return bool(self._reached[object_id])
+        return bool(self._states[object_id] & _REACHED)
 
     def forget(self, object_ids: Iterable[int]) -> None:
         """These have lost their names."""
         for object_id in object_ids:
-            self._named[object_id] = 0
+            self._states[object_id] &= ~_NAMED
 
     def unreached(self) -> bytes:
         """All ids that are named and not reached: a byte for each, compressed."""
@@ -472,9 +490,7 @@ class Marks:
         parts: list[bytes] = []
         for start in range(0, self.last_id + 1, _CHUNK_IDS):
             stop = min(start + _CHUNK_IDS, self.last_id + 1)
-            named = int.from_bytes(self._named[start:stop], "big")
-            reached = int.from_bytes(self._reached[start:stop], "big")
-            parts.append(packer.compress((named & ~reached).to_bytes(stop - start, "big")))
+            parts.append(packer.compress(self._states[start:stop].translate(_IS_LEFT)))
         return b"".join((*parts, packer.flush()))
 
     def restrict(self, unreached: bytes) -> None:
@@ -490,10 +506,12 @@ class Marks:
                 if not more:
                     break
                 before += more
+            states = self._states[start:stop]
             allowed = int.from_bytes(before.ljust(stop - start, b"\0"), "big")
-            reached = int.from_bytes(self._reached[start:stop], "big")
-            named = int.from_bytes(self._named[start:stop], "big") & (allowed | reached)
-            self._named[start:stop] = named.to_bytes(stop - start, "big")
+            allowed |= int.from_bytes(states.translate(_IS_REACHED), "big")
+            # Of what is not allowed, no bit stays.
+            kept = int.from_bytes(states, "big") & (allowed * (_REACHED | _NAMED))
+            self._states[start:stop] = kept.to_bytes(stop - start, "big")
 
 
 class _Budget:

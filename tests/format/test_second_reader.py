@@ -1,0 +1,182 @@
+"""docs/format.md is enough: a reader written from it finds everything that casstore has stored."""
+
+from __future__ import annotations
+
+import ast
+import io
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from zstandard import ZstdError
+
+import casstore
+from casstore.maintenance import gc
+from casstore.session.data import UNFENCED, Checkpoint, Commit
+from casstore.session.session import Session
+from tests.format.second_reader import Link, Refused, SecondReader, decode
+from tests.maintenance.wounds import flip, open_store, populate, step, wounding
+
+LONG = "a long text, " * 300
+
+
+@contextmanager
+def second(path: Path) -> Iterator[SecondReader]:
+    reader = SecondReader(str(path))
+    try:
+        yield reader
+    finally:
+        reader.close()
+
+
+def as_links(value: Any) -> Any:
+    """What casstore gives, with the second reader's links."""
+    if isinstance(value, casstore.Link):
+        return Link(0, bytes(value.digest))
+    if isinstance(value, list):
+        return [as_links(item) for item in value]
+    if isinstance(value, dict):
+        return {key: as_links(item) for key, item in value.items()}
+    return value
+
+
+def make(path: Path, *, then: str) -> dict[str, Any]:
+    """A store of many kinds of things, and all that casstore reads in it."""
+    source = random.Random(5)
+    with open_store(path) as store:
+        words = [source.randbytes(5).hex() for _ in range(400)]
+        if then == "packed":
+            for number in range(500):
+                store.put_value({"n": number, "text": " ".join(source.choices(words, k=90))})
+            # What comes from here on is compressed with it, and the rest when it is packed.
+            assert store.train_dictionary().adopted
+        populate(store)
+        step(store, "x" * 300, "long-name", text=LONG)
+        for number in range(180):
+            step(store, "many", f"m{number}", text=" ".join(source.choices(words, k=90)))
+        values: list[Any] = [
+            None, -1, 2**64 - 1, -(2**63), 1.5, "", "text", LONG, b"bytes" * 200, [], {}, [[]],
+            list(range(5000)), {f"k{n}": {"n": n, "text": LONG[:n]} for n in range(900)},
+            [{"role": "user", "text": source.randbytes(40).hex()} for _ in range(700)],
+            {"deep": [[[[{"link": casstore.Link(store.put_blob(b"linked"))}]]]]},
+        ]  # fmt: skip
+        names = [store.put_value(value) for value in values]
+        blobs = [
+            store.put_stream(io.BytesIO(source.randbytes(300_000))), store.put_blob(b""),
+            store.put_blob(LONG.encode()),
+        ]  # fmt: skip
+        if then == "packed":
+            store.delete_session("s1")
+            gc.collect(store, grace_ms=1_000_000_000)
+            store.pack(min_age_ms=0)
+            step(store, "many", "after", text="packing")
+        found: dict[str, Any] = {
+            "objects": {item.digest for item in store.engine.scan_objects(limit=1_000_000)},
+            "values": {name: as_links(store.get_value(name)) for name in names},
+            "blobs": {name: store.get_blob(name) for name in blobs},
+            "paths": {
+                info.meta.session: _paths(store.session(info.meta.session))
+                for info in store.sessions()
+            },
+        }
+    return found
+
+
+def _paths(session: Session) -> dict[int, list[tuple[str, Any]]]:
+    """The first revisions of a session and the last, each with its active path."""
+    revisions = sorted(entry.revision for entry in session.history())
+    return {
+        revision: [(node.id, node.payload) for node in session.nodes(at=revision)]
+        for revision in {*revisions[:20], *revisions[-1:]}
+    }
+
+
+@pytest.mark.parametrize("then", ["as written", "packed"])
+def test_it_reads_all_that_is_stored(tmp_path: Path, then: str) -> None:
+    path = tmp_path / "s"
+    known = make(path, then=then)
+    with second(path) as reader:
+        assert reader.journal_entries
+        assert reader.sum_is_right()
+        assert set(reader.digests()) == known["objects"]
+        for digest in known["objects"]:
+            # Each is proven by its digest on the way.
+            reader.get(digest)
+        assert reader.layouts == ({1, 2} if then == "packed" else {1})
+        assert reader.used_dictionary == (then == "packed")
+        for digest, value in known["values"].items():
+            assert reader.value(digest) == value
+        for digest, content in known["blobs"].items():
+            assert reader.blob(digest) == content
+        heads = dict(reader.sessions())
+        # A session that was only named has no head yet.
+        paths = {session: found for session, found in known["paths"].items() if found}
+        assert set(heads) == set(paths)
+        for session, revisions in paths.items():
+            assert reader.path(heads[session]) == revisions[max(revisions)]
+            if len(session) < 240:
+                for revision, row in reader.history(session):
+                    if revision in revisions:
+                        assert reader.path(heads[session], row) == revisions[revision]
+
+
+def test_it_reads_the_state_beside_the_graph(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    tools = {"enabled": ["read", LONG], "n": 7}
+    with open_store(path) as store:
+        store.session("s").commit(
+            Commit(checkpoint=Checkpoint(tool_state=tools, turn_state={"t": 1}), lease=UNFENCED)
+        )
+    with second(path) as reader:
+        manifest = reader.manifest(dict(reader.sessions())["s"])
+        assert reader.value(manifest[7].digest) == tools
+        assert reader.spelled(manifest[10]) == {"t": 1}
+
+
+def test_it_refuses_damage(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with open_store(path) as store:
+        step(store, "s", "a", text=LONG)
+    with wounding(path) as cut:
+        key, value = cut.rows("slabs")[0]
+        cut.put("slabs", key, flip(value))
+        head, row = cut.rows("heads")[0]
+        cut.put("heads", head, flip(row, 30))
+    with second(path) as reader:
+        with pytest.raises((Refused, ZstdError)):
+            [reader.get(digest) for digest in reader.digests()]
+        with pytest.raises(Refused):
+            list(reader.sessions())
+        assert not reader.sum_is_right()
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    ["cc7f", "cd00ff", "d0ff", "d1ff80", "ca3fc00000", "cb7ff0000000000000", "d903616263",
+     "c5000161", "dc000101", "82a16201a16102", "8101c0", "c1", "d4ff00", "c72105" + "00" * 33,
+     "c0c0", "91" * 65 + "90", "a2c328", "93c0"],
+)  # fmt: skip
+def test_it_refuses_other_spellings(spelling: str) -> None:
+    with pytest.raises((Refused, UnicodeDecodeError)):
+        decode(bytes.fromhex(spelling))
+
+
+def test_it_knows_nothing_of_the_code() -> None:
+    source = Path(__file__).with_name("second_reader.py").read_text()
+    imported = {
+        name
+        for statement in ast.walk(ast.parse(source))
+        if isinstance(statement, ast.Import | ast.ImportFrom)
+        for name in (
+            [statement.module or ""]
+            if isinstance(statement, ast.ImportFrom)
+            else [alias.name for alias in statement.names]
+        )
+    }
+    assert imported == {
+        "__future__", "blake3", "collections.abc", "itertools", "lmdb", "struct", "typing",
+        "zstandard",
+    }  # fmt: skip
