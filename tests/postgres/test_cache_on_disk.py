@@ -56,7 +56,9 @@ def test_what_was_read_once_is_read_again_without_a_round_trip(
     trips = []
     with link(postgres_server) as proxy:
         for _ in range(2):
-            with casstore.open(url(postgres_server, schema, tmp_path, port=proxy.port)) as store:
+            # One connection: a second one that the pool makes meanwhile has trips of its own.
+            where = url(postgres_server, schema, tmp_path, port=proxy.port, pool="1")
+            with casstore.open(where) as store:
                 digests = [info.digest for info in store.engine.scan_objects()]
                 before = proxy.traffic()
                 found = store.engine.get_many(digests)
