@@ -8,6 +8,7 @@ stored as a blob and lose the object's links.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from blake3 import blake3
@@ -19,7 +20,7 @@ DIGEST_BYTES: Final = 32
 
 def plain_hash(data: bytes, length: int = DIGEST_BYTES) -> bytes:
     """Plain BLAKE3: the name of a blob, and the source of all pseudo-random decisions."""
-    return blake3(data).digest(length=length)
+    return blake3(data).digest() if length == DIGEST_BYTES else blake3(data).digest(length=length)
 
 
 class Digest(bytes):
@@ -119,8 +120,10 @@ _CONTEXTS: Final = {
 TURN_CONTEXT: Final = "casstore 2026-11 turn v1"
 SUBJECT_CONTEXT: Final = "casstore 2026-11 subject v1"
 
-# Deriving a key costs a compression of its own; a copied hasher has done it already.
-_HASHERS: Final = {kind: blake3(derive_key_context=text) for kind, text in _CONTEXTS.items()}
+#: Deriving a key costs a compression of its own; a copied hasher has done it already.
+HASHERS: Final = {kind: blake3(derive_key_context=text) for kind, text in _CONTEXTS.items()}
+# A rope carries the name of another content.
+_HASHERS_OF_CONTENT: Final = {kind: hasher for kind, hasher in HASHERS.items() if kind != Kind.ROPE}
 
 
 def digest_of(kind: int, data: bytes) -> bytes:
@@ -131,7 +134,7 @@ def digest_of(kind: int, data: bytes) -> bytes:
     """
     if kind == Kind.BLOB:
         return plain_hash(data)
-    hasher = _HASHERS[kind].copy()
+    hasher = HASHERS[kind].copy()
     hasher.update(data)
     return hasher.digest()
 
@@ -153,14 +156,27 @@ def subject_hash(secret: bytes, subject: bytes) -> bytes:
     return hasher.digest()
 
 
+def check_objects(digests: Sequence[bytes], objects: Sequence[tuple[int, bytes] | None]) -> None:
+    """``check_object`` for many; where there is None there is nothing to check."""
+    hashers = _HASHERS_OF_CONTENT
+    for digest, item in zip(digests, objects, strict=True):
+        if item is None:
+            continue
+        kind, data = item
+        hasher = hashers.get(kind)
+        if hasher is not None:
+            # As ``digest_of`` does; spelled out because everything read comes through here.
+            hasher = hasher.copy()
+            hasher.update(data)
+            if hasher.digest() == digest:
+                continue
+        check_object(digest, kind, data)
+
+
 def check_object(digest: bytes, kind: int, data: bytes) -> None:
     """Raise CorruptionError unless ``data`` is what was stored under ``digest`` (P1)."""
-    hasher = _HASHERS.get(kind)
-    if hasher is not None and kind != Kind.ROPE:
-        # As ``digest_of`` does; spelled out because everything read comes through here.
-        hasher = hasher.copy()
-        hasher.update(data)
-        sound = hasher.digest() == digest
+    if kind in _HASHERS_OF_CONTENT:
+        sound = digest_of(kind, data) == digest
     elif kind == Kind.ROPE:
         # Its name is that of the content it stands for; its own proof is the seal.
         body = data[DIGEST_BYTES:]

@@ -23,6 +23,7 @@ from casstore.format.canonical import (
     fill_links,
     inspect,
     is_link,
+    is_plain,
     link_bytes,
     links_in,
     open_trusted,
@@ -30,13 +31,17 @@ from casstore.format.canonical import (
     pack_flat,
     pack_plain,
     scalar_bytes,
+    trusted_link,
+    unpack_trusted,
 )
 from casstore.format.limits import MAX_DEPTH, NODE_PAYLOAD_MAX_BYTES
 from casstore.format.splitting import Emit, Spelled, spell
 
 _FIELDS: Final = 10
+_PARENT: Final = 7
 _HEADER: Final = b"\x9a"
 _NIL: Final = b"\xc0"
+_LINK: Final = link_bytes(ROLE_LINK, b"")
 NULL: Final = Spelled(_NIL, [])
 _TIMES: Final = frozenset((str, int, float))
 # The payload stands one list deep.
@@ -72,6 +77,10 @@ def spell_payload(value: Any, name: str, emit: Emit) -> Spelled:
     """
     if value is None:
         return NULL
+    if type(value) is dict:
+        flat = pack_flat(value, NODE_PAYLOAD_MAX_BYTES)
+        if flat is not None:
+            return Spelled(flat, [])
     try:
         whole = _spell_whole(value)
         return whole or spell(value, PAYLOAD_ROOM, emit)
@@ -82,10 +91,6 @@ def spell_payload(value: Any, name: str, emit: Emit) -> Spelled:
 def _spell_whole(value: Any) -> Spelled | None:
     """Spell a value without moving anything out; None if it is too long, or cannot be spelled."""
     kind = type(value)
-    if kind is dict:
-        flat = pack_flat(value, NODE_PAYLOAD_MAX_BYTES)
-        if flat is not None:
-            return Spelled(flat, [])
     if kind is dict or kind is list or kind is tuple:
         whole = pack_plain(
             value, PAYLOAD_ROOM, NODE_PAYLOAD_MAX_BYTES, NODE_PAYLOAD_MAX_BYTES + 1, _name_nothing
@@ -111,14 +116,14 @@ def check_time(time: object) -> None:
 
 def encode_node(header: NodeHeader, cause: Spelled, payload: Spelled) -> tuple[bytes, list[bytes]]:
     """The bytes of a node and the digests it links to, in order."""
-    *plain, parent = header
-    links = [*cause.links, *payload.links]
+    parent = header.parent
+    links = cause.links + payload.links
     above = _NIL
     if parent is not None:
-        links.insert(0, parent)
-        above = link_bytes(ROLE_LINK, parent)
+        links = [parent, *links]
+        above = _LINK + parent
     # The first byte of the seven plain fields is their own list's header.
-    return b"".join((_HEADER, pack_checked(plain)[1:], above, cause.data, payload.data)), links
+    return b"".join((_HEADER, pack_checked(header[:7])[1:], above, cause[0], payload[0])), links
 
 
 def fill_node(opened: DecodedNode, resolve: Resolver) -> DecodedNode:
@@ -162,6 +167,36 @@ def open_node(
         raise _not_a_node(digest)
     header = NodeHeader(node_id, seq, depth, users, frame, time, parent_id, parent)
     return DecodedNode(header, cause, payload), links if parent is None else links[1:]
+
+
+def open_whole(data: bytes) -> list[Any] | None:
+    """The ten fields of a node that keeps nothing elsewhere; of its parent, the digest.
+
+    For bytes that their digest has just proven. None if something lives elsewhere, or these are
+    no node's bytes: ``open_node``, trusted, then gives it, or says what is wrong.
+    """
+    fields: Any = unpack_trusted(data)
+    if type(fields) is not list or len(fields) != _FIELDS:
+        return None
+    node_id, seq, depth, users, frame, time, parent_id, above, cause, payload = fields
+    if above is None:
+        fits = depth == 1 and parent_id is None
+    else:
+        fields[_PARENT] = parent = trusted_link(above)
+        fits = parent is not None and depth != 1 and type(parent_id) is str
+    if (
+        fits
+        and type(node_id) is str
+        and type(seq) is type(depth) is type(users) is int
+        and 0 < depth <= seq + 1
+        and 0 <= users <= depth
+        and (frame is None or type(frame) is str)
+        and (time is None or type(time) in _TIMES)
+        and (cause is None or is_plain(cause, PAYLOAD_ROOM))
+        and is_plain(payload, PAYLOAD_ROOM)
+    ):
+        return fields
+    return None
 
 
 def cut_node(data: bytes) -> tuple[Spelled, Spelled]:

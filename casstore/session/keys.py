@@ -96,8 +96,12 @@ def is_cut(session: str) -> bool:
 
 def part(text: str, what: str) -> bytes:
     """The last part of a key: an id below a session."""
-    spelled = id_bytes(text, what)
-    return spelled if len(spelled) <= _PART_BYTES else _fit(spelled, _PART_BYTES)
+    # Most ids are short and plain, and need no closer look.
+    if type(text) is str and text.isascii() and 0 < len(text) <= _PART_BYTES:
+        spelled = text.encode()
+        if b"\0" not in spelled:
+            return spelled
+    return _fit(id_bytes(text, what), _PART_BYTES)
 
 
 def history(key: bytes, revision: int) -> bytes:
@@ -152,6 +156,11 @@ def is_lineage_row(nodes_key: bytes) -> bool:
 def is_lineage_page(nodes_key: bytes) -> bool:
     """Is this key of the node table that of a page?"""
     return nodes_key[_LINEAGE_BYTES : _LINEAGE_BYTES + 1] == _LINEAGE_PAGE
+
+
+def lineage_nodes(lineage: bytes) -> bytes:
+    """What the keys start with under which nodes of a lineage are found by their ids."""
+    return lineage + _LINEAGE_ID
 
 
 def lineage_node(lineage: bytes, node_part: bytes) -> bytes:

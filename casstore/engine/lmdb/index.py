@@ -63,7 +63,7 @@ class Proven:
 class Index:
     """Looks digests up within one transaction."""
 
-    __slots__ = ("_digest_of", "_env", "_names", "_proven", "_slabs", "_txn")
+    __slots__ = ("_digest_of", "_env", "_names", "_proven", "_slabs", "_txn", "has_row")
 
     def __init__(
         self,
@@ -79,6 +79,8 @@ class Index:
         self._env = env
         self._txn = txn
         self._names: AnyCursor = txn.cursor(db=env.index)
+        #: Is there this row (see ``index_key``)? For those who know the id already.
+        self.has_row: Callable[[bytes], bool] = self._names.set_key
         self._slabs: AnyCursor | None = None
         self._digest_of = digest_of or self._listed
 
@@ -86,11 +88,15 @@ class Index:
         """The id of an object; None if it is certainly not named."""
         prefix = digest[:PREFIX_BYTES]
         names, proven = self._names, self._proven
+        # Mostly nothing begins like it: every write of something new comes here.
+        if not names.set_range(prefix) or names.key()[:PREFIX_BYTES] != prefix:
+            return None
         if proven is not None:
             known = proven.ids.get(digest)
             if known is not None and names.set_key(index_key(digest, known)):
                 return known
-        more = names.set_range(prefix)
+            names.set_range(prefix)
+        more = True
         while more:
             key = bytes(names.key())
             if key[:PREFIX_BYTES] != prefix:
