@@ -12,9 +12,9 @@ from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.lmdb.index import PREFIX_BYTES, index_key, read_key
 from casstore.engine.lmdb.journal import settle_now
-from casstore.engine.protocol import Write
+from casstore.engine.protocol import NewObject, Write
 from casstore.errors import CorruptionError
-from casstore.format.digest import Digest
+from casstore.format.digest import Digest, Kind
 from casstore.maintenance import gc
 from casstore.maintenance.check import check, rebuild
 from casstore.maintenance.compact import compact
@@ -203,3 +203,48 @@ def test_a_name_that_was_proven_counts_only_while_it_is_there(tmp_path: Path) ->
         assert store.missing([DIGEST]) == []
         assert store.get_blob(DIGEST) == ONE
         assert engine_of(store).verify() == 1
+
+
+@pytest.mark.parametrize("laid", [False, True])
+def test_a_slab_that_still_lists_an_object_does_not_make_it_stored(
+    tmp_path: Path, laid: bool
+) -> None:
+    path = tmp_path / "s"
+    contents = [b"one", b"two", b"three", b"four"]
+    names = [Digest.of_blob(content) for content in contents]
+    with open_store(path) as store:
+        blobs = [
+            NewObject(name, Kind.BLOB, content, ())
+            for name, content in zip(names, contents, strict=True)
+        ]
+        store.engine.write(Write(objects=blobs))
+        assert len(engine_of(store).get_many(names)) == 4
+        store.engine.write(Write(deletes=names[1:3]))
+    if laid:
+        lay_in_place(path)
+    with open_store(path) as store:
+        # In the order in which they were stored, so that the slab itself is asked first.
+        found = store.engine.get_many(names)
+        assert [item and item.data for item in found] == [b"one", None, None, b"four"]
+        # Stored again, it is found under its new id, behind others or before them.
+        store.put_blob(contents[2])
+        for order in (names, names[::-1]):
+            found = store.engine.get_many(order)
+            assert [item and item.data for item in found] == [
+                None if name == names[1] else contents[names.index(name)] for name in order
+            ]
+
+
+def test_a_digest_is_not_found_across_two_others(tmp_path: Path) -> None:
+    with open_store(tmp_path / "s") as store:
+        contents = [bytes((at,)) for at in range(3)]
+        names = [Digest.of_blob(content) for content in contents]
+        blobs = [
+            NewObject(name, Kind.BLOB, content, ())
+            for name, content in zip(names, contents, strict=True)
+        ]
+        store.engine.write(Write(objects=blobs))
+        listed = b"".join(names)
+        across = [listed[at : at + 32] for at in (1, 31, 33)]
+        found = store.engine.get_many([names[0], *across, names[2]])
+        assert [item and item.data for item in found] == [b"\0", None, None, None, b"\2"]

@@ -238,6 +238,32 @@ def test_what_another_process_stores_in_between_ends_a_run(
         assert engine_of(store).verify() == 7
 
 
+def test_slabs_are_joined_only_if_their_ids_follow_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slab has a run of ids: over those of another writer it would give its own to others."""
+    path = tmp_path / "s"
+    other = (
+        "import sys, casstore\n"
+        "with casstore.open(sys.argv[1], durability='process') as store:\n"
+        "    store.put_many([b'theirs', b'and theirs'])\n"
+    )
+    monkeypatch.setattr(tail, "MANY_SLABS", 3)
+    with open_store(path) as store:
+        mine = [put(store, content) for content in texts(2)]
+        subprocess.run([sys.executable, "-c", other, str(path)], check=True)
+        before = {info.digest: info.id for info in infos(store)}
+        mine += [put(store, content) for content in texts(4, 50)]
+        # In memory and from the file: everything is where its id says.
+        assert {info.digest: info.id for info in infos(store)}.items() >= before.items()
+        assert store.get_many(mine) == [*texts(2), *texts(4, 50)]
+        assert not check(store, level="full").findings
+    with open_store(path) as store:
+        assert store.get_many(mine) == [*texts(2), *texts(4, 50)]
+        assert store.get_blob(Digest.of_blob(b"and theirs")) == b"and theirs"
+        assert engine_of(store).verify() == 8
+
+
 def test_a_transaction_that_was_not_committed_is_not_joined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ stored as a blob and lose the object's links.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from blake3 import blake3
@@ -121,6 +122,8 @@ SUBJECT_CONTEXT: Final = "casstore 2026-11 subject v1"
 
 #: Deriving a key costs a compression of its own; a copied hasher has done it already.
 HASHERS: Final = {kind: blake3(derive_key_context=text) for kind, text in _CONTEXTS.items()}
+# A rope carries the name of another content.
+_HASHERS_OF_CONTENT: Final = {kind: hasher for kind, hasher in HASHERS.items() if kind != Kind.ROPE}
 
 
 def digest_of(kind: int, data: bytes) -> bytes:
@@ -153,14 +156,27 @@ def subject_hash(secret: bytes, subject: bytes) -> bytes:
     return hasher.digest()
 
 
+def check_objects(digests: Sequence[bytes], objects: Sequence[tuple[int, bytes] | None]) -> None:
+    """``check_object`` for many; where there is None there is nothing to check."""
+    hashers = _HASHERS_OF_CONTENT
+    for digest, item in zip(digests, objects, strict=True):
+        if item is None:
+            continue
+        kind, data = item
+        hasher = hashers.get(kind)
+        if hasher is not None:
+            # As ``digest_of`` does; spelled out because everything read comes through here.
+            hasher = hasher.copy()
+            hasher.update(data)
+            if hasher.digest() == digest:
+                continue
+        check_object(digest, kind, data)
+
+
 def check_object(digest: bytes, kind: int, data: bytes) -> None:
     """Raise CorruptionError unless ``data`` is what was stored under ``digest`` (P1)."""
-    hasher = HASHERS.get(kind)
-    if hasher is not None and kind != Kind.ROPE:
-        # As ``digest_of`` does; spelled out because everything read comes through here.
-        hasher = hasher.copy()
-        hasher.update(data)
-        sound = hasher.digest() == digest
+    if kind in _HASHERS_OF_CONTENT:
+        sound = digest_of(kind, data) == digest
     elif kind == Kind.ROPE:
         # Its name is that of the content it stands for; its own proof is the seal.
         body = data[DIGEST_BYTES:]

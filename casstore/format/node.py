@@ -23,6 +23,7 @@ from casstore.format.canonical import (
     fill_links,
     inspect,
     is_link,
+    is_plain,
     link_bytes,
     links_in,
     open_trusted,
@@ -30,11 +31,14 @@ from casstore.format.canonical import (
     pack_flat,
     pack_plain,
     scalar_bytes,
+    trusted_link,
+    unpack_trusted,
 )
 from casstore.format.limits import MAX_DEPTH, NODE_PAYLOAD_MAX_BYTES
 from casstore.format.splitting import Emit, Spelled, spell
 
 _FIELDS: Final = 10
+_PARENT: Final = 7
 _HEADER: Final = b"\x9a"
 _NIL: Final = b"\xc0"
 _LINK: Final = link_bytes(ROLE_LINK, b"")
@@ -163,6 +167,36 @@ def open_node(
         raise _not_a_node(digest)
     header = NodeHeader(node_id, seq, depth, users, frame, time, parent_id, parent)
     return DecodedNode(header, cause, payload), links if parent is None else links[1:]
+
+
+def open_whole(data: bytes) -> list[Any] | None:
+    """The ten fields of a node that keeps nothing elsewhere; of its parent, the digest.
+
+    For bytes that their digest has just proven. None if something lives elsewhere, or these are
+    no node's bytes: ``open_node``, trusted, then gives it, or says what is wrong.
+    """
+    fields: Any = unpack_trusted(data)
+    if type(fields) is not list or len(fields) != _FIELDS:
+        return None
+    node_id, seq, depth, users, frame, time, parent_id, above, cause, payload = fields
+    if above is None:
+        fits = depth == 1 and parent_id is None
+    else:
+        fields[_PARENT] = parent = trusted_link(above)
+        fits = parent is not None and depth != 1 and type(parent_id) is str
+    if (
+        fits
+        and type(node_id) is str
+        and type(seq) is type(depth) is type(users) is int
+        and 0 < depth <= seq + 1
+        and 0 <= users <= depth
+        and (frame is None or type(frame) is str)
+        and (time is None or type(time) in _TIMES)
+        and (cause is None or is_plain(cause, PAYLOAD_ROOM))
+        and is_plain(payload, PAYLOAD_ROOM)
+    ):
+        return fields
+    return None
 
 
 def cut_node(data: bytes) -> tuple[Spelled, Spelled]:

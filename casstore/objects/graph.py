@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from casstore.engine.protocol import StoredObject
@@ -12,10 +12,13 @@ from casstore.format.canonical import ROLE_BYTES, ROLE_LINK, ROLE_TEXT
 from casstore.format.digest import KIND_NAMES, Kind
 from casstore.format.limits import DEFAULT_MAX_BYTES
 from casstore.format.manifest import Manifest, decode_manifest, encode_manifest
-from casstore.format.node import DecodedNode, NodeHeader, fill_node, open_node
+from casstore.format.node import DecodedNode, NodeHeader, fill_node, open_node, open_whole
 from casstore.format.splitting import Emit, Spelled
 from casstore.objects.pieces import PieceReader
 from casstore.objects.values import Assembly, Outline, decode_text, require_part
+
+#: A node, and the links in its cause and payload, as (role, digest).
+Opened = tuple[DecodedNode, list[tuple[int, bytes]]]
 
 
 def read_headers(reader: PieceReader, digests: Sequence[bytes]) -> list[NodeHeader]:
@@ -40,32 +43,58 @@ def read_nodes(
     reader: PieceReader, digests: Sequence[bytes], *, max_bytes: int = DEFAULT_MAX_BYTES
 ) -> list[DecodedNode]:
     """Nodes with their payloads, whole."""
-    nodes: list[DecodedNode] = []
-    # What payloads keep elsewhere, by the place of their node.
-    outside: dict[int, list[tuple[int, bytes]]] = {}
-    for digest, (kind, data) in zip(digests, reader.follow(digests), strict=True):
-        if kind != Kind.NODE:
-            raise _not_a_node(digest)
-        node, away = open_node(digest, data, trusted=True)
-        if away:
-            outside[len(nodes)] = away
-        nodes.append(node)
+    return [
+        DecodedNode(NodeHeader(*fields[:-2]), *fields[-2:])
+        for fields in iter_fields(reader, digests, max_bytes=max_bytes)
+    ]
+
+
+def iter_fields(
+    reader: PieceReader, digests: Sequence[bytes], *, max_bytes: int = DEFAULT_MAX_BYTES
+) -> Iterator[list[Any]]:
+    """The same as they are spelled: the fields of the header, then cause and payload.
+
+    For those who read many and make something else of them: all are fetched together, and one
+    after the other is opened.
+    """
+    found = reader.follow(digests)
+    for at, (kind, data) in enumerate(found):
+        fields = open_whole(data) if kind == Kind.NODE else None
+        if fields is None:
+            yield from _open_carefully(reader, digests[at:], found[at:], max_bytes)
+            return
+        yield fields
+
+
+def _open_carefully(
+    reader: PieceReader, digests: Sequence[bytes], found: list[StoredObject], max_bytes: int
+) -> list[list[Any]]:
+    """The fields of nodes of which some keep something elsewhere."""
+    nodes: list[list[Any]] = []
+    # Those nodes, and what they keep elsewhere, by their place.
+    outside: dict[int, Opened] = {}
+    for digest, item in zip(digests, found, strict=True):
+        data = _node_data(digest, item)
+        fields = open_whole(data)
+        if fields is None:
+            node, away = open_node(digest, data, trusted=True)
+            fields = [*node.header, node.cause, node.payload]
+            if away:
+                outside[len(nodes)] = node, away
+        nodes.append(fields)
     if outside:
         _fill(reader, nodes, outside, max_bytes)
     return nodes
 
 
 def _fill(
-    reader: PieceReader,
-    nodes: list[DecodedNode],
-    outside: dict[int, list[tuple[int, bytes]]],
-    max_bytes: int,
+    reader: PieceReader, nodes: list[list[Any]], outside: dict[int, Opened], max_bytes: int
 ) -> None:
-    """Put into payloads what they keep elsewhere."""
+    """Put into causes and payloads what they keep elsewhere."""
     # Most of it are texts: fetched together, they only have to be put in place.
     wanted = {
         name: None
-        for away in outside.values()
+        for _, away in outside.values()
         for role, name in away
         if role in (ROLE_TEXT, ROLE_BYTES)
     }
@@ -81,12 +110,11 @@ def _fill(
         assembly.spend(len(item.data))
         return decode_text(item.data, name) if role == ROLE_TEXT else item.data
 
-    for at, away in outside.items():
-        node = fill_node(nodes[at], resolve)
+    for at, (opened, away) in outside.items():
+        _, *filled = fill_node(opened, resolve)
         if any(_is_outlined(role, name, texts) for role, name in away):
-            cause, payload = assembly.load([node.cause, node.payload])
-            node = DecodedNode(node.header, cause, payload)
-        nodes[at] = node
+            filled = assembly.load(filled)
+        nodes[at][-2:] = filled
 
 
 def _is_outlined(role: int, name: bytes, texts: dict[bytes, StoredObject]) -> bool:

@@ -12,7 +12,7 @@ from typing import cast
 from casstore.engine.protocol import Engine, NewObject, StoredObject, Write
 from casstore.errors import CorruptionError, LimitError, ObjectNotFoundError
 from casstore.format import chunking
-from casstore.format.digest import HASHERS, Kind, check_object, digest_of, plain_hash
+from casstore.format.digest import HASHERS, Kind, check_objects, digest_of, plain_hash
 from casstore.format.limits import CHUNKED_BLOB_MIN_BYTES
 
 _BATCH = 256
@@ -32,9 +32,7 @@ class PieceReader:
         """The objects, verified; None where there is none."""
         found = self.engine.get_many(digests)
         self.pieces_read += len(found)
-        for digest, item in zip(digests, found, strict=True):
-            if item is not None:
-                check_object(digest, *item)
+        check_objects(digests, found)
         return found
 
     def get(self, digest: bytes) -> StoredObject:

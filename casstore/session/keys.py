@@ -300,6 +300,48 @@ def subject_session(about: str, key: bytes) -> RowKey:
     return RowKey("retention", subject(about) + key)
 
 
+def subjects_index() -> tuple[bytes, bytes]:
+    """From the first row that finds a session by a subject to behind the last."""
+    return _SUBJECT, past(_SUBJECT)
+
+
+def subject_of(index_key: bytes) -> str | None:
+    """The subject by which a row of the index finds; None if it was too long to stand in it."""
+    return session_of(session_part(index_key[len(_SUBJECT) :]))
+
+
+# What belongs to one session, and starts with its key behind the first byte.
+_OF_A_SESSION: Final = (
+    _POLICY,
+    _EXPIRY,
+    _PROTECTION,
+    _MARK,
+    _UNFINISHED,
+    _SUBJECTS,
+)
+_OF_THE_STORE: Final = (_POLICY_DEFAULT, _PIN_MARK, _REMOVALS)
+
+
+def retention_session(key: bytes) -> bytes | None:
+    """The key of the session that a retention row belongs to; None if it belongs to none.
+
+    InvalidInputError if it is of a kind that this release does not know.
+    """
+    kind, rest = key[:1], key[1:]
+    if kind in _OF_A_SESSION:
+        return session_part(rest)
+    if kind == _SUBJECT:
+        return after_session(rest)
+    if kind in _OF_THE_STORE:
+        return None
+    raise InvalidInputError(f"no row of table retention has a key like {key.hex()}")
+
+
+def retention_rows(key: bytes) -> list[tuple[bytes, bytes]]:
+    """From where to where a session's own rows stand, kind by kind; the subjects' index aside."""
+    return [(kind + key, kind + past(key)) for kind in _OF_A_SESSION]
+
+
 def past_lineage(lineage: bytes) -> bytes:
     """The first key behind all rows of a lineage."""
     return lineage + b"\xff"

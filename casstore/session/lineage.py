@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from casstore.engine.protocol import Engine, PutRow, RowKey
 from casstore.errors import CorruptionError, InvalidInputError
-from casstore.format.canonical import pack_checked, unpack_checked
+from casstore.format.canonical import pack_checked, unpack_checked, unpack_trusted
 from casstore.format.digest import DIGEST_BYTES
 from casstore.session import keys
 from casstore.session.heads import LINEAGE_BYTES, Base, HeadRow
@@ -29,6 +29,8 @@ PAGE_NODES: Final = 32
 # How many pages one request reads when it walks.
 _PAGES_AHEAD: Final = 64
 _MAX_SEQ_BYTES: Final = 8
+# The types of distances: there is one at least.
+_NUMBERS: Final = {int}
 
 
 class Place(NamedTuple):
@@ -99,12 +101,22 @@ def encode_page(page: Page) -> bytes:
     return pack_checked(page)
 
 
-def decode_page(data: bytes) -> Page:
-    """Read a page of the node table; CorruptionError if it is none."""
+def decode_page(data: bytes, *, spelling: bool = True) -> Page:
+    """Read a page of the node table; CorruptionError if it is none.
+
+    Whoever reads a node through it, and compares the two, may leave out the ``spelling``.
+    """
     try:
-        page = Page(*unpack_checked(data))
-        if len(page.digests) != DIGEST_BYTES * len(page.distances) or not page.distances:
-            raise ValueError("columns of different lengths")
+        page = Page(*(unpack_checked if spelling else unpack_trusted)(data))
+        first, distances, digests = page
+        if (
+            type(first) is not int
+            or type(digests) is not bytes
+            or type(distances) is not list
+            or set(map(type, distances)) != _NUMBERS
+            or len(digests) != DIGEST_BYTES * len(distances)
+        ):
+            raise ValueError("not the columns of a page")
     except (TypeError, ValueError) as exc:
         raise CorruptionError("a page of the node table is damaged") from exc
     return page
@@ -179,6 +191,15 @@ def read_digests(engine: Engine, lineage: bytes, seqs: Sequence[int]) -> list[by
     return found
 
 
+def find_digest(engine: Engine, lineage: bytes, seq: int) -> bytes | None:
+    """The digest of one node that a lineage itself holds; None if its pages do not list it."""
+    [row] = engine.get_rows((RowKey("nodes", keys.lineage_page(lineage, seq // PAGE_NODES)),))
+    if row is None:
+        return None
+    page = decode_page(row, spelling=False)
+    return page.digest(seq) if page.first <= seq < page.stop else None
+
+
 class Chain:
     """The nodes of one revision: its own lineage and those it goes on from."""
 
@@ -232,10 +253,6 @@ class Chain:
                         seq = found
             seqs.append(seq)
         return self._places_of(seqs)
-
-    def place_of(self, row: bytes | None) -> Place | None:
-        """The place that a row of the newest lineage, found by a node's id, leads to."""
-        return self._places_of([None if row is None else read_seq(row)])[0]
 
     def _places_of(self, seqs: list[int | None]) -> list[Place | None]:
         """The nodes with these seqs; each page is read once, and none beside them."""

@@ -11,8 +11,9 @@ from casstore.errors import (
     NodeNotFoundError,
     SessionNotFoundError,
 )
+from casstore.format.digest import Digest
 from casstore.objects import graph as objects
-from casstore.session import checkpoint, keys
+from casstore.session import checkpoint, keys, lineage
 from casstore.session.data import Checkpoint, Entry, Head, Node, Usage
 from casstore.session.heads import public_head
 from casstore.session.lineage import Place
@@ -22,7 +23,6 @@ from casstore.session.nodes import (
     Nodes,
     no_nodes,
     open_nodes,
-    public_node,
     visible_leaf,
 )
 from casstore.session.state import Runtime, State
@@ -132,12 +132,25 @@ def find_node(runtime: Runtime, session: str, node_id: str, at: At) -> Node | No
         wanted = RowKey("nodes", keys.lineage_node(known.head.lineage, part))
         row, found = runtime.rows(session, [wanted])
         if row == known.row:
-            return _shown(runtime, known, runtime.chain(known).place_of(found), node_id)
+            return _shown(runtime, known, _place_of(runtime, known, found), node_id)
     head = _find(runtime, session, at)
     if head is None:
         return None
     state = head if at is None else runtime.at(session, at)
     return _shown(runtime, head, runtime.chain(state).find([part])[0], node_id)
+
+
+def _place_of(runtime: Runtime, state: State, row: bytes | None) -> Place | None:
+    """The place that a row, found by a node's id, leads to in a state of one lineage."""
+    if row is None:
+        return None
+    seq = lineage.read_seq(row)
+    digest: bytes | None = None
+    if seq < state.manifest.next_seq:
+        digest = lineage.find_digest(runtime.engine, state.head.lineage, seq)
+    if digest is None:
+        raise CorruptionError(f"the node table has no node number {seq}")
+    return Place(seq, digest)
 
 
 def _shown(runtime: Runtime, head: State, place: Place | None, node_id: str) -> Node | None:
@@ -150,10 +163,12 @@ def _shown(runtime: Runtime, head: State, place: Place | None, node_id: str) -> 
 def read_node(runtime: Runtime, place: Place, node_id: str) -> Node:
     """The node at a place of the node table."""
     seq, digest = place
-    [node] = objects.read_nodes(runtime.reader(), (digest,))
-    if node.header[0] != node_id or node.header[1] != seq:
+    [fields] = objects.iter_fields(runtime.reader(), (digest,))
+    found_id, found_seq, depth, _, frame, time, parent_id, _, cause, payload = fields
+    if found_id != node_id or found_seq != seq:
         raise CorruptionError(f"the node table does not match node {digest.hex()}; check the store")
-    return public_node(digest, node)
+    name = Digest.known(digest)
+    return Node(node_id, payload, parent_id, cause, frame, time, seq, depth, name)
 
 
 def load_usage(runtime: Runtime, session: str, at: At) -> tuple[Usage, ...]:

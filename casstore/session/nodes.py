@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Final, Literal, overload
+from typing import Any, Final, Literal, overload
 
 from casstore.errors import CorruptionError, NodeNotFoundError
 from casstore.format.digest import Digest
-from casstore.format.node import DecodedNode, NodeHeader
+from casstore.format.node import NodeHeader
 from casstore.objects import graph as objects
 from casstore.session import keys
 from casstore.session.arguments import check_count
@@ -20,6 +20,8 @@ from casstore.session.tombstones import heal_leaf
 PATH: Final = "path"
 FULL: Final = "full"
 _BATCH: Final = 256
+_new_tuple: Final = tuple.__new__
+_new_bytes: Final = bytes.__new__
 
 
 class Nodes(Sequence[Node]):
@@ -95,29 +97,29 @@ class Nodes(Sequence[Node]):
     def _read_proven(self, seqs: Sequence[int], before: bytes | None) -> list[Node]:
         digests = self._chain.digests(seqs)
         reader = self._runtime.reader()
+        found: Iterable[list[Any]]
         if self._payloads:
-            found = objects.read_nodes(reader, digests)
+            found = objects.iter_fields(reader, digests)
         else:
-            found = [DecodedNode(one, None, None) for one in objects.read_headers(reader, digests)]
+            found = [[*one, None, None] for one in objects.read_headers(reader, digests)]
         nodes: list[Node] = []
         path = self._path
-        for seq, digest, (header, cause, payload) in zip(seqs, digests, found, strict=True):
-            node_id, own, depth, _, frame, time, parent_id, parent = header
+        for seq, digest, fields in zip(seqs, digests, found, strict=True):
+            node_id, own, depth, _, frame, time, parent_id, parent, cause, payload = fields
             if own != seq or (path and before is not None and parent != before):
                 raise CorruptionError(
                     f"the node table does not match node {digest.hex()}; check the store"
                 )
             before = digest
-            name = Digest.known(digest)
-            nodes.append(Node(node_id, payload, parent_id, cause, frame, time, seq, depth, name))
+            nodes.append(
+                # As Node(…) and Digest.known do; spelled out because a path is long.
+                _new_tuple(
+                    Node,
+                    (node_id, payload, parent_id, cause, frame, time, seq, depth,
+                     _new_bytes(Digest, digest)),
+                )
+            )  # fmt: skip
         return nodes
-
-
-def public_node(digest: bytes, found: DecodedNode) -> Node:
-    """A node as callers see it."""
-    (node_id, seq, depth, _, frame, time, parent_id, _), cause, payload = found
-    name = Digest.known(digest)
-    return Node(node_id, payload, parent_id, cause, frame, time, seq, depth, name)
 
 
 def visible_leaf(runtime: Runtime, state: State, hidden: HiddenNodes) -> tuple[str | None, bool]:

@@ -21,6 +21,7 @@ from casstore.format.node import (
     encode_node,
     fill_node,
     open_node,
+    open_whole,
     spell_payload,
 )
 from casstore.objects.pieces import PieceWriter
@@ -135,18 +136,19 @@ def test_the_fields_that_are_broken_below_are_sound_unbroken() -> None:
     assert decode(msgpack.packb(GOOD)).header.depth == 3
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        (0, None), (0, 1), (0, b"b"),
-        (1, None), (1, -1), (1, 1), (1, True), (1, 7.0),
-        (2, 0), (2, 1), (2, 9), (2, True),
-        (3, -1), (3, 4), (3, "2"),
-        (4, 1), (5, True), (5, []), (5, {}), (5, b""),
-        (6, None), (6, 1),
-        (7, None), (7, "a"), (7, 1), (7, TEXT_LINK),
-    ],
-)  # fmt: skip
+# A field, and what must not stand in it.
+WRONG: list[tuple[int, Any]] = [
+    (0, None), (0, 1), (0, b"b"),
+    (1, None), (1, -1), (1, 1), (1, True), (1, 7.0),
+    (2, 0), (2, 1), (2, 9), (2, True),
+    (3, -1), (3, 4), (3, "2"),
+    (4, 1), (5, True), (5, []), (5, {}), (5, b""),
+    (6, None), (6, 1),
+    (7, None), (7, "a"), (7, 1), (7, TEXT_LINK),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG)
 def test_a_field_that_breaks_a_rule_is_damage(field: int, value: Any) -> None:
     fields = list(GOOD)
     fields[field] = value
@@ -190,6 +192,74 @@ def test_what_is_trusted_opens_as_what_is_inspected(payload: Any) -> None:
     link = Link(Digest(FIRST))
     data, _ = spelled(CHILD, {"payload": payload, "link": link}, payload)
     assert open_node(NAME, data, trusted=True) == open_node(NAME, data)
+
+
+@given(
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers(-5, 2**40)
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.binary(max_size=8)
+        | st.text(max_size=8)
+        | st.just(Link(Digest(FIRST))),
+        lambda inner: (
+            st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+        ),
+        max_leaves=8,
+    ),
+    st.sampled_from([ROOT, CHILD]),
+)
+def test_a_node_opens_whole_if_nothing_of_it_lives_elsewhere(
+    payload: Any, header: NodeHeader
+) -> None:
+    for cause in (None, payload):
+        data, links = spelled(header, payload, cause)
+        node, away = open_node(NAME, data)
+        whole = [*header, node.cause, node.payload]
+        assert open_whole(data) == (None if away else whole)
+        assert len(away) == len(links) - (header.parent is not None)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *map(msgpack.packb, (GOOD[:-1], [*GOOD, None], {}, None, 1, "node")),
+        *[
+            msgpack.packb([*GOOD[:field], value, *GOOD[field + 1 :]])
+            for field, value in WRONG
+        ],
+        *[
+            msgpack.packb([*GOOD[:field], strange, *GOOD[field + 1 :]])
+            for field in range(10)
+            for strange in (
+                msgpack.ExtType(1, b"\0" * 32), msgpack.ExtType(1, b"\1" * 33),
+                msgpack.ExtType(1, b""), msgpack.ExtType(2, b"\0" * 33), msgpack.Timestamp(1),
+            )
+        ],
+    ],
+)  # fmt: skip
+def test_what_is_no_node_does_not_open_whole(data: bytes) -> None:
+    try:
+        expected = open_node(NAME, data, trusted=True)
+    except (CorruptionError, InvalidInputError):
+        assert open_whole(data) is None
+    else:
+        # An extension that msgpack keeps for itself is a number to both.
+        (header, cause, payload), away = expected
+        assert open_whole(data) == (None if away else [*header, cause, payload])
+
+
+def test_what_nests_too_deep_does_not_open_whole() -> None:
+    for levels in (MAX_DEPTH - 2, MAX_DEPTH - 1, MAX_DEPTH, 500):
+        deep: Any = 1
+        for level in range(levels):
+            deep = [deep] if level % 2 else {"a": deep}
+        for fields in ([*GOOD[:-1], deep], [*GOOD[:-2], deep, None]):
+            opened = open_whole(msgpack.packb(fields))
+            assert (opened is not None) == (levels < MAX_DEPTH)
+    with pytest.raises(InvalidInputError):
+        open_whole(msgpack.packb(GOOD)[:-1])
 
 
 def test_trusted_bytes_may_have_another_spelling_but_nothing_that_harms() -> None:

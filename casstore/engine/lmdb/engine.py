@@ -255,18 +255,39 @@ class LmdbEngine:
         """The objects in the order asked for; None where there is none."""
         self._env.gate.check()
         conditions.check_digests(digests)
+        if len(digests) == 1:
+            return [self._get_one(digests[0])]
         found: list[StoredObject | None] = []
         for start in range(0, len(digests), _READ_BATCH):
             with self._env.reading() as txn:
                 reader = self._reader(txn)
-                read = reader.object
+                read, read_next = reader.object, reader.next
                 recent = self._journal.at(txn, txn.id()).ids
-                find = Index(self._env, txn, reader.digest).find
+                index = Index(self._env, txn, reader.digest)
+                find, has_row = index.find, index.has_row
                 for digest in digests[start : start + _READ_BATCH]:
                     # As Pending.find_id does; spelled out because every read comes through here.
-                    object_id = recent[digest] if digest in recent else find(digest)
+                    if digest in recent:
+                        object_id = recent[digest]
+                    else:
+                        item = read_next(digest, has_row)
+                        if item is not None:
+                            found.append(item)
+                            continue
+                        object_id = find(digest)
                     found.append(None if object_id is None else read(object_id))
         return found
+
+    def _get_one(self, digest: bytes) -> StoredObject | None:
+        with self._env.reading() as txn:
+            reader = self._reader(txn)
+            recent = self._journal.at(txn, txn.id()).ids
+            object_id = (
+                recent[digest]
+                if digest in recent
+                else Index(self._env, txn, reader.digest).find(digest)
+            )
+            return None if object_id is None else reader.object(object_id)
 
     def _reader(self, txn: lmdb.Transaction[memoryview]) -> SlabReader:
         return SlabReader(txn.cursor(db=self._env.slabs), self._cache, self._compressor)
@@ -326,7 +347,7 @@ class LmdbEngine:
         env = self._env
         with env.reading_bytes() as txn:
             find = self._journal.at(txn, txn.id()).find_row
-            return [find(txn, env, table, key) for table, key in keys]
+            return [find(txn, env, table, key, likely=True) for table, key in keys]
 
     def scan_rows(
         self,

@@ -63,7 +63,7 @@ class Proven:
 class Index:
     """Looks digests up within one transaction."""
 
-    __slots__ = ("_digest_of", "_env", "_names", "_proven", "_slabs", "_txn")
+    __slots__ = ("_digest_of", "_env", "_names", "_proven", "_slabs", "_txn", "has_row")
 
     def __init__(
         self,
@@ -79,6 +79,8 @@ class Index:
         self._env = env
         self._txn = txn
         self._names: AnyCursor = txn.cursor(db=env.index)
+        #: Is there this row (see ``index_key``)? For those who know the id already.
+        self.has_row: Callable[[bytes], bool] = self._names.set_key
         self._slabs: AnyCursor | None = None
         self._digest_of = digest_of or self._listed
 

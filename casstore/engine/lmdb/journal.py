@@ -141,9 +141,9 @@ class Pending:
         self.ids.update(named)
 
     def find_row(
-        self, txn: AnyTransaction, env: Environment, table: str, key: bytes
+        self, txn: AnyTransaction, env: Environment, table: str, key: bytes, *, likely: bool = False
     ) -> bytes | None:
-        """A row; None if it is certainly not there."""
+        """A row; None if it is certainly not there. ``likely`` it is, so that is tried first."""
         place = (table, key)
         if place in self.rows:
             return self.rows[place]
@@ -156,7 +156,13 @@ class Pending:
         gap = gaps[bisect_right(gaps, (key, b"")) - 1]
         if gap[0] < key < gap[1]:
             return None
-        found = find_row(txn.cursor(env.tables[table]), table, key)
+        database = env.tables[table]
+        stored = txn.get(key, None, database) if likely else None
+        found: bytes | Gap
+        if stored is not None:
+            found = prove_row(table, key, stored)[0]
+        else:
+            found = find_row(txn.cursor(database), table, key)
         if isinstance(found, tuple):
             if len(gaps) < _MAX_GAPS:
                 insort(gaps, found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import lmdb
@@ -9,18 +10,22 @@ import lmdb
 from casstore.engine.compression import Compressor
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.cache import SlabCache
+from casstore.engine.lmdb.index import index_key
 from casstore.engine.lmdb.slab import Slab
 from casstore.engine.protocol import StoredObject
 from casstore.errors import CorruptionError
+from casstore.format.digest import DIGEST_BYTES
 
 # Cutting columns out of bytes is cheaper than out of a view, if it costs no long copy.
 _SHORT_BYTES: Final = 16 << 10
+_new_tuple: Final = tuple.__new__
 
 
 class SlabReader:
     """Reads objects within one transaction; neighbours share the work of their slab."""
 
     __slots__ = (
+        "_behind",
         "_cache",
         "_compressor",
         "_cursor",
@@ -41,6 +46,8 @@ class SlabReader:
         # Objects are often asked for in the order in which they link to each other.
         self._slab: Slab | None = None
         self._slab_before: Slab | None = None
+        # Where in the digests of the slab the next object is likely to stand.
+        self._behind = 0
         # The slab the cursor stands on. Links often point at neighbours.
         self._near_first, self._near_last = 1, 0
         self._near_key = self._near_value = memoryview(b"")
@@ -51,8 +58,31 @@ class SlabReader:
         if slab is None or not slab.first_id <= object_id <= slab.last_id:
             slab = self.slab(object_id)
         position = object_id - slab.first_id
-        kind = slab.directory.kinds[position] & ~slabs.KEEPS_LINKS
-        return StoredObject(kind, slab.data(position, self.digest))
+        self._behind = (position + 1) * DIGEST_BYTES
+        kind = slab.kinds[position] & ~slabs.KEEPS_LINKS
+        # As StoredObject(…) does, in half the time.
+        return _new_tuple(StoredObject, (kind, slab.data(position, self.digest)))
+
+    def next(self, digest: bytes, has_row: Callable[[bytes], bool]) -> StoredObject | None:
+        """The object with this digest, if the slab read last lists it behind the one read last.
+
+        What is read in the order in which it was stored is found here. ``has_row`` is asked
+        whether the index still names it: what a slab lists may be gone.
+        """
+        slab = self._slab
+        if slab is None:
+            return None
+        at = slab.digests.find(digest, self._behind)
+        # Between two digests it would be chance, or somebody's choice.
+        if at < 0 or at % DIGEST_BYTES:
+            return None
+        position = at // DIGEST_BYTES
+        if not has_row(index_key(digest, slab.first_id + position)):
+            return None
+        self._behind = at + DIGEST_BYTES
+        # As ``object`` does.
+        kind = slab.kinds[position] & ~slabs.KEEPS_LINKS
+        return _new_tuple(StoredObject, (kind, slab.data(position, self.digest)))
 
     def slab(self, object_id: int) -> Slab:
         """The decoded slab that holds this id."""

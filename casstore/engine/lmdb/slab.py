@@ -543,12 +543,16 @@ class Slab:
     """A decoded slab: the directory and the inflated objects."""
 
     __slots__ = (
+        "_child_counts",
         "_child_starts",
+        "_distances",
         "_gap_starts",
         "_gaps",
         "_starts",
+        "digests",
         "directory",
         "first_id",
+        "kinds",
         "last_id",
         "raw",
         "size_bytes",
@@ -559,7 +563,10 @@ class Slab:
         self.directory = directory
         self.first_id = directory.first_id
         self.last_id = directory.first_id + directory.objects - 1
-        counts = directory.child_counts
+        # Those of the directory that every object needs, closer at hand.
+        self.digests, self.kinds = directory.digests, directory.kinds
+        self._distances = directory.distances
+        self._child_counts = counts = directory.child_counts
         self._child_starts = self._gap_starts = [0, *accumulate(counts)]
         gap_counts = directory.gap_counts()
         if gap_counts is not counts:
@@ -591,22 +598,27 @@ class Slab:
 
     def data(self, position: int, digest_of_id: Callable[[int], bytes]) -> bytes:
         """One object's bytes, its links put back in."""
-        directory = self.directory
-        number = directory.child_counts[position]
-        if not number or directory.kinds[position] & KEEPS_LINKS:
-            return self.stripped(position)
-        own_id = self.first_id + position
+        number = self._child_counts[position]
         raw = self.raw
         at = self._starts[position]
         end = self._starts[position + 1]
+        if not number or self.kinds[position] & KEEPS_LINKS:
+            return raw[at:end]
         first_gap = self._gap_starts[position]
         first_link = self._child_starts[position]
         if number == 1:
-            # As below; most nodes link to their parent and to nothing else.
+            # As below; most nodes link to their parent and to nothing else, mostly in the
+            # same slab.
             cut = min(at + self._gaps[first_gap], end)
-            digest = digest_of_id(own_id - directory.distances[first_link])
+            distance = self._distances[first_link]
+            if distance <= position:
+                start = (position - distance) * DIGEST_BYTES
+                digest = self.digests[start : start + DIGEST_BYTES]
+            else:
+                digest = digest_of_id(self.first_id + position - distance)
             return b"".join((raw[at:cut], digest, raw[cut:end]))
-        distances = directory.distances[first_link : first_link + number]
+        own_id = self.first_id + position
+        distances = self._distances[first_link : first_link + number]
         parts: list[bytes] = []
         for gap, distance in zip(
             self._gaps[first_gap : first_gap + number], distances, strict=True
