@@ -144,7 +144,12 @@ def _on_server(url: str, **options: Any) -> Engine:
         raise InvalidInputError(
             "a store on PostgreSQL needs psycopg: pip install 'casstore[postgres]'"
         ) from exc
-    return PostgresEngine(address.parse(url), **options)
+    where = address.parse(url)
+    if where.cache is not None:
+        from casstore.engine.lmdb.disk_cache import DiskCache
+
+        options["spare"] = DiskCache(where.cache, where.cache_mib << 20)
+    return PostgresEngine(where, **options)
 
 
 class Store:

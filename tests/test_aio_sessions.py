@@ -689,7 +689,7 @@ def test_one_who_is_cancelled_does_not_stop_the_watch_that_others_wait_for() -> 
             # With every thread taken, the watch is still to be begun.
             go = threading.Event()
             busy = [
-                asyncio.create_task(store._run(go.wait, TIMEOUT_S))
+                asyncio.create_task(store.run(go.wait, TIMEOUT_S))
                 for _ in range(store._pool._max_workers)
             ]
             tasks = [asyncio.create_task(store.session("alpha").wait(0)) for _ in range(2)]
@@ -734,7 +734,7 @@ def test_a_hundred_wait_with_one_watch_and_without_a_thread(opener: Opener) -> N
                 threads = store._pool._max_workers
                 assert threads < WAITERS
                 barrier = threading.Barrier(threads)
-                meeting = [store._run(barrier.wait, TIMEOUT_S) for _ in range(threads)]
+                meeting = [store.run(barrier.wait, TIMEOUT_S) for _ in range(threads)]
                 assert sorted(await asyncio.gather(*meeting)) == list(range(threads))
                 await store.session("alpha").commit(step("b"))
                 heads = await asyncio.gather(*tasks)

@@ -265,6 +265,27 @@ def test_what_was_looked_up_at_several_moments_does_not_count(
     assert isinstance(ticket.error, StaleError)
 
 
+class Interrupted:
+    """A transaction that somebody stops at its very end."""
+
+    def __init__(self, txn: lmdb.Transaction[bytes]) -> None:
+        self._txn = txn
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._txn, name)
+
+    def commit(self) -> None:
+        raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def interrupted_commits(engine: LmdbEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    begin = engine._env.begin_write
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._env, "begin_write", lambda: Interrupted(begin()))
+        yield
+
+
 def test_a_batch_whose_commit_failed_runs_again_as_if_for_the_first_time(
     engine: LmdbEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,22 +294,8 @@ def test_a_batch_whose_commit_failed_runs_again_as_if_for_the_first_time(
     write = Write(objects=[blob, new_parent(blob)], rows=[PutRow("heads", b"key", blob.digest)])
     job = Job(write)
     engine._prepare([job])
-    begin = engine._env.begin_write
-
-    class Failing:
-        def __init__(self, txn: lmdb.Transaction[bytes]) -> None:
-            self._txn = txn
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._txn, name)
-
-        def commit(self) -> None:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(engine._env, "begin_write", lambda: Failing(begin()))
-        with pytest.raises(KeyboardInterrupt):
-            engine._commit([Ticket(job)])
+    with interrupted_commits(engine, monkeypatch), pytest.raises(KeyboardInterrupt):
+        engine._commit([Ticket(job)])
     assert all_objects(engine) == []
     ticket: Ticket[Job, WriteResult] = Ticket(job)
     engine._commit([ticket])
@@ -306,22 +313,8 @@ def test_a_write_refused_in_a_run_that_was_interrupted_may_pass_in_the_next(
     passes = Write(objects=[new_blob(b"early")])
     jobs = [Job(refused), Job(passes)]
     engine._prepare(jobs)
-    begin = engine._env.begin_write
-
-    class Failing:
-        def __init__(self, txn: lmdb.Transaction[bytes]) -> None:
-            self._txn = txn
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._txn, name)
-
-        def commit(self) -> None:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(engine._env, "begin_write", lambda: Failing(begin()))
-        with pytest.raises(KeyboardInterrupt):
-            engine._commit([Ticket(job) for job in jobs])
+    with interrupted_commits(engine, monkeypatch), pytest.raises(KeyboardInterrupt):
+        engine._commit([Ticket(job) for job in jobs])
     engine.write(Write(rows=[PutRow("heads", b"key", b"there")]))
     tickets: list[Ticket[Job, WriteResult]] = [Ticket(job) for job in jobs]
     engine._commit(tickets)

@@ -90,6 +90,9 @@ def databases(place: Path) -> None:
     """Those of other stores, as they make them."""
     with closing(sqlite3.connect(place / "runtime.sqlite")) as database, database:
         database.executescript(TABLES)
+    (place / "workspace").mkdir()
+    with closing(sqlite3.connect(place / "user_store.db")) as database, database:
+        database.execute("CREATE TABLE user_data (user_id, key, value, created_at)")
     SessionStore.open(place / "sessions.db").close()
     with SqliteSaver.from_conn_string(str(place / "checkpoints.sqlite")) as saver:
         saver.setup()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import casstore
-from casstore import UNFENCED, Commit, NodeDraft
+from casstore import UNFENCED, Checkpoint, Commit, NodeDraft
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.lmdb.index import PREFIX_BYTES, index_key, read_key
@@ -173,12 +173,18 @@ def test_a_node_that_is_stored_already_gets_no_second_id(tmp_path: Path) -> None
     for session in ("one", "two"):
         with open_store(path) as store:
             draft = NodeDraft("a", {"text": "the same in both"}, time=1)
-            store.session(session).commit(Commit(append=[draft], lease=UNFENCED))
+            own = Checkpoint(turn_state={"session": session})
+            store.session(session).commit(Commit(append=[draft], checkpoint=own, lease=UNFENCED))
             objects = engine_of(store).verify()
         lay_in_place(path)
     with open_store(path) as store:
-        assert engine_of(store).verify() == objects == 2
+        # The node, and a manifest for each.
+        assert engine_of(store).verify() == objects == 3
         assert not check(store).findings
+        # Nor does a slab hold it a second time, without a name.
+        env = engine_of(store)._env
+        with env.reading() as txn:
+            assert sum(slabs.count_of(value) for _, value in txn.cursor(env.slabs)) == 3
 
 
 def test_a_name_that_was_proven_counts_only_while_it_is_there(tmp_path: Path) -> None:

@@ -367,6 +367,7 @@ with casstore.open(sys.argv[1], "process") as store:
 """
 
 
+@pytest.mark.usefixtures("slab_a_commit")
 def test_a_dictionary_that_pays_is_adopted_and_everything_reads_back(tmp_path: Path) -> None:
     with casstore.open(tmp_path / "s", "process", auto_train=False) as store:
         old = messages(5_000)
@@ -420,6 +421,7 @@ def test_a_dictionary_for_random_content_is_not_adopted(tmp_path: Path) -> None:
         assert store.train_dictionary().adopted is None
 
 
+@pytest.mark.usefixtures("slab_a_commit")
 def test_a_dictionary_is_trained_without_asking_as_content_grows(tmp_path: Path) -> None:
     with casstore.open(tmp_path / "s", "process") as store:
         digests = [store.put_many(messages(500, seed=seed)) for seed in range(10)]

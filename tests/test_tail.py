@@ -238,6 +238,32 @@ def test_what_another_process_stores_in_between_ends_a_run(
         assert engine_of(store).verify() == 7
 
 
+def test_slabs_are_joined_only_if_their_ids_follow_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slab has a run of ids: over those of another writer it would give its own to others."""
+    path = tmp_path / "s"
+    other = (
+        "import sys, casstore\n"
+        "with casstore.open(sys.argv[1], durability='process') as store:\n"
+        "    store.put_many([b'theirs', b'and theirs'])\n"
+    )
+    monkeypatch.setattr(tail, "MANY_SLABS", 3)
+    with open_store(path) as store:
+        mine = [put(store, content) for content in texts(2)]
+        subprocess.run([sys.executable, "-c", other, str(path)], check=True)
+        before = {info.digest: info.id for info in infos(store)}
+        mine += [put(store, content) for content in texts(4, 50)]
+        # In memory and from the file: everything is where its id says.
+        assert {info.digest: info.id for info in infos(store)}.items() >= before.items()
+        assert store.get_many(mine) == [*texts(2), *texts(4, 50)]
+        assert not check(store, level="full").findings
+    with open_store(path) as store:
+        assert store.get_many(mine) == [*texts(2), *texts(4, 50)]
+        assert store.get_blob(Digest.of_blob(b"and theirs")) == b"and theirs"
+        assert engine_of(store).verify() == 8
+
+
 def test_a_transaction_that_was_not_committed_is_not_joined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,3 +287,80 @@ def test_a_transaction_that_was_not_committed_is_not_joined(
         assert store.missing([Digest.of_blob(b"never")]) == [Digest.of_blob(b"never")]
         assert engine_of(store).verify() == 3
         assert not check(store, level="full").findings
+
+
+def codecs(store: Store) -> list[int]:
+    """How each slab is compressed."""
+    env = engine_of(store)._env
+    with env.reading() as txn:
+        return [slabs.read_directory(key, value).codec for key, value in txn.cursor(db=env.slabs)]
+
+
+def test_what_will_be_joined_is_compressed_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail, "MANY_SLABS", 6)
+    contents = [b"a text that compresses %d " % at * 40 for at in range(8)]
+    with open_store(tmp_path / "s") as store:
+        digests = [put(store, content) for content in contents[:5]]
+        # That they follow each other is known from the second on.
+        assert codecs(store) == [slabs.CODEC_ZSTD] * 2 + [slabs.CODEC_RAW] * 3
+        digests += [put(store, content) for content in contents[5:]]
+        assert codecs(store) == [slabs.CODEC_ZSTD, slabs.CODEC_RAW, slabs.CODEC_RAW]
+        assert store.get_many(digests) == contents
+        assert engine_of(store).verify() == 8
+        store.pack(min_age_ms=0)
+        assert codecs(store) == [slabs.CODEC_ZSTD]
+        assert store.get_many(digests) == contents
+
+
+def test_where_others_write_in_between_every_slab_is_compressed(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    other = (
+        "import sys, casstore\n"
+        "with casstore.open(sys.argv[1], durability='process') as store:\n"
+        "    for line in sys.stdin:\n"
+        "        store.put_blob(b'theirs ' * 40 + line.encode())\n"
+        "        print(flush=True)\n"
+    )
+    with open_store(path) as store:
+        process = subprocess.Popen(
+            [sys.executable, "-c", other, str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for at in range(5):
+            put(store, b"mine, which compresses as well %d " % at * 20)
+            process.stdin.write(f"{at}\n")
+            process.stdin.flush()
+            process.stdout.readline()
+        process.stdin.close()
+        assert process.wait(60) == 0
+        process.stdout.close()
+        assert codecs(store) == [slabs.CODEC_ZSTD] * 10
+        assert engine_of(store).verify() == 10
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_slab_laid_in_one_go_is_the_one_laid_step_by_step(seed: int) -> None:
+    rng = random.Random(seed)
+    objects: list[NewObject] = []
+    children: dict[int, list[int]] = {}
+    first_id = rng.choice([1, 1000, 1 << 33])
+    for own in range(first_id, first_id + rng.randrange(1, 9)):
+        links = [rng.randbytes(32) for _ in range(rng.choice([0, 1, 1, 3]))]
+        parts = [rng.randbytes(rng.choice([0, 5, 300, 70_000])) for _ in range(len(links) + 1)]
+        data = parts[0] + b"".join(link + part for link, part in zip(links, parts[1:], strict=True))
+        if rng.random() < 0.2:
+            # Its links do not stand in it, so it keeps what it has.
+            data = rng.randbytes(100)
+        objects.append(NewObject(rng.randbytes(32), rng.randrange(8), data, links))
+        if rng.random() < 0.8:
+            children[own] = [rng.randrange(max(1, own - 300), own + 1) for _ in links]
+    draft = slabs.draft(objects, lambda raw: (slabs.CODEC_RAW, 0, raw))
+    sheet = slabs.lay_out(draft, first_id, children, 5)
+    expected = (*slabs.seal_draft(draft, sheet), sheet)
+    assert slabs.lay_raw(objects, first_id, children, 5) == expected

@@ -108,79 +108,80 @@ class AsyncStore:
             raise ClosedError("this store is not open; use 'async with'")
         return self._pool.submit(call)
 
-    async def _run(
+    async def run(
         self,
         call: Callable[Parameters, Result],
         /,
         *args: Parameters.args,
         **options: Parameters.kwargs,
     ) -> Result:
+        """Run any call on ``sync`` in a thread of the store: what has no face of its own."""
         return await asyncio.wrap_future(self._submit(partial(call, *args, **options)))
 
     async def flush(self) -> None:
         """As ``Store.flush``."""
-        await self._run(self.sync.flush)
+        await self.run(self.sync.flush)
 
     async def pack(self, *, min_age_ms: int = COLD_AGE_MS) -> PackReport:
         """As ``Store.pack``."""
-        return await self._run(self.sync.pack, min_age_ms=min_age_ms)
+        return await self.run(self.sync.pack, min_age_ms=min_age_ms)
 
     async def train_dictionary(self) -> DictionaryReport:
         """As ``Store.train_dictionary``."""
-        return await self._run(self.sync.train_dictionary)
+        return await self.run(self.sync.train_dictionary)
 
     async def put_blob(self, content: bytes) -> Digest:
         """As ``Store.put_blob``."""
-        return await self._run(self.sync.put_blob, content)
+        return await self.run(self.sync.put_blob, content)
 
     async def put_value(self, value: Any) -> Digest:
         """As ``Store.put_value``. The value must not be changed meanwhile."""
-        return await self._run(self.sync.put_value, value)
+        return await self.run(self.sync.put_value, value)
 
     async def put_many(self, items: Iterable[Any]) -> list[Digest]:
         """As ``Store.put_many``."""
-        return await self._run(self.sync.put_many, items)
+        return await self.run(self.sync.put_many, items)
 
     async def put_stream(self, source: BinaryIO) -> Digest:
         """As ``Store.put_stream``; ``source`` is read in a thread."""
-        return await self._run(self.sync.put_stream, source)
+        return await self.run(self.sync.put_stream, source)
 
     async def get_blob(self, digest: bytes, *, max_bytes: int = DEFAULT_MAX_BYTES) -> bytes:
         """As ``Store.get_blob``."""
-        return await self._run(self.sync.get_blob, digest, max_bytes=max_bytes)
+        return await self.run(self.sync.get_blob, digest, max_bytes=max_bytes)
 
     async def get_value(self, digest: bytes, *, max_bytes: int = DEFAULT_MAX_BYTES) -> Any:
         """As ``Store.get_value``."""
-        return await self._run(self.sync.get_value, digest, max_bytes=max_bytes)
+        return await self.run(self.sync.get_value, digest, max_bytes=max_bytes)
 
     async def get_many(
         self, digests: Sequence[bytes], *, max_bytes: int = DEFAULT_MAX_BYTES
     ) -> list[Any]:
         """As ``Store.get_many``."""
-        return await self._run(self.sync.get_many, digests, max_bytes=max_bytes)
+        return await self.run(self.sync.get_many, digests, max_bytes=max_bytes)
 
     async def missing(self, digests: Sequence[bytes]) -> list[Digest]:
         """As ``Store.missing``."""
-        return await self._run(self.sync.missing, digests)
+        return await self.run(self.sync.missing, digests)
 
     async def open_blob(self, digest: bytes) -> AsyncBlob:
         """As ``Store.open_blob``, with awaited reads."""
-        return AsyncBlob(self._run, await self._run(self.sync.open_blob, digest))
+        return AsyncBlob(self.run, await self.run(self.sync.open_blob, digest))
 
     async def view(self, digest: bytes, *, max_bytes: int = DEFAULT_MAX_BYTES) -> Any:
         """As ``Store.view``, with awaited reads."""
-        found = await self._run(self.sync.view, digest, max_bytes=max_bytes)
-        return AsyncView(self._run, found) if type(found) is View else found
+        found = await self.run(self.sync.view, digest, max_bytes=max_bytes)
+        return AsyncView(self.run, found) if type(found) is View else found
 
     async def edit(self, digest: bytes, *edits: Edit) -> Digest:
         """As ``Store.edit``."""
-        return await self._run(self.sync.edit, digest, *edits)
+        return await self.run(self.sync.edit, digest, *edits)
 
     def diff(
         self, old: bytes, new: bytes, *, max_bytes: int = DEFAULT_MAX_BYTES
     ) -> AsyncIterator[Change]:
         """As ``Store.diff``: ``async for change in store.diff(old, new)``."""
-        return iterate(self._run, partial(self.sync.diff, old, new, max_bytes=max_bytes))
+        return iterate(self.run, partial(self.sync.diff, old, new, max_bytes=max_bytes))
 
     # --- sessions -----------------------------------------------------------------------
 
@@ -188,7 +189,7 @@ class AsyncStore:
         """As ``Store.session``, with awaited operations; not awaited itself."""
         session = self.sync.session(session_id)
         assert self._changes is not None
-        return AsyncSession(self._run, self._changes, session)
+        return AsyncSession(self.run, self._changes, session)
 
     async def create_session(
         self,
@@ -204,7 +205,7 @@ class AsyncStore:
         ttl_ms: int | None = None,
     ) -> SessionMeta:
         """As ``Store.create_session``."""
-        return await self._run(
+        return await self.run(
             self.sync.create_session,
             session_id,
             name=name,
@@ -222,12 +223,12 @@ class AsyncStore:
     ) -> AsyncIterator[SessionInfo]:
         """As ``Store.sessions``: ``async for info in store.sessions()``."""
         return iterate(
-            self._run, partial(self.sync.sessions, after=after, limit=limit, prefix=prefix)
+            self.run, partial(self.sync.sessions, after=after, limit=limit, prefix=prefix)
         )
 
     async def delete_session(self, session_id: str) -> bool:
         """As ``Store.delete_session``."""
-        return await self._run(self.sync.delete_session, session_id)
+        return await self.run(self.sync.delete_session, session_id)
 
     async def fork(
         self,
@@ -239,11 +240,11 @@ class AsyncStore:
         subjects: Sequence[str] | None = None,
     ) -> Head:
         """As ``Store.fork``."""
-        return await self._run(self.sync.fork, source, target, at=at, node=node, subjects=subjects)
+        return await self.run(self.sync.fork, source, target, at=at, node=node, subjects=subjects)
 
     def sessions_about(self, subject: str) -> AsyncIterator[str]:
         """As ``Store.sessions_about``: ``async for name in store.sessions_about("anna")``."""
-        return iterate(self._run, partial(self.sync.sessions_about, subject))
+        return iterate(self.run, partial(self.sync.sessions_about, subject))
 
     async def compare(
         self,
@@ -254,31 +255,31 @@ class AsyncStore:
         first, second = (
             place.id if isinstance(place, AsyncSession) else place for place in (old, new)
         )
-        return await self._run(self.sync.compare, first, second)
+        return await self.run(self.sync.compare, first, second)
 
     async def tag(
         self, name: str, digest: bytes, *, move: bool = False, note: str | None = None
     ) -> Pin:
         """As ``Store.tag``."""
-        return await self._run(self.sync.tag, name, digest, move=move, note=note)
+        return await self.run(self.sync.tag, name, digest, move=move, note=note)
 
     async def pin(
         self, name: str, digest: bytes, *, ttl_ms: int | None = None, note: str | None = None
     ) -> Pin:
         """As ``Store.pin``."""
-        return await self._run(self.sync.pin, name, digest, ttl_ms=ttl_ms, note=note)
+        return await self.run(self.sync.pin, name, digest, ttl_ms=ttl_ms, note=note)
 
     async def unpin(self, name: str) -> bool:
         """As ``Store.unpin``."""
-        return await self._run(self.sync.unpin, name)
+        return await self.run(self.sync.unpin, name)
 
     async def find_pin(self, name: str) -> Pin | None:
         """As ``Store.find_pin``."""
-        return await self._run(self.sync.find_pin, name)
+        return await self.run(self.sync.find_pin, name)
 
     def pins(self, *, prefix: str = "", expired: bool = False) -> AsyncIterator[Pin]:
         """As ``Store.pins``: ``async for pin in store.pins()``."""
-        return iterate(self._run, partial(self.sync.pins, prefix=prefix, expired=expired))
+        return iterate(self.run, partial(self.sync.pins, prefix=prefix, expired=expired))
 
 
 class AsyncView:

@@ -15,6 +15,7 @@ from casstore.maintenance import check as checking
 from casstore.maintenance import findings as codes
 from casstore.maintenance import salvage as salvaging
 from casstore.maintenance.findings import Finding
+from casstore.maintenance.salvaged_rows import LostRow, StrayRow
 
 _SECTION: Final = "Care"
 
@@ -227,6 +228,8 @@ def rebuild(app: App, grace_ms: int) -> None:
             "objects_lost": "objects that are needed and gone",
             "rows_saved": "rows copied",
             "rows_lost": "rows left out, and why",
+            "rows_from_strays": "policies, protections and the like that may be outdated",
+            "rows_existing": "rows of no session that the target has otherwise, left as they are",
             "gaps": "tables in which rows may be missing whose names are not known",
             "dictionaries_lost": "compression dictionaries that are gone",
         },
@@ -264,7 +267,9 @@ def salvage(app: App, source: str, target: str) -> None:
         "objects_saved": report.objects_saved,
         "objects_lost": report.objects_lost,
         "rows_saved": report.rows_saved,
-        "rows_lost": [f"{row.table} {row.name}: {row.why}" for row in report.rows_lost],
+        "rows_lost": [f"{_row_title(row)}: {row.why}" for row in report.rows_lost],
+        "rows_from_strays": [_row_title(row) for row in report.rows_from_strays],
+        "rows_existing": report.rows_existing,
         "gaps": [f"{gap.table}: {gap.why}" for gap in report.gaps],
         "dictionaries_lost": list(report.dictionaries_lost),
     }
@@ -290,6 +295,8 @@ def salvage(app: App, source: str, target: str) -> None:
                 to.line(bad("lost  "), f"{one.session}@{piece.revision}: {piece.name}: {piece.why}")
         for line in [*document["rows_lost"][:20], *document["gaps"][:20]]:
             to.line(bad("lost  "), line)
+        for line in document["rows_from_strays"][:20]:
+            to.line(bold("old?  "), line)
         told = f"{count(report.objects_saved, 'object')}, {count(report.rows_saved, 'row')} saved"
         to.line(
             good("all saved") if report.complete else bold("saved what could be proven"),
@@ -297,3 +304,8 @@ def salvage(app: App, source: str, target: str) -> None:
         )
 
     app.answer(document, render)
+
+
+def _row_title(row: LostRow | StrayRow) -> str:
+    whose = "" if row.session is None else f" of {row.session}"
+    return f"{row.table} {row.name}{whose}"

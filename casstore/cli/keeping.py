@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import click
@@ -9,12 +10,13 @@ import click
 from casstore.cli import naming
 from casstore.cli.command import App, command
 from casstore.cli.completing import complete_name
-from casstore.cli.naming import NameNotFoundError, Target
+from casstore.cli.naming import NameNotFoundError
 from casstore.cli.output import Cells, Column, Printer, dim, name
 from casstore.cli.quantities import DURATION, clock, moment, moment_or_none
 from casstore.cli.shapes import Part, Shape
 from casstore.cli.spelling import clip, clip_name
 from casstore.errors import InvalidInputError
+from casstore.format.digest import Digest
 from casstore.session.data import Pin
 from casstore.store import Store
 
@@ -41,11 +43,11 @@ def _document(pin: Pin) -> dict[str, Any]:
     }
 
 
-def _kept(store: Store, place: str) -> Target:
-    target = naming.resolve(store, place)
-    if target.digest is None:
+def _kept(store: Store, place: str) -> Digest:
+    digest = naming.resolve(store, place).digest
+    if digest is None:
         raise InvalidInputError(f"{place!r}: nothing was committed yet, so nothing can be kept")
-    return target
+    return digest
 
 
 def _remove(app: App, given: str, command_name: str) -> Pin:
@@ -54,6 +56,32 @@ def _remove(app: App, given: str, command_name: str) -> Pin:
         if pin is None or not store.unpin(given):
             raise NameNotFoundError(given, f"casstore {command_name}")
         return pin
+
+
+def _keep(
+    app: App,
+    kind: str,
+    given: str | None,
+    place: str | None,
+    delete: str | None,
+    *,
+    listed: Callable[[Store], Iterable[Pin]],
+    keep: Callable[[Store, str, Digest], Pin],
+) -> None:
+    """Let a name keep a place, take one away, or list them: what tags and pins have in common."""
+    if delete is not None:
+        if given is not None:
+            raise click.UsageError(f"either set a {kind} or delete one")
+        _show(app, [_remove(app, delete, kind)], "removed", f"{kind}s")
+    elif place is None:
+        with app.open() as store:
+            found = list(listed(store))
+        _show(app, found, None, f"{kind}s")
+    else:
+        assert given is not None, "a place is the second of two arguments"
+        with app.open(write=True) as store:
+            made = keep(store, given, _kept(store, place))
+        _show(app, [made], "set", f"{kind}s")
 
 
 def _show(app: App, pins: list[Pin], changed: str | None, key: str) -> None:
@@ -103,21 +131,15 @@ def tag(
     PLACE is anything that can be named: a session's checkpoint, a revision, a node, a value,
     a blob. With TAG alone, those that begin so are listed.
     """
-    if delete is not None:
-        if tag_ is not None:
-            raise click.UsageError("either set a tag or delete one")
-        _show(app, [_remove(app, delete, "tag")], "removed", "tags")
-    elif place is None:
-        with app.open() as store:
-            found = list(store.pins(prefix=tag_ or ""))
-        _show(app, found, None, "tags")
-    else:
-        assert tag_ is not None
-        with app.open(write=True) as store:
-            target = _kept(store, place)
-            assert target.digest is not None
-            pin = store.tag(tag_, target.digest, move=move, note=note)
-        _show(app, [pin], "set", "tags")
+    _keep(
+        app,
+        "tag",
+        tag_,
+        place,
+        delete,
+        listed=lambda store: store.pins(prefix=tag_ or ""),
+        keep=lambda store, given, digest: store.tag(given, digest, move=move, note=note),
+    )
 
 
 @command(
@@ -148,18 +170,12 @@ def pin(
 
     Given again, its time starts anew.
     """
-    if delete is not None:
-        if pin_ is not None:
-            raise click.UsageError("either set a pin or delete one")
-        _show(app, [_remove(app, delete, "pin")], "removed", "pins")
-    elif place is None:
-        with app.open() as store:
-            found = list(store.pins(prefix=pin_ or "", expired=expired))
-        _show(app, found, None, "pins")
-    else:
-        assert pin_ is not None
-        with app.open(write=True) as store:
-            target = _kept(store, place)
-            assert target.digest is not None
-            made = store.pin(pin_, target.digest, ttl_ms=for_ms, note=note)
-        _show(app, [made], "set", "pins")
+    _keep(
+        app,
+        "pin",
+        pin_,
+        place,
+        delete,
+        listed=lambda store: store.pins(prefix=pin_ or "", expired=expired),
+        keep=lambda store, given, digest: store.pin(given, digest, ttl_ms=for_ms, note=note),
+    )

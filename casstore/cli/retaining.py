@@ -9,6 +9,7 @@ import click
 
 from casstore.cli.command import App, command, require_yes
 from casstore.cli.completing import complete_name
+from casstore.cli.key_options import keys_option, open_keys, read_secret, secret_option
 from casstore.cli.naming import NameNotFoundError
 from casstore.cli.output import Cells, Column, Printer, bad, bold, dim, good, name
 from casstore.cli.quantities import DURATION, count, duration, size
@@ -19,13 +20,10 @@ from casstore.maintenance import erasure, expiring, retention
 from casstore.maintenance.lifecycle_erasure import LifecycleErasure, records_of
 from casstore.maintenance.policy import policy_fields
 from casstore.maintenance.retention import Plan, Policy, RetentionReport, SessionPlan
-from casstore.records.lifecycles.key_files import FileKeys
 from casstore.records.scoped import ActorErasure
 
 _SECTION: Final = "Giving space back"
 _LISTED: Final = 100
-# More than a secret may have.
-_MAX_SECRET_BYTES: Final = 5000
 
 _POLICY: Final = (
     click.option("--last", type=click.IntRange(0), help="Keep the newest so many revisions."),
@@ -436,17 +434,9 @@ def _runs(revisions: list[int]) -> str:
 @click.argument("subject")
 @click.option("--dry-run", "-n", is_flag=True, help="The plan: say what would go, change nothing.")
 @click.option("--no-survey", is_flag=True, help="Do not find out what others share: faster.")
-@click.option(
-    "--keys",
-    "key_directory",
-    type=click.Path(file_okay=False, exists=True),
-    help="Where the keys of encrypted user data are: the subject's is destroyed.",
-)
-@click.option(
-    "--secret",
-    "secret_file",
-    type=click.File("rb"),
-    help="The file whose bytes are the secret that subjects are hashed with, if there is one.",
+@keys_option("Where the keys of encrypted user data are: the subject's is destroyed.", exists=True)
+@secret_option(
+    "The file whose bytes are the secret that subjects are hashed with, if there is one."
 )
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 def erase(
@@ -467,10 +457,7 @@ def erase(
     after gc without grace and compact.
     """
     lives, scoped = (
-        LifecycleErasure(
-            keys=None if key_directory is None else FileKeys(key_directory),
-            secret=None if secret_file is None else secret_file.read(_MAX_SECRET_BYTES),
-        ),
+        LifecycleErasure(keys=open_keys(key_directory), secret=read_secret(secret_file)),
         ActorErasure(),
     )
     providers = (lives, scoped)

@@ -207,9 +207,12 @@ class _Sessions:
             0,
         )  # fmt: skip
         rounds = self._usage(session)
+        used = [one.tokens for one in rounds]
         totals = UsageTotals(
             len(rounds),
-            *[sum(one.tokens[at] or 0 for one in rounds) for at in range(3)],  # type: ignore[misc]
+            sum(tokens.prompt or 0 for tokens in used),
+            sum(tokens.completion or 0 for tokens in used),
+            sum(tokens.total or 0 for tokens in used),
         )
         state, folds = self._state(session)
         return Rest(public, state, folds, rounds, totals)

@@ -109,7 +109,8 @@ class MemoryEngine:
         """
         with self._lock:
             self._require_open()
-            validate(write)
+            # The reference takes nobody's word for it.
+            validate(Write(*write))
             now_ms = self._clock()
             require(write.conditions, self._find_row, self._objects.__contains__, now_ms)
             arriving = self._number(write.objects, now_ms)

@@ -116,9 +116,27 @@ _NO_PLAIN: Final = frozenset((dict, list, slice))
 _ROLE_BYTES: Final = {role: bytes((role,)) for role in (ROLE_LINK, ROLE_TEXT, ROLE_BYTES)}
 
 
-#: Spells a structure that is canonical by construction, at the speed of C.
-pack_checked: Final[Callable[[Any], bytes]] = msgpack.packb
-_pack: Final = pack_checked
+# Packers that wait to be used again: making one costs more than most packing does. One that is
+# in use is not in the list, so neither another thread nor a finaliser can come between.
+_idle_packers: Final[list[msgpack.Packer]] = []
+# A packer keeps room for the longest that it has packed.
+_PACKER_ROOM: Final = 65_536
+
+
+def pack_checked(value: Any) -> bytes:
+    """Spell a structure that is canonical by construction, at the speed of C."""
+    try:
+        packer = _idle_packers.pop()
+    except IndexError:
+        packer = _Packer(buf_size=_PACKER_ROOM)
+    data: bytes = packer.pack(value)
+    if len(data) <= _PACKER_ROOM:
+        _idle_packers.append(packer)
+    return data
+
+
+_Packer: Final = msgpack.Packer
+_pack: Final[Callable[[Any], bytes]] = pack_checked
 
 
 def unpack_checked(data: bytes) -> Any:

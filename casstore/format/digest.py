@@ -20,7 +20,7 @@ DIGEST_BYTES: Final = 32
 
 def plain_hash(data: bytes, length: int = DIGEST_BYTES) -> bytes:
     """Plain BLAKE3: the name of a blob, and the source of all pseudo-random decisions."""
-    return blake3(data).digest(length=length)
+    return blake3(data).digest() if length == DIGEST_BYTES else blake3(data).digest(length=length)
 
 
 class Digest(bytes):
@@ -120,12 +120,10 @@ _CONTEXTS: Final = {
 TURN_CONTEXT: Final = "casstore 2026-11 turn v1"
 SUBJECT_CONTEXT: Final = "casstore 2026-11 subject v1"
 
-# Deriving a key costs a compression of its own; a copied hasher has done it already.
-_HASHERS: Final = {kind: blake3(derive_key_context=text) for kind, text in _CONTEXTS.items()}
+#: Deriving a key costs a compression of its own; a copied hasher has done it already.
+HASHERS: Final = {kind: blake3(derive_key_context=text) for kind, text in _CONTEXTS.items()}
 # A rope carries the name of another content.
-_HASHERS_OF_CONTENT: Final = {
-    kind: hasher for kind, hasher in _HASHERS.items() if kind != Kind.ROPE
-}
+_HASHERS_OF_CONTENT: Final = {kind: hasher for kind, hasher in HASHERS.items() if kind != Kind.ROPE}
 
 
 def digest_of(kind: int, data: bytes) -> bytes:
@@ -136,7 +134,7 @@ def digest_of(kind: int, data: bytes) -> bytes:
     """
     if kind == Kind.BLOB:
         return plain_hash(data)
-    hasher = _HASHERS[kind].copy()
+    hasher = HASHERS[kind].copy()
     hasher.update(data)
     return hasher.digest()
 

@@ -33,6 +33,7 @@ from casstore.format.splitting import Emit, Spelled, spell
 _FIELDS: Final = 15
 _HEADER: Final = b"\x9f"
 _NIL: Final = b"\xc0"
+_LINK: Final = link_bytes(ROLE_LINK, b"")
 NOTHING: Final = NULL
 # A field stands one list deep.
 FIELD_ROOM: Final = MAX_DEPTH - 1
@@ -76,16 +77,19 @@ def spell_field(value: Any, name: str, emit: Emit) -> Spelled:
 def encode_manifest(manifest: Manifest) -> tuple[bytes, list[bytes]]:
     """The bytes of a manifest and the digests it links to, in order."""
     links: list[bytes] = []
-    parts = [_HEADER, pack_checked(list(manifest[:5]))[1:]]
+    parts = [_HEADER, pack_checked(manifest[:5])[1:]]
     for digest in manifest[5:10]:
         if digest is None:
             parts.append(_NIL)
         else:
-            parts.append(link_bytes(ROLE_LINK, digest))
+            parts += (_LINK, digest)
             links.append(digest)
     for spelled in manifest[10:]:
-        parts.append(spelled.data)
-        links += spelled.links
+        if spelled is NOTHING:
+            parts.append(_NIL)
+        else:
+            parts.append(spelled.data)
+            links += spelled.links
     return b"".join(parts), links
 
 

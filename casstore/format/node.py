@@ -41,6 +41,7 @@ _FIELDS: Final = 10
 _PARENT: Final = 7
 _HEADER: Final = b"\x9a"
 _NIL: Final = b"\xc0"
+_LINK: Final = link_bytes(ROLE_LINK, b"")
 NULL: Final = Spelled(_NIL, [])
 _TIMES: Final = frozenset((str, int, float))
 # The payload stands one list deep.
@@ -76,6 +77,10 @@ def spell_payload(value: Any, name: str, emit: Emit) -> Spelled:
     """
     if value is None:
         return NULL
+    if type(value) is dict:
+        flat = pack_flat(value, NODE_PAYLOAD_MAX_BYTES)
+        if flat is not None:
+            return Spelled(flat, [])
     try:
         whole = _spell_whole(value)
         return whole or spell(value, PAYLOAD_ROOM, emit)
@@ -86,10 +91,6 @@ def spell_payload(value: Any, name: str, emit: Emit) -> Spelled:
 def _spell_whole(value: Any) -> Spelled | None:
     """Spell a value without moving anything out; None if it is too long, or cannot be spelled."""
     kind = type(value)
-    if kind is dict:
-        flat = pack_flat(value, NODE_PAYLOAD_MAX_BYTES)
-        if flat is not None:
-            return Spelled(flat, [])
     if kind is dict or kind is list or kind is tuple:
         whole = pack_plain(
             value, PAYLOAD_ROOM, NODE_PAYLOAD_MAX_BYTES, NODE_PAYLOAD_MAX_BYTES + 1, _name_nothing
@@ -115,14 +116,14 @@ def check_time(time: object) -> None:
 
 def encode_node(header: NodeHeader, cause: Spelled, payload: Spelled) -> tuple[bytes, list[bytes]]:
     """The bytes of a node and the digests it links to, in order."""
-    *plain, parent = header
-    links = [*cause.links, *payload.links]
+    parent = header.parent
+    links = cause.links + payload.links
     above = _NIL
     if parent is not None:
-        links.insert(0, parent)
-        above = link_bytes(ROLE_LINK, parent)
+        links = [parent, *links]
+        above = _LINK + parent
     # The first byte of the seven plain fields is their own list's header.
-    return b"".join((_HEADER, pack_checked(plain)[1:], above, cause.data, payload.data)), links
+    return b"".join((_HEADER, pack_checked(header[:7])[1:], above, cause[0], payload[0])), links
 
 
 def fill_node(opened: DecodedNode, resolve: Resolver) -> DecodedNode:

@@ -7,9 +7,10 @@ all it links to is in order. A check reads snapshots beside writers and collecto
 looks wrong is looked at again in a fresh one before it is reported.
 
     quick         headers, dictionaries, numbers
-    connectivity  everything that rows reach is there; derived tables agree; rows are proven
+    connectivity  everything that rows reach is there; derived tables agree; rows are proven;
+                  what records say in several rows agrees
     sample        the same, and the content of a random share of the objects
-    full          the same, and the content of every object
+    full          the same, and the content of every object, and the number of every message
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Final, NamedTuple
 from casstore.engine import faults
 from casstore.engine.faults import Checking, Examined, Fault
 from casstore.engine.id_set import IdSet
-from casstore.engine.protocol import TABLES, Engine, RowKey
+from casstore.engine.protocol import TABLES, RowKey
 from casstore.errors import CasstoreError, CorruptionError, InvalidInputError, ReadOnlyError
 from casstore.format.canonical import pack_checked, unpack_checked
 from casstore.format.digest import Digest
@@ -31,6 +32,7 @@ from casstore.maintenance.lineages import Lineages, Table, differences
 from casstore.maintenance.objects_check import Malformed, links_of, prove_content
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.rebuild import RebuildReport, rebuild
+from casstore.maintenance.records_check import RecordsCheck
 from casstore.maintenance.rows_check import RowsCheck
 from casstore.store import Store
 
@@ -102,7 +104,7 @@ def check(
     if type(max_findings) is not int or max_findings < 1:
         raise InvalidInputError(f"at least one finding is kept, not {max_findings!r}")
     wanted = {FULL: _every, SAMPLE: _some(share, random.Random(seed))}.get(level)
-    return _Check(engine, engine, level, wanted, Findings(max_findings), progress).run(
+    return _Check(store, engine, level, wanted, Findings(max_findings), progress).run(
         since_last=since_last
     )
 
@@ -128,14 +130,14 @@ class _Mark(NamedTuple):
 class _Check:
     def __init__(
         self,
-        engine: Engine,
+        store: Store,
         checking: Checking,
         level: str,
         content: Callable[[int], bool] | None,
         found: Findings,
         progress: Progress | None,
     ) -> None:
-        self._engine = engine
+        self._engine = engine = store.engine
         self._checking = checking
         self._level = level
         self._content = content
@@ -150,6 +152,7 @@ class _Check:
         self._start = 0
         self._pins: list[str] = []
         self._rows = RowsCheck(engine, checking, found)
+        self._records = RecordsCheck(store, self._rows, found, whole=level == FULL)
 
     def _tell(self, phase: str, unit: str) -> Callable[[int], None]:
         def told(done: int) -> None:
@@ -186,6 +189,7 @@ class _Check:
                 self._attempt(lambda: self._take(checking.check_index(excused, names)))
             if readable:
                 self._attempt(lambda: self._rows.run(tables, told))
+                self._attempt(self._records.settle)
             if readable and not unsafe & _GRAPH_TABLES:
                 self._attempt(self._check_nodes)
                 self._attempt(lambda: affected.extend(self._find_affected()))

@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from casstore.engine.protocol import (
-    TABLES,
     DeleteRow,
     Engine,
     ObjectsExist,
@@ -32,6 +31,7 @@ from casstore.errors import (
     SessionDivergedError,
     SessionNotFoundError,
 )
+from casstore.maintenance.carried import CARRIED
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.roots import ROOTS
 from casstore.maintenance.sending import Sender, StoreTarget
@@ -54,7 +54,7 @@ _KNOWN_OF_SESSIONS: Final = ("sessions", "attachments")
 _WITH_HEADS: Final = ("heads", "history", "nodes", "receipts")
 _BEFORE_HEADS: Final = ("queue",)
 _AFTER_HEADS: Final = tuple(
-    sorted(set(TABLES) - {*_WITH_HEADS, *_BEFORE_HEADS, "tombstones"}),
+    sorted(set(CARRIED) - {*_WITH_HEADS, *_BEFORE_HEADS, "tombstones"}),
 )
 
 
@@ -105,7 +105,7 @@ def copy(
     for table in _AFTER_HEADS:
         work.copy_table(table)
     if mirror:
-        for table in ("heads", *[name for name in TABLES if name != "heads"]):
+        for table in ("heads", *[name for name in CARRIED if name != "heads"]):
             work.remove_strange(table)
     return work.report()
 

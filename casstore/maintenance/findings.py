@@ -26,9 +26,21 @@ HISTORY_WRONG: Final = "history_wrong"
 HEAD_MISSING: Final = "head_missing"
 DELETION_UNFINISHED: Final = "deletion_unfinished"
 QUEUE_WRONG: Final = "queue_wrong"
+PROTECTION_DANGLING: Final = "protection_dangling"
+PROTECTION_MISSING: Final = "protection_missing"
+SUBJECTS_WRONG: Final = "subjects_wrong"
+RECORD_COUNT_WRONG: Final = "record_count_wrong"
+RECORD_INDEX_WRONG: Final = "record_index_wrong"
+RECORD_ORPHANED: Final = "record_orphaned"
+LOG_NUMBERS_WRONG: Final = "log_numbers_wrong"
+LOG_GAP: Final = "log_gap"
+LOG_TREE_WRONG: Final = "log_tree_wrong"
+RUN_MIRROR_WRONG: Final = "run_mirror_wrong"
+SEAL_BROKEN: Final = "seal_broken"
 
 _SALVAGE: Final = "close the store and salvage it into a new one"
 _REBUILD: Final = "rebuild"
+_RESTORE: Final = "compare with a backup, and restore what is missing"
 
 
 class Meaning(NamedTuple):
@@ -122,6 +134,52 @@ CODES: Final[dict[str, Meaning]] = {
     QUEUE_WRONG: Meaning(
         WARNING, "a batch of a queue and the rows that find it do not agree",
         "cancel the batch, or enqueue it again",
+    ),
+    PROTECTION_DANGLING: Meaning(
+        WARNING, "a protection is of a revision that is not there",
+        "find out from who protects it what is lost, then end the protection: unprotect",
+    ),
+    PROTECTION_MISSING: Meaning(
+        ERROR, "a run may come back to a revision that it does not protect, or that is gone",
+        "Runs.renew_protections, which also gives the runs whose checkpoint is gone",
+    ),
+    SUBJECTS_WRONG: Meaning(
+        ERROR, "a session and the index of subjects do not agree whom it is about: erasing a "
+        "subject may overlook it",
+        "add the subject to the session and remove it, or the other way round: both are written",
+    ),
+    RECORD_COUNT_WRONG: Meaning(
+        ERROR, "a record counts what belongs to it, and comes to something else than is there",
+        _RESTORE,
+    ),
+    RECORD_INDEX_WRONG: Meaning(
+        ERROR, "a record and the rows that find it do not agree: it may be overlooked, also when "
+        "it is to be erased",
+        _RESTORE,
+    ),
+    RECORD_ORPHANED: Meaning(
+        ERROR, "a record belongs to another that is not there", _RESTORE
+    ),
+    LOG_NUMBERS_WRONG: Meaning(
+        ERROR, "the messages of a log are not numbered without a gap, or it shows some that it "
+        "does not have",
+        f"rewind the session to a revision before that; else {_RESTORE}",
+    ),
+    LOG_GAP: Meaning(
+        INFO, "a log shows messages that were hidden or removed one by one, not by pruning",
+        "none is needed",
+    ),
+    LOG_TREE_WRONG: Meaning(
+        ERROR, "a session of a log and its parent do not agree about each other",
+        f"{_RESTORE}; or close the session, if nobody needs it",
+    ),
+    RUN_MIRROR_WRONG: Meaning(
+        WARNING, "a thread shows another state than its latest run has",
+        "set the state of that run once more: the thread follows",
+    ),
+    SEAL_BROKEN: Meaning(
+        ERROR, "a record is not as it was when it was sealed",
+        "find out who changed it outside casstore; a backup may have what was sealed",
     ),
 }  # fmt: skip
 

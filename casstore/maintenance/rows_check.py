@@ -47,6 +47,17 @@ class RowsCheck:
         self._engine = engine
         self._checking = checking
         self._found = found
+        self._judges: dict[str, Callable[[Row], None]] = {
+            "attachments": self._attachment,
+            "heads": self._head,
+            "history": self._history_row,
+            "leases": self._lease,
+            "nodes": self._node,
+            "pins": self._pin,
+            "queue": self._queue_row,
+            "receipts": self._receipt,
+            "sessions": self._meta,
+        }
         #: Tables that must not be read.
         self.unsafe: frozenset[str] = frozenset()
         self.rows = 0
@@ -139,21 +150,14 @@ class RowsCheck:
 
     # --- checking -----------------------------------------------------------------------
 
+    def judge_with(self, table: str, judge: Callable[[Row], None]) -> None:
+        """Let the rows of a table be looked at by somebody who knows their meaning."""
+        self._judges[table] = judge
+
     def run(self, tables: Sequence[str], told: Callable[[int], None]) -> None:
         """Check these tables."""
-        judges: dict[str, Callable[[Row], None]] = {
-            "attachments": self._attachment,
-            "heads": self._head,
-            "history": self._history_row,
-            "leases": self._lease,
-            "nodes": self._node,
-            "pins": self._pin,
-            "queue": self._queue_row,
-            "receipts": self._receipt,
-            "sessions": self._meta,
-        }
         for table in tables:
-            judge = judges.get(table)
+            judge = self._judges.get(table)
             session = b""
             last: int | None = None
             for row in self.readable(table):
@@ -188,7 +192,7 @@ class RowsCheck:
         where = Where(session, None, None, table, row.key)
         self._found.add(codes.ROW_MALFORMED, f"a row of table {table} makes no sense: {exc}", where)
 
-    def _require_object(
+    def require_object(
         self, table: str, row: Row, digest: bytes | None, revision: int | None = None
     ) -> None:
         """Tell if a row names what is not there, and still does."""
@@ -207,16 +211,16 @@ class RowsCheck:
 
     def _head(self, row: Row) -> None:
         head = decode_head(row.value)
-        self._require_object("heads", row, head.manifest, head.revision)
-        self._require_object("heads", row, head.hidden, head.revision)
+        self.require_object("heads", row, head.manifest, head.revision)
+        self.require_object("heads", row, head.hidden, head.revision)
 
     def _history_row(self, row: Row) -> None:
         if keys.is_label(row.key):
             self._label(row)
             return
         head = decode_head(row.value)
-        self._require_object("history", row, head.manifest, head.revision)
-        self._require_object("history", row, head.hidden, head.revision)
+        self.require_object("history", row, head.manifest, head.revision)
+        self.require_object("history", row, head.hidden, head.revision)
         key, number = row.key[:-_REVISION_BYTES], row.key[-_REVISION_BYTES:]
         rows = self.now([RowKey("heads", key), RowKey("history", row.key)])
         if rows[1:] != [row.value]:
@@ -274,15 +278,15 @@ class RowsCheck:
             lineage.read_seq(row.value)
 
     def _pin(self, row: Row) -> None:
-        self._require_object("pins", row, pins.kept_digest(row.value, self._engine.now_ms()))
+        self.require_object("pins", row, pins.kept_digest(row.value, self._engine.now_ms()))
 
     def _attachment(self, row: Row) -> None:
-        self._require_object("attachments", row, attachments.decode("", row.value).digest)
+        self.require_object("attachments", row, attachments.decode("", row.value).digest)
 
     def _queue_row(self, row: Row) -> None:
         key = keys.session_part(row.key)
         if keys.is_queue_batch(row.key):
-            self._require_object("queue", row, queue.items_digest(row.key, row.value))
+            self.require_object("queue", row, queue.items_digest(row.key, row.value))
             names = queue.put_names(key, row.key, row.value)
             places = [RowKey("queue", row.key), *[RowKey("queue", name.key) for name in names]]
             rows = self.now(places)

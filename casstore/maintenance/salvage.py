@@ -9,14 +9,12 @@ be taken over is listed by name.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import casstore.store
 from casstore.engine.lmdb.excavation import NEWEST, Excavation, LostRows, Marked
 from casstore.engine.protocol import (
-    MAX_STAMP_MS,
-    Condition,
     NewObject,
     ObjectsExist,
     PutRow,
@@ -32,11 +30,21 @@ from casstore.errors import (
     ObjectNotFoundError,
 )
 from casstore.format.digest import Digest
+from casstore.maintenance.carried import OF_SESSIONS, OF_THE_STORE
 from casstore.maintenance.directories import require_directory
 from casstore.maintenance.loss_naming import LostPiece, name_losses
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.rebuild import rebuild_nodes
-from casstore.session import attachments, keys, pins, queue
+from casstore.maintenance.roots import ROOTS
+from casstore.maintenance.salvaged_rows import (
+    LostRow,
+    RowTarget,
+    StrayRow,
+    named_by,
+    retention_of_session,
+    store_rows,
+)
+from casstore.session import attachments, keys, queue
 from casstore.session.heads import HeadRow, decode_head, encode_head
 from casstore.session.receipts import SettledReceipt, decode_receipt
 from casstore.store import Store
@@ -44,7 +52,6 @@ from casstore.store import Store
 # What one write takes into the new store.
 _BATCH_OBJECTS: Final = 512
 _BATCH_BYTES: Final = 4 << 20
-_BATCH_ROWS: Final = 2000
 # How many lost revisions, and lost pieces, are listed of one session.
 _LISTED: Final = 20
 
@@ -79,15 +86,6 @@ class SalvagedSession(NamedTuple):
     from_strays: bool
 
 
-class LostRow(NamedTuple):
-    """A row that was left out, because what it names is gone."""
-
-    table: str
-    session: str | None
-    name: str
-    why: str
-
-
 class SalvageReport(NamedTuple):
     """What salvage took over, and what it did not."""
 
@@ -98,6 +96,10 @@ class SalvageReport(NamedTuple):
     objects_lost: int
     rows_saved: int
     rows_lost: tuple[LostRow, ...]
+    #: Policies, protections and the like that were taken over though they may be outdated.
+    rows_from_strays: tuple[StrayRow, ...]
+    #: Rows of no session that the target has otherwise, and that were left as they are.
+    rows_existing: int
     #: Where rows may be missing of which not even the name is known.
     gaps: tuple[LostRows, ...]
     dictionaries_lost: tuple[int, ...]
@@ -165,8 +167,7 @@ class _Salvage:
             _require_apart(source, held)
         self._objects_saved = 0
         self._incomplete = 0
-        self._rows_saved = 0
-        self._rows_lost: list[LostRow] = []
+        self._rows = RowTarget(target.engine, progress)
 
     def _tell(self, phase: str, done: int, total: int | None, unit: str) -> None:
         if self._progress is not None:
@@ -178,19 +179,23 @@ class _Salvage:
         ) as found:
             marked = found.mark(self._roots(found))
             self._copy_objects(found, marked)
-            sessions = [self._copy_session(found, marked, key) for key in self._session_keys(found)]
-            self._copy_pins(found)
-            for table in ("records", "usage"):
-                self._put_rows([], (PutRow(table, *row) for row in found.rows(table)))
+            sessions = {
+                key: self._copy_session(found, marked, key) for key in self._session_keys(found)
+            }
+            taken = {key: one.outcome != EXISTS for key, one in sessions.items()}
+            for table in OF_THE_STORE:
+                self._rows.put_absent(store_rows(table, found, self._rows, taken))
             # Derived, and made anew: the rows of the source may be those that are damaged.
             rebuild_nodes(self._target, progress=self._progress)
             return SalvageReport(
                 self._source,
-                tuple(sessions),
+                tuple(sessions.values()),
                 self._objects_saved,
                 self._incomplete,
-                self._rows_saved,
-                tuple(self._rows_lost),
+                self._rows.saved,
+                tuple(self._rows.lost),
+                tuple(self._rows.strays),
+                self._rows.existing,
                 tuple(found.lost_rows()),
                 tuple(found.lost_dictionaries()),
                 found.stray_slabs,
@@ -201,27 +206,12 @@ class _Salvage:
 
     def _roots(self, found: Excavation) -> Iterator[bytes]:
         """Every digest that a row names; rows that make no sense name nothing."""
-        for table in ("heads", "history"):
+        for table in ROOTS.tables:
             for row in found.rows(table):
-                if table == "history" and keys.is_label(row.key):
+                try:
+                    yield from named_by(table, row)
+                except CorruptionError:
                     continue
-                head = _decoded_head(row)
-                if head is not None:
-                    yield head.manifest
-                    if head.hidden is not None:
-                        yield head.hidden
-        for row in found.rows("pins"):
-            digest = _pinned(row)
-            if digest is not None:
-                yield digest
-        for row in found.rows("queue"):
-            digest = _queued(row)
-            if digest is not None:
-                yield digest
-        for row in found.rows("attachments"):
-            digest = _attached(row)
-            if digest is not None:
-                yield digest
 
     def _copy_objects(self, found: Excavation, marked: Marked) -> None:
         """Store what is whole, children before parents; again while that helps others.
@@ -273,16 +263,12 @@ class _Salvage:
             self._objects_saved += len(whole)
         return left
 
-    def _has(self, *digests: bytes | None) -> bool:
-        wanted = [digest for digest in digests if digest is not None]
-        return not self._target.engine.missing(wanted)
-
     # --- sessions -------------------------------------------------------------------------
 
     def _session_keys(self, found: Excavation) -> Iterator[bytes]:
         """The keys of all sessions that any row speaks of, in order."""
         seen: set[bytes] = set()
-        for table in ("heads", "sessions", "tombstones", "history", "queue", "attachments"):
+        for table in OF_SESSIONS:
             start = b""
             while True:
                 row = next(found.rows(table, start), None)
@@ -303,12 +289,13 @@ class _Salvage:
         tombstone = next(found.rows("tombstones", key, key + b"\1"), None)
         strays = any(one.rank > NEWEST for one in revisions.values())
         if tombstone is not None:
-            self._put_rows([], [PutRow("tombstones", *tombstone)])
-            self._copy_attachments(found, key, stop, name)
+            self._rows.put([], [PutRow("tombstones", *tombstone)])
+            self._rows.put([], self._attachment_rows(found, key, stop, name))
+            self._rows.put([], self._retention_rows(found, key, name, frozenset(), deleted=True))
             return SalvagedSession(name, DELETED, None, None, 0, (), 0, (), from_strays=False)
         whole = [
             one for one in sorted(revisions.values(), key=lambda one: one.head.revision)
-            if self._has(one.head.manifest)
+            if self._rows.has(one.head.manifest)
         ]  # fmt: skip
         broken = sorted(
             (revision for revision, one in revisions.items() if one not in whole), reverse=True
@@ -321,7 +308,7 @@ class _Salvage:
                 marked.places.get(lacking.manifest),
                 lacking.manifest,
                 lacking.revision,
-                self._has,
+                self._rows.has,
             )
         outcome = self._put_session(found, key, stop, name, newest, whole, pieces)
         if outcome not in (EXISTS, LOST) and (broken or pieces or (whole and not heads)):
@@ -357,27 +344,27 @@ class _Salvage:
         alive = RowIs("tombstones", key, None)
         same = RowIs("heads", key, there[0])
         try:
-            self._put_rows([alive, same], self._session_rows(found, key, stop, name, whole))
+            self._rows.put([alive, same], self._session_rows(found, key, stop, name, whole))
             if head is not None:
                 manifest = ObjectsExist([whole[-1].head.manifest])
-                self._put_rows([alive, same, manifest], [PutRow("heads", key, head)])
+                self._rows.put([alive, same, manifest], [PutRow("heads", key, head)])
         except (ConditionFailedError, ObjectNotFoundError):
             # Somebody else uses the target: theirs counts.
             return EXISTS
-        if head is None and newest is not None:
+        if head is None and (newest is not None or any(found.rows("receipts", key, stop))):
             return LOST
         return WHOLE
 
     def _head_row(self, chosen: _Revision, newest: _Revision, pieces: list[LostPiece]) -> bytes:
         """The row of the revision chosen, hiding what the newest hides."""
         hidden = newest.head.hidden
-        if hidden is not None and not self._has(hidden):
+        if hidden is not None and not self._rows.has(hidden):
             pieces.append(
                 LostPiece(newest.head.revision, "the map of hidden nodes", Digest(hidden),
                           "nodes that were hidden may be seen again")
             )  # fmt: skip
             hidden = chosen.head.hidden
-            if hidden is not None and not self._has(hidden):
+            if hidden is not None and not self._rows.has(hidden):
                 hidden = None
         if hidden == chosen.head.hidden:
             return chosen.row.value
@@ -395,7 +382,7 @@ class _Salvage:
         saved = {one.head.revision for one in whole}
         for one in whole[:-1]:
             value = one.row.value
-            if one.head.hidden is not None and not self._has(one.head.hidden):
+            if one.head.hidden is not None and not self._rows.has(one.head.hidden):
                 value = encode_head(one.head._replace(hidden=None))
             yield PutRow("history", keys.history(key, one.head.revision), value)
         for row in found.rows("history", keys.labels(key), stop):
@@ -404,7 +391,7 @@ class _Salvage:
                 yield PutRow("history", *row)
             else:
                 label = row.value[8:].decode(errors="replace")
-                self._lose("history", name, f"label {label!r}", f"revision {revision} is lost")
+                self._rows.lose("history", name, f"label {label!r}", f"revision {revision} is lost")
         for table in ("sessions", "leases"):
             for row in found.rows(table, key, key + b"\1"):
                 yield PutRow(table, *row)
@@ -414,17 +401,18 @@ class _Salvage:
             try:
                 receipt = decode_receipt(row.value)
             except CorruptionError as exc:
-                self._lose("receipts", name, row.key.hex(), str(exc))
+                self._rows.lose("receipts", name, row.key.hex(), str(exc))
                 continue
             settled = isinstance(receipt, SettledReceipt)
-            if receipt.revision <= newest and (settled or self._has(receipt.manifest)):
+            if receipt.revision <= newest and (settled or self._rows.has(receipt.manifest)):
                 yield PutRow("receipts", *row)
             else:
                 turn = keys.after_session(row.key).decode(errors="replace")
                 why = f"revision {receipt.revision} is lost"
-                self._lose("receipts", name, f"turn {turn!r}", why)
+                self._rows.lose("receipts", name, f"turn {turn!r}", why)
         yield from self._queue_rows(found, key, stop, name)
         yield from self._attachment_rows(found, key, stop, name)
+        yield from self._retention_rows(found, key, name, saved)
 
     def _queue_rows(
         self, found: Excavation, key: bytes, stop: bytes, name: str
@@ -438,8 +426,8 @@ class _Salvage:
             seq = int.from_bytes(row.key[-8:], "big")
             last = max(last, seq)
             digest = _queued(row)
-            if digest is None or not self._has(digest):
-                self._lose("queue", name, f"batch {seq}", "its items are lost")
+            if digest is None or not self._rows.has(digest):
+                self._rows.lose("queue", name, f"batch {seq}", "its items are lost")
                 continue
             yield PutRow("queue", *row)
             # Rows that only find batches are made anew.
@@ -454,49 +442,25 @@ class _Salvage:
             try:
                 one = attachments.decode(name, row.value)
             except CorruptionError as exc:
-                self._lose("attachments", name, row.key.hex(), str(exc))
+                self._rows.lose("attachments", name, row.key.hex(), str(exc))
                 continue
-            if one.digest is None or self._has(one.digest):
+            if one.digest is None or self._rows.has(one.digest):
                 yield PutRow("attachments", *row)
             else:
-                self._lose("attachments", name, f"attachment {one.id!r}", "its bytes are lost")
+                self._rows.lose("attachments", name, f"attachment {one.id!r}", "its bytes are lost")
 
-    def _copy_attachments(self, found: Excavation, key: bytes, stop: bytes, name: str) -> None:
-        self._put_rows([], self._attachment_rows(found, key, stop, name))
-
-    def _copy_pins(self, found: Excavation) -> None:
-        puts: list[PutRow] = []
-        for row in found.rows("pins"):
-            digest = _pinned(row)
-            if digest is None:
-                self._lose("pins", None, row.key.hex(), "the row makes no sense")
-                continue
-            name = pins.name_of(row.value)
-            if not self._has(digest):
-                self._lose("pins", None, name, f"object {digest.hex()} is lost")
-            elif self._target.engine.get_rows([RowKey("pins", row.key)])[0] is None:
-                puts.append(PutRow("pins", *row))
-        self._put_rows([], puts)
-
-    # --- rows -----------------------------------------------------------------------------
-
-    def _lose(self, table: str, session: str | None, name: str, why: str) -> None:
-        self._rows_lost.append(LostRow(table, session, name, why))
-
-    def _put_rows(self, conditions: Sequence[Condition], puts: Iterable[PutRow]) -> None:
-        batch: list[PutRow] = []
-        for put in puts:
-            batch.append(put)
-            if len(batch) >= _BATCH_ROWS:
-                self._write_rows(conditions, batch)
-                batch = []
-        self._write_rows(conditions, batch)
-
-    def _write_rows(self, conditions: Sequence[Condition], puts: list[PutRow]) -> None:
-        if puts:
-            self._target.engine.write(Write(conditions=conditions, rows=puts))
-            self._rows_saved += len(puts)
-            self._tell("rows", self._rows_saved, None, "rows")
+    def _retention_rows(
+        self,
+        found: Excavation,
+        key: bytes,
+        name: str,
+        saved: Collection[int],
+        *,
+        deleted: bool = False,
+    ) -> Iterator[PutRow]:
+        return retention_of_session(
+            found, self._rows, key, name, is_saved=saved.__contains__, deleted=deleted
+        )
 
 
 # --- rows of the source, which prove that they were written, not that they make sense --------
@@ -516,24 +480,9 @@ def _ranked(found: Excavation, table: str, start: bytes, stop: bytes) -> Iterato
             yield _Revision(row, head, rank)
 
 
-def _pinned(row: Row) -> bytes | None:
-    try:
-        # Whatever its time: what was pinned is worth saving.
-        return pins.kept_digest(row.value, -MAX_STAMP_MS)
-    except CorruptionError:
-        return None
-
-
 def _queued(row: Row) -> bytes | None:
     try:
         return queue.items_digest(row.key, row.value)
-    except CorruptionError:
-        return None
-
-
-def _attached(row: Row) -> bytes | None:
-    try:
-        return attachments.decode("", row.value).digest
     except CorruptionError:
         return None
 

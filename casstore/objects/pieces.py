@@ -12,7 +12,7 @@ from typing import cast
 from casstore.engine.protocol import Engine, NewObject, StoredObject, Write
 from casstore.errors import CorruptionError, LimitError, ObjectNotFoundError
 from casstore.format import chunking
-from casstore.format.digest import Kind, check_objects, digest_of
+from casstore.format.digest import HASHERS, Kind, check_objects, digest_of, plain_hash
 from casstore.format.limits import CHUNKED_BLOB_MIN_BYTES
 
 _BATCH = 256
@@ -121,14 +121,20 @@ class PieceWriter:
 
     def emit(self, kind: int, data: bytes, children: list[bytes]) -> bytes:
         """Take one object; a blob of any length, long ones as ropes. Returns its digest."""
-        digest = digest_of(kind, data)
+        if kind == Kind.BLOB:
+            digest = plain_hash(data)
+        else:
+            # As ``digest_of`` does; spelled out because everything new comes through here.
+            hasher = HASHERS[kind].copy()
+            hasher.update(data)
+            digest = hasher.digest()
         seen = self._seen
         if digest not in seen:
             size = len(data)
             if size >= CHUNKED_BLOB_MIN_BYTES and kind == Kind.BLOB:
                 self._add_long_blob(digest, data)
             else:
-                # As ``add`` does; spelled out because everything new comes through here.
+                # As ``add`` does.
                 seen[digest] = item = NewObject(digest, kind, data, children)
                 self.objects.append(item)
                 self.size_bytes += size

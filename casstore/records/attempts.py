@@ -23,6 +23,8 @@ def attempts(what: str) -> Iterator[int]:
     wait_s = _FIRST_WAIT_S
     for number in range(_MAX_ATTEMPTS):
         if number >= _AT_ONCE:
+            # Who was first may be another process, or across a network, and is done by now:
+            # there is nothing to wait for but that fewer meet. For asyncio this is in a thread.
             time.sleep(random.uniform(0, wait_s))
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
         yield number

@@ -126,7 +126,7 @@ class Table:
         start = self.keys.key(prefix)
         stop = past(start)
         while rows := self._store.engine.scan_rows(_TABLE, start=start, stop=stop, limit=1):
-            yield self._record(rows[0]).key[:depth]
+            yield self.record_of(rows[0]).key[:depth]
             start = past(self.keys.group(rows[0].key, depth))
 
     def _scan(self, start: bytes, stop: bytes, reverse: bool, page: int) -> Iterator[Record]:
@@ -135,7 +135,7 @@ class Table:
                 _TABLE, start=start, stop=stop, limit=page, reverse=reverse
             )
             for row in rows:
-                yield self._record(row)
+                yield self.record_of(row)
             if len(rows) < page:
                 return
             if reverse:
@@ -143,7 +143,12 @@ class Table:
             else:
                 start = rows[-1].key + b"\0"
 
-    def _record(self, row: Row) -> Record:
+    def place(self, *key: str) -> RowKey:
+        """Where a record of this key stands."""
+        return RowKey(_TABLE, self.keys.key(key))
+
+    def record_of(self, row: Row) -> Record:
+        """A row of this table as a record."""
         if row.value[:1] == _WITH_KEY:
             key = tuple(_key_list(row.value))
         else:

@@ -12,8 +12,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple
 
-from casstore.engine.conditions import stamped
-from casstore.engine.protocol import Condition, PutRow, RowChange, RowIs, RowKey, Write
+from casstore.engine.protocol import (
+    CheckedWrite,
+    Condition,
+    PutRow,
+    RowChange,
+    RowIs,
+    RowKey,
+    Write,
+)
 from casstore.errors import (
     BusyError,
     ConditionFailedError,
@@ -29,7 +36,7 @@ from casstore.errors import (
     TurnConflictError,
 )
 from casstore.format.digest import Digest
-from casstore.format.manifest import Manifest
+from casstore.format.manifest import NOTHING, Manifest
 from casstore.objects import graph as objects
 from casstore.objects.pieces import PieceWriter
 from casstore.session import (
@@ -120,31 +127,35 @@ def _try_at_once(
     tells the errors apart in their order.
     """
     known = runtime.recall(key)
+    if known is None:
+        return None
+    _, replace, _, _, expected, lease, _, _, _, _, completes, named, _, _ = change
+    row, head, _, _, _, older, seen_lease = known
     if (
-        known is None
-        or change.completes
-        or change.attachments
-        or change.replace is not None
-        or change.lease is None
-        or known.older is None
-        or len(known.older) > _MANY_LINEAGES
-        or known.head.hidden is not None
-        or change.expected not in (None, known.head.revision)
+        completes
+        or named
+        or replace is not None
+        or lease is None
+        or older is None
+        or len(older) > _MANY_LINEAGES
+        or head.hidden is not None
+        or (expected is not None and expected != head.revision)
     ):
         return None
     conditions: list[Condition] = []
     if receipt is not None:
-        conditions.append(RowIs(*receipt, None))
-    if isinstance(change.lease, Lease):
-        conditions.append(leases.live(key, change.lease))
+        conditions.append(RowIs("receipts", receipt.key, None))
+    if isinstance(lease, Lease):
+        conditions.append(leases.live(key, lease))
     else:
-        conditions.append(leases.free(key, known.lease))
-    conditions.append(RowIs("heads", key, known.row))
-    for own in (known.head.lineage, *known.older):
+        conditions.append(leases.free(key, seen_lease))
+    conditions.append(RowIs("heads", key, row))
+    for own in (head.lineage, *older) if older else (head.lineage,):
+        places = keys.lineage_nodes(own)
         for node in spelled.nodes:
-            conditions.append(RowIs("nodes", keys.lineage_node(own, node.part), None))
+            conditions.append(RowIs("nodes", places + node[1], None))
     attempt = _Attempt(runtime, session, key, change, receipt, conditions)
-    attempt.lease = known.lease
+    attempt.lease = seen_lease
     try:
         return attempt.run(spelled, known, fresh=True)
     except (ConflictError, GraphError, NotFoundError):
@@ -155,30 +166,24 @@ def _check(change: Commit) -> None:
     """Refuse what is wrong with the commit itself."""
     if not isinstance(change, Commit):
         raise InvalidInputError(f"a commit is a Commit, not {type(change).__name__}")
-    append, replace = change.append, change.replace
-    if (
-        type(append) not in _LISTS
-        or type(change.attachments) not in _LISTS
-        or type(change.completes) not in _LISTS
-        or type(change.usage) not in _LISTS
-        or (replace is not None and type(replace) not in _LISTS)
+    append, replace, leaf, _, expected, _, _, _, label, usage, completes, named, _, beside = change
+    if not _LISTS.issuperset(map(type, (append, usage, completes, named))) or (
+        replace is not None and type(replace) not in _LISTS
     ):
         raise _no_list(change)
-    if change.beside is not None and (
-        not isinstance(change.beside, Write) or change.beside.deletes
-    ):
+    if beside is not None and (not isinstance(beside, Write) or beside.deletes):
         raise InvalidInputError("what changes beside a commit is a Write that deletes no objects")
     if append and replace is not None:
         raise InvalidInputError("a commit appends nodes or replaces the graph, not both")
-    if change.expected is not None and (type(change.expected) is not int or change.expected < 0):
-        raise InvalidInputError(f"an expected revision is a number from 0 on: {change.expected!r}")
-    if change.label is not None:
-        keys.id_bytes(change.label, "a label")
-    if change.leaf is not None and change.leaf is not LAST:
-        keys.id_bytes(change.leaf, "a leaf")
-    for name in change.attachments:
+    if expected is not None and (type(expected) is not int or expected < 0):
+        raise InvalidInputError(f"an expected revision is a number from 0 on: {expected!r}")
+    if label is not None:
+        keys.id_bytes(label, "a label")
+    if leaf is not LAST and leaf is not None:
+        keys.id_bytes(leaf, "a leaf")
+    for name in named:
         keys.id_bytes(name, "an attachment id")
-    for entry in change.usage:
+    for entry in usage:
         checkpoint.check_usage(entry)
 
 
@@ -257,38 +262,44 @@ class _Attempt:
 
     def run(self, spelled: _Spelled, state: State | None, *, fresh: bool = False) -> CommitResult:
         """Make the objects and write them. ``fresh``: the ids of the nodes are new for sure."""
-        change, writer = self._change, spelled.writer
-        grown = graph.change_graph(self._runtime, state, change, spelled.nodes, writer, fresh=fresh)
+        change = self._change
+        writer, nodes, given, meaning = spelled
+        grown = graph.change_graph(self._runtime, state, change, nodes, writer, fresh=fresh)
         before = _EMPTY if state is None else state.manifest
-        beside = before if change.checkpoint is None else spelled.checkpoint
+        beside = before if change.checkpoint is None else given
         ledger = before.usage
         if change.usage:
             ledger = checkpoint.add_usage(self._runtime.reader(), ledger, change.usage, writer)
+        leaf_id, leaf, first_user, node_count, next_seq, tips, *_ = grown
+        (
+            _, _, _, plugin_revision, current_frame, _, _, tool_state, plugin_snapshot,
+            execution_state, turn_state, frames, config, _, _,
+        ) = beside  # fmt: skip
         manifest = Manifest(
-            grown.leaf_id,
-            grown.node_count,
-            grown.next_seq,
-            beside.plugin_revision,
-            beside.current_frame,
-            grown.leaf_digest,
-            grown.first_user,
-            beside.tool_state,
-            beside.plugin_snapshot,
-            beside.execution_state,
-            beside.turn_state,
-            beside.frames,
-            beside.config,
+            leaf_id,
+            node_count,
+            next_seq,
+            plugin_revision,
+            current_frame,
+            leaf,
+            first_user,
+            tool_state,
+            plugin_snapshot,
+            execution_state,
+            turn_state,
+            frames,
+            config,
             ledger,
-            grown.tips,
+            tips,
         )
         digest = objects.write_manifest(manifest, writer.emit)
-        if manifest.tips.links and manifest.tips.outlined:
+        if tips is not NOTHING and tips.links and tips.outlined:
             # A long map is changed step by step, and each step leaves its pieces behind.
             writer.keep_reachable(digest, *([] if grown.hidden is None else [grown.hidden]))
         head = self._next_head(state, grown, digest)
         self._changes.extend(grown.rows)
-        if spelled.intent is not None and self._receipt is not None:
-            self._changes.append(_put_receipt(self._receipt, spelled.intent, head, grown))
+        if meaning is not None and self._receipt is not None:
+            self._changes.append(_put_receipt(self._receipt, meaning, head, grown))
         return self._write(state, head, manifest, grown, writer)
 
     # --- checking, in the order promised ----------------------------------------------------
@@ -331,10 +342,12 @@ class _Attempt:
         return failed.index >= len(self._conditions)
 
     def _next_head(self, state: State | None, grown: Grown, manifest: bytes) -> HeadRow:
-        head = None if state is None else state.head
+        revision, created_at_ms, origin = 0, 0, None
+        if state is not None:
+            revision, created_at_ms, *_, origin, _ = state.head
         return HeadRow(
-            1 if head is None else head.revision + 1,
-            0 if head is None else head.created_at_ms,
+            revision + 1,
+            created_at_ms,
             0,
             manifest,
             grown.lineage,
@@ -343,7 +356,7 @@ class _Attempt:
             heads.COMMIT,
             self._change.turn,
             None,
-            None if head is None else head.origin,
+            origin,
             self._session if keys.is_cut(self._session) else None,
         )
 
@@ -360,7 +373,7 @@ class _Attempt:
         self._changes += move_head(self._key, state, put, change.label)
         if change.release and isinstance(change.lease, Lease):
             self._changes.append(leases.put_released(self._key, change.lease))
-        write = Write(writer.objects, self._conditions, self._changes)
+        write: Write = CheckedWrite(writer.objects, self._conditions, self._changes)
         if change.beside is not None:
             write = _together(write, change.beside)
         try:
@@ -368,14 +381,11 @@ class _Attempt:
         except ObjectNotFoundError as exc:
             raise checkpoint.name_missing(manifest, exc) from exc
         # The row as the engine has written it, its own time in it.
-        row = stamped(put, done.now_ms)
-        head = heads.with_times(head, row)
-        self._runtime.remember(
-            self._key,
-            State(row, head, manifest, grown.leaf, grown.page, grown.older, self.lease),
-        )
+        row, head = heads.written_at(head, put, done.now_ms)
+        *_, nodes, leaf, page, older = grown
+        self._runtime.remember(self._key, State(row, head, manifest, leaf, page, older, self.lease))
         return CommitResult(
-            head.revision, Digest.known(head.manifest), manifest.leaf_id, grown.nodes, False
+            head.revision, Digest.known(head.manifest), manifest.leaf_id, nodes, False
         )
 
 
@@ -393,8 +403,9 @@ def move_head(key: bytes, state: State | None, put: PutRow, label: str | None) -
     changes: list[RowChange] = [put]
     revision = 1
     if state is not None:
-        revision = state.head.revision + 1
-        changes.append(PutRow("history", keys.history(key, state.head.revision), state.row))
+        before = state.head.revision
+        revision = before + 1
+        changes.append(PutRow("history", keys.history(key, before), state.row))
     if label is not None:
         changes.append(put_label(key, label, revision))
     return changes

@@ -90,18 +90,10 @@ def spell_nodes(drafts: Sequence[NodeDraft | Node], writer: PieceWriter) -> list
             keys.id_bytes(frame, "a frame id")
         if time is not None:
             check_time(time)
-        spelled.append(
-            SpelledNode(
-                node_id,
-                part,
-                parent,
-                frame,
-                time,
-                NULL if cause is None else spell_payload(cause, "cause", emit),
-                spell_payload(payload, "payload", emit),
-                messages.is_user_message(payload),
-            )
-        )
+        because = NULL if cause is None else spell_payload(cause, "cause", emit)
+        body = spell_payload(payload, "payload", emit)
+        is_user = messages.is_user_message(payload)
+        spelled.append(SpelledNode(node_id, part, parent, frame, time, because, body, is_user))
     return spelled
 
 
@@ -160,7 +152,7 @@ def _grow_straight(
         or seq <= lineage.first_own(head.base)
     ):
         return None
-    ids = tuple([node.id for node in nodes])
+    ids = tuple([node[0] for node in nodes])
     if len({above.id, *ids}) <= len(ids) or not _all_follow(nodes):
         return None
     older = state.older
@@ -170,6 +162,7 @@ def _grow_straight(
             return None
         older = _older(chain, head.lineage)
     own, emit = head.lineage, writer.emit
+    places = keys.lineage_nodes(own)
     header, digest, first_user = above, manifest.leaf, manifest.first_user
     depth, users = above.depth, above.users
     distances = [seq - above.seq] + [1] * (len(ids) - 1)
@@ -182,7 +175,7 @@ def _grow_straight(
         digest = emit(Kind.NODE, *encode_node(header, cause, payload))
         if is_user and first_user is None:
             first_user = digest
-        rows.append(lineage.put_place(own, part, seq))
+        rows.append(PutRow("nodes", places + part, lineage.encode_seq(seq)))
         digests.append(digest)
         seq += 1
     added = Page(manifest.next_seq, distances, b"".join(digests))
@@ -209,7 +202,7 @@ def _grow_straight(
 def _all_follow(nodes: list[SpelledNode]) -> bool:
     """Does each of them go on from the one before, and the first from the leaf?"""
     for node in nodes:  # noqa: SIM110 - half the time of all() over a generator
-        if node.parent is not LEAF:
+        if node[2] is not LEAF:
             return False
     return True
 

@@ -32,6 +32,7 @@ REWIND: Final = "rewind"
 FORK: Final = "fork"
 _OPERATIONS: Final = (COMMIT, REWIND, FORK)
 _DETAILS: Final = 8
+_NOTHING_MORE: Final = (None,) * 5
 
 
 class Base(NamedTuple):
@@ -71,14 +72,14 @@ def head_key(key: bytes) -> RowKey:
 
 def encode_head(row: HeadRow) -> bytes:
     """Spell a head row."""
-    fixed = _FIXED.pack(row.revision, row.created_at_ms, row.committed_at_ms, row.manifest)
-    details: list[Any] = [_OPERATIONS.index(row.operation), row.lineage]
-    base = None if row.base is None else list(row.base)
-    origin = None if row.origin is None else list(row.origin)
-    details += [row.turn, base, row.hidden, row.rewound_to, origin, row.long_id]
+    _, _, _, _, lineage, base, hidden, operation, turn, rewound_to, origin, long_id = row
+    details: list[Any] = [_OPERATIONS.index(operation), lineage, turn]
+    more = (base, hidden, rewound_to, origin, long_id)
+    if more != _NOTHING_MORE:
+        details += more
     while details[-1] is None:
         details.pop()
-    return fixed + pack_checked(details)
+    return _FIXED.pack(*row[:4]) + pack_checked(details)
 
 
 def decode_head(data: bytes) -> HeadRow:
@@ -111,10 +112,16 @@ def put_head(key: bytes, row: HeadRow, *, new: bool) -> PutRow:
     return PutRow("heads", key, encode_head(row), _NEW_STAMPS if new else _STAMPS)
 
 
-def with_times(row: HeadRow, data: bytes) -> HeadRow:
-    """A head with the times that the engine has stamped into its row."""
-    _, created_at_ms, committed_at_ms, _ = _FIXED.unpack_from(data)
-    return HeadRow(row.revision, created_at_ms, committed_at_ms, *row[3:])
+def written_at(head: HeadRow, put: PutRow, now_ms: int) -> tuple[bytes, HeadRow]:
+    """A head that was put at the engine's time ``now_ms``: its row as it is now, and decoded."""
+    value = put.value
+    time = now_ms.to_bytes(8, "big")
+    created_at_ms = head.created_at_ms
+    if put.stamps is _NEW_STAMPS:
+        created_at_ms = now_ms
+        value = value[:_CREATED_AT] + time + value[_COMMITTED_AT:]
+    row = value[:_COMMITTED_AT] + time + value[_COMMITTED_AT + 8 :]
+    return row, HeadRow(head.revision, created_at_ms, now_ms, *head[3:])
 
 
 def public_entry(session: str, row: HeadRow, labels: tuple[str, ...]) -> Entry:

@@ -32,7 +32,7 @@ def intent_hash(
 ) -> bytes:
     """The hash of a commit's meaning. ``manifest`` holds the checkpoint as it was stored."""
     drafts = change.append if change.replace is None else change.replace
-    positions = {node.id: at for at, node in enumerate(nodes)}
+    positions = {node[0]: at for at, node in enumerate(nodes)}
     leaf: Any = change.leaf
     if leaf is LAST:
         leaf = len(nodes) - 1 if nodes else None
@@ -49,12 +49,12 @@ def intent_hash(
             manifest.config.data,
         ]
     steps: list[list[Any]] = []
-    for at, (draft, node) in enumerate(zip(drafts, nodes, strict=True)):
-        if node.parent is LEAF:
+    for at, (_, _, above, frame, _, cause, payload, _) in enumerate(nodes):
+        if above is LEAF:
             parent = at - 1 if at else None
         else:
-            parent = None if node.parent is None else positions.get(node.parent)
-        steps.append([parent, node.frame, node.cause.data, _payload(draft.payload, node)])
+            parent = None if above is None else positions.get(above)
+        steps.append([parent, frame, cause[0], _payload(drafts[at].payload, payload[0])])
     content = [
         VERSION,
         session,
@@ -74,15 +74,15 @@ def _batch_ids(change: Commit) -> list[str]:
     return sorted({batch.id for claim in change.completes for batch in claim.batches})
 
 
-def _payload(payload: Any, node: SpelledNode) -> bytes:
+def _payload(payload: Any, spelled: bytes) -> bytes:
     if type(payload) is not dict:
-        return node.payload.data
+        return spelled
     if "parts" in payload and _is_message(payload):
         return _spelled(_without_ids(payload))
     inner: Any = payload.get("message")
     if inner is not None and _is_message(inner):
         return _spelled({**payload, "message": _without_ids(inner)})
-    return node.payload.data
+    return spelled
 
 
 def _is_message(value: Any) -> bool:

@@ -96,8 +96,12 @@ def is_cut(session: str) -> bool:
 
 def part(text: str, what: str) -> bytes:
     """The last part of a key: an id below a session."""
-    spelled = id_bytes(text, what)
-    return spelled if len(spelled) <= _PART_BYTES else _fit(spelled, _PART_BYTES)
+    # Most ids are short and plain, and need no closer look.
+    if type(text) is str and text.isascii() and 0 < len(text) <= _PART_BYTES:
+        spelled = text.encode()
+        if b"\0" not in spelled:
+            return spelled
+    return _fit(id_bytes(text, what), _PART_BYTES)
 
 
 def history(key: bytes, revision: int) -> bytes:
@@ -152,6 +156,11 @@ def is_lineage_row(nodes_key: bytes) -> bool:
 def is_lineage_page(nodes_key: bytes) -> bool:
     """Is this key of the node table that of a page?"""
     return nodes_key[_LINEAGE_BYTES : _LINEAGE_BYTES + 1] == _LINEAGE_PAGE
+
+
+def lineage_nodes(lineage: bytes) -> bytes:
+    """What the keys start with under which nodes of a lineage are found by their ids."""
+    return lineage + _LINEAGE_ID
 
 
 def lineage_node(lineage: bytes, node_part: bytes) -> bytes:
@@ -289,6 +298,48 @@ def subject(about: str) -> bytes:
 def subject_session(about: str, key: bytes) -> RowKey:
     """The row that finds a session by whom it is about."""
     return RowKey("retention", subject(about) + key)
+
+
+def subjects_index() -> tuple[bytes, bytes]:
+    """From the first row that finds a session by a subject to behind the last."""
+    return _SUBJECT, past(_SUBJECT)
+
+
+def subject_of(index_key: bytes) -> str | None:
+    """The subject by which a row of the index finds; None if it was too long to stand in it."""
+    return session_of(session_part(index_key[len(_SUBJECT) :]))
+
+
+# What belongs to one session, and starts with its key behind the first byte.
+_OF_A_SESSION: Final = (
+    _POLICY,
+    _EXPIRY,
+    _PROTECTION,
+    _MARK,
+    _UNFINISHED,
+    _SUBJECTS,
+)
+_OF_THE_STORE: Final = (_POLICY_DEFAULT, _PIN_MARK, _REMOVALS)
+
+
+def retention_session(key: bytes) -> bytes | None:
+    """The key of the session that a retention row belongs to; None if it belongs to none.
+
+    InvalidInputError if it is of a kind that this release does not know.
+    """
+    kind, rest = key[:1], key[1:]
+    if kind in _OF_A_SESSION:
+        return session_part(rest)
+    if kind == _SUBJECT:
+        return after_session(rest)
+    if kind in _OF_THE_STORE:
+        return None
+    raise InvalidInputError(f"no row of table retention has a key like {key.hex()}")
+
+
+def retention_rows(key: bytes) -> list[tuple[bytes, bytes]]:
+    """From where to where a session's own rows stand, kind by kind; the subjects' index aside."""
+    return [(kind + key, kind + past(key)) for kind in _OF_A_SESSION]
 
 
 def past_lineage(lineage: bytes) -> bytes:

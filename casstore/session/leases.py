@@ -11,6 +11,7 @@ apart from the holder by it, whatever the clocks say.
 from __future__ import annotations
 
 import secrets
+from functools import lru_cache
 from typing import Final
 
 from casstore.engine.protocol import (
@@ -52,13 +53,15 @@ def lease_key(key: bytes) -> RowKey:
 
 def _prefix(lease: Lease) -> bytes:
     try:
-        return (
-            lease.fencing.to_bytes(8, "big")
-            + lease.token
-            + plain_hash(lease.owner.encode(), _OWNER_HASH_BYTES)
-        )
+        return _known_prefix(lease.fencing, lease.token, lease.owner)
     except (AttributeError, TypeError, OverflowError) as exc:
         raise InvalidInputError(f"not a lease: {lease!r}") from exc
+
+
+# Every commit of a turn asks for it, most of them for the same few leases.
+@lru_cache(maxsize=256, typed=True)
+def _known_prefix(fencing: int, token: bytes, owner: str) -> bytes:
+    return fencing.to_bytes(8, "big") + token + plain_hash(owner.encode(), _OWNER_HASH_BYTES)
 
 
 def decode_lease(session: str, row: bytes) -> Lease:

@@ -98,7 +98,7 @@ def successor(row: HeadRow, next_seq: int) -> Base | None:
 
 def encode_page(page: Page) -> bytes:
     """Spell a page."""
-    return pack_checked(list(page))
+    return pack_checked(page)
 
 
 def decode_page(data: bytes, *, spelling: bool = True) -> Page:
@@ -129,12 +129,25 @@ def put_base(lineage: bytes, base: Base) -> PutRow:
 
 def put_place(lineage: bytes, node_part: bytes, seq: int) -> PutRow:
     """The row that finds a node by its id."""
-    value = seq.to_bytes(max(1, (seq.bit_length() + 7) >> 3), "big")
-    return PutRow("nodes", keys.lineage_node(lineage, node_part), value)
+    return PutRow("nodes", keys.lineage_node(lineage, node_part), encode_seq(seq))
+
+
+def encode_seq(seq: int) -> bytes:
+    """Spell a node's place in insertion order, as the row found by its id holds it."""
+    return seq.to_bytes((seq.bit_length() + 7) >> 3 or 1, "big")
 
 
 def put_pages(lineage: bytes, last: Page | None, added: Page) -> tuple[list[PutRow], Page]:
     """The rows that list ``added`` after ``last``; and the page that then is the last."""
+    number = added.first // PAGE_NODES
+    if last is not None and last.first // PAGE_NODES == number == (added.stop - 1) // PAGE_NODES:
+        # They have room on the page, as most have.
+        page = Page(last.first, last.distances + added.distances, last.digests + added.digests)
+        return [PutRow("nodes", keys.lineage_page(lineage, number), pack_checked(page))], page
+    return _put_pages(lineage, last, added)
+
+
+def _put_pages(lineage: bytes, last: Page | None, added: Page) -> tuple[list[PutRow], Page]:
     rows: list[PutRow] = []
     page = last
     done = 0

@@ -72,8 +72,7 @@ def encode_receipt(receipt: Receipt | SettledReceipt) -> bytes:
     if isinstance(receipt, SettledReceipt):
         told = [receipt.leaf, list(receipt.nodes), receipt.committed_at_ms]
     else:
-        base = None if receipt.base is None else list(receipt.base)
-        told = [receipt.lineage, base, receipt.first, receipt.node_count]
+        told = [receipt.lineage, receipt.base, receipt.first, receipt.node_count]
         if receipt.removed or receipt.leaf is not None:
             told += [[list(each) for each in receipt.removed], receipt.leaf]
     return b"".join(

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+import casstore
 from campaigns import bitflip, specimen
 from campaigns.examination import PLAIN, RIGHT, VERIFY, Examiner
 from campaigns.tally import Report
+from casstore.engine.lmdb import slab as slabs
+from casstore.engine.lmdb.engine import LmdbEngine
 
 SAMPLE = 160
 SEED = 1
@@ -44,6 +47,16 @@ def test_the_sample_reaches_both_engines_both_ways(report: Report) -> None:
             assert report.total(f"engine {engine} {mode}: ") == SAMPLE // 2
             assert report.total(f"engine {engine} {mode}: refused") > 0
             assert report.total(f"engine {engine} {mode}: right") > 0
+
+
+def test_the_specimen_has_slabs_of_both_layouts(tmp_path: Path) -> None:
+    specimen.build(tmp_path / "specimen", SEED, lmdb_version=0)
+    with casstore.open(tmp_path / "specimen") as store:
+        assert isinstance(store.engine, LmdbEngine)
+        env = store.engine._env
+        with env.reading() as txn:
+            layouts = {value[0] for _, value in txn.cursor(db=env.slabs)}
+    assert layouts == {slabs.LAYOUT, slabs.PACKED_LAYOUT}
 
 
 @pytest.mark.parametrize("engine", specimen.ENGINES)

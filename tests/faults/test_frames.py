@@ -29,3 +29,10 @@ def test_every_case_ran_on_both_engines(report: Report) -> None:
     assert len({case.name for case in drawn}) == len(drawn)
     assert report.trials == 2 * len(drawn)
     assert report.total("get CorruptionError, verify CorruptionError") > len(drawn)
+
+
+def test_a_slab_of_the_other_layout_is_read_if_it_is_sound(report: Report) -> None:
+    """So that those which are refused are refused for what is wrong with them."""
+    sound = [case for case in frames.cases(CUTS, random.Random(1)) if not case.verify_fails]
+    assert "a sound slab of layout 2" in {case.name for case in sound}
+    assert report.total("get fine, verify fine") >= 2 * 2

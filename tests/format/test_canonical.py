@@ -10,6 +10,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, NamedTuple
 
+import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from casstore.errors import InvalidInputError, InvalidValueError, LimitError, NotCanonicalError
 from casstore.errors import render_path as spelled_path
 from casstore.format import canonical
-from casstore.format.canonical import Link, decode, encode
+from casstore.format.canonical import Link, decode, encode, pack_checked
 from casstore.format.digest import Digest
 from casstore.format.limits import MAX_DEPTH, MAX_ENTRIES, MAX_KEY_BYTES
 
@@ -956,3 +957,41 @@ def test_a_flat_map_is_spelled_as_any_other_or_left_to_others(
         return
     plain = all(type(item) in (str, int, bool, type(None)) for item in value.values())
     assert found == (spelled if plain and len(spelled) <= max_bytes else None)
+
+
+# --- packers ------------------------------------------------------------------------------
+
+
+def test_packing_inside_of_packing_disturbs_nobody() -> None:
+    """As a finaliser might that runs meanwhile, or another thread."""
+    inner = [b"inner"] * 50
+
+    class Meddling(dict[str, int]):
+        def items(self) -> Any:
+            assert pack_checked(inner) == msgpack.packb(inner)
+            return super().items()
+
+    # There is a packer that both might take.
+    pack_checked(None)
+    value = ["before", Meddling(key=1), "behind"]
+    assert pack_checked(value) == msgpack.packb(["before", {"key": 1}, "behind"])
+
+
+def test_a_packer_that_has_packed_much_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[msgpack.Packer] = []
+    monkeypatch.setattr(canonical, "_idle_packers", kept)
+    assert pack_checked(b"x" * 100_000)[-1:] == b"x"
+    assert kept == []
+    pack_checked(b"x")
+    [packer] = kept
+    pack_checked(["y"])
+    assert kept == [packer]
+
+
+def test_a_packer_that_has_failed_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[msgpack.Packer] = []
+    monkeypatch.setattr(canonical, "_idle_packers", kept)
+    with pytest.raises(TypeError):
+        pack_checked([1, 2, object()])
+    assert kept == []
+    assert pack_checked([3]) == b"\x91\x03"

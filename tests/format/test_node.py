@@ -224,7 +224,7 @@ def test_a_node_opens_whole_if_nothing_of_it_lives_elsewhere(
 @pytest.mark.parametrize(
     "data",
     [
-        *[msgpack.packb(fields) for fields in (GOOD[:-1], [*GOOD, None], {}, None, 1, "node")],
+        *map(msgpack.packb, (GOOD[:-1], [*GOOD, None], {}, None, 1, "node")),
         *[
             msgpack.packb([*GOOD[:field], value, *GOOD[field + 1 :]])
             for field, value in WRONG

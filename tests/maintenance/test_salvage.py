@@ -27,6 +27,7 @@ from tests.maintenance.wounds import (
     everything,
     flip,
     lay_in_place,
+    lose_slab,
     open_store,
     overwrite,
     pages_of,
@@ -282,16 +283,6 @@ def test_a_damaged_entry_of_the_journal_does_not_take_others_along(tmp_path: Pat
 # --- losses, by name ------------------------------------------------------------------------------
 
 
-def lose_slab(path: Path, digest: bytes) -> None:
-    """Damage the slab that holds an object, wherever in the file a copy of it lies."""
-    with wounding(path, laid=False) as cut:
-        slab = next(value for _, value in cut.rows("slabs") if digest in value[: 28 + 40 * 32])
-    checksum = slab[20:28]
-    data = (path / "data.mdb").read_bytes()
-    assert checksum in data
-    (path / "data.mdb").write_bytes(data.replace(checksum, flip(checksum)))
-
-
 def outcome(report: SalvageReport, session: str) -> Any:
     return next(one for one in report.sessions if one.session == session)
 
@@ -352,6 +343,30 @@ def test_what_is_lost_is_named_though_only_the_journal_knew_its_name(tmp_path: P
     report = salvage(path, tmp_path / "t")
     assert outcome(report, "s1").revision == 1
     assert {"tool_state", "node 'b'"} <= {piece.name for piece in outcome(report, "s1").lost}
+
+
+@pytest.mark.usefixtures("slab_a_commit")
+def test_what_is_lost_is_taken_from_where_it_was_stored_again(tmp_path: Path) -> None:
+    """The index forgot an object, so it was stored a second time, where nothing leads to it."""
+    path = tmp_path / "s"
+    content = LONG.encode()
+    with open_store(path) as store:
+        lost = store.put_blob(content)
+        step(store, "s1", "a", checkpoint=Checkpoint(tool_state={"file": content}))
+        before = everything(store)["s1"]
+    with wounding(path) as cut:
+        cut.unname(lost)
+        cut.fix_sum()
+    with open_store(path) as store:
+        assert store.put_blob(content) == lost
+    with wounding(path, laid=False) as cut:
+        copies = [value for _, value in cut.rows("slabs") if bytes(lost) in value[: 28 + 40 * 32]]
+    assert len(copies) == 2
+    # The one that the session leads to.
+    lose_slab(path, lost)
+    report = salvage(path, tmp_path / "t")
+    assert report.outcomes("whole") == ("s1",)
+    assert saved(tmp_path / "t")["s1"] == before
 
 
 @pytest.mark.usefixtures("slab_a_commit")

@@ -146,6 +146,16 @@ def overwrite(path: Path, *pages: int, fill: Callable[[int], bytes] = bytes) -> 
             file.write(fill(PAGE_BYTES))
 
 
+def lose_slab(path: Path, digest: bytes) -> None:
+    """Damage the slab that holds an object, wherever in the file a copy of it lies."""
+    with wounding(path, laid=False) as cut:
+        slab = next(value for _, value in cut.rows("slabs") if digest in value[: 28 + 40 * 32])
+    checksum = slab[20:28]
+    data = (path / "data.mdb").read_bytes()
+    assert checksum in data
+    (path / "data.mdb").write_bytes(data.replace(checksum, flip(checksum)))
+
+
 def step(store: Store, session: str, *ids: str, text: str = "", **fields: Any) -> None:
     """Commit some nodes."""
     drafts = [NodeDraft(each, {"role": "user", "text": f"{each} {text}"}) for each in ids]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import psycopg
-from psycopg.types.numeric import Int8
+from psycopg.pq import TransactionStatus
 
 from casstore.engine.postgres import request
 from casstore.engine.postgres.connections import Client
@@ -72,16 +72,16 @@ class OpenTransaction:
         engine = self.engine
         made = request.prepare(write, engine.store_number, engine._compressor)
         self._connection.number += 1
-        arguments = (
-            Int8(engine.store_number), self._connection.client, Int8(self._connection.number),
-            engine.given_ms(), True,
-            *made.spelled(
-                request.lock_number(
-                    engine.store_number, request.CLIENT, self._connection.client
-                )
-            ),
+        parameters = made.spelled(
+            self._connection.client, self._connection.number, engine.clock and engine.clock(),
+            lasting=True,
         )  # fmt: skip
-        return self.execute(engine._write, arguments)
+        connection = self._connection
+        # What psycopg would have done: a call alone begins no transaction.
+        if connection.info.transaction_status == TransactionStatus.IDLE:
+            connection.execute("BEGIN")
+        self.doing = start(lambda: request.read_answer(connection.call(engine._write, parameters)))
+        return self.settle()
 
     def execute(self, query: bytes, arguments: tuple[Any, ...]) -> bool:
         """Run a statement; False if it waits for somebody."""

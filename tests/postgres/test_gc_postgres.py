@@ -387,46 +387,49 @@ def test_writers_that_store_the_same_again_and_again_never_lose_it(
 # --- who collects --------------------------------------------------------------------------------
 
 
-def test_a_second_collector_is_refused_until_the_first_is_not_heard_of(
-    postgres_schemas: Schemas, clock: ManualClock
-) -> None:
+@pytest.fixture
+def timed(postgres_schemas: Schemas, clock: ManualClock) -> Iterator[PostgresEngine]:
+    """An engine whose clock is moved by hand."""
     with engines(postgres_schemas) as make:
         engine = make(clock=clock)
         assert isinstance(engine, PostgresEngine)
-        put_objects(engine, A, B)
-        first = collection(engine)
-        first.__enter__()
-        first.mark()
-        with pytest.raises(BusyError):
-            collection(engine).__enter__()
-        clock.now_ms += collecting.LEASE_MS
-        with collection(engine) as second:
-            second.mark()
-            with pytest.raises(CollectionOvertakenError):
-                first.sweep(1)
-            assert second.sweep(10).objects == 2
-        first.__exit__(None, None, None)
-        assert engine.scan_objects() == []
+        yield engine
+
+
+def test_a_second_collector_is_refused_until_the_first_is_not_heard_of(
+    timed: PostgresEngine, clock: ManualClock
+) -> None:
+    put_objects(timed, A, B)
+    first = collection(timed)
+    first.__enter__()
+    first.mark()
+    with pytest.raises(BusyError):
+        collection(timed).__enter__()
+    clock.now_ms += collecting.LEASE_MS
+    with collection(timed) as second:
+        second.mark()
+        with pytest.raises(CollectionOvertakenError):
+            first.sweep(1)
+        assert second.sweep(10).objects == 2
+    first.__exit__(None, None, None)
+    assert timed.scan_objects() == []
 
 
 def test_a_collector_that_dies_leaves_a_store_for_the_next(
-    postgres_schemas: Schemas, clock: ManualClock
+    timed: PostgresEngine, clock: ManualClock
 ) -> None:
-    with engines(postgres_schemas) as make:
-        engine = make(clock=clock)
-        assert isinstance(engine, PostgresEngine)
-        put_objects(engine, A, B, C)
-        engine.write(Write(rows=[PutRow(*FIRST, A.digest)]))
-        dead = collection(engine)
-        dead.__enter__()
-        dead.mark()
-        dead.sweep(1)
-        clock.now_ms += collecting.LEASE_MS
-        with collection(engine) as next_:
-            report = next_.mark()
-            assert (report.objects_kept, report.objects_unreached) == (1, 1)
-            next_.sweep(10)
-        assert engine.missing([A.digest, B.digest, C.digest]) == [B.digest, C.digest]
+    put_objects(timed, A, B, C)
+    timed.write(Write(rows=[PutRow(*FIRST, A.digest)]))
+    dead = collection(timed)
+    dead.__enter__()
+    dead.mark()
+    dead.sweep(1)
+    clock.now_ms += collecting.LEASE_MS
+    with collection(timed) as next_:
+        report = next_.mark()
+        assert (report.objects_kept, report.objects_unreached) == (1, 1)
+        next_.sweep(10)
+    assert timed.missing([A.digest, B.digest, C.digest]) == [B.digest, C.digest]
 
 
 def test_commits_since_the_last_collection_are_counted(engine: PostgresEngine) -> None:

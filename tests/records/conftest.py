@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from casstore.engine.faults import Checking
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
+from casstore.maintenance.check import check
 from casstore.store import Store
 from tests.postgres.engines import engines
 
@@ -32,6 +34,15 @@ def clock() -> Clock:
     return Clock()
 
 
+def judge(store: Store, *, damaged: bool) -> None:
+    """Whatever a test did, rows that say the same thing agree, unless it damaged some of them."""
+    assert isinstance(store.engine, Checking)
+    report = check(store, level="full")
+    assert report.sound is not damaged, report.findings
+    if not damaged:
+        assert report.counts.keys() <= {"history_gap", "log_gap"}, report.findings
+
+
 @pytest.fixture(params=["memory", "lmdb", "postgres"])
 def store(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[Store]:
     if request.param == "postgres":
@@ -44,3 +55,4 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Itera
         engine = LmdbEngine(str(tmp_path / "s"), durability="process", clock=clock)
     with Store(engine) as store:
         yield store
+        judge(store, damaged=request.node.get_closest_marker("leaves_damage") is not None)

@@ -113,6 +113,19 @@ def _zeros_frame(size_bytes: int, *, declared: bool = True) -> bytes:
     return head + b"".join(blocks)
 
 
+def _packed(columns: bytes, payload: bytes) -> bytes:
+    """A slab of layout 2: ``columns`` is what stands behind the digest, its checksum is right."""
+    header = bytearray(_slab(payload)[: slabs.HEADER_BYTES - 8])
+    header[0] = slabs.PACKED_LAYOUT
+    directory = _DIGEST + columns
+    checksum = plain_hash(slabs.slab_key(_ID) + bytes(header) + directory, 8)
+    return bytes(header) + checksum + directory + payload
+
+
+def _framed(frame: bytes, length: int | None = None) -> bytes:
+    return (len(frame) if length is None else length).to_bytes(4, "little") + frame
+
+
 def cases(truncations: int, rng: random.Random) -> Iterator[Case]:
     """Every kind of hostile row, and a good slab cut at up to ``truncations`` of its bytes."""
     good = _slab(_zstd(_CONTENT))
@@ -185,6 +198,7 @@ def cases(truncations: int, rng: random.Random) -> Iterator[Case]:
         _slab(_zstd(_CONTENT), kind=Kind.ROPE),
     )
 
+    yield from _packed_cases(good, truncations, rng)
     yield from _dictionary_cases()
     yield from _index_cases(good)
     yield from _key_cases(good)
@@ -193,6 +207,47 @@ def cases(truncations: int, rng: random.Random) -> Iterator[Case]:
         drawn = cuts if truncations >= len(whole) else sorted(rng.sample(cuts, truncations))
         for cut in drawn:
             yield _alone(f"a {name} slab cut to {cut} bytes", whole[:cut])
+
+
+def _packed_cases(good: bytes, truncations: int, rng: random.Random) -> Iterator[Case]:
+    """Slabs of layout 2, whose columns are a frame of their own that may claim anything, too."""
+    payload_at = slabs.read_directory(slabs.slab_key(_ID), good).payload_at
+    columns = good[slabs.HEADER_BYTES + len(_DIGEST) : payload_at]
+    payload = good[payload_at:]
+    unsized = zstandard.ZstdCompressor(write_content_size=False).compress(columns)
+    sound = _packed(_framed(_zstd(columns)), payload)
+    yield _alone("a sound slab of layout 2", sound)._replace(verify_fails=False)
+    hostile = {
+        "that declare 512 MiB": _framed(_zeros_frame(_HUGE_BYTES)),
+        "that inflate to 512 MiB and declare nothing": _framed(
+            _zeros_frame(_HUGE_BYTES, declared=False)
+        ),
+        "that declare 2^60 bytes": _framed(
+            b"\x28\xb5\x2f\xfd\xe0" + (1 << 60).to_bytes(8, "little")
+        ),
+        "that declare nothing": _framed(unsized),
+        "one byte short": _framed(_zstd(columns[:-1])),
+        "one byte long": _framed(_zstd(columns + b"\0")),
+        "of no bytes": _framed(_zstd(b"")),
+        "in no frame": _framed(b"\xff" * 20),
+        "in a frame of length 0": _framed(b""),
+        "in a frame that ends behind the slab": _framed(_zstd(columns), (1 << 32) - 1),
+        "in a frame that is cut": _framed(_zstd(columns)[:-1]),
+        "as layout 1 has them": columns,
+        "of a dead object": _framed(_zstd(bytes([slabs.DEAD]) + columns[1:])),
+        "of another length": _framed(_zstd(columns[:1] + b"\x01" + columns[2:])),
+    }
+    # The first frame is right, and nothing is taken from behind it.
+    doubled = _packed(_framed(_zstd(columns) * 2), payload)
+    yield _alone("packed columns in two frames", doubled)._replace(verify_fails=False)
+    for how, changed in hostile.items():
+        yield _alone(f"packed columns {how}", _packed(changed, payload))
+    for at in sorted(rng.sample(range(len(sound)), min(truncations, len(sound)))):
+        flipped = bytearray(sound)
+        flipped[at] ^= 0x10
+        yield _alone(f"a slab of layout 2 with byte {at} flipped", bytes(flipped))
+    for cut in sorted(rng.sample(range(len(sound)), min(truncations, len(sound)))):
+        yield _alone(f"a slab of layout 2 cut to {cut} bytes", sound[:cut])
 
 
 def _dictionary_cases() -> Iterator[Case]:

@@ -2,7 +2,8 @@
 
 It has something of everything: blobs of one and of many chunks, small values, lists
 and maps that became trees, rows in several tables, and, because it was written in
-several commits with rows replaced and removed in between, pages that are free.
+several commits with rows replaced and removed in between, pages that are free. Some of its
+slabs were packed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ ENGINES = (0, 1)
 TABLES = ("heads", "history", "pins", "records")
 _ROWS = 48
 _BATCHES = 4
+_PACKED_AFTER = 1
 
 
 class Contents(NamedTuple):
@@ -88,9 +90,12 @@ def contents(seed: int) -> Contents:
 def build(path: Path, seed: int, *, lmdb_version: int) -> bytes:
     """Make a specimen at ``path``, close it, and return the bytes of its data file."""
     with casstore.open(path, lmdb_version=lmdb_version) as store:
-        for batch, rows in zip(_batches(seed), _row_changes(), strict=True):
+        for number, (batch, rows) in enumerate(zip(_batches(seed), _row_changes(), strict=True)):
             store.put_many(batch)
             store.engine.write(Write(rows=rows))
+            if number == _PACKED_AFTER:
+                # Slabs of both layouts: those that were packed, and what came later.
+                store.pack(min_age_ms=0)
     return (path / "data.mdb").read_bytes()
 
 

@@ -105,6 +105,7 @@ _SYNC_INTERVAL_S: Final = 1.0
 # and with many writers each such call is a fight for it that costs more than the work.
 _LONG_WRITE_BYTES: Final = 64 << 10
 _OF_ONE_PLACE: Final = frozenset((Kind.NODE, Kind.MANIFEST))
+_NO_IDS: Final[dict[bytes, int | None]] = {}
 
 
 class LmdbEngine:
@@ -400,15 +401,14 @@ class LmdbEngine:
         if self._sync_failure is not None:
             failure, self._sync_failure = self._sync_failure, None
             raise failure
-        conditions.validate(write)
-        job = Job(write)
-        if write.objects and sum([len(item.data) for item in write.objects]) >= _LONG_WRITE_BYTES:
+        job = Job(write, conditions.validate(write))
+        if job.size_bytes >= _LONG_WRITE_BYTES:
             self._prepare([job])
         for _ in range(_MAX_ATTEMPTS):
             try:
                 return self._queue.submit(job)
             except StaleError:
-                job = Job(write, again=True)
+                job = Job(write, job.size_bytes, again=True)
         raise BusyError(f"a collector kept removing what a write to {self.path} relies on")
 
     def _prepare(self, jobs: list[Job]) -> None:
@@ -438,45 +438,55 @@ class LmdbEngine:
                     hits.append(digest)
             job.new, job.hits = new, hits
             together.extend(new)
-        plan = Plan(commit, ids, self._draft(together))
+        size_bytes = sum([len(item[2]) for item in together])
+        plan = Plan(commit, ids, self._draft(together, size_bytes))
         for job in jobs:
             job.plan = plan
 
-    def _suppose_new(self, job: Job) -> bool:
-        """Prepare a write of nodes and manifests without looking whether they are stored.
+    def _suppose_new(self, jobs: list[Job]) -> bool:
+        """Prepare writes of nodes and manifests without looking whether they are stored.
 
         They name their place in a session, so they hardly ever are, and the transaction looks
-        anyway. False, and nothing has happened, if this is not such a write.
+        anyway. False, and nothing has happened, if there are others among them.
         """
-        objects = job.write.objects
-        digests: set[bytes] = set()
-        for item in objects:
-            if item.kind not in _OF_ONE_PLACE:
-                return False
-            digests.add(item.digest)
-        if job.again or len(digests) != len(objects):
+        objects: Sequence[NewObject] = jobs[0].write.objects
+        if len(jobs) > 1:
+            objects = [item for job in jobs for item in job.write.objects]
+        digests = {item[0] for item in objects if item[1] in _OF_ONE_PLACE}
+        if len(digests) != len(objects):
             return False
-        job.new = list(objects)
-        job.plan = Plan(None, {}, self._draft(job.new), supposed=True)
+        size_bytes = 0
+        for job in jobs:
+            if job.again:
+                return False
+            size_bytes += job.size_bytes
+        plan = Plan(None, _NO_IDS, self._draft(objects, size_bytes), supposed=True)
+        for job in jobs:
+            job.new, job.plan = job.write.objects, plan
         return True
 
-    def _draft(self, objects: list[NewObject]) -> list[slabs.Draft]:
-        """Cut a batch of new objects into slabs and compress each."""
-        drafts: list[slabs.Draft] = []
+    def _draft(
+        self, objects: Sequence[NewObject], size_bytes: int
+    ) -> list[slabs.Draft | slabs.Uncut]:
+        """Cut a batch of new objects into slabs and compress each, if that is not to wait."""
+        self._untried_bytes += size_bytes
+        if not objects:
+            return []
+        if self._tail.will_join(size_bytes, len(objects)):
+            return [slabs.Uncut(objects)]
+        drafts: list[slabs.Draft | slabs.Uncut] = []
         group: list[NewObject] = []
         raw_bytes = 0
         for item in objects:
+            length = len(item[2])
             if group and (
-                raw_bytes + len(item.data) > slabs.TARGET_RAW_BYTES
-                or len(group) == slabs.MAX_OBJECTS
+                raw_bytes + length > slabs.TARGET_RAW_BYTES or len(group) == slabs.MAX_OBJECTS
             ):
                 drafts.append(slabs.draft(group, self._compressor.compress))
                 group, raw_bytes = [], 0
             group.append(item)
-            raw_bytes += len(item.data)
-            self._untried_bytes += len(item.data)
-        if group:
-            drafts.append(slabs.draft(group, self._compressor.compress))
+            raw_bytes += length
+        drafts.append(slabs.draft(group, self._compressor.compress))
         return drafts
 
     def _run_batch(self, batch: list[Ticket[Job, WriteResult]]) -> None:
@@ -485,7 +495,7 @@ class LmdbEngine:
         unprepared = [ticket.work for ticket in batch if ticket.work.new is None]
         if unprepared:
             try:
-                if len(unprepared) > 1 or not self._suppose_new(unprepared[0]):
+                if not self._suppose_new(unprepared):
                     self._prepare(unprepared)
             except CasstoreError as exc:
                 for ticket in batch:

@@ -825,7 +825,5 @@ def _fold(entries: Mapping[bytes, JournalEntry]) -> dict[tuple[str, bytes], byte
     """The rows that entries of a journal amount to, in the tables that are worth saving."""
     rows: dict[tuple[str, bytes], bytes | None] = {}
     for _, entry in sorted(entries.items()):
-        for table, changes in entry.rows.items():
-            if table in _SAVED:
-                rows.update({(table, key): value for key, value in changes.items()})
+        rows.update({place: value for place, value in entry.rows.items() if place[0] in _SAVED})
     return rows

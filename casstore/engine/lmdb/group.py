@@ -98,7 +98,7 @@ class CommitQueue(Generic[Work, Result]):
                             self._gathered.release()
             if self._leader is not ticket:
                 ticket.sleep()
-            if not ticket.done:
+            if ticket.result is None and ticket.error is None:
                 self._lead()
         except BaseException:
             # Interrupted (Ctrl-C), asleep or leading: the queue goes on without us.

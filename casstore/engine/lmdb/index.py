@@ -88,11 +88,15 @@ class Index:
         """The id of an object; None if it is certainly not named."""
         prefix = digest[:PREFIX_BYTES]
         names, proven = self._names, self._proven
+        # Mostly nothing begins like it: every write of something new comes here.
+        if not names.set_range(prefix) or names.key()[:PREFIX_BYTES] != prefix:
+            return None
         if proven is not None:
             known = proven.ids.get(digest)
             if known is not None and names.set_key(index_key(digest, known)):
                 return known
-        more = names.set_range(prefix)
+            names.set_range(prefix)
+        more = True
         while more:
             key = bytes(names.key())
             if key[:PREFIX_BYTES] != prefix:

@@ -38,6 +38,7 @@ from casstore.engine.lmdb.rows import (
     prove_row,
     row_hash,
 )
+from casstore.engine.lmdb.slab import ID_BYTES as _ID_BYTES
 from casstore.engine.lmdb.slab import read_id, slab_key
 from casstore.engine.protocol import TABLES
 from casstore.errors import CorruptionError, InvalidInputError
@@ -60,8 +61,8 @@ _BEFORE_ALL: Final = (b"", b"")
 _TABLES: Final = frozenset(TABLES)
 _NAME_BYTES: Final = DIGEST_BYTES + 8
 
-#: The rows of a table that changed; None: the row went.
-Changes = dict[bytes, bytes | None]
+#: The rows that changed, by table and key; None: the row went.
+Changes = dict[tuple[str, bytes], bytes | None]
 #: A digest, and the id of the object.
 Name = tuple[bytes, int]
 
@@ -70,11 +71,14 @@ class Pending:
     """What the journal holds at one moment. Never changed once it was handed out."""
 
     __slots__ = (
+        "_by_table",
         "_gaps",
         "_laid",
         "changes",
         "ids",
         "last",
+        "next_id",
+        "own_ids",
         "proof",
         "rows",
         "size_bytes",
@@ -85,8 +89,9 @@ class Pending:
     def __init__(self) -> None:
         #: The key of the last entry, and its checksum; empty if there is none.
         self.last = self.proof = b""
-        #: By table and key.
-        self.rows: dict[str, Changes] = {}
+        self.rows: Changes = {}
+        # The same by table, once somebody has asked for that.
+        self._by_table: dict[str, list[tuple[bytes, bytes | None]]] | None = None
         #: The ids of objects by digest; None: the index must not be believed, it is gone.
         self.ids: dict[bytes, int | None] = {}
         #: Names of old, each a digest and an id, that the index may still hold.
@@ -101,48 +106,55 @@ class Pending:
         # And where nothing was found, by table, in order: what is new is often looked for in
         # the same gap, behind the last of its kind.
         self._gaps: dict[str, list[Gap]] = {}
+        #: What writers of this process have found in the index, and the first id that no slab
+        #: has, 0 if that is not known. Others change both without the journal, so a state has
+        #: them only from states of this process, transaction by transaction.
+        self.own_ids: dict[bytes, int] = {}
+        self.next_id = 0
 
     def copy(self) -> Pending:
         """A state that may be added to; the tables are still those of this one."""
         other = Pending.__new__(Pending)
         other.last, other.proof = self.last, self.proof
-        other.rows = dict(self.rows)
+        other.rows = self.rows.copy()
+        other._by_table = None
         other.ids = self.ids.copy()
         other.unnamed = self.unnamed
         other.changes, other.size_bytes, other.total = self.changes, self.size_bytes, self.total
         other._laid, other._gaps = self._laid, self._gaps
+        other.own_ids, other.next_id = self.own_ids, self.next_id
         return other
 
-    def add(
-        self, rows: Mapping[str, Changes], named: Mapping[bytes, int], unnamed: list[Name]
-    ) -> None:
+    def seen_again(self) -> Pending:
+        """The same, by somebody who does not know what has happened outside of the journal."""
+        other = self.copy()
+        other.own_ids, other.next_id = {}, 0
+        return other
+
+    def add(self, rows: Changes, named: Mapping[bytes, int], unnamed: list[Name]) -> None:
         """Take over what a transaction changed. On a copy."""
-        for table, changes in rows.items():
-            known = self.rows.get(table)
-            self.rows[table] = {**known, **changes} if known else changes
-            self.changes += len(changes)
+        self.rows.update(rows)
+        self.changes += len(rows) + len(named) + len(unnamed)
         if unnamed:
             self.ids.update(dict.fromkeys([digest for digest, _ in unnamed]))
             self.unnamed = self.unnamed.union(unnamed)
         self.ids.update(named)
-        self.changes += len(named) + len(unnamed)
 
     def find_row(
         self, txn: AnyTransaction, env: Environment, table: str, key: bytes, *, likely: bool = False
     ) -> bytes | None:
         """A row; None if it is certainly not there. ``likely`` it is, so that is tried first."""
-        changes = self.rows.get(table)
-        if changes is not None and key in changes:
-            return changes[key]
         place = (table, key)
+        if place in self.rows:
+            return self.rows[place]
         laid = self._laid
         if place in laid:
             return laid[place]
         gaps = self._gaps.get(table)
         if gaps is None:
             gaps = self._gaps[table] = [_BEFORE_ALL]
-        below, above = gaps[bisect_right(gaps, (key, b"")) - 1]
-        if below < key < above:
+        gap = gaps[bisect_right(gaps, (key, b"")) - 1]
+        if gap[0] < key < gap[1]:
             return None
         database = env.tables[table]
         stored = txn.get(key, None, database) if likely else None
@@ -177,7 +189,7 @@ class Pending:
 
     def index_changes(self) -> list[tuple[bytes, bytes | None]]:
         """What changed in the index, in the order of keys; None: the row went."""
-        changed: Changes = {index_key(*name): None for name in self.unnamed}
+        changed: dict[bytes, bytes | None] = {index_key(*name): None for name in self.unnamed}
         for digest, object_id in self.ids.items():
             if object_id is not None:
                 changed[index_key(digest, object_id)] = b""
@@ -187,17 +199,29 @@ class Pending:
         self, table: str, start: bytes, stop: bytes | None, *, reverse: bool
     ) -> list[tuple[bytes, bytes | None]]:
         """What changed in a part of a table, in the order of keys or its reverse."""
-        changes = self.rows.get(table)
+        if self._by_table is None:
+            self._by_table = by_table(self.rows)
+        changes = self._by_table.get(table)
         if not changes:
             return []
         return sorted(
             [
                 (key, value)
-                for key, value in changes.items()
+                for key, value in changes
                 if key >= start and (stop is None or key < stop)
             ],
             reverse=reverse,
         )
+
+
+def by_table(rows: Changes) -> dict[str, list[tuple[bytes, bytes | None]]]:
+    """Changed rows, table by table."""
+    tables: dict[str, list[tuple[bytes, bytes | None]]] = {}
+    for (table, key), value in rows.items():
+        if table not in tables:
+            tables[table] = []
+        tables[table].append((key, value))
+    return tables
 
 
 class Journal:
@@ -238,8 +262,8 @@ class Journal:
                 and cursor.set_key(known.last)
                 and bytes(cursor.value()).endswith(known.proof)
             ):
-                more = cursor.next()
-                return _read_on(cursor, known) if more else known
+                known = known.seen_again()
+                return _read_on(cursor, known) if cursor.next() else known
         cursor.first()
         return _read_on(cursor, Pending())
 
@@ -268,7 +292,7 @@ def _read_on(cursor: lmdb.Cursor[bytes] | lmdb.Cursor[memoryview], known: Pendin
 class Entry(NamedTuple):
     """What one transaction changed."""
 
-    rows: dict[str, Changes]
+    rows: Changes
     named: dict[bytes, int]
     unnamed: list[Name]
 
@@ -282,12 +306,12 @@ def open_entry(key: bytes, stored: bytes | memoryview) -> tuple[Entry, int, byte
 def _decode(key: bytes, value: bytes) -> Entry:
     try:
         spelled, named, unnamed = unpack_checked(value)
-        rows: dict[str, Changes] = {}
+        rows: Changes = {}
         for at in range(0, len(spelled), 3):
             table, row_key, row = spelled[at : at + 3]
             if table not in _TABLES:
                 raise ValueError(f"no table {table!r}")
-            rows.setdefault(table, {})[row_key] = row
+            rows[table, row_key] = row
         entry = Entry(rows, dict(_split_names(named)), list(_split_names(unnamed)))
     except (TypeError, ValueError, IndexError, InvalidInputError) as exc:
         raise CorruptionError(f"entry {key.hex()} of the journal is damaged") from exc
@@ -316,7 +340,7 @@ def append(
     env: Environment,
     txn: lmdb.Transaction[bytes],
     pending: Pending,
-    rows: dict[str, Changes],
+    rows: Changes,
     named: dict[bytes, int],
     unnamed: list[Name],
 ) -> Pending:
@@ -327,33 +351,43 @@ def append(
     after = pending.copy()
     after.add(rows, named, unnamed)
     if after.changes > SETTLE_CHANGES:
-        _lay(env, txn, after)
-        return Pending()
+        return _settled(env, txn, after)
     spelled: list[str | bytes | None] = []
-    for table, changes in rows.items():
-        for key, value in changes.items():
-            if value is not None and len(value) > _LONG_ROW_BYTES:
-                _lay(env, txn, after)
-                return Pending()
-            spelled += (table, key, value)
-    entry = pack_checked([spelled, _join_names(named.items()), _join_names(unnamed)])
-    after.size_bytes += len(entry)
-    if after.size_bytes > SETTLE_BYTES:
-        _lay(env, txn, after)
-        return Pending()
+    for place, value in rows.items():
+        spelled += place
+        spelled.append(value)
+    names = b"".join([name + own.to_bytes(_ID_BYTES, "big") for name, own in named.items()])
+    entry = pack_checked([spelled, names, _join_names(unnamed) if unnamed else b""])
+    size = len(entry)
+    after.size_bytes += size
+    # A short entry has no long row, and need not be searched for one.
+    if after.size_bytes > SETTLE_BYTES or (size > _LONG_ROW_BYTES and _is_long(rows)):
+        return _settled(env, txn, after)
     # Transactions count up, but a store that was copied counts from the beginning.
-    number = max(txn.id(), int.from_bytes(pending.last, "big") + 1)
-    after.last = number.to_bytes(8, "big")
-    hashed = row_hash(JOURNAL, after.last, entry)
-    after.proof = hashed[:CHECKSUM_BYTES]
-    if not txn.put(after.last, entry + after.proof, append=True, db=env.journal):
+    key = txn.id().to_bytes(8, "big")
+    if key <= pending.last:
+        key = (int.from_bytes(pending.last, "big") + 1).to_bytes(8, "big")
+    hashed = row_hash(JOURNAL, key, entry)
+    after.last, after.proof = key, hashed[:CHECKSUM_BYTES]
+    if not txn.put(key, entry + after.proof, append=True, db=env.journal):
         # py-lmdb reports an out-of-order append by returning False.
-        raise CorruptionError(f"{env.path}: entry {after.last.hex()} is not the journal's last")
-    after.total += int.from_bytes(hashed, "big")
+        raise CorruptionError(f"{env.path}: entry {key.hex()} is not the journal's last")
+    counted = int.from_bytes(hashed, "big")
+    after.total += counted
     total = RowSum(txn.get(SUM_KEY))
-    total.add(hashed)
+    total.add_number(counted)
     txn.put(SUM_KEY, total.encode())
     return after
+
+
+def _settled(env: Environment, txn: lmdb.Transaction[bytes], pending: Pending) -> Pending:
+    """Lay everything in place; the state that this leaves."""
+    _lay(env, txn, pending)
+    return Pending()
+
+
+def _is_long(rows: Changes) -> bool:
+    return any(value is not None and len(value) > _LONG_ROW_BYTES for value in rows.values())
 
 
 def laid_rows(
@@ -376,13 +410,12 @@ def laid_sum(env: Environment, txn: AnyTransaction, pending: Pending) -> RowSum:
     known = txn.get(SUM_KEY)
     total = RowSum(None if known is None else bytes(known))
     total.subtract_number(pending.total)
-    for table, changes in pending.rows.items():
-        for key, value in changes.items():
-            stored = txn.get(key, None, env.tables[table])
-            if stored is not None:
-                total.subtract(prove_row(table, key, stored)[1])
-            if value is not None:
-                total.add(row_hash(table, key, value))
+    for (table, key), value in pending.rows.items():
+        stored = txn.get(key, None, env.tables[table])
+        if stored is not None:
+            total.subtract(prove_row(table, key, stored)[1])
+        if value is not None:
+            total.add(row_hash(table, key, value))
     return total
 
 
@@ -426,7 +459,7 @@ def _lay(env: Environment, txn: lmdb.Transaction[bytes], pending: Pending) -> No
     """Write every row and name where it belongs, and begin the journal anew."""
     total = RowSum(txn.get(SUM_KEY))
     total.subtract_number(pending.total)
-    for table, changes in pending.rows.items():
+    for table, changes in by_table(pending.rows).items():
         _lay_rows(txn, env.tables[table], table, changes, total)
     _lay_names(env, txn, pending)
     if pending.last:
@@ -438,7 +471,7 @@ def _lay_rows(
     txn: lmdb.Transaction[bytes],
     database: lmdb._Database,
     table: str,
-    changes: Changes,
+    changes: list[tuple[bytes, bytes | None]],
     total: RowSum,
 ) -> None:
     """Each row is read once and written once: when LMDB replaces a long value by a shorter
@@ -446,7 +479,7 @@ def _lay_rows(
     calls damage.
     """
     puts: list[tuple[bytes, bytes]] = []
-    for key, value in changes.items():
+    for key, value in changes:
         stored = txn.get(key, None, database)
         if stored is not None:
             total.subtract(prove_row(table, key, stored)[1])

@@ -48,11 +48,12 @@ ProvenRow = tuple[bytes, bytes]
 
 def prove_row(table: str, key: bytes, stored: bytes | memoryview) -> ProvenRow:
     """A stored row, checked."""
-    whole = stored if isinstance(stored, bytes) else bytes(stored)
+    whole = bytes(stored)
     value = whole[:-CHECKSUM_BYTES]
     # As ``row_hash`` does; spelled out because every look-up of a row comes through here.
     hashed = plain_hash(b"".join((_TABLE_PREFIXES[table], _KEY_LENGTHS[len(key)], key, value)))
-    if len(whole) < CHECKSUM_BYTES or not whole.endswith(hashed[:CHECKSUM_BYTES]):
+    if whole[-CHECKSUM_BYTES:] != hashed[:CHECKSUM_BYTES]:
+        # Also if it is too short to have one.
         raise CorruptionError(f"row {key.hex()} of table {table} is damaged")
     return value, hashed
 
@@ -78,26 +79,23 @@ def find_row(
     is found, both neighbours must be in order. A used cursor would search its own page
     first, and not the way that the tree leads.
     """
-    if not cursor.set_range(key):
-        return _below(cursor, table, key) if cursor.last() else _FIRST_KEY, _BEHIND_ALL
-    name, stored = cursor.item()
-    if name == key:
-        return prove_row(table, key, stored)[0]
-    above = bytes(name)
-    prove_row(table, above, stored)
-    if above <= key:
+    below, above = _FIRST_KEY, _BEHIND_ALL
+    if cursor.set_range(key):
+        name, stored = cursor.item()
+        if name == key:
+            return prove_row(table, key, stored)[0]
+        above = bytes(name)
+        prove_row(table, above, stored)
+        more = cursor.prev()
+    else:
+        more = cursor.last()
+    if more:
+        name, stored = cursor.item()
+        below = bytes(name)
+        prove_row(table, below, stored)
+    if not below < key < above:
         raise _out_of_order(table, key)
-    return _below(cursor, table, key) if cursor.prev() else _FIRST_KEY, above
-
-
-def _below(cursor: lmdb.Cursor[bytes] | lmdb.Cursor[memoryview], table: str, key: bytes) -> bytes:
-    """The key that the cursor stands on, proven to lie below ``key``."""
-    name, stored = cursor.item()
-    below = bytes(name)
-    prove_row(table, below, stored)
-    if below >= key:
-        raise _out_of_order(table, key)
-    return below
+    return below, above
 
 
 def _out_of_order(table: str, key: bytes) -> CorruptionError:

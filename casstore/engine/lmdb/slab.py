@@ -83,7 +83,7 @@ def read_id(row: bytes | memoryview) -> int:
 class Draft(NamedTuple):
     """Objects on their way into one slab, with all the work done that needs no ids."""
 
-    objects: list[NewObject]
+    objects: Sequence[NewObject]
     #: With the mark of those that keep their links.
     kinds: list[int]
     lengths: list[int]
@@ -94,6 +94,12 @@ class Draft(NamedTuple):
     #: What the payload was made of: the gaps, and all bytes behind them.
     gaps: Sequence[int] = ()
     body: bytes = b""
+
+
+class Uncut(NamedTuple):
+    """Objects on their way into one slab that is not compressed: there is no work before ids."""
+
+    objects: Sequence[NewObject]
 
 
 class Sheet(NamedTuple):
@@ -117,7 +123,9 @@ class Sheet(NamedTuple):
         return _seal(self, gap_width, *compress(_column(self.gaps, gap_width) + self.body))
 
 
-def draft(objects: list[NewObject], compress: Callable[[bytes], tuple[int, int, bytes]]) -> Draft:
+def draft(
+    objects: Sequence[NewObject], compress: Callable[[bytes], tuple[int, int, bytes]]
+) -> Draft:
     """Cut the links out and compress: everything that can be done outside the write lock.
 
     ``compress`` turns raw bytes into (codec, dictionary, payload).
@@ -139,8 +147,8 @@ def draft(objects: list[NewObject], compress: Callable[[bytes], tuple[int, int, 
         lengths.append(size)
     gap_width = _width(gaps)
     body = b"".join(parts)
-    codec, dictionary, payload = compress(_column(gaps, gap_width) + body)
-    return Draft(objects, kinds, lengths, gap_width, codec, dictionary, payload, gaps, body)
+    raw = _column(gaps, gap_width) + body if gaps else body
+    return Draft(objects, kinds, lengths, gap_width, *compress(raw), gaps, body)
 
 
 def _cut_links(data: bytes, children: Sequence[bytes], parts: list[bytes], gaps: list[int]) -> bool:
@@ -149,18 +157,63 @@ def _cut_links(data: bytes, children: Sequence[bytes], parts: list[bytes], gaps:
     False, and nothing is added, if the links do not all stand in the data in the order
     given; the object then keeps them.
     """
-    parts_before, gaps_before = len(parts), len(gaps)
+    before = len(gaps)
+    cut: list[bytes] = []
     at = 0
     for digest in children:
         found = data.find(digest, at)
         if found < 0:
-            del parts[parts_before:], gaps[gaps_before:]
+            del gaps[before:]
             return False
-        parts.append(data[at:found])
+        cut.append(data[at:found])
         gaps.append(found - at)
         at = found + DIGEST_BYTES
+    parts += cut
     parts.append(data[at:])
     return True
+
+
+def lay_raw(
+    objects: Sequence[NewObject],
+    first_id: int,
+    children: Mapping[int, list[int]],
+    stored_at_ms: int,
+) -> tuple[bytes, bytes, Sheet]:
+    """The key and value of a slab that is not compressed, and its columns, in one go.
+
+    What ``draft``, ``lay_out`` and ``seal_draft`` give one after the other.
+    """
+    kinds: list[int] = []
+    lengths: list[int] = []
+    counts: list[int] = []
+    distances: list[int] = []
+    gaps: list[int] = []
+    parts: list[bytes] = []
+    for own, (_, kind, data, links) in enumerate(objects, first_id):
+        size = len(data)
+        if not links:
+            parts.append(data)
+        else:
+            if _cut_links(data, links, parts, gaps):
+                size -= DIGEST_BYTES * len(links)
+            else:
+                parts.append(data)
+                kind |= KEEPS_LINKS
+        ids = children.get(own)
+        if ids is None:
+            ids = [own] * len(links)
+            kind = DEAD | kind & KEEPS_LINKS
+        for child in ids:
+            distances.append(own - child)
+        kinds.append(kind)
+        lengths.append(size)
+        counts.append(len(links))
+    body = b"".join(parts)
+    digests = [item[0] for item in objects]
+    sheet = Sheet(first_id, stored_at_ms, digests, kinds, lengths, counts, distances, gaps, body)
+    gap_width = _width(gaps)
+    key, value = _seal(sheet, gap_width, CODEC_RAW, 0, _column(gaps, gap_width) + body)
+    return key, value, sheet
 
 
 def _width(numbers: Sequence[int]) -> int:
@@ -208,12 +261,9 @@ def lay_out(
     objects, drafted, lengths, _, _, _, _, gaps, body = draft
     # A draft may be used again, if its transaction is interrupted.
     kinds = drafted.copy()
-    digests: list[bytes] = []
     counts: list[int] = []
     distances: list[int] = []
-    own = first_id
-    for item in objects:
-        digests.append(item.digest)
+    for own, item in enumerate(objects, first_id):
         ids = children.get(own)
         if ids is None:
             # It keeps as many columns as it has links, all pointing at itself.
@@ -222,7 +272,7 @@ def lay_out(
         counts.append(len(ids))
         for child in ids:
             distances.append(own - child)
-        own += 1
+    digests = [item[0] for item in objects]
     return Sheet(first_id, stored_at_ms, digests, kinds, lengths, counts, distances, gaps, body)
 
 

@@ -41,13 +41,22 @@ class Tail:
     it is compared with what is stored.
     """
 
-    __slots__ = ("_body_bytes", "_compressor", "_next_id", "_objects", "run")
+    __slots__ = ("_body_bytes", "_compressor", "_follows", "_next_id", "_objects", "run")
 
     def __init__(self, compressor: Compressor) -> None:
         self._compressor = compressor
         #: Small slabs of consecutive ids.
         self.run: list[Fresh] = []
         self._body_bytes = self._objects = self._next_id = 0
+        # Did the last small slab follow the one before it? Then the next one will as well.
+        self._follows = False
+
+    def will_join(self, size_bytes: int, objects: int) -> bool:
+        """Will a slab of this size be joined soon, and need not be compressed before?
+
+        Where others write in between, runs do not grow, and every slab is compressed at once.
+        """
+        return self._follows and size_bytes <= SMALL_BODY_BYTES and objects < _MANY_OBJECTS
 
     def store(
         self, env: Environment, txn: lmdb.Transaction[bytes], new: Sequence[Fresh], *, busy: bool
@@ -57,14 +66,15 @@ class Tail:
         ``busy``: the transaction has enough to do, so a run waits for the next one.
         """
         for slab in new:
-            sheet = slab.sheet
+            key, value, sheet = slab
             body_bytes, objects = len(sheet.body), len(sheet.kinds)
             small = body_bytes <= SMALL_BODY_BYTES and objects < _MANY_OBJECTS
-            if self.run and not (small and sheet.first_id == self._next_id):
+            self._follows = small and sheet.first_id == self._next_id
+            if self.run and not self._follows:
                 self._close(env, txn)
-            if not txn.put(slab.key, slab.value, append=True, db=env.slabs):
+            if not txn.put(key, value, append=True, db=env.slabs):
                 # py-lmdb reports an out-of-order append by returning False.
-                raise CorruptionError(f"{env.path}: slab {slab.key.hex()} is not the last")
+                raise CorruptionError(f"{env.path}: slab {key.hex()} is not the last")
             if small:
                 self.run.append(slab)
                 self._body_bytes += body_bytes

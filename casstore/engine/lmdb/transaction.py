@@ -9,7 +9,8 @@ them, unnamed, until the slab is rewritten. Names and rows go to the journal.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple, cast
+from functools import partial
+from typing import Final, NamedTuple
 
 import lmdb
 
@@ -42,7 +43,7 @@ class Plan(NamedTuple):
 
     commit: int | None
     ids: dict[bytes, int | None]
-    drafts: list[slabs.Draft]
+    drafts: list[slabs.Draft | slabs.Uncut]
     supposed: bool = False
 
 
@@ -54,20 +55,28 @@ class Job:
 
     ``new`` are its objects that were not stored when it was prepared, None until then;
     ``hits`` the digests of those that were. ``again``: it was prepared before, in vain.
+    ``named`` and ``links`` are found out inside each transaction: the ids that its objects get,
+    and those of all that they link to, by their own.
     """
 
-    __slots__ = ("again", "hits", "new", "plan", "write")
+    __slots__ = ("again", "hits", "links", "named", "new", "plan", "size_bytes", "write")
 
-    def __init__(self, write: Write, *, again: bool = False) -> None:
+    def __init__(self, write: Write, size_bytes: int = 0, *, again: bool = False) -> None:
         self.write = write
+        #: How long its objects are.
+        self.size_bytes = size_bytes
         self.again = again
-        self.new: list[NewObject] | None = None
+        self.new: Sequence[NewObject] | None = None
         self.hits: list[bytes] = []
         self.plan = _NO_PLAN
+        self.named: dict[bytes, int]
+        self.links: dict[int, list[int]]
 
 
 #: The ids that the new objects of a plan will have, by digest.
 _Places = dict[bytes, int]
+# How many names of the index a process keeps from one transaction to the next.
+_MAX_OWN_IDS: Final = 4096
 
 
 class Transaction:
@@ -95,10 +104,12 @@ class Transaction:
         self._named: dict[bytes, int] = {}
         self._unnamed: list[Name] = []
         # Rows as this batch leaves them.
-        self._rows: dict[str, Changes] = {}
-        self._first_new_id = self._first_free_id()
+        self._rows: Changes = {}
+        # A row as it was before this batch.
+        self._find_stored = partial(pending.find_row, txn, env)
+        self._next_id = pending.next_id or self._first_free_id()
         # The slabs of this transaction, each with its first id.
-        self._slabs: list[tuple[slabs.Draft, int]] = []
+        self._slabs: list[tuple[slabs.Draft | slabs.Uncut, int]] = []
         # The ids that each new object links to, by its own id, once it is named.
         self._children: dict[int, list[int]] = {}
         self._places: dict[int, _Places] = {}
@@ -114,35 +125,33 @@ class Transaction:
         """Take over what was prepared, once for all jobs that were prepared together."""
         # A look-up made before the lock counts only if nobody has committed since: then
         # this transaction sees the very same state.
-        last_commit = self._txn.id() - 1
-        next_id = self._first_new_id
+        next_id = self._next_id
         for job in jobs:
             plan = job.plan
             if id(plan) in self._places:
                 continue
-            if plan.commit == last_commit:
+            if plan.commit is not None and plan.commit == self._txn.id() - 1:
                 self._ids.update(plan.ids)
             places = self._places[id(plan)] = {}
             for draft in plan.drafts:
                 self._slabs.append((draft, next_id))
                 for item in draft.objects:
-                    places[item.digest] = next_id
+                    places[item[0]] = next_id
                     next_id += 1
 
     def check(self, job: Job) -> None:
         """Raise if this write must be refused; changes nothing."""
         write = job.write
         if write.conditions:
-            conditions.require(write.conditions, self._find_row, self._has_object, self._now_ms)
+            find = self._find_row if self._rows else self._find_stored
+            conditions.require(write.conditions, find, self._has_object, self._now_ms)
         for digest in job.hits:
             # A hit counts only if the row is still there: the collector may have removed
             # the object after this write was prepared (the first rule of collection).
             if self._find_id(digest) is None:
                 raise StaleError(digest.hex())
         if job.new:
-            if job.plan.supposed:
-                self._require_new(job.new)
-            self._require_children(job.new, self._places[id(job.plan)])
+            self._link(job, job.new)
 
     def perform(self, job: Job) -> WriteResult:
         """Make the changes of a write that ``check`` passed.
@@ -150,22 +159,24 @@ class Transaction:
         An error here leaves the transaction half-changed: the caller must abort it.
         """
         write = job.write
-        new_objects = self._name(job.new, self._places[id(job.plan)]) if job.new else 0
+        new_objects = 0
+        if job.new:
+            named = job.named
+            new_objects = len(named)
+            self._ids.update(named)
+            self._named.update(named)
+            self._children.update(job.links)
         rows = self._rows
         for change in write.rows:
-            value = None
             if isinstance(change, PutRow):
                 table, key, value, stamps = change
-                if stamps:
-                    value = conditions.stamped(change, self._now_ms)
+                rows[table, key] = conditions.stamped(change, self._now_ms) if stamps else value
             else:
                 table, key = change
-            if table in rows:
-                rows[table][key] = value
-            else:
-                rows[table] = {key: value}
-        for digest in write.deletes:
-            self._unname(digest)
+                rows[table, key] = None
+        if write.deletes:
+            for digest in write.deletes:
+                self._unname(digest)
         if job.hits and not write.rows:
             self._touch(job)
         # A delete of what is not there leaves nothing to write, and LMDB counts no transaction
@@ -177,10 +188,9 @@ class Transaction:
 
     def _find_row(self, table: str, key: bytes) -> bytes | None:
         """The row as the writes before have left it."""
-        changes = self._rows.get(table)
-        if changes is not None and key in changes:
-            return changes[key]
-        return self.pending.find_row(self._txn, self._env, table, key)
+        if (table, key) in self._rows:
+            return self._rows[table, key]
+        return self._find_stored(table, key)
 
     def _has_object(self, digest: bytes) -> bool:
         return self._find_id(digest) is not None
@@ -188,47 +198,54 @@ class Transaction:
     def _find_id(self, digest: bytes) -> int | None:
         if digest in self._ids:
             return self._ids[digest]
-        recent = self.pending.ids
-        object_id = recent[digest] if digest in recent else self._index.find(digest)
+        pending = self.pending
+        object_id: int | None
+        if digest in pending.ids:
+            object_id = pending.ids[digest]
+        elif digest in pending.own_ids:
+            object_id = pending.own_ids[digest]
+        else:
+            object_id = self._index.find(digest)
+            if object_id is not None:
+                if len(pending.own_ids) >= _MAX_OWN_IDS:
+                    pending.own_ids.clear()
+                pending.own_ids[digest] = object_id
         self._ids[digest] = object_id
         return object_id
 
-    def _require_new(self, objects: Sequence[NewObject]) -> None:
-        """Raise if any of these is stored after all: their slab would hold it a second time."""
-        for item in objects:
-            if self._find_id(item.digest) is not None:
-                raise StaleError(item.digest.hex())
+    def _link(self, job: Job, objects: Sequence[NewObject]) -> None:
+        """Find out which ids these objects get, and which those have that they link to.
 
-    def _require_children(self, objects: Sequence[NewObject], places: _Places) -> None:
-        """Raise if a child is neither stored nor one of the objects before it."""
-        inside: set[bytes] = set()
-        ids = self._ids
+        Raise if a child is neither stored nor one of the objects before it.
+        """
+        places, supposed = self._places[id(job.plan)], job.plan.supposed
+        ids, find = self._ids, self._find_id
+        named: dict[bytes, int] = {}
+        links: dict[int, list[int]] = {}
         for digest, _, _, children in objects:
+            own = places[digest]
+            below: list[int] = []
             for child in children:
-                child_id = ids[child] if child in ids else self._find_id(child)
+                if child in named:
+                    below.append(named[child])
+                    continue
+                child_id = ids[child] if child in ids else find(child)
                 if child_id is None:
-                    if child not in inside:
-                        raise ObjectNotFoundError(child)
-                elif child_id >= self._first_new_id and child_id >= places[digest]:
+                    raise ObjectNotFoundError(child)
+                if child_id >= own:
                     # Stored just now, by a job that was prepared apart. A child must be
                     # older than its parent, so the parent must find a new place.
                     raise StaleError(child.hex())
-            inside.add(digest)
-
-    def _name(self, objects: Sequence[NewObject], places: _Places) -> int:
-        """Give these objects their ids; the number of those that had none."""
-        ids = self._ids
-        named = 0
-        for digest, _, _, children in objects:
-            # If it was stored by somebody else since this write was prepared, theirs
-            # counts, because objects may link to it already; ours stays behind unnamed.
-            if (ids[digest] if digest in ids else self._find_id(digest)) is None:
-                own = places[digest]
-                ids[digest] = self._named[digest] = own
-                # None is None: ``check`` found them all.
-                self._children[own] = cast("list[int]", [ids[child] for child in children])
-                named += 1
-        return named
+                below.append(child_id)
+            if find(digest) is None:
+                named[digest] = own
+                links[own] = below
+            elif supposed:
+                # Nobody has looked whether all of it must be stored; the next time somebody will.
+                raise StaleError(digest.hex())
+            # Else somebody has stored it since this write was prepared. Theirs counts, because
+            # objects may link to it already; ours stays behind unnamed.
+        job.named, job.links = named, links
 
     def _touch(self, job: Job) -> None:
         """Make what was put again as young as what is new: no row says yet that it counts."""
@@ -239,7 +256,7 @@ class Transaction:
             if (
                 digest not in linked
                 and object_id is not None
-                and object_id < self._first_new_id
+                and object_id < self._next_id
                 and not self._recent.is_young(self._env, self._txn, object_id, self._now_ms)
             ):
                 self._touched[object_id] = None
@@ -260,12 +277,13 @@ class Transaction:
         if self._rows:
             # Wherever they are laid: a collector asks by table and key.
             notes.note_rows(self._env, self._txn, self._puts(), self._now_ms)
+        before = self.pending
         if self._rows or self._named or self._unnamed:
             self.pending = journal.append(
-                self._env, self._txn, self.pending, self._rows, self._named, self._unnamed
+                self._env, self._txn, before, self._rows, self._named, self._unnamed
             )
         # A commit that lays the journal in place should not have to join slabs as well.
-        self._write_slabs(busy=not self.pending.last)
+        self._write_slabs(before, busy=not self.pending.last)
         if self._touched:
             notes.touch(self._env, self._txn, self._touched, self._now_ms)
             for object_id in self._touched:
@@ -274,18 +292,28 @@ class Transaction:
 
     def _puts(self) -> Iterator[tuple[str, bytes]]:
         """The places of the rows that come or change."""
-        for table, changes in self._rows.items():
-            for key, value in changes.items():
-                if value is not None:
-                    yield table, key
+        for place, value in self._rows.items():
+            if value is not None:
+                yield place
 
-    def _write_slabs(self, *, busy: bool) -> None:
+    def _write_slabs(self, before: Pending, *, busy: bool) -> None:
+        """``before``: what the journal held when the transaction began."""
         children = self._children
         new: list[Fresh] = []
+        next_id = self._next_id
         for draft, first_id in self._slabs:
-            ids = range(first_id, first_id + len(draft.objects))
-            if first_id not in children and children.keys().isdisjoint(ids):
+            stop = first_id + len(draft.objects)
+            if first_id not in children and children.keys().isdisjoint(range(first_id, stop)):
                 continue  # all of its writes were refused
-            sheet = slabs.lay_out(draft, first_id, children, self._now_ms)
-            new.append(Fresh(*slabs.seal_draft(draft, sheet), sheet))
+            if isinstance(draft, slabs.Uncut):
+                new.append(Fresh(*slabs.lay_raw(draft.objects, first_id, children, self._now_ms)))
+            else:
+                sheet = slabs.lay_out(draft, first_id, children, self._now_ms)
+                new.append(Fresh(*slabs.seal_draft(draft, sheet), sheet))
+            next_id = stop
         self._tail.store(self._env, self._txn, new, busy=busy)
+        if new:
+            if self.pending is before:
+                # What was named here was taken away again: nothing came into the journal.
+                self.pending = before.copy()
+            self.pending.next_id = next_id

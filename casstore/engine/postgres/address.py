@@ -2,8 +2,8 @@
 
     postgresql://user@host/database?schema=team&prepare=off&sslmode=verify-full
 
-Ours are ``schema``, ``pool``, ``prepare`` and ``patience``; all others, TLS among them, are
-handed to libpq as they stand.
+Ours are ``schema``, ``pool``, ``prepare``, ``patience``, ``cache`` and ``cache_mib``; all others,
+TLS among them, are handed to libpq as they stand.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ DEFAULT_SCHEMA: Final = "casstore"
 DEFAULT_POOL: Final = 16
 MAX_POOL: Final = 1000
 DEFAULT_PATIENCE_S: Final = 30.0
+DEFAULT_CACHE_MIB: Final = 256
+MIN_CACHE_MIB: Final = 4
+MAX_CACHE_MIB: Final = 1 << 20
 
 # Longer names are cut by the server, and two stores would become one.
 _SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
@@ -38,6 +41,10 @@ class Address(NamedTuple):
     prepare: bool = True
     #: How long a call goes on trying to reach a server that is away.
     patience_s: float = DEFAULT_PATIENCE_S
+    #: A directory of this machine in which objects are kept that were read; None: nowhere.
+    cache: str | None = None
+    #: How much may be kept there.
+    cache_mib: int = DEFAULT_CACHE_MIB
 
     @property
     def place(self) -> str:
@@ -95,15 +102,32 @@ def _patience(value: str) -> float:
     return number
 
 
+def _directory(value: str) -> str:
+    if not value or "\0" in value:
+        raise ValueError(value)
+    return value
+
+
+def _mebibytes(value: str) -> int:
+    number = int(value)
+    if not MIN_CACHE_MIB <= number <= MAX_CACHE_MIB:
+        raise ValueError(value)
+    return number
+
+
 _READ: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "schema": ("schema", check_schema),
     "pool": ("pool", _pool),
     "prepare": ("prepare", _YES.__getitem__),
     "patience": ("patience_s", _patience),
+    "cache": ("cache", _directory),
+    "cache_mib": ("cache_mib", _mebibytes),
 }
 _MEANT: Final = {
     "schema": "a name of up to 63 small letters, digits and _",
     "pool": f"a number of connections, 1 to {MAX_POOL}",
     "prepare": "on or off",
     "patience": "seconds to go on trying, up to a day",
+    "cache": "a directory of this machine",
+    "cache_mib": f"so many MiB on the disk, {MIN_CACHE_MIB} to {MAX_CACHE_MIB}",
 }

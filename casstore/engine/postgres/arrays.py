@@ -7,25 +7,84 @@ is known.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from struct import Struct, pack
+from collections.abc import Sequence
+from struct import Struct, pack, unpack_from
 from typing import Any, Final
 
 from psycopg import adapters
 from psycopg.adapt import AdaptersMap, Buffer, Dumper
 from psycopg.pq import Format
 
-_INT4: Final = 23
-_INT8: Final = 20
-_BYTEA: Final = 17
-_INT4_ARRAY: Final = 1007
-_INT8_ARRAY: Final = 1016
-_BYTEA_ARRAY: Final = 1001
+# The numbers that the server gives its own types.
+BOOL: Final = 16
+BYTEA: Final = 17
+INT8: Final = 20
+INT4: Final = 23
+BYTEA_ARRAY: Final = 1001
+INT4_ARRAY: Final = 1007
+INT8_ARRAY: Final = 1016
 
+TRUE: Final = b"\1"
+FALSE: Final = b"\0"
+
+_INT: Final = Struct("!i")
+_LONG: Final = Struct("!q")
 _EMPTY: Final = Struct("!iiI")
 _HEAD: Final = Struct("!iiIii")
 _LENGTH: Final = Struct("!i")
 _NULL: Final = _LENGTH.pack(-1)
+
+
+def int4(number: int) -> bytes:
+    """A number of four bytes."""
+    return _INT.pack(number)
+
+
+def long(number: int) -> bytes:
+    """A number of eight bytes."""
+    return _LONG.pack(number)
+
+
+def ints(items: list[int]) -> bytes:
+    """An array of numbers of four bytes."""
+    return _numbers(items, INT4, 4, "i")
+
+
+def longs(items: list[int]) -> bytes:
+    """An array of numbers of eight bytes."""
+    return _numbers(items, INT8, 8, "q")
+
+
+def blobs(items: Sequence[bytes | None]) -> bytes:
+    """An array of byte strings; None among them is NULL."""
+    if not items:
+        return _EMPTY.pack(0, 0, BYTEA)
+    parts: list[bytes] = [b""]
+    has_null = 0
+    for item in items:
+        if item is None:
+            has_null = 1
+            parts.append(_NULL)
+        else:
+            parts.append(_LENGTH.pack(len(item)))
+            parts.append(item)
+    parts[0] = _HEAD.pack(1, has_null, BYTEA, len(items), 1)
+    return b"".join(parts)
+
+
+def read_longs(spelled: bytes) -> list[int]:
+    """The numbers of an array of numbers of eight bytes, none of them NULL."""
+    # Each has its length before it; an empty array is its first three words.
+    count = (len(spelled) - _HEAD.size) // 12
+    return list(unpack_from("!" + "4xq" * count, spelled, _HEAD.size)) if count > 0 else []
+
+
+def _numbers(items: list[int], oid: int, size: int, code: str) -> bytes:
+    if not items:
+        return _EMPTY.pack(0, 0, oid)
+    pairs: list[int] = [size] * (2 * len(items))
+    pairs[1::2] = items
+    return _HEAD.pack(1, 0, oid, len(items), 1) + pack("!" + f"i{code}" * len(items), *pairs)
 
 
 class Ints(list[int]):
@@ -40,52 +99,28 @@ class Blobs(list[bytes | None]):
     """Byte strings; None among them is NULL."""
 
 
-def _numbers(items: list[int], oid: int, size: int, code: str) -> bytes:
-    if not items:
-        return _EMPTY.pack(0, 0, oid)
-    pairs: list[int] = [size] * (2 * len(items))
-    pairs[1::2] = items
-    return _HEAD.pack(1, 0, oid, len(items), 1) + pack("!" + f"i{code}" * len(items), *pairs)
-
-
-def _blobs(items: Iterable[bytes | None], count: int) -> bytes:
-    if not count:
-        return _EMPTY.pack(0, 0, _BYTEA)
-    parts: list[bytes] = [b""]
-    has_null = 0
-    for item in items:
-        if item is None:
-            has_null = 1
-            parts.append(_NULL)
-        else:
-            parts.append(_LENGTH.pack(len(item)))
-            parts.append(item)
-    parts[0] = _HEAD.pack(1, has_null, _BYTEA, count, 1)
-    return b"".join(parts)
-
-
 class _IntsDumper(Dumper):
     format = Format.BINARY
-    oid = _INT4_ARRAY
+    oid = INT4_ARRAY
 
     def dump(self, obj: Any) -> Buffer:
-        return _numbers(obj, _INT4, 4, "i")
+        return ints(obj)
 
 
 class _LongsDumper(Dumper):
     format = Format.BINARY
-    oid = _INT8_ARRAY
+    oid = INT8_ARRAY
 
     def dump(self, obj: Any) -> Buffer:
-        return _numbers(obj, _INT8, 8, "q")
+        return longs(obj)
 
 
 class _BlobsDumper(Dumper):
     format = Format.BINARY
-    oid = _BYTEA_ARRAY
+    oid = BYTEA_ARRAY
 
     def dump(self, obj: Any) -> Buffer:
-        return _blobs(obj, len(obj))
+        return blobs(obj)
 
 
 def adapters_with_arrays() -> AdaptersMap:

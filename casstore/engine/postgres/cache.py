@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from casstore.engine.protocol import StoredObject
 
@@ -79,3 +79,36 @@ class ObjectCache:
     def used_bytes(self) -> int:
         """How much is kept."""
         return self._used_bytes
+
+
+class SpareObjects(Protocol):
+    """Objects kept somewhere nearer than the server, proven when they are read; none is needed."""
+
+    def begin(self, store: int, epoch: int) -> None:
+        """Use what is kept of a store since the collection of this number began."""
+        ...
+
+    @property
+    def generation(self) -> int:
+        """Changes whenever objects may have gone; ask before reading, and tell ``put``."""
+        ...
+
+    def find(self, digests: Sequence[bytes]) -> dict[bytes, StoredObject]:
+        """Those of ``digests`` that are kept."""
+        ...
+
+    def put(self, items: Iterable[tuple[bytes, StoredObject]], generation: int) -> None:
+        """Keep objects that were read since ``generation``, unless some have gone since."""
+        ...
+
+    def pass_on_to(self, epoch: int) -> None:
+        """Throw away what was kept before the collection of this number began."""
+        ...
+
+    def clear(self) -> None:
+        """Throw everything away."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...

@@ -284,7 +284,7 @@ class PostgresCollection:
             for child in reached or ():
                 self._spared.add(child)
             gone: list[bytes] = swept or []
-            self._engine.cache.remove(gone)
+            self._engine.forget(gone)
             report = SweepReport(len(gone), size_bytes, freed_bytes, held_s, done=False)
         self._done = self._swept >= len(self._unreached)
         return report._replace(done=self._done)

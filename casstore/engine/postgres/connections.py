@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Final, TypeVar
+from contextlib import contextmanager, suppress
+from typing import Any, Final, NamedTuple, TypeVar
 
 import psycopg
+from psycopg.generators import execute
+from psycopg.pq import ExecStatus, Format
+from psycopg.pq.abc import PGresult
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from casstore.engine.postgres.address import Address
@@ -43,15 +48,28 @@ _LONGEST_PAUSE_S: Final = 0.05
 _ASK_S: Final = 2.0
 _MAKE_S: Final = 5.0
 
+# How long a connection is kept away from the pool.
+_LENT_S: Final = 60.0
+
 _ADAPTERS: Final = adapters_with_arrays()
 
 # Lost, or not to be had just now: shutdown, crash, still starting, too many connections.
 _AWAY: Final = frozenset(("57P01", "57P02", "57P03", "57P05", "53300"))
-_COLLIDED: Final = frozenset(("40001", "40P01"))
+# The third: an object that another has stored since it was looked for.
+_COLLIDED: Final = frozenset(("40001", "40P01", "23505"))
 _FORBIDDEN: Final = frozenset(("42501", "25006"))
 _FULL: Final = frozenset(("53100", "54000"))
 _LOCKED: Final = frozenset(("55P03", "57014"))
 _NOT_THERE: Final = frozenset(("42P01", "42883", "3F000"))
+
+
+class Call(NamedTuple):
+    """A statement whose parameters come spelled as the server reads them, in binary."""
+
+    name: bytes
+    query: bytes
+    types: Sequence[int]
+    formats: Sequence[Format]
 
 
 class Client(psycopg.Connection[Any]):
@@ -61,6 +79,32 @@ class Client(psycopg.Connection[Any]):
         super().__init__(*args, **kwargs)
         self.client = os.urandom(_CLIENT_BYTES)
         self.number = 0
+        self._known_calls: set[bytes] = set()
+
+    def call(self, call: Call, parameters: Sequence[bytes | None]) -> PGresult:
+        """Make a call that is made often, past all that psycopg does to choose types.
+
+        The connection is the caller's alone for as long as it takes.
+        """
+        pgconn = self.pgconn
+        if self.prepare_threshold is None:
+            pgconn.send_query_params(
+                call.query, parameters, call.types, call.formats, Format.BINARY
+            )
+            return self._answer(ExecStatus.TUPLES_OK)
+        if call.name not in self._known_calls:
+            pgconn.send_prepare(call.name, call.query, call.types)
+            self._answer(ExecStatus.COMMAND_OK)
+            self._known_calls.add(call.name)
+        pgconn.send_query_prepared(call.name, parameters, call.formats, Format.BINARY)
+        return self._answer(ExecStatus.TUPLES_OK)
+
+    def _answer(self, expected: ExecStatus) -> PGresult:
+        # Waits so that Ctrl-C gets through, and then has the server give up as well.
+        result: PGresult = self.wait(execute(self.pgconn))[-1]
+        if result.status != expected:
+            raise psycopg.errors.error_from_result(result, self.info.encoding)
+        return result
 
 
 class Connections:
@@ -71,6 +115,12 @@ class Connections:
         self._pid = os.getpid()
         self._closed = False
         self._pool: ConnectionPool[Client] | None = None
+        # A connection that was lent by the pool and is used again without asking it: that takes as
+        # long as spelling the whole call. Who waits for the pool is counted, and served first.
+        self._at_hand: deque[Client] = deque()
+        self._lent_s = 0.0
+        self._asking = 0
+        self._lock = threading.Lock()
 
     def open(self) -> None:
         """Make the pool. Connections are made when they are needed, and kept."""
@@ -101,6 +151,8 @@ class Connections:
         # The child of a fork has the parent's connections, and must not touch them.
         if self._pool is not None and os.getpid() == self._pid:
             self._pool.close()
+            while self._at_hand:
+                self._give_back(self._at_hand.pop())
 
     @contextmanager
     def alone(self) -> Iterator[Client]:
@@ -137,10 +189,15 @@ class Connections:
         collisions = 0
         while True:
             self.check()
-            assert self._pool is not None
             try:
-                with self._pool.connection() as connection:
-                    return work(connection)
+                connection = self._take()
+                try:
+                    answer = work(connection)
+                except BaseException:
+                    self._give_back(connection)
+                    raise
+                self._keep(connection)
+                return answer
             except PoolClosed as exc:
                 raise ClosedError("the engine was closed") from exc
             except PoolTimeout as exc:
@@ -161,6 +218,39 @@ class Connections:
                 if time.monotonic() >= deadline:
                     raise in_our_words(exc, self.address) from exc
                 time.sleep(random.uniform(0, _LONGEST_PAUSE_S))
+
+    def _take(self) -> Client:
+        with suppress(IndexError):
+            return self._at_hand.pop()
+        with self._lock:
+            self._asking += 1
+        try:
+            # Whoever kept one before we were counted has left it here; whoever does it now sees us.
+            with suppress(IndexError):
+                return self._at_hand.pop()
+            assert self._pool is not None
+            self._lent_s = time.monotonic()
+            return self._pool.getconn()
+        finally:
+            with self._lock:
+                self._asking -= 1
+
+    def _keep(self, connection: Client) -> None:
+        """Have a connection at hand for the next call, unless somebody waits for one."""
+        # One is enough, and now and then the pool has a look at it: they grow old.
+        if not self._at_hand and time.monotonic() - self._lent_s < _LENT_S:
+            self._at_hand.append(connection)
+            if not self._asking and not self._closed:
+                return
+            try:
+                connection = self._at_hand.pop()
+            except IndexError:
+                return
+        self._give_back(connection)
+
+    def _give_back(self, connection: Client) -> None:
+        assert self._pool is not None
+        self._pool.putconn(connection)
 
 
 def is_away(exc: psycopg.Error) -> bool:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Any, Final
+from typing import Final
 
+from psycopg.pq import Format
+from psycopg.pq.abc import PGresult
 from psycopg.types.numeric import Int8
 
 from casstore.engine.compression import Compressor
@@ -17,9 +19,9 @@ from casstore.engine.conditions import check_digests, check_key, check_table, va
 from casstore.engine.postgres import request, schema
 from casstore.engine.postgres.address import Address
 from casstore.engine.postgres.arrays import Blobs, Ints
-from casstore.engine.postgres.cache import ObjectCache
+from casstore.engine.postgres.cache import ObjectCache, SpareObjects
 from casstore.engine.postgres.collection import PostgresCollection
-from casstore.engine.postgres.connections import Client, Connections
+from casstore.engine.postgres.connections import Call, Client, Connections
 from casstore.engine.postgres.examination import Examining
 from casstore.engine.postgres.request import TABLE_NUMBERS
 from casstore.engine.postgres.watching import Watching
@@ -66,6 +68,7 @@ class PostgresEngine(Examining):
         readonly: bool = False,
         create: bool = True,
         cache_bytes: int = _DEFAULT_CACHE_BYTES,
+        spare: SpareObjects | None = None,
         clock: Callable[[], int] | None = None,
     ) -> None:
         if durability not in DURABILITIES:
@@ -80,11 +83,14 @@ class PostgresEngine(Examining):
             identity = schema.ready(
                 connection, address.place, address.schema, create=create, readonly=readonly
             )
+            self._epoch = 0 if spare is None else self._read_epoch(connection)
         self.store_number = identity.store
         self.cache = ObjectCache(cache_bytes)
         self._lasting = durability == "full"
         self._compressor = Compressor(_no_dictionary)
-        self._epoch = 0
+        self._spare = spare
+        if spare is not None:
+            spare.begin(identity.store, self._epoch)
         # What the server's clock said last, and when by ours.
         self._heard = (0, float("-inf"))
         self._spell()
@@ -92,8 +98,14 @@ class PostgresEngine(Examining):
         self.connections.open()
 
     def _spell(self) -> None:
-        places = ", ".join(["%b"] * request.ARGUMENTS)
-        self._write = self.statement(f"SELECT * FROM {{s}}.write({places})")
+        types = request.PARAMETER_TYPES
+        places = ", ".join([f"${place}" for place in range(1, len(types) + 1)])
+        self._write = Call(
+            b"write",
+            self.statement(f"SELECT * FROM {{s}}.write({places})"),
+            types,
+            [Format.BINARY] * len(types),
+        )
         self._missing = self.statement("SELECT * FROM {s}.find_digests(%b)")
         self._get_many = self.statement("SELECT * FROM {s}.find_objects(%b)")
         self._get_rows = self.statement("SELECT * FROM {s}.find_rows(%b, %b)")
@@ -121,6 +133,11 @@ class PostgresEngine(Examining):
             "SELECT set_config('synchronous_commit', 'on', true), pg_current_xact_id()"
         )
 
+    def _read_epoch(self, connection: Client) -> int:
+        row = connection.execute(self.statement("SELECT epoch FROM {s}.state")).fetchone()
+        assert row is not None
+        return int(row[0])
+
     def statement(self, text: str) -> bytes:
         """A statement of ours, with this store's schema in it."""
         return schema.spelled(text, self.address.schema)
@@ -143,8 +160,17 @@ class PostgresEngine(Examining):
         self.connections.check()
         found = self.cache.find(digests)
         wanted = [digest for digest in dict.fromkeys(digests) if digest not in found]
+        spare = self._spare
+        if wanted and spare is not None:
+            generation = self.cache.generation
+            kept = spare.find(wanted)
+            if kept:
+                self.cache.put(kept.items(), generation)
+                found.update(kept)
+                wanted = [digest for digest in wanted if digest not in kept]
         if wanted:
             generation = self.cache.generation
+            spare_generation = 0 if spare is None else spare.generation
             read = {
                 digest: StoredObject(kind, self._inflated(digest, codec, size_bytes, content))
                 for digest, kind, codec, size_bytes, content in self.connections.fetch(
@@ -152,6 +178,8 @@ class PostgresEngine(Examining):
                 )
             }
             self.cache.put(read.items(), generation)
+            if spare is not None:
+                spare.put(read.items(), spare_generation)
             found.update(read)
         return [found.get(digest) for digest in digests]
 
@@ -192,47 +220,43 @@ class PostgresEngine(Examining):
             raise ReadOnlyError("the store was opened for reading only")
         made = request.prepare(write, self.store_number, self._compressor)
         generation = self.cache.generation
-        token: tuple[bytes, int] | None = None
+        parameters: list[bytes | None] | None = None
 
-        def ask(connection: Client) -> tuple[Any, ...]:
-            nonlocal token
-            if token is None:
+        def ask(connection: Client) -> PGresult:
+            nonlocal parameters
+            if parameters is None:
+                # Asked again over another connection it is still the same write.
                 connection.number += 1
-                token = (connection.client, connection.number)
-            client, number = token
-            row = connection.execute(
-                self._write,
-                (
-                    Int8(self.store_number), client, Int8(number), self.given_ms(), self._lasting,
-                    *made.spelled(request.lock_number(self.store_number, request.CLIENT, client)),
-                ),
-                binary=True,
-            ).fetchone()  # fmt: skip
-            assert row is not None
-            return tuple(row)
+                given_ms = None if self.clock is None else self.clock()
+                parameters = made.spelled(
+                    connection.client, connection.number, given_ms, lasting=self._lasting
+                )
+            return connection.call(self._write, parameters)
 
-        now_ms, new, failed, actual, missing, epoch, watched, fresh = self.connections.run(ask)
-        self._heard = (now_ms, monotonic())
-        if missing is not None:
-            raise ObjectNotFoundError(missing)
-        if failed is not None:
-            raise ConditionFailedError(failed, write.conditions[failed], actual)
-        self._note(epoch)
+        answer = request.read_answer(self.connections.run(ask))
+        self._heard = (answer.now_ms, monotonic())
+        if answer.missing is not None:
+            raise ObjectNotFoundError(answer.missing)
+        if answer.failed is not None:
+            raise ConditionFailedError(
+                answer.failed, write.conditions[answer.failed], answer.actual
+            )
+        self._note(answer.epoch)
         if write.deletes:
-            self.cache.remove(write.deletes)
-        elif new:
-            self._keep(write, made.digests, fresh, generation)
-        if watched:
+            self.forget(write.deletes)
+        elif answer.new_objects and answer.epoch is not None:
+            self._keep(write, made.digests, answer.stored, generation)
+        if answer.watched:
             self._watching.notify()
-        return WriteResult(now_ms, new)
+        return WriteResult(answer.now_ms, answer.new_objects)
 
     def _keep(
-        self, write: Write, digests: list[bytes], fresh: list[int] | None, generation: int
+        self, write: Write, digests: list[bytes], stored: list[int] | None, generation: int
     ) -> None:
         """Keep what was stored just now: it is read again soon, as what the next step builds on."""
-        if fresh is None:
-            return
-        arrived = {digest for digest, number in zip(digests, fresh, strict=True) if number}
+        arrived = set(digests)
+        if stored is not None:
+            arrived = {digest for digest, number in zip(digests, stored, strict=True) if number}
         items = []
         for item in write.objects:
             if item.digest in arrived:
@@ -245,7 +269,16 @@ class PostgresEngine(Examining):
         if epoch is not None and epoch != self._epoch:
             if self._epoch:
                 self.cache.clear()
+                if self._spare is not None:
+                    self._spare.pass_on_to(epoch)
             self._epoch = epoch
+
+    def forget(self, digests: Sequence[bytes]) -> None:
+        """Keep nothing of objects that are gone from the store."""
+        self.cache.remove(digests)
+        if self._spare is not None and digests:
+            # All of it: bytes that were erased must not lie in a file that is kept.
+            self._spare.clear()
 
     # --- rows -------------------------------------------------------------------------------
 
@@ -336,6 +369,8 @@ class PostgresEngine(Examining):
         self.connections.close()
         self._watching.close()
         self.cache.clear()
+        if self._spare is not None:
+            self._spare.close()
 
 
 def _check_limit(limit: int) -> None:

@@ -1,18 +1,36 @@
-"""A write as the arguments of one statement: arrays, digests sorted, each key once.
+"""A write as the parameters of one statement: two arrays, each digest and each key once.
 
-Objects are named by their place in one sorted list of digests, and so are the children they link
-to: the server locks in that order, and all writers alike. Of several changes to a row the last
-one counts, so it is the only one sent. Every key that the write looks at or changes has a lock, by
-a number that is made from it here; two keys that share a number merely wait for each other.
+Objects are named by their place in one list of digests, and so are the children they link to. All
+numbers are one array and all strings another, part after part as the function ``write`` of
+``tables`` reads them. Of several
+changes to a row the last one counts, so it is the only one sent. Every key that the write looks at
+or changes has a lock, by a number that is made from it here; two keys that share a number merely
+wait for each other.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from zlib import crc32
 
+from psycopg.pq.abc import PGresult
+
 from casstore.engine.compression import Compressor
-from casstore.engine.postgres.arrays import Blobs, Ints, Longs
+from casstore.engine.postgres.arrays import (
+    BOOL,
+    BYTEA,
+    BYTEA_ARRAY,
+    FALSE,
+    INT4,
+    INT8,
+    INT8_ARRAY,
+    TRUE,
+    blobs,
+    int4,
+    long,
+    longs,
+    read_longs,
+)
 from casstore.engine.protocol import (
     DeleteRow,
     NewObject,
@@ -57,43 +75,163 @@ _OPS: Final = {RowIs: 0, RowStarts: 1, RowLive: 2, RowLapsed: 3}
 # No row is as long; the server counts with four bytes.
 _FAR: Final = 1 << 30
 
+#: What the parameters of the function are, in its order.
+PARAMETER_TYPES: Final = (
+    BYTEA, INT8, INT8, BOOL, INT8_ARRAY,
+    INT4, INT4, INT4, INT4, INT4, INT4, INT4, INT4,
+    INT8_ARRAY, INT4, INT4, INT4, INT4,
+    BYTEA_ARRAY, INT4, INT4,
+)  # fmt: skip
+
 
 class Request(NamedTuple):
-    """What the statement is told of a write; who makes it, and when, comes before."""
+    """What the statement is told of a write, but for who makes it, and when."""
 
+    store: int
     #: The numbers of its keys, and whether others may share them.
     locks: dict[int, bool]
-    arguments: tuple[Any, ...]
-    #: The digests of its objects, each once, in the order given.
+    parameters: list[bytes]
+    #: The digests of its objects, each once, in order.
     digests: list[bytes]
 
-    def spelled(self, client: int) -> tuple[Any, ...]:
-        """All that there is to tell, if a client with this number makes it."""
+    def spelled(
+        self, client: bytes, number: int, given_ms: int | None, *, lasting: bool
+    ) -> list[bytes | None]:
+        """All that there is to tell if it is the write of this number of a client."""
         if len(self.locks) > MAX_LOCKS:
-            return (True, Longs(), Ints(), *self.arguments)
-        ordered = sorted([*self.locks.items(), (client, False)])
-        return (
-            False,
-            Longs([number for number, _ in ordered]),
-            Ints([int(is_shared) for _, is_shared in ordered]),
-            *self.arguments,
-        )
+            locks = [self.store]
+        else:
+            shared = {**self.locks, lock_number(self.store, CLIENT, client): False}
+            locks = [~lock if shared[lock] else lock for lock in sorted(shared)]
+            locks.insert(0, ~self.store)
+        return [
+            client,
+            long(number),
+            None if given_ms is None else long(given_ms),
+            TRUE if lasting else FALSE,
+            longs(locks),
+            *self.parameters,
+        ]
+
+
+class Answer(NamedTuple):
+    """What the server says became of a write."""
+
+    now_ms: int
+    new_objects: int
+    #: The condition that does not hold, and what stands in its row.
+    failed: int | None
+    actual: bytes | None
+    #: An object that is not there.
+    missing: bytes | None
+    #: None if the write had been made before, by a call whose answer was lost.
+    epoch: int | None
+    watched: bool
+    #: If some of the objects were there already: for each its number, 0 if it was.
+    stored: list[int] | None
+
+
+def read_answer(result: PGresult) -> Answer:
+    """Read the one row that a write is answered with."""
+    now_ms, new, failed, actual, missing, epoch, watched, stored = [
+        result.get_value(0, column) for column in range(8)
+    ]
+    assert now_ms is not None
+    assert new is not None
+    return Answer(
+        int.from_bytes(now_ms, "big", signed=True),
+        int.from_bytes(new, "big"),
+        None if failed is None else int.from_bytes(failed, "big"),
+        actual,
+        missing,
+        None if epoch is None else int.from_bytes(epoch, "big"),
+        watched == TRUE,
+        None if stored is None else read_longs(stored),
+    )
 
 
 def prepare(write: Write, store: int, compressor: Compressor) -> Request:
     """Spell a write that was validated."""
+    objects = _Objects(write, compressor)
+    upper = store & _UPPER
+    # Who only looks lets others look.
+    locks: dict[int, bool] = {}
+    ops: list[int] = []
+    op_keys: list[bytes] = []
+    op_values: list[bytes | None] = []
+    for place, condition in enumerate(write.conditions):
+        if isinstance(condition, ObjectsExist):
+            continue
+        # The third field is what the row is compared with, whatever the condition.
+        key, kind = condition[1], TABLE_NUMBERS[condition[0]]
+        offset = min(condition[3], _FAR) if len(condition) == 4 else 0
+        ops += (_OPS[type(condition)], place, kind, offset)
+        op_keys.append(key)
+        op_values.append(condition[2])
+        locks[upper ^ crc32(key, kind)] = True
+
     last: dict[tuple[str, bytes], RowChange] = {}
     for change in write.rows:
-        last[change.table, change.key] = change
-    objects = _Objects(write, compressor)
+        last[change[0], change[1]] = change
+    put_kinds: list[int] = []
+    put_keys: list[bytes] = []
+    put_values: list[bytes] = []
+    stamps: list[int] = []
+    gone_kinds: list[int] = []
+    gone_keys: list[bytes] = []
+    for change in last.values():
+        key, kind = change[1], TABLE_NUMBERS[change[0]]
+        locks[upper ^ crc32(key, kind)] = False
+        if isinstance(change, DeleteRow):
+            gone_kinds.append(kind)
+            gone_keys.append(key)
+            continue
+        put_kinds.append(kind)
+        put_keys.append(key)
+        put_values.append(change.value)
+        for offset, add_ms in change.stamps:
+            stamps += (len(put_values), offset, add_ms)
+    deletes = sorted(set(write.deletes))
+
+    strings = blobs(
+        [
+            *objects.names, *objects.contents, *op_keys, *op_values, *put_keys, *put_values,
+            *gone_keys, *deletes,
+        ]
+    )  # fmt: skip
+    if len(strings) > MAX_WRITE_BYTES:
+        raise InvalidInputError(
+            f"a write of {len(strings)} bytes at once (at most {MAX_WRITE_BYTES})"
+        )
+    asked, named, given, put = (
+        len(op_keys),
+        len(objects.names),
+        len(objects.contents),
+        len(put_keys),
+    )
+    orders_at = 4 * asked + 5 * given
+    stamps_at = orders_at + given + put
+    tail = [*stamps, *objects.wanted, *gone_kinds]
+    numbers = longs(
+        [
+            *ops, *objects.numbers(stamps_at + len(tail)), *objects.order, *put_kinds, *tail,
+            *objects.children,
+        ]
+    )  # fmt: skip
+    head = (
+        asked, len(objects.wanted) // 2, named, given, put, len(stamps) // 3, len(gone_keys),
+        len(deletes),
+    )  # fmt: skip
     return Request(
-        _locks(write, last, store),
-        (
-            *_conditions(write),
-            *objects.arguments,
-            *_rows(last),
-            Blobs(sorted(set(write.deletes))),
-        ),
+        store,
+        locks,
+        [
+            *map(int4, head),
+            numbers,
+            *map(int4, (4 * asked, orders_at, orders_at + given, stamps_at)),
+            strings,
+            *map(int4, (named + given, named + given + 2 * asked)),
+        ],
         objects.digests,
     )
 
@@ -107,36 +245,6 @@ def lock_number(store: int, kind: int, key: bytes) -> int:
     return (store & _UPPER) ^ crc32(key, kind)
 
 
-def _locks(write: Write, last: dict[tuple[str, bytes], RowChange], store: int) -> dict[int, bool]:
-    """The numbers to lock, and whether others may share them: who only looks lets others look."""
-    locks: dict[int, bool] = {}
-    for condition in write.conditions:
-        if not isinstance(condition, ObjectsExist):
-            locks[lock_number(store, TABLE_NUMBERS[condition.table], condition.key)] = True
-    for table, key in last:
-        locks[lock_number(store, TABLE_NUMBERS[table], key)] = False
-    return locks
-
-
-def _conditions(write: Write) -> tuple[Any, ...]:
-    ops, places, tables, offsets = Ints(), Ints(), Ints(), Ints()
-    keys, values = Blobs(), Blobs()
-    for place, condition in enumerate(write.conditions):
-        if isinstance(condition, ObjectsExist):
-            continue
-        ops.append(_OPS[type(condition)])
-        places.append(place)
-        tables.append(TABLE_NUMBERS[condition.table])
-        keys.append(condition.key)
-        # The third field is what the row is compared with, whatever the condition.
-        values.append(condition[2])
-        if isinstance(condition, RowLive | RowLapsed):
-            offsets.append(min(condition.offset, _FAR))
-        else:
-            offsets.append(0)
-    return ops, places, tables, keys, values, offsets
-
-
 class _Objects:
     """The objects of a write, what they link to, and what is asked to be there."""
 
@@ -144,81 +252,38 @@ class _Objects:
         given: dict[bytes, NewObject] = {}
         for item in write.objects:
             # What came first under a digest stays (P2).
-            given.setdefault(item.digest, item)
-        self.digests = list(given)
-        asked = [
-            (place, digest)
-            for place, condition in enumerate(write.conditions)
-            if isinstance(condition, ObjectsExist)
-            for digest in condition.digests
-        ]
-        names = set(given)
-        for item in given.values():
-            names.update(item.children)
-        names.update([digest for _, digest in asked])
-        ordered = sorted(names)
-        # Arrays of the server count from one.
-        place_of = {digest: place for place, digest in enumerate(ordered, 1)}
-        kinds, codecs, sizes, children = Ints(), Ints(), Ints(), Ints()
-        starts, ends = Ints(), Ints()
-        contents = Blobs()
+            given.setdefault(item[0], item)
+        # Stored in this order, by all writers alike: then none waits for another in a circle.
+        self.digests = sorted(given)
+        # Arrays of the server count from one. The objects come first.
+        place_of = {digest: place for place, digest in enumerate(self.digests, 1)}
+        self.order = [place_of[digest] for digest in given]
+        self._numbers: list[int] = []
+        self.children: list[int] = []
+        self.contents: list[bytes] = []
+        children = self.children
         total_bytes = 0
-        for item in given.values():
-            codec, _, content = compressor.compress(bytes(item.data))
+        for digest in self.digests:
+            _, kind, data, links = given[digest]
+            codec, _, content = compressor.compress(bytes(data))
             total_bytes += len(content)
-            kinds.append(item.kind)
-            codecs.append(codec)
-            sizes.append(len(item.data))
-            starts.append(len(children) + 1)
-            children.extend([place_of[child] for child in item.children])
-            ends.append(len(children))
-            contents.append(content)
-        if total_bytes > MAX_WRITE_BYTES:
-            raise InvalidInputError(
-                f"a write of {total_bytes} bytes at once (at most {MAX_WRITE_BYTES})"
-            )
-        self.arguments: tuple[Any, ...] = (
-            Blobs(ordered),
-            Ints([place_of[digest] for _, digest in asked]),
-            Ints([place for place, _ in asked]),
-            Ints([place_of[digest] for digest in given]),
-            Blobs(self.digests),
-            kinds,
-            codecs,
-            sizes,
-            starts,
-            ends,
-            children,
-            contents,
-        )
+            if total_bytes > MAX_WRITE_BYTES:
+                raise InvalidInputError(f"a write of more than {MAX_WRITE_BYTES} bytes at once")
+            first = len(children) + 1
+            for child in links:
+                children.append(place_of.setdefault(child, len(place_of) + 1))
+            self._numbers += (kind, codec, len(data), first, len(children))
+            self.contents.append(content)
+        self.wanted: list[int] = []
+        for at, condition in enumerate(write.conditions):
+            if isinstance(condition, ObjectsExist):
+                for digest in condition.digests:
+                    self.wanted += (place_of.setdefault(digest, len(place_of) + 1), at)
+        self.names = list(place_of)
 
-
-def _rows(last: dict[tuple[str, bytes], RowChange]) -> tuple[Any, ...]:
-    put_tables, gone_tables = Ints(), Ints()
-    put_keys, put_values, gone_keys = Blobs(), Blobs(), Blobs()
-    stamp_rows, stamp_offsets, stamp_adds = Ints(), Ints(), Longs()
-    total_bytes = 0
-    for change in last.values():
-        number = TABLE_NUMBERS[change.table]
-        if isinstance(change, DeleteRow):
-            gone_tables.append(number)
-            gone_keys.append(bytes(change.key))
-            continue
-        put_tables.append(number)
-        put_keys.append(bytes(change.key))
-        put_values.append(bytes(change.value))
-        total_bytes += len(change.value)
-        for offset, add_ms in change.stamps:
-            stamp_rows.append(len(put_values))
-            stamp_offsets.append(offset)
-            stamp_adds.append(add_ms)
-    if total_bytes > MAX_WRITE_BYTES:
-        raise InvalidInputError(f"rows of {total_bytes} bytes at once (at most {MAX_WRITE_BYTES})")
-    return (
-        put_tables, put_keys, put_values, stamp_rows, stamp_offsets, stamp_adds,
-        gone_tables, gone_keys,
-    )  # fmt: skip
-
-
-#: How many arguments there are, those before included.
-ARGUMENTS: Final = 35
+    def numbers(self, children_at: int) -> list[int]:
+        """Kind, codec, size, first and last child of each, children counting from a place."""
+        numbers = self._numbers
+        numbers[3::5] = [first + children_at for first in numbers[3::5]]
+        numbers[4::5] = [last + children_at for last in numbers[4::5]]
+        return numbers

@@ -23,10 +23,13 @@ from casstore.errors import (
 )
 
 FAMILY: Final = "casstore"
-VERSION: Final = 1
+VERSION: Final = 2
 
 #: What turns a schema of one version into the next: statements, by the version they start from.
-UPGRADES: Final[dict[int, Sequence[str]]] = {}
+UPGRADES: Final[dict[int, Sequence[str]]] = {
+    # The function is told the same in fewer parameters.
+    1: ("DROP FUNCTION {s}.write", tables.WRITE_SQL),
+}
 
 # Held while a schema is made or changed. Any number that everybody uses will do.
 _LOCK: Final = 0x6361_7373_746F_7265

@@ -82,125 +82,149 @@ CREATE FUNCTION {s}.now_ms() RETURNS bigint LANGUAGE sql VOLATILE AS
     'SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint';
 """
 
+# What it is told lies in two arrays, as ``request`` lays it out, and numbers beside them say how
+# much there is of each and where: every array that a function is given costs as much as a look at
+# a row, and every expression of a function is made ready anew in each transaction.
 WRITE_SQL: Final = """
 CREATE FUNCTION {s}.write(
-    the_store bigint, the_client bytea, the_number bigint, given_ms bigint, lasting boolean,
-    alone boolean, locks bigint[], shared integer[],
-    ops integer[], op_places integer[], op_kinds integer[], op_keys bytea[], op_values bytea[],
-    op_offsets integer[],
-    names bytea[], wanted integer[], wanted_places integer[],
-    objects integer[], digests bytea[], kinds integer[], codecs integer[], sizes integer[],
-    starts integer[], ends integer[], children integer[], contents bytea[],
-    put_kinds integer[], put_keys bytea[], put_values bytea[],
-    stamp_rows integer[], stamp_offsets integer[], stamp_adds bigint[],
-    gone_kinds integer[], gone_keys bytea[], deletes bytea[],
+    the_client bytea, the_number bigint, given_ms bigint, lasting boolean, locks bigint[],
+    -- How many there are: conditions on rows and on objects, digests, objects, rows to put, stamps
+    -- in them, rows to remove, objects to delete.
+    asked integer, wanted integer, named integer, given integer, put integer, stamped integer,
+    gone integer, deleted integer,
+    -- Conditions on rows (4 each), objects (5), the order in which they were given, tables of
+    -- rows to put, stamps (3), conditions on objects (2), tables of rows to remove, children.
+    numbers bigint[], objects integer, orders integer, put_kinds integer, stamps integer,
+    -- Digests, contents of objects, keys of conditions, their values, keys of rows to put, their
+    -- values, keys of rows to remove, digests to delete.
+    strings bytea[], op_keys integer, put_keys integer,
     OUT now_ms bigint, OUT new_objects integer, OUT failed integer, OUT actual bytea,
-    OUT missing bytea, OUT epoch bigint, OUT watched boolean, OUT fresh bigint[]
-) LANGUAGE plpgsql VOLATILE {planned} AS $body$
+    OUT missing bytea, OUT epoch bigint, OUT watched boolean, OUT stored bigint[]
+) LANGUAGE plpgsql VOLATILE {planned} SET plan_cache_mode = force_generic_plan AS $body$
 #variable_conflict use_variable
 DECLARE
     known record;
+    number bigint;
     ids bigint[];
-    stale boolean;
+    fresh bigint[];
     at integer;
+    step integer;
     place integer;
-    inserted integer;
-    touch_before_ms bigint;
+    failing integer;
+    value bytea;
+    expected bytea;
+    due bytea;
+    touch_before_ms bigint := -1;
     locked boolean;
     counted bigint;
 BEGIN
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
-        RAISE EXCEPTION 'a write runs as READ COMMITTED' USING ERRCODE = '25001';
-    END IF;
-    IF NOT lasting THEN
-        PERFORM set_config('synchronous_commit', 'off', true);
-    ELSIF current_setting('synchronous_commit') IN ('off', 'local') THEN
-        PERFORM set_config('synchronous_commit', 'on', true);
+    IF current_setting('transaction_isolation') <> 'read committed'
+        OR lasting = (current_setting('synchronous_commit') IN ('off', 'local'))
+    THEN
+        IF current_setting('transaction_isolation') <> 'read committed' THEN
+            RAISE EXCEPTION 'a write runs as READ COMMITTED' USING ERRCODE = '25001';
+        END IF;
+        PERFORM set_config('synchronous_commit', CASE WHEN lasting THEN 'on' ELSE 'off' END, true);
     END IF;
     new_objects := 0;
 
-    -- The store: shared by writers, alone for those who must not find any under way. Asked whether
-    -- it is null, a call is evaluated on the spot, and is no statement of its own.
-    IF alone THEN
-        locked := pg_advisory_xact_lock(the_store) IS NULL;
-    ELSE
-        locked := pg_advisory_xact_lock_shared(the_store) IS NULL;
-    END IF;
-    -- The keys that are asked for or change, in the order given; and among them the client: a
-    -- write whose answer was lost is not made again, and not while it is under way.
-    SELECT count(CASE WHEN l.shared = 1 THEN pg_advisory_xact_lock_shared(l.number) IS NULL
-            ELSE pg_advisory_xact_lock(l.number) IS NULL END) INTO counted
-        FROM unnest(locks, shared) AS l(number, shared);
+    -- First the store: shared by writers, alone for those who must not find any under way. Then the
+    -- keys that are asked for or change, in the order given; and among them the client: a write
+    -- whose answer was lost is not made again, and not while it is under way. What is shared comes
+    -- inverted. Asked whether it is null, a call is evaluated on the spot, and is no statement.
+    FOREACH number IN ARRAY locks LOOP
+        locked := CASE WHEN number < 0 THEN pg_advisory_xact_lock_shared(-1 - number) IS NULL
+            ELSE pg_advisory_xact_lock(number) IS NULL END;
+    END LOOP;
 
+    -- All that is to be known, in one statement: it sees what was committed before the locks were
+    -- ours.
     now_ms := coalesce(given_ms, floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint);
-    SELECT s.epoch, c.number, c.now_ms, c.new_objects,
+    IF put + gone = 0 THEN
+        touch_before_ms := now_ms - {touch};
+    END IF;
+    SELECT s.epoch, c.number, c.now_ms, c.new_objects, f.places, f.found, n.at, n.ids, n.stale,
             EXISTS (SELECT 1 FROM {s}.watchers w WHERE w.until_ms > write.now_ms) AS watched
         INTO known
-        FROM {s}.state s LEFT JOIN {s}.clients c ON c.client = the_client;
+        FROM {s}.state s LEFT JOIN {s}.clients c ON c.client = the_client
+        CROSS JOIN LATERAL (
+            -- Rows that are not what they should be, and those of which more is to be said.
+            SELECT array_agg(o.at) AS places, array_agg(r.value) AS found
+                FROM generate_series(1, asked) AS o(at)
+                LEFT JOIN {s}.rows r ON r.kind = numbers[4 * o.at - 1]
+                    AND r.key = strings[op_keys + o.at]
+                WHERE r.value IS DISTINCT FROM strings[op_keys + asked + o.at]
+                    OR numbers[4 * o.at - 3] > 0
+        ) f
+        CROSS JOIN LATERAL (
+            -- In any order: sorting takes longer than all the rest.
+            SELECT array_agg(g.at) AS at, array_agg(o.id) AS ids,
+                    bool_or(o.epoch < s.epoch OR o.touched_at_ms <= touch_before_ms) AS stale
+                FROM generate_series(1, named) AS g(at)
+                JOIN {s}.objects o ON o.digest = strings[g.at]
+        ) n;
     IF known.number >= the_number THEN
         now_ms := known.now_ms;
         new_objects := known.new_objects;
         RETURN;
     END IF;
     epoch := known.epoch;
-
-    IF cardinality(ops) > 0 THEN
-        SELECT c.place, r.value INTO failed, actual
-            FROM unnest(ops, op_places, op_kinds, op_keys, op_values, op_offsets)
-                AS c(op, place, kind, key, value, starts)
-            LEFT JOIN {s}.rows r ON r.kind = c.kind AND r.key = c.key
-            WHERE NOT coalesce(CASE c.op
-                WHEN 0 THEN r.value IS NOT DISTINCT FROM c.value
-                WHEN 1 THEN substr(r.value, 1, octet_length(c.value)) = c.value
-                -- A time is compared as eight bytes; where there are fewer it has always come.
-                WHEN 2 THEN substr(r.value, 1, octet_length(c.value)) = c.value
-                    AND octet_length(substr(r.value, c.starts + 1, 8)) = 8
-                    AND substr(r.value, c.starts + 1, 8) > int8send(now_ms)
-                ELSE r.value = c.value
-                    AND (octet_length(substr(r.value, c.starts + 1, 8)) < 8
-                        OR substr(r.value, c.starts + 1, 8) <= int8send(now_ms))
-            END, false)
-            ORDER BY c.place LIMIT 1;
-        IF failed IS NOT NULL AND cardinality(wanted) = 0 THEN
-            RETURN;
+    FOR step IN 1 .. coalesce(cardinality(known.places), 0) LOOP
+        at := known.places[step];
+        value := known.found[step];
+        expected := strings[op_keys + asked + at];
+        -- A time is compared as eight bytes; where there are fewer it has always come.
+        due := substr(value, 1 + numbers[4 * at]::integer, 8);
+        CONTINUE WHEN coalesce(CASE numbers[4 * at - 3]
+            WHEN 0 THEN false
+            WHEN 1 THEN substr(value, 1, octet_length(expected)) = expected
+            WHEN 2 THEN substr(value, 1, octet_length(expected)) = expected
+                AND octet_length(due) = 8 AND due > int8send(now_ms)
+            ELSE value = expected AND (octet_length(due) < 8 OR due <= int8send(now_ms))
+        END, false);
+        IF failing IS NULL OR at < failing THEN
+            failing := at;
+            failed := numbers[4 * at - 2];
+            actual := value;
         END IF;
+    END LOOP;
+    IF failed IS NOT NULL AND wanted = 0 THEN
+        RETURN;
     END IF;
 
-    IF cardinality(names) > 0 THEN
-        touch_before_ms := CASE WHEN cardinality(put_kinds) + cardinality(gone_kinds) = 0
-            THEN now_ms - {touch} ELSE -1 END;
-        SELECT array_agg(coalesce(o.id, 0) ORDER BY n.place),
-                bool_or(o.epoch < write.epoch OR o.touched_at_ms <= touch_before_ms)
-            INTO ids, stale
-            FROM unnest(names) WITH ORDINALITY AS n(digest, place)
-            LEFT JOIN {s}.objects o ON o.digest = n.digest;
-        -- {{touch
-        IF stale AND failed IS NULL THEN
-            -- Everything relied upon carries the epoch from here on, and no collection of this
-            -- epoch takes it; the next begins when we are through. Once an epoch for each object.
-            -- What was found before may have gone meanwhile, so it is looked for again.
-            UPDATE {s}.objects o
-                SET epoch = write.epoch,
-                    touched_at_ms = CASE WHEN touch_before_ms < 0
-                        THEN o.touched_at_ms ELSE write.now_ms END
-                FROM (
-                    SELECT t.id FROM {s}.objects t
-                        WHERE t.digest = ANY (names)
-                            AND (t.epoch < write.epoch OR t.touched_at_ms <= touch_before_ms)
-                        ORDER BY t.digest FOR NO KEY UPDATE
-                ) found
-                WHERE o.id = found.id;
-            SELECT array_agg(coalesce(o.id, 0) ORDER BY n.place) INTO ids
-                FROM unnest(names) WITH ORDINALITY AS n(digest, place)
-                LEFT JOIN {s}.objects o ON o.digest = n.digest;
-        END IF;
-        -- touch}}
-        FOR at IN 1 .. cardinality(wanted) LOOP
-            IF failed IS NOT NULL AND wanted_places[at] > failed THEN
+    -- {{touch
+    IF known.stale AND failed IS NULL THEN
+        -- Everything relied upon carries the epoch from here on, and no collection of this
+        -- epoch takes it; the next begins when we are through. Once an epoch for each object.
+        -- What was found before may have gone meanwhile, so it is looked for again.
+        UPDATE {s}.objects o
+            SET epoch = write.epoch,
+                touched_at_ms = CASE WHEN touch_before_ms < 0
+                    THEN o.touched_at_ms ELSE write.now_ms END
+            FROM (
+                SELECT t.id FROM {s}.objects t
+                    WHERE t.digest = ANY (strings[:named])
+                        AND (t.epoch < write.epoch OR t.touched_at_ms <= touch_before_ms)
+                    ORDER BY t.digest FOR NO KEY UPDATE
+            ) found
+            WHERE o.id = found.id;
+        SELECT array_agg(g.at) AS at, array_agg(o.id) AS ids, known.watched INTO known
+            FROM generate_series(1, named) AS g(at)
+            JOIN {s}.objects o ON o.digest = strings[g.at];
+    END IF;
+    -- touch}}
+    ids := array_fill(0::bigint, ARRAY[named]);
+    FOR step IN 1 .. coalesce(cardinality(known.at), 0) LOOP
+        ids[known.at[step]] := known.ids[step];
+    END LOOP;
+    IF wanted > 0 THEN
+        FOR at IN 1 .. wanted LOOP
+            IF failed IS NOT NULL AND numbers[stamps + 3 * stamped + 2 * at] > failed THEN
                 EXIT;
             END IF;
-            IF ids[wanted[at]] = 0 THEN
-                missing := names[wanted[at]];
+            place := numbers[stamps + 3 * stamped + 2 * at - 1];
+            IF ids[place] = 0 THEN
+                missing := strings[place];
                 RETURN;
             END IF;
         END LOOP;
@@ -209,72 +233,77 @@ BEGIN
         END IF;
     END IF;
 
-    -- Numbers are given in order, after every child was found or numbered: it has the lower one.
-    IF cardinality(objects) > 0 THEN
-        fresh := array_fill(0::bigint, ARRAY[cardinality(objects)]);
-        FOR at IN 1 .. cardinality(objects) LOOP
-            IF ids[objects[at]] = 0 THEN
-                FOR place IN starts[at] .. ends[at] LOOP
-                    IF ids[children[place]] = 0 THEN
-                        missing := names[children[place]];
-                        RETURN;
-                    END IF;
-                END LOOP;
-                ids[objects[at]] := nextval('{s}.object_ids');
-                fresh[at] := ids[objects[at]];
-                new_objects := new_objects + 1;
+    -- Numbers are given in the order of the objects, after every child was found or numbered: it
+    -- has the lower one. The first of the names are the objects', by digest.
+    fresh := array_fill(0::bigint, ARRAY[given]);
+    FOR step IN 1 .. given LOOP
+        at := numbers[orders + step];
+        CONTINUE WHEN ids[at] <> 0;
+        FOR place IN numbers[objects + 5 * at - 1] .. numbers[objects + 5 * at] LOOP
+            IF ids[numbers[place]] = 0 THEN
+                missing := strings[numbers[place]];
+                RETURN;
             END IF;
         END LOOP;
-        IF new_objects > 0 THEN
-            INSERT INTO {s}.objects
-                SELECT n.id, n.digest, n.kind, n.codec, n.size_bytes, now_ms, now_ms, epoch,
-                    CASE WHEN n.first > n.last THEN ARRAY[]::bigint[]
-                        ELSE ARRAY(SELECT ids[c] FROM unnest(children[n.first : n.last]) c) END,
-                    n.content
-                FROM unnest(fresh, digests, kinds, codecs, sizes, starts, ends, contents)
-                    AS n(id, digest, kind, codec, size_bytes, first, last, content)
-                WHERE n.id > 0
-                ORDER BY n.digest
-                ON CONFLICT (digest) DO NOTHING;
-            GET DIAGNOSTICS inserted = ROW_COUNT;
-            IF inserted < new_objects THEN
-                -- Another stored one of them since we looked, under a number that may be too high.
-                RAISE EXCEPTION 'stored by another at the same time' USING ERRCODE = '40001';
-            END IF;
-        END IF;
+        number := nextval('{s}.object_ids');
+        ids[at] := number;
+        fresh[at] := number;
+        new_objects := new_objects + 1;
+    END LOOP;
+    IF new_objects < given THEN
+        stored := fresh;
     END IF;
 
-    FOR at IN 1 .. cardinality(stamp_rows) LOOP
-        place := stamp_rows[at];
-        put_values[place] := overlay(
-            put_values[place] PLACING int8send(greatest(0, now_ms + stamp_adds[at]))
-            FROM stamp_offsets[at] + 1
+    FOR at IN 1 .. stamped LOOP
+        place := put_keys + put + numbers[stamps + 3 * at - 2];
+        strings[place] := overlay(
+            strings[place] PLACING int8send(greatest(0, now_ms + numbers[stamps + 3 * at]))
+            FROM numbers[stamps + 3 * at - 1]::integer + 1
         );
     END LOOP;
-    IF cardinality(put_kinds) > 0 THEN
-        INSERT INTO {s}.rows AS r
-            SELECT * FROM unnest(put_kinds, put_keys, put_values)
-            ON CONFLICT (kind, key) DO UPDATE SET value = excluded.value;
+    IF gone > 0 THEN
+        DELETE FROM {s}.rows r USING generate_series(1, gone) AS g(at)
+            WHERE r.kind = numbers[stamps + 3 * stamped + 2 * wanted + g.at]
+                AND r.key = strings[put_keys + 2 * put + g.at];
     END IF;
-    IF cardinality(gone_kinds) > 0 THEN
-        DELETE FROM {s}.rows r USING unnest(gone_kinds, gone_keys) AS g(kind, key)
-            WHERE r.kind = g.kind AND r.key = g.key;
-    END IF;
-    IF cardinality(deletes) > 0 THEN
-        DELETE FROM {s}.objects o USING (
-            SELECT t.id FROM {s}.objects t
-                WHERE t.digest = ANY (deletes) ORDER BY t.digest FOR UPDATE
-        ) found WHERE o.id = found.id;
+    IF new_objects + put + gone + deleted = 0 THEN
+        RETURN;
     END IF;
 
-    IF new_objects + cardinality(put_kinds) + cardinality(gone_kinds) + cardinality(deletes) > 0
-    THEN
-        counted := nextval('{s}.writes');
+    -- In order of digest, as they come and as all do. Whoever meets an object that another stored
+    -- since we looked (a unique violation) begins anew: its number may be too high.
+    WITH objects_put AS (
+        INSERT INTO {s}.objects
+            SELECT fresh[g.at], strings[g.at], numbers[objects + 5 * g.at - 4],
+                    numbers[objects + 5 * g.at - 3], numbers[objects + 5 * g.at - 2],
+                    now_ms, now_ms, epoch,
+                    ARRAY(
+                        SELECT ids[numbers[c.at]] FROM generate_series(
+                            numbers[objects + 5 * g.at - 1], numbers[objects + 5 * g.at]
+                        ) AS c(at)
+                    ),
+                    strings[named + g.at]
+                FROM generate_series(1, given) AS g(at)
+                WHERE fresh[g.at] > 0
+    ), client_put AS (
         INSERT INTO {s}.clients AS c VALUES (the_client, the_number, now_ms, new_objects)
             ON CONFLICT (client) DO UPDATE SET number = excluded.number,
-                now_ms = excluded.now_ms, new_objects = excluded.new_objects;
-        watched := known.watched;
+                now_ms = excluded.now_ms, new_objects = excluded.new_objects
+    )
+    INSERT INTO {s}.rows AS r
+        SELECT numbers[put_kinds + g.at], strings[put_keys + g.at],
+                strings[put_keys + put + g.at]
+            FROM generate_series(1, put) AS g(at)
+        ON CONFLICT (kind, key) DO UPDATE SET value = excluded.value;
+    IF deleted > 0 THEN
+        DELETE FROM {s}.objects o USING (
+            SELECT t.id FROM {s}.objects t
+                WHERE t.digest = ANY (strings[put_keys + 2 * put + gone + 1 :])
+                ORDER BY t.digest FOR UPDATE
+        ) found WHERE o.id = found.id;
     END IF;
+    counted := nextval('{s}.writes');
+    watched := known.watched;
 END
 $body$;
 """

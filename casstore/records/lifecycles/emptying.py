@@ -6,6 +6,7 @@ was: whoever adds something changes it, so nothing is added unseen.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from itertools import islice
 from typing import Final
 
@@ -19,7 +20,7 @@ from casstore.records.rows import Record, Table
 AT_ONCE: Final = 5000
 
 
-class Emptying:
+class Emptying(ABC):
     """What belongs to one owner, on its way out."""
 
     def __init__(self, tables: Tables, owner: Place, kind: str, table: Table) -> None:
@@ -71,15 +72,15 @@ class Emptying:
         if known is not None:
             self._leave(change, known, len(self._gone), is_last=self._is_last)
 
+    @abstractmethod
     def _drop(
         self, change: Change, ref: Ref, row: Record, note: Note | None, owner: Record | None
     ) -> None:
         """Remove one row and what belongs to it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _leave(self, change: Change, owner: Record, gone: int, *, is_last: bool) -> None:
         """Bring the owner's row up to date after so many have gone."""
-        raise NotImplementedError
 
     @property
     def _any_stay(self) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from importlib import import_module
 from typing import Final, NamedTuple
 
 from casstore.errors import (
@@ -83,7 +84,7 @@ class Lifecycles:
     ) -> None:
         if keys is not None:
             # Better now than at the first value: the package may not be installed.
-            from casstore.records.lifecycles import encryption as _  # noqa: F401
+            import_module("casstore.records.lifecycles.encryption")
         self.store = store
         self.tables = Tables(store)
         self.subjects = Subjects(self.tables, secret)

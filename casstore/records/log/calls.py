@@ -92,7 +92,9 @@ def resume(
         try:
             content = execute(call)
         except Exception as exc:
-            # Whatever a tool does wrong, the model has to be told.
+            # A tool is anybody's code and may raise anything. Nothing is hidden: the model is told,
+            # and so is every reader of the log. What ends the process (Ctrl-C) passes through, and
+            # the call goes on waiting.
             content = f"Error on resume: {exc}"
         numbers += appending.append(ground, session, [_result(call, found, content)], lease=lease)
     return numbers

@@ -124,7 +124,7 @@ class SessionLog:
         """The sessions right below one, in the order in which they were made."""
         return tree.children(self._ground, session)
 
-    def update(self, session: str, **changes: Any) -> LogSession:
+    def update(self, /, session: str, **changes: Any) -> LogSession:
         """Change ``prompt``, ``model``, ``config`` or ``metadata``."""
         return tree.update_known(self._ground, session, changes)
 

@@ -84,10 +84,11 @@ def _check(tokens: Tokens) -> None:
 def rounds(ground: Ground, session: str) -> Iterator[RoundUsage]:
     """What each round has used, in order of sends and rounds."""
     ground.at(session)
-    return (_decode(row) for row in ground.usage.scan(session))
+    return (decode(row) for row in ground.usage.scan(session))
 
 
-def _decode(row: Record) -> RoundUsage:
+def decode(row: Record) -> RoundUsage:
+    """What a round has used, as its row has it."""
     *tokens, created_at_ms = row.value
     return RoundUsage(int(row.key[1]), int(row.key[2]), Tokens(*tokens), created_at_ms)
 

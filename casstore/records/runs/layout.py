@@ -305,7 +305,9 @@ def _read(record: Record, what: str, kinds: Mapping[str, _Kinds]) -> dict[str, A
 
 def _checkpoint(record: Record, what: str, value: Any) -> CheckpointRef | None:
     if type(value) is not list:
-        return value  # type: ignore[no-any-return]
+        # Its kind was looked at, with those of the other fields.
+        name: str | None = value
+        return name
     if len(value) != 2 or type(value[0]) is not str or type(value[1]) is not int:
         raise _damaged(record, what)
     return SessionCheckpoint(*value)

@@ -189,6 +189,7 @@ def test_a_seal_counts_before_a_hold_and_proves_the_row(either: Lifecycles, cloc
     life.verify_seal(sealed_when_written)
 
 
+@pytest.mark.leaves_damage
 def test_a_changed_row_breaks_its_seal(life: Lifecycles) -> None:
     from casstore.engine.protocol import PutRow, Write
     from casstore.errors import CorruptionError

@@ -5,14 +5,29 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 import casstore
 from casstore.records.log import NewMessage, SessionLog, UsageTotals
 from casstore.session.data import UNFENCED
 
 ROOT = Path(__file__).parent.parent.parent.parent
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    return str(tmp_path / "s")
+
+
+@pytest.fixture
+def log(place: str) -> Iterator[SessionLog]:
+    """The log of the store in which the processes work, open all the while."""
+    with casstore.open(place, "process") as store:
+        yield SessionLog(store)
 
 
 def start(program: str, *arguments: str) -> subprocess.Popen[str]:
@@ -61,20 +76,17 @@ print(json.dumps(numbers))
 """
 
 
-def test_two_processes_append_200_each_and_not_one_fails(tmp_path: Path) -> None:
-    place = str(tmp_path / "s")
-    with casstore.open(place, "process") as store:
-        log = SessionLog(store)
-        log.create("s")
-        numbers = together([start(APPEND, place, "a"), start(APPEND, place, "b")])
-        assert sorted(numbers[0] + numbers[1]) == list(range(1, 401))
-        texts = [one.content for one in log.messages("s")]
-        for name in "ab":
-            own = [text for text in texts if text.startswith(name)]
-            assert own == [f"{name} {at}" for at in range(200)]
-        # Who has the store open all the while goes on behind them.
-        assert log.append("s", NewMessage("user", "after")) == 401
-        assert log.totals("s") == UsageTotals(1, 1, 1, 2)
+def test_two_processes_append_200_each_and_not_one_fails(place: str, log: SessionLog) -> None:
+    log.create("s")
+    numbers = together([start(APPEND, place, "a"), start(APPEND, place, "b")])
+    assert sorted(numbers[0] + numbers[1]) == list(range(1, 401))
+    texts = [one.content for one in log.messages("s")]
+    for name in "ab":
+        own = [text for text in texts if text.startswith(name)]
+        assert own == [f"{name} {at}" for at in range(200)]
+    # Who has the store open all the while goes on behind them.
+    assert log.append("s", NewMessage("user", "after")) == 401
+    assert log.totals("s") == UsageTotals(1, 1, 1, 2)
 
 
 FOLD = """
@@ -91,24 +103,23 @@ print(json.dumps(folded))
 """
 
 
-def test_two_processes_fold_beside_each_other_and_each_message_once(tmp_path: Path) -> None:
-    place = str(tmp_path / "s")
-    with casstore.open(place, "process") as store:
-        log = SessionLog(store)
-        log.create("s")
-        log.extend("s", [NewMessage("user", f"m{at}") for at in range(4)])
-        folded = sum(together([start(FOLD, place, "a"), start(FOLD, place, "b")]))
-        folds = log.folds("s")
-        assert [fold.number for fold in folds] == list(range(1, folded + 1))
-        away = [number for fold in folds for number in fold.messages]
-        assert len(away) == len(set(away))
-        everyone = list(log.messages("s"))
-        assert [one.number for one in everyone] == list(range(1, 65 + folded))
-        assert {one.number for one in everyone if one.state == "compacted_out"} == set(away)
-        assert sorted(one.number for one in log.active("s")) == sorted(
-            set(range(1, 65 + folded)) - set(away)
-        )
-        assert sum(one.name == "compact_note" for one in log.active("s")) == 1
+def test_two_processes_fold_beside_each_other_and_each_message_once(
+    place: str, log: SessionLog
+) -> None:
+    log.create("s")
+    log.extend("s", [NewMessage("user", f"m{at}") for at in range(4)])
+    folded = sum(together([start(FOLD, place, "a"), start(FOLD, place, "b")]))
+    folds = log.folds("s")
+    assert [fold.number for fold in folds] == list(range(1, folded + 1))
+    away = [number for fold in folds for number in fold.messages]
+    assert len(away) == len(set(away))
+    everyone = list(log.messages("s"))
+    assert [one.number for one in everyone] == list(range(1, 65 + folded))
+    assert {one.number for one in everyone if one.state == "compacted_out"} == set(away)
+    assert sorted(one.number for one in log.active("s")) == sorted(
+        set(range(1, 65 + folded)) - set(away)
+    )
+    assert sum(one.name == "compact_note" for one in log.active("s")) == 1
 
 
 CREATE = """
@@ -125,19 +136,16 @@ print(json.dumps(won))
 """
 
 
-def test_one_of_two_processes_makes_a_session_and_both_make_children(tmp_path: Path) -> None:
-    place = str(tmp_path / "s")
-    with casstore.open(place, "process") as store:
-        log = SessionLog(store)
-        log.create("p")
-        won = together([start(CREATE, place, "a"), start(CREATE, place, "b")])
-        assert sum(won) == 20
-        children = [one.id for one in log.children("p")]
-        for name in "ab":
-            assert [each for each in children if each[0] == name] == [
-                f"{name}{at}" for at in range(20)
-            ]
-        assert log.close("p") == 41
+def test_one_of_two_processes_makes_a_session_and_both_make_children(
+    place: str, log: SessionLog
+) -> None:
+    log.create("p")
+    won = together([start(CREATE, place, "a"), start(CREATE, place, "b")])
+    assert sum(won) == 20
+    children = [one.id for one in log.children("p")]
+    for name in "ab":
+        assert [each for each in children if each[0] == name] == [f"{name}{at}" for at in range(20)]
+    assert log.close("p") == 41
 
 
 LEASE = """
@@ -153,18 +161,17 @@ print(json.dumps(taken))
 """
 
 
-def test_two_processes_share_a_lease_and_deliver_each_item_once(tmp_path: Path) -> None:
-    place = str(tmp_path / "s")
-    with casstore.open(place, "process") as store:
-        log = SessionLog(store)
-        log.create("s")
-        one, other = together([start(LEASE, place, "a"), start(LEASE, place, "b")])
-        lease = log.claim_lease("s", "rest", 60_000)
-        assert lease is not None
-        rest = log.deliver_inbox("s", lease)
-        assert sorted(one + other + rest) == list(range(1, 11))
-        contents = sorted(str(one.content) for one in log.active("s"))
-        assert contents == sorted(f"i{at}" for at in range(10))
+def test_two_processes_share_a_lease_and_deliver_each_item_once(
+    place: str, log: SessionLog
+) -> None:
+    log.create("s")
+    one, other = together([start(LEASE, place, "a"), start(LEASE, place, "b")])
+    lease = log.claim_lease("s", "rest", 60_000)
+    assert lease is not None
+    rest = log.deliver_inbox("s", lease)
+    assert sorted(one + other + rest) == list(range(1, 11))
+    contents = sorted(str(one.content) for one in log.active("s"))
+    assert contents == sorted(f"i{at}" for at in range(10))
 
 
 KILLED = """

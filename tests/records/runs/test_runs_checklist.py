@@ -558,6 +558,7 @@ def test_protected_set__not_known_is_not_empty(store: Store) -> None:
     assert runs.protected_threads() == set()
 
 
+@pytest.mark.leaves_damage
 @pytest.mark.parametrize("damage", [None, [], {"state": "completed"}, b"bytes"])
 def test_protected_set__a_row_that_cannot_be_read_refuses(
     busy: Runs, store: Store, damage: Any
@@ -579,6 +580,7 @@ def test_protected_set__a_row_that_cannot_be_read_refuses(
     assert contents(store) == before
 
 
+@pytest.mark.leaves_damage
 def test_protected_set__bytes_that_are_no_row_refuse(busy: Runs, store: Store) -> None:
     key = Table(store, "runs.runs", 1).keys.key(("r",))
     for row in (b"", b"\x07", b"\x00", b"\x00\xff", b"\x00\xc1", b"\x00\x81\xa1"):

@@ -235,6 +235,7 @@ def test_a_thread_that_goes_while_it_is_read_is_not_read_as_empty(
         views[view]()
 
 
+@pytest.mark.leaves_damage
 @pytest.mark.parametrize(
     ("table", "parts"),
     [("runs.runs", 1), ("runs.thread_runs", 2), ("runs.events", 2), ("runs.messages", 2),

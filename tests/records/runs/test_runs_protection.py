@@ -138,6 +138,7 @@ def test_a_run_comes_to_its_end_although_its_session_is_gone(
     assert busy.delete_thread("t")
 
 
+@pytest.mark.leaves_damage
 def test_a_protection_that_cannot_be_read_stops_retention(
     busy: Runs, store: Store, session: Session
 ) -> None:
@@ -194,6 +195,7 @@ def test_a_head_that_moves_meanwhile_is_protected_where_it_is(
     assert sweep(store) == [5, 4]
 
 
+@pytest.mark.leaves_damage
 def test_lost_protections_are_given_again(busy: Runs, store: Store, session: Session) -> None:
     store.session("gone").commit(Commit(append=[NodeDraft("x", 1)], lease=UNFENCED))
     places = (("ended", 1, "s"), ("waits", 2, "s"), ("homeless", 1, "gone"))

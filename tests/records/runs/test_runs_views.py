@@ -157,6 +157,7 @@ def test_what_moves_within_a_page_is_left_out_of_it(many: Runs, store: Store) ->
     assert found == ["t6", "t3", "t2", "t1", "t0"]
 
 
+@pytest.mark.leaves_damage
 @pytest.mark.parametrize(
     ("table", "view"),
     [

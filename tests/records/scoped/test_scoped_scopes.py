@@ -492,6 +492,7 @@ def test_a_value_replaced_and_collected_while_it_is_read_is_read_again(store: St
         assert read()[0] == "new"
 
 
+@pytest.mark.leaves_damage
 def test_a_value_that_is_lost_is_damage_and_not_missing(store: Store) -> None:
     states = ScopedState(store)
     scope = states.scope(HERE, "actor")
@@ -504,6 +505,7 @@ def test_a_value_that_is_lost_is_damage_and_not_missing(store: Store) -> None:
         states.snapshot(HERE)
 
 
+@pytest.mark.leaves_damage
 @pytest.mark.parametrize("table", ["scoped.values", "scoped.scopes"])
 def test_a_row_that_cannot_be_read_is_told_and_never_skipped(store: Store, table: str) -> None:
     states = ScopedState(store)
@@ -519,6 +521,7 @@ def test_a_row_that_cannot_be_read_is_told_and_never_skipped(store: Store, table
             call()
 
 
+@pytest.mark.leaves_damage
 def test_values_without_the_row_of_their_scope_are_damage(store: Store) -> None:
     scope = actor_scope(store)
     scope.put("k", 1)

@@ -84,9 +84,9 @@ def test_an_operation_reads_once_and_writes_once(store: Store) -> None:
     asked: list[str] = []
     for name in ("get_rows", "scan_rows", "get_many", "write"):
 
-        def counted(whole: Any, name: str, *given: Any) -> Any:
+        def counted(whole: Any, name: str, *given: Any, **named: Any) -> Any:
             asked.append(name)
-            return whole(*given)
+            return whole(*given, **named)
 
         setattr(engine, name, partial(counted, getattr(engine, name), name))
     scope = states.scope(HERE, "actor")

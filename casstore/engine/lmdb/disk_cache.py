@@ -1,0 +1,371 @@
+"""Objects of a store on a server, kept on this machine's disk up to a number of bytes.
+
+    PATH/objects-1/STORE/EPOCH-NUMBER/      a store of this engine's own, without a row
+    PATH/objects-1/STORE/lock               held while any of them is made or thrown away
+
+Nothing here is needed: an object that is not found, or does not prove itself, is asked for at the
+server. So no trouble with the files is ever a caller's; it is told of once, as a warning, and
+the files are made anew. Objects never change and are named by their content, so what is kept is
+true for ever. It may be gone from the store: whoever removes objects, or hears of a collection,
+throws everything away, and every process that uses the same directory notices.
+
+Two shelves at the most, each half of what is allowed: when the newer is full the older goes, with
+all that nobody has asked for since it was the newer one. Whole files go, so there is no room to be
+won back inside of them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import threading
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+
+from casstore.engine.lmdb import guard, sharing
+from casstore.engine.lmdb.directory import (
+    DATA_FILE,
+    DIRECTORY_MODE,
+    FILE_MODE,
+    PROCESS,
+    StoreDirectory,
+)
+from casstore.engine.lmdb.engine import LmdbEngine
+from casstore.engine.lmdb.environment import DEFAULT_MAP_BYTES
+from casstore.engine.protocol import NewObject, StoredObject, Write
+from casstore.errors import CasstoreError, ClosedError, CorruptionError
+from casstore.format.digest import KIND_NAMES, Kind, check_object
+
+#: The least that may be allowed: an empty shelf takes a quarter of a megabyte.
+MIN_LIMIT_BYTES: Final = 4 << 20
+
+# The layout; whoever changes it takes another name, and lets the old one lie.
+_LAYOUT: Final = "objects-1"
+_SHELF: Final = re.compile(r"(\d{1,19})-(\d{1,19})")
+_GONE: Final = ".gone-"
+_LOCK: Final = "lock"
+_LOCK_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+_SHELVES: Final = 2
+# In memory objects are kept by the engine that asks us; here only a few slabs are.
+_SLAB_BYTES: Final = 1 << 20
+_BATCH_BYTES: Final = 1 << 20
+# One object may not push out all others.
+_LARGEST_PART: Final = 16
+# How often the files are made anew before it is left alone.
+_MAX_TROUBLES: Final = 3
+
+
+class _Shelf(NamedTuple):
+    number: int
+    path: str
+    engine: LmdbEngine
+    #: Which file it is: another may have taken its place.
+    inode: int
+
+    def size_bytes(self) -> int | None:
+        """How long its file is; None if somebody has thrown it away."""
+        try:
+            found = os.stat(os.path.join(self.path, DATA_FILE))
+        except OSError:
+            return None
+        return found.st_size if found.st_ino == self.inode else None
+
+
+class DiskCache:
+    """A cache of one store's objects, for all processes of a machine. No call raises."""
+
+    def __init__(self, path: str, limit_bytes: int) -> None:
+        self._path = os.path.abspath(path)
+        self._limit_bytes = max(limit_bytes, MIN_LIMIT_BYTES)
+        self._root = ""
+        self._epoch = 0
+        # Newest first.
+        self._shelves: list[_Shelf] = []
+        self._highest = 0
+        self._generation = 0
+        self._troubles = 0
+        self._is_open = False
+        self._lock = threading.RLock()
+        # How often the file's lock is held: it is not one that a thread may take twice.
+        self._held = 0
+
+    def begin(self, store: int, epoch: int) -> None:
+        """Use what is kept of a store since the collection of this number began."""
+        with self._lock:
+            self._root = os.path.join(self._path, _LAYOUT, f"{store:016x}")
+            self._epoch = epoch
+            self._is_open = True
+        with self._alone():
+            # What comes from a later collection than there was is of a state that was lost.
+            for name in self._listed():
+                if _SHELF.fullmatch(name) and not name.startswith(f"{epoch}-"):
+                    self._throw_away(os.path.join(self._root, name))
+            self._refresh()
+
+    @property
+    def generation(self) -> int:
+        """Changes whenever objects may have gone; ask before reading, and tell ``put``."""
+        return self._generation
+
+    def find(self, digests: Sequence[bytes]) -> dict[bytes, StoredObject]:
+        """Those of ``digests`` that are kept, each proven."""
+        found: dict[bytes, StoredObject] = {}
+        for place, shelf in enumerate(self._at_hand()):
+            wanted = [digest for digest in digests if digest not in found]
+            if not wanted:
+                break
+            read = self._read(shelf, wanted)
+            found.update(read)
+            if place and read:
+                # Asked for again, it outlives the older shelf.
+                self.put(read.items(), self._generation)
+        return found
+
+    def put(self, items: Iterable[tuple[bytes, StoredObject]], generation: int) -> None:
+        """Keep objects that were read since ``generation``, unless some have gone since."""
+        batch: list[NewObject] = []
+        size_bytes = 0
+        for digest, (kind, data) in items:
+            # A rope carries the name of what it stands for, and proves itself only with that.
+            if kind == Kind.ROPE or kind not in KIND_NAMES:
+                continue
+            if len(data) > self._limit_bytes // _LARGEST_PART:
+                continue
+            batch.append(NewObject(digest, kind, data, ()))
+            size_bytes += len(data)
+            if size_bytes >= _BATCH_BYTES:
+                self._write(batch, generation)
+                batch, size_bytes = [], 0
+        if batch:
+            self._write(batch, generation)
+
+    def pass_on_to(self, epoch: int) -> None:
+        """Throw away what was kept before the collection of this number began."""
+        with self._alone():
+            if epoch > self._epoch:
+                self._generation += 1
+                self._epoch = epoch
+                self._refresh()
+
+    def clear(self) -> None:
+        """Throw everything away."""
+        with self._alone():
+            self._generation += 1
+            self._let_go()
+            for name in self._listed():
+                if _SHELF.fullmatch(name):
+                    self._throw_away(os.path.join(self._root, name))
+
+    def close(self) -> None:
+        """Let go of the files. What is kept stays, for the next."""
+        with self._alone():
+            self._let_go()
+            self._is_open = False
+
+    # --- reading and writing ----------------------------------------------------------------
+
+    def _at_hand(self) -> list[_Shelf]:
+        shelves = self._shelves
+        if all(shelf.size_bytes() is not None for shelf in shelves):
+            return shelves
+        with self._alone():
+            self._refresh()
+            return self._shelves
+
+    def _read(self, shelf: _Shelf, digests: Sequence[bytes]) -> dict[bytes, StoredObject]:
+        found = {}
+        try:
+            for digest, item in zip(digests, shelf.engine.get_many(digests), strict=True):
+                if item is not None:
+                    check_object(digest, item.kind, item.data)
+                    found[digest] = item
+        except ClosedError:
+            # Another thread has changed shelves.
+            return {}
+        except (CasstoreError, OSError) as exc:
+            self._give_up(shelf.path, exc)
+            return {}
+        return found
+
+    def _write(self, batch: list[NewObject], generation: int) -> None:
+        with self._alone():
+            shelf = self._newest()
+            # Asked last: looking for a shelf may have told us of a collection.
+            if shelf is None or generation != self._generation:
+                return
+            try:
+                shelf.engine.write(Write(objects=batch))
+            except (CasstoreError, OSError) as exc:
+                self._give_up(shelf.path, exc)
+
+    def _newest(self) -> _Shelf | None:
+        """The shelf to put things on, made if there is none or it is full."""
+        if not self._is_open:
+            return None
+        self._refresh()
+        newest = self._shelves[0] if self._shelves else None
+        if newest is None or (newest.size_bytes() or 0) >= self._limit_bytes // _SHELVES:
+            self._add(self._highest + 1)
+            self._refresh()
+        return self._shelves[0] if self._shelves else None
+
+    # --- shelves ----------------------------------------------------------------------------
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other threads out, and other processes from changing which shelves there are."""
+        with self._lock:
+            if self._held or not self._is_open:
+                yield
+                return
+            handle = None
+            try:
+                os.makedirs(self._root, mode=DIRECTORY_MODE, exist_ok=True)
+                handle = os.open(os.path.join(self._root, _LOCK), _LOCK_FLAGS, FILE_MODE)
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            except OSError as exc:
+                self._give_up(self._root, exc)
+            self._held += 1
+            try:
+                yield
+            finally:
+                self._held -= 1
+                if handle is not None:
+                    os.close(handle)
+
+    def _listed(self) -> list[str]:
+        try:
+            return os.listdir(self._root)
+        except FileNotFoundError:
+            return []
+        except OSError as exc:
+            self._give_up(self._root, exc)
+            return []
+
+    def _refresh(self) -> None:
+        """Have open what is to be used, and throw away what is not: others do so as well."""
+        if not self._is_open:
+            return
+        there: dict[int, list[int]] = {}
+        for name in self._listed():
+            match = _SHELF.fullmatch(name)
+            if match is not None and os.path.exists(os.path.join(self._root, name, DATA_FILE)):
+                there.setdefault(int(match[1]), []).append(int(match[2]))
+            elif name != _LOCK:
+                # Whoever made it or threw it away was killed over it.
+                shutil.rmtree(os.path.join(self._root, name), ignore_errors=True)
+        if any(epoch > self._epoch for epoch in there):
+            # Somebody on this machine has heard of a collection that we have not.
+            self._epoch = max(there)
+            self._generation += 1
+        numbers = sorted(there.get(self._epoch, ()), reverse=True)
+        self._highest = max([self._highest, *numbers])
+        wanted = numbers[:_SHELVES]
+        paths = [self._shelf_path(self._epoch, number) for number in wanted]
+        open_now = {}
+        for shelf in self._shelves:
+            if shelf.path in paths and shelf.size_bytes() is not None:
+                open_now[shelf.path] = shelf
+            else:
+                self._release(shelf)
+        self._shelves = sorted(open_now.values(), reverse=True)
+        for epoch, others in there.items():
+            for number in others:
+                if epoch != self._epoch or number not in wanted:
+                    self._throw_away(self._shelf_path(epoch, number))
+        for number, path in zip(wanted, paths, strict=True):
+            if path not in open_now:
+                self._add(number)
+
+    def _add(self, number: int) -> None:
+        """Open a shelf, or make it."""
+        path = self._shelf_path(self._epoch, number)
+        try:
+            _require_sound(path)
+            engine = sharing.acquire(
+                path, durability=PROCESS, readonly=False, create=True, verify=False,
+                map_bytes=DEFAULT_MAP_BYTES, cache_bytes=_SLAB_BYTES, lmdb_version=None,
+                auto_train=False, auto_pack=False,
+            )  # fmt: skip
+            inode = os.stat(os.path.join(path, DATA_FILE)).st_ino
+        except (CasstoreError, OSError) as exc:
+            self._give_up(path, exc)
+            return
+        self._highest = max(self._highest, number)
+        self._shelves = sorted([*self._shelves, _Shelf(number, path, engine, inode)], reverse=True)
+
+    def _shelf_path(self, epoch: int, number: int) -> str:
+        return os.path.join(self._root, f"{epoch}-{number}")
+
+    def _let_go(self) -> None:
+        shelves, self._shelves = self._shelves, []
+        for shelf in shelves:
+            self._release(shelf)
+
+    def _release(self, shelf: _Shelf) -> None:
+        try:
+            sharing.release(shelf.engine)
+        except (CasstoreError, OSError) as exc:
+            # One that was thrown away has no directory any more to leave in good order.
+            if shelf.size_bytes() is not None:
+                self._tell(exc)
+
+    def _throw_away(self, path: str) -> None:
+        """Remove a shelf at once for everybody, and then file by file."""
+        gone = os.path.join(os.path.dirname(path), _GONE + secrets.token_hex(8))
+        try:
+            os.rename(path, gone)
+        except OSError as exc:
+            self._tell(exc)
+            self._is_open = False
+            return
+        shutil.rmtree(gone, ignore_errors=True)
+
+    # --- trouble ----------------------------------------------------------------------------
+
+    def _give_up(self, path: str, exc: Exception) -> None:
+        """Go on without a shelf that is of no use; it is made anew when there is need."""
+        with self._lock:
+            used = [shelf for shelf in self._shelves if shelf.path == path]
+            self._shelves = [shelf for shelf in self._shelves if shelf.path != path]
+            for shelf in used:
+                self._release(shelf)
+            if used and used[0].size_bytes() is None:
+                # Thrown away by another process while we used it: that is no trouble.
+                return
+            self._tell(exc)
+            self._troubles += 1
+            if self._troubles >= _MAX_TROUBLES or not _SHELF.fullmatch(os.path.basename(path)):
+                self._is_open = False
+                self._let_go()
+            if os.path.exists(path) and path != self._root:
+                self._highest += 1
+                self._throw_away(path)
+
+    def _tell(self, exc: Exception) -> None:
+        if not self._troubles:
+            warnings.warn(
+                f"the cache in {self._path} is of no use just now, and the server is asked "
+                f"instead: {exc}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+def _require_sound(path: str) -> None:
+    """CorruptionError if LMDB must not be shown a file: it trusts what it maps, and dies of it."""
+    directory = StoreDirectory(path)
+    if not os.path.exists(directory.data_path):
+        return
+    with directory.exclusive():
+        # Whoever has it open has found it sound.
+        if not directory.others_present():
+            try:
+                guard.verify_structure(directory.data_path)
+            except (ValueError, IndexError, KeyError) as exc:
+                raise CorruptionError(f"{directory.data_path} cannot be read: {exc}") from exc

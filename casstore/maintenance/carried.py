@@ -1,0 +1,26 @@
+"""Which rows go along when a store goes elsewhere: the list that copies and salvage keep to.
+
+A table that is added to an engine must be put into one of these, or a copy would lose it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: Keyed by session, and carried session by session.
+OF_SESSIONS: Final = (
+    "heads",
+    "sessions",
+    "tombstones",
+    "history",
+    "queue",
+    "attachments",
+    "receipts",
+    "leases",
+)
+#: Carried row by row. Of these, ``retention`` speaks of sessions, too.
+OF_THE_STORE: Final = ("pins", "records", "retention", "usage")
+#: Made anew from what sessions are made of, or carried with them.
+DERIVED: Final = ("nodes",)
+#: Every table there is.
+CARRIED: Final = (*OF_SESSIONS, *OF_THE_STORE, *DERIVED)
