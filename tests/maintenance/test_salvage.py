@@ -172,6 +172,7 @@ def test_a_dictionary_is_found_without_its_leaf(tmp_path: Path, engine: int) -> 
     assert saved(tmp_path / "t") == before
 
 
+@pytest.mark.usefixtures("slab_a_commit")
 def test_a_lost_dictionary_is_told(tmp_path: Path) -> None:
     path = tmp_path / "s"
     rng = random.Random(1)

@@ -1,0 +1,249 @@
+"""Going through the pages of a damaged file: the two newest trees, then what nothing leads to.
+
+The journal lies over the tables of its tree, entry by entry. A commit only adds to it or
+empties it, so as long as the newest tree has one, what the tree before has of it belongs to
+it, too. Entries that no tree leads to were laid in place, or are lost; their rows count as
+those of old pages do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from casstore.engine.id_set import IdSet
+from casstore.engine.lmdb.creation import DICTIONARIES, JOURNAL, SLABS
+from casstore.engine.lmdb.excavation.found_rows import FoundRows
+from casstore.engine.lmdb.excavation.found_slabs import FoundSlabs
+from casstore.engine.lmdb.excavation.gaps import Gaps
+from casstore.engine.lmdb.excavation.journal_entries import find_entry, fold
+from casstore.engine.lmdb.excavation.ranks import BEFORE, NEWEST, SAVED_TABLES, STRAY
+from casstore.engine.lmdb.journal import Entry as JournalEntry
+from casstore.engine.lmdb.pages import (
+    LEAF,
+    OVERFLOW,
+    Entry,
+    Lost,
+    Meta,
+    Page,
+    PageFile,
+    read_record,
+)
+from casstore.engine.lmdb.rows import CHECKSUM_BYTES, prove_row
+from casstore.errors import CorruptionError
+
+# Tables whose rows tell, by a number that only grows or by being there at all, that they are
+# newer than what is known.
+_TELLING: Final = ("heads", "history", "leases", "receipts", "sessions", "tombstones")
+_LONGEST_RUN_PAGES: Final = 8192
+
+DigProgress = Callable[[int, int], None]
+
+
+class Digging:
+    """One pass over a file, which fills what is given with what it finds."""
+
+    def __init__(
+        self,
+        file: PageFile,
+        rows: FoundRows,
+        slabs: FoundSlabs,
+        gaps: Gaps,
+        progress: DigProgress | None,
+    ) -> None:
+        self._file = file
+        self._rows = rows
+        self._slabs = slabs
+        self._gaps = gaps
+        self._progress = progress
+        #: What can be read of the journals, by rank and key, and whether there is one.
+        self._journals: list[dict[bytes, JournalEntry]] = [{}, {}]
+        self._has_journal = [False, False]
+        #: Rows that are known to be gone.
+        self._gone: set[tuple[str, bytes]] = set()
+        self._visited = IdSet()
+        self.stray_rows = 0
+
+    def run(self) -> list[Page]:
+        """Take what the trees lead to and what lies about; runs of pages that nobody claims."""
+        metas = self._file.metas()
+        for rank in (NEWEST, BEFORE):
+            self._dig_tree(metas[rank] if rank < len(metas) else None, rank)
+        self._lay_journals()
+        if len(metas) == 1:
+            # The one that is left may be the older. Then the last commit is to be found in
+            # pages that nothing leads to: by rows that say that they are newer.
+            why = "a meta page is lost, and with it perhaps the way to the last commit"
+            for table in (*_TELLING, SLABS, DICTIONARIES):
+                self._gaps.of(NEWEST, table).append(Lost(0, b"", None, why))
+            self._gone.clear()
+        self._rows.keep()
+        runs = self._dig_strays()
+        self._rows.keep()
+        return runs
+
+    # --- the two newest trees ---------------------------------------------------------------
+
+    def _dig_tree(self, meta: Meta | None, rank: int) -> None:
+        roots: dict[str, int] = {}
+        broken: list[Lost] = []
+        if meta is not None:
+            for _, entry in self._file.walk(meta.main.root, broken.append, self._visit):
+                if entry.is_database and entry.value is not None:
+                    # Format 1 ends names in a zero byte.
+                    name = entry.key.rstrip(b"\0").decode(errors="replace")
+                    roots[name] = read_record(entry.value).root
+        for name in (SLABS, DICTIONARIES, *SAVED_TABLES):
+            gaps = self._gaps.begin(rank, name)
+            if name not in roots:
+                why = broken[0].why if broken else "no meta page leads to it"
+                gaps.append(Lost(0, b"", None, why))
+                continue
+            if name == SLABS:
+                self._dig_slabs(roots[name], rank)
+            elif name == DICTIONARIES:
+                self._dig_dictionaries(roots[name], rank)
+            else:
+                self._dig_rows(name, roots[name], rank)
+        self._gaps.begin(rank, JOURNAL)
+        if JOURNAL in roots:
+            self._dig_journal(roots[JOURNAL], rank)
+        # Only so that their pages are known to belong to somebody.
+        for name in sorted(roots.keys() - self._gaps.known(rank)):
+            for _, entry in self._file.walk(roots[name], lambda lost: None, self._visit):
+                self._visit_run(entry)
+
+    def _visit(self, page: int, pages: int) -> bool:
+        # The tree before shares most pages with the newest.
+        self._visited.add(page)
+        return True
+
+    def _visit_run(self, entry: Entry) -> None:
+        if entry.value is None:
+            length = min(self._file.run_length(entry.size), _LONGEST_RUN_PAGES)
+            for page in range(entry.run, entry.run + length):
+                self._visited.add(page)
+
+    def _dig_slabs(self, root: int, rank: int) -> None:
+        gaps = self._gaps.of(rank, SLABS)
+        for page, entry in self._file.walk(root, gaps.append, self._visit):
+            self._visit_run(entry)
+            if not self._slabs.take(page, entry, rank):
+                why = f"the slab under key {entry.key.hex()} is damaged"
+                gaps.append(Lost(page, entry.key, entry.key + b"\0", why))
+
+    def _dig_dictionaries(self, root: int, rank: int) -> None:
+        gaps = self._gaps.of(rank, DICTIONARIES)
+        for page, entry in self._file.walk(root, gaps.append, self._visit):
+            self._visit_run(entry)
+            if not self._slabs.take_dictionary(entry):
+                why = f"dictionary {int.from_bytes(entry.key, 'big')} is damaged"
+                gaps.append(Lost(page, entry.key, entry.key + b"\0", why))
+
+    def _dig_rows(self, table: str, root: int, rank: int) -> None:
+        gaps = self._gaps.of(rank, table)
+        # A damaged row may have lost its key, too: its place is anywhere between the rows
+        # on both sides.
+        below, damaged = b"", False
+        for page, entry in self._file.walk(root, gaps.append, self._visit):
+            self._visit_run(entry)
+            value = self._prove(table, entry)
+            if value is None:
+                damaged = True
+                continue
+            if damaged:
+                gaps.append(Lost(page, below, entry.key, "a row is damaged"))
+                damaged = False
+            below = entry.key + b"\0"
+            if rank == NEWEST or self._gaps.has(table, entry.key, NEWEST):
+                self._rows.take(table, entry.key, rank, value)
+        if damaged:
+            gaps.append(Lost(0, below, None, "a row is damaged"))
+
+    def _prove(self, table: str, entry: Entry) -> bytes | None:
+        stored = self._file.value(entry)
+        if stored is None or len(stored) < CHECKSUM_BYTES or not 0 < len(entry.key) < 512:
+            return None
+        try:
+            return prove_row(table, entry.key, stored)[0]
+        except CorruptionError:
+            return None
+
+    # --- journals -------------------------------------------------------------------------
+
+    def _dig_journal(self, root: int, rank: int) -> None:
+        gaps = self._gaps.of(rank, JOURNAL)
+        self._has_journal[rank] = True
+        for page, entry in self._file.walk(root, gaps.append, self._visit):
+            self._visit_run(entry)
+            opened = find_entry(self._file, entry)
+            if opened is None:
+                gaps.append(Lost(page, entry.key, entry.key + b"\0", "an entry is damaged"))
+            else:
+                self._journals[rank][entry.key] = opened
+        if gaps:
+            # Any row may have been changed by what is lost.
+            why = f"a part of the journal is lost: {gaps[0].why}"
+            for table in SAVED_TABLES:
+                self._gaps.of(rank, table).append(Lost(gaps[0].page, b"", None, why))
+
+    def _lay_journals(self) -> None:
+        """Change the rows of each tree as its journal says, in the order of its entries."""
+        newest, before = self._journals
+        for (table, key), value in fold(before).items():
+            if self._gaps.has(table, key, NEWEST):
+                self._rows.lay(table, key, BEFORE, value)
+        self._rows.keep()
+        if self._has_journal[NEWEST] and self._gaps.of(NEWEST, JOURNAL):
+            newest = before | newest
+        for (table, key), value in fold(newest).items():
+            self._rows.lay(table, key, NEWEST, value)
+            if value is None:
+                self._gone.add((table, key))
+        self._rows.keep()
+
+    # --- what nothing leads to ----------------------------------------------------------------
+
+    def _dig_strays(self) -> list[Page]:
+        """Take what lies in pages that no tree leads to; give runs of pages that nobody claims."""
+        runs: list[Page] = []
+        wounded = self._gaps.wounded()
+        total = self._file.page_count
+        for page in self._file.pages():
+            if self._progress is not None and not page.number % 4096:
+                self._progress(page.number, total)
+            if page.number in self._visited:
+                continue
+            if page.kind == OVERFLOW:
+                runs.append(page)
+            elif page.kind == LEAF:
+                for entry in page.entries:
+                    self._take_stray(page.number, entry, wounded)
+        taken = self._slabs.runs()
+        return [page for page in runs if page.number not in taken]
+
+    def _take_stray(self, page: int, entry: Entry, wounded: list[str]) -> None:
+        if self._slabs.take(page, entry, STRAY) or self._slabs.take_dictionary(entry):
+            return
+        for table in wounded:
+            if self._may_be_stray(table, entry.key):
+                value = self._prove(table, entry)
+                if value is not None:
+                    self._rows.take(table, entry.key, STRAY, value)
+                    self.stray_rows += 1
+                    return
+        opened = find_entry(self._file, entry) if wounded else None
+        if opened is None:
+            return
+        for (table, key), value in fold({entry.key: opened}).items():
+            if value is not None and self._may_be_stray(table, key):
+                self._rows.take(table, key, STRAY, value)
+                self.stray_rows += 1
+
+    def _may_be_stray(self, table: str, key: bytes) -> bool:
+        """Can a row be lost here, so that one of an old page counts?"""
+        # Work that was done must not come back while it is known to be done.
+        ranks = (NEWEST, BEFORE) if table == "queue" else (NEWEST,)
+        return (table, key) not in self._gone and all(
+            self._gaps.has(table, key, rank) for rank in ranks
+        )
