@@ -134,18 +134,23 @@ def _many_clients(server: Any, each: int, repeats: int) -> Goal:
     rate = {key: median(run.rate for run in each) for key, each in runs.items()}
     one, eight = rate["casstore", 1], rate["casstore", _CLIENTS]
     limit = rate["replay", _CLIENTS]
-    last = runs["casstore", _CLIENTS]
+    ours, driven = runs["casstore", _CLIENTS], runs["replay", _CLIENTS]
     return at_least(
         "eight clients committing to eight sessions, each a process, against one: times the rate, "
         "or 0.95 of the server's own limit: the same calls, spelled beforehand and sent over "
         "eight connections by a driver that does nothing else",
         eight / one, min(4.0, 0.95 * limit / one),
         detail=f"{cores}: {eight:,.0f} commits a second, one client {one:,.0f}, the limit "
-        f"{limit:,.0f} ({eight / limit:.2f} of it; over one connection {rate['replay', 1]:,.0f}); "
-        f"a commit takes {median(run.client_s for run in last) * 1e3:.2f} ms of a core in the "
-        f"client and {median(run.server_s for run in last) * 1e3:.2f} on the server; by hand "
-        f"{rate['bare', _CLIENTS]:,.0f} and {rate['bare', 1]:,.0f}",
+        f"{limit:,.0f} ({eight / limit:.2f} of it; over one connection {rate['replay', 1]:,.0f}). "
+        f"Of a core a commit takes {_ms(ours, 'client_s')} in the client and "
+        f"{_ms(ours, 'server_s')} on the server, with the driver {_ms(driven, 'client_s')} and "
+        f"{_ms(driven, 'server_s')}. By hand {rate['bare', _CLIENTS]:,.0f} and "
+        f"{rate['bare', 1]:,.0f} commits",
     )  # fmt: skip
+
+
+def _ms(runs: list[_Run], field: str) -> str:
+    return f"{median(getattr(run, field) for run in runs) * 1e3:.2f} ms"
 
 
 def _run(server: Any, kind: str, url: str, clients: int, each: int) -> _Run:
