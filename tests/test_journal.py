@@ -379,3 +379,9 @@ def test_a_lost_entry_is_found_by_the_sum(tmp_path: Path) -> None:
     tamper(path, "lose")
     with pytest.raises(CorruptionError, match="not those last written"):
         LmdbEngine(path, verify=True)
+
+
+def test_a_row_whose_key_is_longer_than_any_can_be_is_damaged() -> None:
+    """A flipped bit in a page makes a key long, and LMDB hands it out."""
+    with pytest.raises(CorruptionError, match="a key of 600 bytes"):
+        rows_module.prove_row("heads", bytes(600), b"value and checksum")

@@ -234,11 +234,42 @@ def pack_plain(
     return (data, links) if len(data) <= max_bytes else None
 
 
-def pack_flat(value: dict[Any, Any], max_bytes: int) -> bytes | None:
+def pack_flat(value: dict[Any, Any], max_bytes: int, *, nested: bool = False) -> bytes | None:
     """Spell a map of texts, whole numbers, booleans and nulls of at most ``max_bytes``.
 
-    As most messages are. None if it is anything else: ``pack_plain`` then has a closer look.
+    As most messages are. ``nested``: it may hold such maps, too. None if it is anything else:
+    ``pack_plain`` then has a closer look.
     """
+    plain = value
+    length = 0
+    for key, item in value.items():
+        kind = type(item)
+        if type(key) is not str:
+            return None
+        if kind is str:
+            length += len(item)
+        elif kind is dict and nested:
+            # Held apart only until it is packed, with its own keys in order.
+            inner = _flat_map(item, max_bytes)
+            if inner is None:
+                return None
+            if plain is value:
+                plain = value.copy()
+            plain[key] = inner
+        elif kind is not int and item is not None and kind is not bool:
+            return None
+    if length > max_bytes:
+        return None
+    try:
+        data = _pack({key: plain[key] for key in sorted(plain)})
+    except (ValueError, OverflowError):
+        # A lone surrogate, or a number too large.
+        return None
+    return data if len(data) <= max_bytes else None
+
+
+def _flat_map(value: dict[Any, Any], max_bytes: int) -> dict[str, Any] | None:
+    """The same map with its keys in order, if it is flat, and short."""
     length = 0
     for key, item in value.items():
         kind = type(item)
@@ -248,14 +279,7 @@ def pack_flat(value: dict[Any, Any], max_bytes: int) -> bytes | None:
             length += len(item)
         elif kind is not int and item is not None and kind is not bool:
             return None
-    if length > max_bytes:
-        return None
-    try:
-        data = _pack({key: value[key] for key in sorted(value)})
-    except (ValueError, OverflowError):
-        # A lone surrogate, or a number too large.
-        return None
-    return data if len(data) <= max_bytes else None
+    return {key: value[key] for key in sorted(value)} if length <= max_bytes else None
 
 
 class _PlainWalk:

@@ -24,9 +24,10 @@ from casstore.format.canonical import (
     link_bytes,
     links_in,
     pack_checked,
+    pack_flat,
     rebuild,
 )
-from casstore.format.limits import MAX_DEPTH
+from casstore.format.limits import CONTAINER_OUTLINE_MIN_BYTES, MAX_DEPTH
 from casstore.format.node import NULL
 from casstore.format.splitting import Emit, Spelled, spell
 
@@ -68,6 +69,11 @@ def spell_field(value: Any, name: str, emit: Emit) -> Spelled:
     """
     if value is None:
         return NOTHING
+    if type(value) is dict:
+        # As ``spell`` does for a short map, which most are.
+        flat = pack_flat(value, CONTAINER_OUTLINE_MIN_BYTES - 1)
+        if flat is not None:
+            return Spelled(flat, [])
     try:
         return spell(value, FIELD_ROOM, emit)
     except InvalidValueError as exc:

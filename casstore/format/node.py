@@ -78,7 +78,7 @@ def spell_payload(value: Any, name: str, emit: Emit) -> Spelled:
     if value is None:
         return NULL
     if type(value) is dict:
-        flat = pack_flat(value, NODE_PAYLOAD_MAX_BYTES)
+        flat = pack_flat(value, NODE_PAYLOAD_MAX_BYTES, nested=True)
         if flat is not None:
             return Spelled(flat, [])
     try:

@@ -35,26 +35,33 @@ def store_checkpoint(manifest: Manifest, given: Checkpoint, writer: PieceWriter)
     """The manifest with the checkpoint that was given in place of its own."""
     if not isinstance(given, Checkpoint):
         raise InvalidInputError(f"a checkpoint is a Checkpoint, not {type(given).__name__}")
-    revision, frame = given.plugin_revision, given.current_frame
+    (
+        turn_state, tool_state, plugin_snapshot, revision, execution_state, frames, frame, config,
+    ) = given  # fmt: skip
     if revision is not None and (type(revision) is not int or not 0 <= revision <= _LARGEST):
         raise InvalidInputError(f"a plugin revision is a number from 0 on, not {revision!r}")
     if frame is not None:
         keys.id_bytes(frame, "a frame id")
-    if type(given.frames) not in (list, tuple):
-        raise InvalidInputError(f"frames are a list, not {type(given.frames).__name__}")
+    if type(frames) is not tuple and type(frames) is not list:
+        raise InvalidInputError(f"frames are a list, not {type(frames).__name__}")
     emit = writer.emit
+    leaf_id, nodes, next_seq, _, _, leaf, first_user, _, _, _, _, _, _, usage, tips = manifest
     return Manifest(
-        *manifest[:3],
+        leaf_id,
+        nodes,
+        next_seq,
         revision,
         frame,
-        *manifest[5:7],
-        _component(given.tool_state, "tool_state", writer),
-        _component(given.plugin_snapshot, "plugin_snapshot", writer),
-        _component(given.execution_state, "execution_state", writer),
-        spell_field(given.turn_state, "turn_state", emit),
-        spell_field(list(given.frames), "frames", emit) if given.frames else NOTHING,
-        spell_field(given.config, "config", emit),
-        *manifest[13:],
+        leaf,
+        first_user,
+        _component(tool_state, "tool_state", writer),
+        _component(plugin_snapshot, "plugin_snapshot", writer),
+        _component(execution_state, "execution_state", writer),
+        spell_field(turn_state, "turn_state", emit),
+        spell_field(list(frames), "frames", emit) if frames else NOTHING,
+        spell_field(config, "config", emit),
+        usage,
+        tips,
     )
 
 

@@ -115,6 +115,8 @@ def put_head(key: bytes, row: HeadRow, *, new: bool) -> PutRow:
 def written_at(head: HeadRow, put: PutRow, now_ms: int) -> tuple[bytes, HeadRow]:
     """A head that was put at the engine's time ``now_ms``: its row as it is now, and decoded."""
     value = put.value
+    # As engines stamp it: nothing is older than 1970.
+    now_ms = max(0, now_ms)
     time = now_ms.to_bytes(8, "big")
     created_at_ms = head.created_at_ms
     if put.stamps is _NEW_STAMPS:

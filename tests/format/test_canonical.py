@@ -955,8 +955,45 @@ def test_a_flat_map_is_spelled_as_any_other_or_left_to_others(
     except InvalidInputError:
         assert found is None
         return
-    plain = all(type(item) in (str, int, bool, type(None)) for item in value.values())
-    assert found == (spelled if plain and len(spelled) <= max_bytes else None)
+    assert found == (spelled if _is_flat(value) and len(spelled) <= max_bytes else None)
+
+
+def _is_flat(value: dict[Any, Any]) -> bool:
+    return all(type(item) in (str, int, bool, type(None)) for item in value.values())
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=3),
+        st.one_of(
+            _SCALARS,
+            st.dictionaries(st.text(max_size=3), _SCALARS, max_size=4),
+            st.dictionaries(
+                st.one_of(st.text(max_size=3), st.integers()),
+                st.one_of(_SCALARS, _STRANGE, st.just({})),
+                max_size=3,
+            ),
+        ),
+        max_size=5,
+    ),
+    st.integers(0, 400),
+)
+def test_flat_maps_in_a_map_are_spelled_as_any_others_or_left_to_others(
+    value: dict[Any, Any], max_bytes: int
+) -> None:
+    before = repr(value)
+    found = canonical.pack_flat(value, max_bytes, nested=True)
+    # What is a user's stays as it is, the order of its keys too.
+    assert repr(value) == before
+    try:
+        spelled = canonical.encode(value)
+    except InvalidInputError:
+        assert found is None
+        return
+    inner = [item for item in value.values() if type(item) is dict]
+    plain = _is_flat({key: item for key, item in value.items() if type(item) is not dict})
+    flat = plain and all(_is_flat(item) for item in inner)
+    assert found == (spelled if flat and len(spelled) <= max_bytes else None)
 
 
 # --- packers ------------------------------------------------------------------------------

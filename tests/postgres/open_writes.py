@@ -80,7 +80,9 @@ class OpenTransaction:
         # What psycopg would have done: a call alone begins no transaction.
         if connection.info.transaction_status == TransactionStatus.IDLE:
             connection.execute("BEGIN")
-        self.doing = start(lambda: request.read_answer(connection.call(engine._write, parameters)))
+        self.doing = start(
+            lambda: request.read_answer(connection.call(engine.write_call, parameters))
+        )
         return self.settle()
 
     def execute(self, query: bytes, arguments: tuple[Any, ...]) -> bool:

@@ -51,11 +51,12 @@ def sql(postgres_server: Server) -> Iterator[psycopg.Connection[Any]]:
 
 def test_an_address_has_words_of_ours_and_leaves_the_others_to_libpq() -> None:
     url = "postgresql://me:pass%20word@a,b:5433/db?schema=team&sslmode=verify-full&pool=3"
-    address = parse(f"{url}&prepare=off&patience=2.5&target_session_attrs=read-write")
+    own = "prepare=off&patience=2.5&cache=%2Fvar%2Fc&cache_mib=64"
+    address = parse(f"{url}&{own}&target_session_attrs=read-write")
     assert address == Address(
         "postgresql://me:pass%20word@a,b:5433/db?sslmode=verify-full"
         "&target_session_attrs=read-write",
-        "team", 3, False, 2.5,
+        "team", 3, False, 2.5, "/var/c", 64,
     )  # fmt: skip
     assert address.place == "postgresql://a,b:5433/db?schema=team"
     assert parse("postgres://h/d") == Address("postgres://h/d")
@@ -65,7 +66,7 @@ def test_an_address_has_words_of_ours_and_leaves_the_others_to_libpq() -> None:
     "words",
     ["schema=", "schema=Team", "schema=a-b", "schema=pg_x", "schema=" + "a" * 64,
      'schema=a"b', "pool=0", "pool=many", "pool=100000", "prepare=perhaps", "patience=-1",
-     "patience=nan"],
+     "patience=nan", "cache=", "cache=a%00b", "cache_mib=0", "cache_mib=much"],
 )  # fmt: skip
 def test_words_that_make_no_sense_are_refused(words: str) -> None:
     with pytest.raises(InvalidInputError, match=words.partition("=")[0]):

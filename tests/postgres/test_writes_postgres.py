@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -14,6 +15,7 @@ pytest.importorskip("psycopg")
 
 import psycopg
 from psycopg.types.numeric import Int4
+from psycopg_pool import PoolTimeout
 
 import casstore
 from casstore.engine.postgres import connections, request, tables, watching
@@ -397,3 +399,76 @@ def test_every_table_has_a_number_of_its_own() -> None:
 
     assert set(request.TABLE_NUMBERS) == set(TABLES)
     assert len(set(request.TABLE_NUMBERS.values())) == len(TABLES)
+
+
+# --- connections -----------------------------------------------------------------------------
+
+
+def test_nobody_waits_for_a_connection_that_lies_idle(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # All share one; whoever keeps it at hand must give it to those who wait for it.
+    engine = PostgresEngine(parse(f"{postgres_url}&pool=1"))
+    pool = engine.connections._pool
+    assert pool is not None
+    getconn, in_vain = pool.getconn, []
+
+    def noted(timeout: float | None = None) -> connections.Client:
+        try:
+            return getconn(timeout)
+        except PoolTimeout as exc:
+            # It would begin anew, and find the connection, two seconds later.
+            in_vain.append(exc)
+            raise
+
+    monkeypatch.setattr(pool, "getconn", noted)
+
+    def work(number: int) -> None:
+        for n in range(60):
+            put_row(engine, "records", b"%d %d" % (number, n), b"")
+
+    for each in [start(partial(work, number)) for number in range(4)]:
+        each.result(TIMEOUT_S)
+    assert len(engine.scan_rows("records")) == 240
+    assert in_vain == []
+    engine.close()
+
+
+def test_a_connection_at_hand_is_used_without_asking_the_pool(engine: PostgresEngine) -> None:
+    put_row(engine, *HERE, b"1")
+    [at_hand] = engine.connections._at_hand
+    for _ in range(3):
+        put_row(engine, *HERE, b"2")
+        assert find_row(engine, *HERE) == b"2"
+        assert list(engine.connections._at_hand) == [at_hand]
+    engine.connections._lent_s = -connections._LENT_S
+    put_row(engine, *HERE, b"3")
+    # For long enough: the pool has it, and looks whether it has grown old.
+    assert not engine.connections._at_hand
+    engine.close()
+    assert at_hand.closed
+
+
+def test_an_interrupted_write_leaves_no_connection_in_the_middle_of_it(
+    engine: PostgresEngine,
+) -> None:
+    with opened(engine) as begin:
+        first = begin()
+        assert first.write(Write(rows=[PutRow(*HERE, b"theirs")]))
+
+        def interrupt(signum: int, frame: object) -> None:
+            raise KeyboardInterrupt
+
+        previous = signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                # Waits for the lock of the other's row.
+                put_row(engine, *HERE, b"mine")
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, previous)
+        first.commit()
+    assert find_row(engine, *HERE) == b"theirs"
+    put_row(engine, *HERE, b"again")
+    assert find_row(engine, *HERE) == b"again"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from casstore.engine.lmdb.engine import LmdbEngine
+from casstore.engine.lmdb.transaction import Job, Transaction
 from casstore.engine.protocol import TABLES, RowChange, Write, WriteResult
 from casstore.errors import StorageError
 from casstore.store import Store
@@ -22,22 +23,29 @@ class InjectedError(StorageError):
 
 
 class _Breaking(list[RowChange]):
-    """Row changes that fail at one of them, the second time that they are gone through.
+    """Row changes that fail at one of them, once they are being made.
 
-    The first time is the engine's check of the write as such, before its transaction.
+    Before that an engine may go through them as often as it likes.
     """
 
     def __init__(self, rows: Sequence[RowChange], at: int) -> None:
         super().__init__(rows)
         self._at = at
-        self._rounds = 0
+        self.are_made = False
 
     def __iter__(self) -> Iterator[RowChange]:
-        self._rounds += 1
         for number, row in enumerate(super().__iter__()):
-            if self._rounds > 1 and number == self._at:
+            if self.are_made and number == self._at:
                 raise InjectedError(f"change {number} fails")
             yield row
+
+
+def _perform(transaction: Transaction, job: Job, perform: Any = Transaction.perform) -> WriteResult:
+    rows = job.write.rows
+    if isinstance(rows, _Breaking):
+        rows.are_made = True
+    result: WriteResult = perform(transaction, job)
+    return result
 
 
 def contents(store: Store) -> tuple[Any, ...]:
@@ -59,7 +67,11 @@ def assert_one_transaction(
     ``prepare`` makes the store ready; what it returns goes to ``operate``. Every time that a
     change fails the store must be as before, and in the end there must have been one write.
     """
-    with Store(LmdbEngine(str(folder), durability="process", clock=clock)) as store:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        Store(LmdbEngine(str(folder), durability="process", clock=clock)) as store,
+    ):
+        patch.setattr(Transaction, "perform", _perform)
         given = prepare(store)
         engine: Any = store.engine
         whole: Callable[[Write], WriteResult] = engine.write

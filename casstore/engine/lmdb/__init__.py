@@ -10,5 +10,6 @@ inside?) and ``environment`` (LMDB itself and its errors); ``reader``, ``transac
 ``page_arithmetic`` (how much room); ``engine`` (the protocol) and ``sharing`` (one engine for
 all who open a store in this process). For damage: ``pages`` (the file without LMDB),
 ``examination`` (what is wrong?), ``reindexing`` (the index made anew) and ``excavation`` (what
-still proves itself in a damaged file).
+still proves itself in a damaged file). Beside all that, ``disk_cache`` keeps objects that were
+read from a server in stores of this engine.
 """

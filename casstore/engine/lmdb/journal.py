@@ -350,7 +350,8 @@ def append(
     """
     after = pending.copy()
     after.add(rows, named, unnamed)
-    if after.changes > SETTLE_CHANGES:
+    longest = max(map(len, filter(None, rows.values())), default=0)
+    if after.changes > SETTLE_CHANGES or longest > _LONG_ROW_BYTES:
         return _settled(env, txn, after)
     spelled: list[str | bytes | None] = []
     for place, value in rows.items():
@@ -358,10 +359,8 @@ def append(
         spelled.append(value)
     names = b"".join([name + own.to_bytes(_ID_BYTES, "big") for name, own in named.items()])
     entry = pack_checked([spelled, names, _join_names(unnamed) if unnamed else b""])
-    size = len(entry)
-    after.size_bytes += size
-    # A short entry has no long row, and need not be searched for one.
-    if after.size_bytes > SETTLE_BYTES or (size > _LONG_ROW_BYTES and _is_long(rows)):
+    after.size_bytes += len(entry)
+    if after.size_bytes > SETTLE_BYTES:
         return _settled(env, txn, after)
     # Transactions count up, but a store that was copied counts from the beginning.
     key = txn.id().to_bytes(8, "big")
@@ -384,10 +383,6 @@ def _settled(env: Environment, txn: lmdb.Transaction[bytes], pending: Pending) -
     """Lay everything in place; the state that this leaves."""
     _lay(env, txn, pending)
     return Pending()
-
-
-def _is_long(rows: Changes) -> bool:
-    return any(value is not None and len(value) > _LONG_ROW_BYTES for value in rows.values())
 
 
 def laid_rows(

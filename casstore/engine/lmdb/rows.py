@@ -50,8 +50,13 @@ def prove_row(table: str, key: bytes, stored: bytes | memoryview) -> ProvenRow:
     """A stored row, checked."""
     whole = bytes(stored)
     value = whole[:-CHECKSUM_BYTES]
+    try:
+        length = _KEY_LENGTHS[len(key)]
+    except IndexError as exc:
+        # LMDB believes what a page says of a key's length.
+        raise CorruptionError(f"a row of table {table} has a key of {len(key)} bytes") from exc
     # As ``row_hash`` does; spelled out because every look-up of a row comes through here.
-    hashed = plain_hash(b"".join((_TABLE_PREFIXES[table], _KEY_LENGTHS[len(key)], key, value)))
+    hashed = plain_hash(b"".join((_TABLE_PREFIXES[table], length, key, value)))
     if whole[-CHECKSUM_BYTES:] != hashed[:CHECKSUM_BYTES]:
         # Also if it is too short to have one.
         raise CorruptionError(f"row {key.hex()} of table {table} is damaged")

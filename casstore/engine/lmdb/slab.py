@@ -386,10 +386,10 @@ def _seal(
         dictionary,
         stored_at_ms,
     )
-    directory = [*digests, *columns]
+    directory = b"".join(digests + columns)
     key = slab_key(first_id + count - 1)
-    checksum = plain_hash(b"".join((key, header, *directory)), _CHECKSUM_BYTES)
-    return key, b"".join((header, checksum, *directory, payload))
+    checksum = plain_hash(key + header + directory)[:_CHECKSUM_BYTES]
+    return key, b"".join((header, checksum, directory, payload))
 
 
 def count_of(value: bytes | memoryview) -> int:
@@ -455,7 +455,8 @@ class Directory(NamedTuple):
 
     def gap_counts(self) -> Sequence[int]:
         """How many links were cut out of each object."""
-        if max(self.kinds) < KEEPS_LINKS:
+        if self.kinds.isascii():
+            # None has the high bit, as mostly.
             return self.child_counts
         return [
             0 if kind & KEEPS_LINKS else number

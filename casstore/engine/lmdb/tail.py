@@ -41,22 +41,29 @@ class Tail:
     it is compared with what is stored.
     """
 
-    __slots__ = ("_body_bytes", "_compressor", "_follows", "_next_id", "_objects", "run")
+    __slots__ = ("_body_bytes", "_compressor", "_follows", "_joins", "_next_id", "_objects", "run")
 
     def __init__(self, compressor: Compressor) -> None:
         self._compressor = compressor
         #: Small slabs of consecutive ids.
         self.run: list[Fresh] = []
         self._body_bytes = self._objects = self._next_id = 0
-        # Did the last small slab follow the one before it? Then the next one will as well.
-        self._follows = False
+        # Did the last small slab follow the one before it, and was a run joined before? Then the
+        # next one will be joined, too: this process is one that goes on writing.
+        self._follows = self._joins = False
 
     def will_join(self, size_bytes: int, objects: int) -> bool:
         """Will a slab of this size be joined soon, and need not be compressed before?
 
-        Where others write in between, runs do not grow, and every slab is compressed at once.
+        Where others write in between, runs do not grow, and who writes little ends before there
+        is enough to join: then every slab is compressed at once.
         """
-        return self._follows and size_bytes <= SMALL_BODY_BYTES and objects < _MANY_OBJECTS
+        return (
+            self._follows
+            and self._joins
+            and size_bytes <= SMALL_BODY_BYTES
+            and objects < _MANY_OBJECTS
+        )
 
     def store(
         self, env: Environment, txn: lmdb.Transaction[bytes], new: Sequence[Fresh], *, busy: bool
@@ -99,6 +106,7 @@ class Tail:
             txn.delete(slab.key, db=env.slabs)
         # Not always at the end: others may have stored something since.
         txn.put(key, value, db=env.slabs)
+        self._joins = True
 
     def _compress(self, raw: bytes) -> tuple[int, int, bytes]:
         """As the compressor does, and proven: what was acknowledged is written anew here."""

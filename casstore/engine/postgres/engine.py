@@ -100,7 +100,8 @@ class PostgresEngine(Examining):
     def _spell(self) -> None:
         types = request.PARAMETER_TYPES
         places = ", ".join([f"${place}" for place in range(1, len(types) + 1)])
-        self._write = Call(
+        #: How a write is handed over; its parameters are spelled by ``request``.
+        self.write_call = Call(
             b"write",
             self.statement(f"SELECT * FROM {{s}}.write({places})"),
             types,
@@ -231,7 +232,7 @@ class PostgresEngine(Examining):
                 parameters = made.spelled(
                     connection.client, connection.number, given_ms, lasting=self._lasting
                 )
-            return connection.call(self._write, parameters)
+            return connection.call(self.write_call, parameters)
 
         answer = request.read_answer(self.connections.run(ask))
         self._heard = (answer.now_ms, monotonic())
