@@ -242,7 +242,7 @@ def test_without_a_number_the_lost_write_would_fail_though_it_happened(
 ) -> None:
     engine = PostgresEngine(parse(through(proxy, postgres_server, schema)))
     replace_function(
-        engine, tables.WRITE_SQL, ("IF known.number >= the_number THEN", "IF false THEN")
+        engine, tables.WRITE_SQL, ("IF last_number >= the_number THEN", "IF false THEN")
     )
     put_row(engine, *HERE, b"0")
     proxy.lose_next_answer()

@@ -103,7 +103,16 @@ CREATE FUNCTION {s}.write(
 ) LANGUAGE plpgsql VOLATILE {planned} SET plan_cache_mode = force_generic_plan AS $body$
 #variable_conflict use_variable
 DECLARE
-    known record;
+    -- What was found out; as arrays of our own, each item of them is reached at once.
+    last_number bigint;
+    last_ms bigint;
+    last_new integer;
+    suspects integer[];
+    suspect_values bytea[];
+    name_places integer[];
+    name_ids bigint[];
+    is_stale boolean;
+    is_watched boolean;
     number bigint;
     ids bigint[];
     fresh bigint[];
@@ -144,8 +153,9 @@ BEGIN
         touch_before_ms := now_ms - {touch};
     END IF;
     SELECT s.epoch, c.number, c.now_ms, c.new_objects, f.places, f.found, n.at, n.ids, n.stale,
-            EXISTS (SELECT 1 FROM {s}.watchers w WHERE w.until_ms > write.now_ms) AS watched
-        INTO known
+            EXISTS (SELECT 1 FROM {s}.watchers w WHERE w.until_ms > write.now_ms)
+        INTO epoch, last_number, last_ms, last_new, suspects, suspect_values, name_places,
+            name_ids, is_stale, is_watched
         FROM {s}.state s LEFT JOIN {s}.clients c ON c.client = the_client
         CROSS JOIN LATERAL (
             -- Rows that are not what they should be, and those of which more is to be said.
@@ -163,15 +173,15 @@ BEGIN
                 FROM generate_series(1, named) AS g(at)
                 JOIN {s}.objects o ON o.digest = strings[g.at]
         ) n;
-    IF known.number >= the_number THEN
-        now_ms := known.now_ms;
-        new_objects := known.new_objects;
+    IF last_number >= the_number THEN
+        now_ms := last_ms;
+        new_objects := last_new;
+        epoch := NULL;
         RETURN;
     END IF;
-    epoch := known.epoch;
-    FOR step IN 1 .. coalesce(cardinality(known.places), 0) LOOP
-        at := known.places[step];
-        value := known.found[step];
+    FOR step IN 1 .. coalesce(cardinality(suspects), 0) LOOP
+        at := suspects[step];
+        value := suspect_values[step];
         expected := strings[op_keys + asked + at];
         -- A time is compared as eight bytes; where there are fewer it has always come.
         due := substr(value, 1 + numbers[4 * at]::integer, 8);
@@ -193,7 +203,7 @@ BEGIN
     END IF;
 
     -- {{touch
-    IF known.stale AND failed IS NULL THEN
+    IF is_stale AND failed IS NULL THEN
         -- Everything relied upon carries the epoch from here on, and no collection of this
         -- epoch takes it; the next begins when we are through. Once an epoch for each object.
         -- What was found before may have gone meanwhile, so it is looked for again.
@@ -208,14 +218,14 @@ BEGIN
                     ORDER BY t.digest FOR NO KEY UPDATE
             ) found
             WHERE o.id = found.id;
-        SELECT array_agg(g.at) AS at, array_agg(o.id) AS ids, known.watched INTO known
+        SELECT array_agg(g.at), array_agg(o.id) INTO name_places, name_ids
             FROM generate_series(1, named) AS g(at)
             JOIN {s}.objects o ON o.digest = strings[g.at];
     END IF;
     -- touch}}
     ids := array_fill(0::bigint, ARRAY[named]);
-    FOR step IN 1 .. coalesce(cardinality(known.at), 0) LOOP
-        ids[known.at[step]] := known.ids[step];
+    FOR step IN 1 .. coalesce(cardinality(name_places), 0) LOOP
+        ids[name_places[step]] := name_ids[step];
     END LOOP;
     IF wanted > 0 THEN
         FOR at IN 1 .. wanted LOOP
@@ -303,7 +313,7 @@ BEGIN
         ) found WHERE o.id = found.id;
     END IF;
     counted := nextval('{s}.writes');
-    watched := known.watched;
+    watched := is_watched;
 END
 $body$;
 """
