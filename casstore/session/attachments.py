@@ -29,7 +29,6 @@ from casstore.engine.protocol import (
 from casstore.errors import (
     AttachmentNotFoundError,
     AttachmentStateError,
-    BusyError,
     ConditionFailedError,
     CorruptionError,
     InvalidInputError,
@@ -39,6 +38,7 @@ from casstore.format.digest import Digest, Kind
 from casstore.objects.pieces import PieceWriter
 from casstore.session import keys
 from casstore.session.arguments import check_count, list_of
+from casstore.session.attempts import attempts
 from casstore.session.data import Attachment
 from casstore.session.scanning import scan
 from casstore.session.state import Runtime
@@ -50,7 +50,6 @@ _STATES: Final = (INTENT, COMMITTED, CONDEMNED)
 _INTENT_AT: Final = 1
 _COMMITTED_AT: Final = 9
 _DETAILS: Final = 17
-_MAX_ATTEMPTS: Final = 64
 
 
 def attachment_key(key: bytes, attachment: str) -> RowKey:
@@ -81,7 +80,7 @@ class Attachments:
         """
         details = _details(attachment_id, uri, digest, owner)
         place = attachment_key(self._key, attachment_id)
-        for _ in range(_MAX_ATTEMPTS):
+        for _ in attempts(f"attachments of session {self._session!r}"):
             row = self._runtime.rows(self._session, [place])[1]
             if row is not None:
                 known = decode(self._session, row)
@@ -94,7 +93,7 @@ class Attachments:
             if done is not None:
                 # Not read back: somebody may have committed or forgotten it already.
                 return decode(self._session, stamped(put, done.now_ms))
-        raise self._moving()
+        raise AssertionError("attempts raises at its end")
 
     def put(self, content: bytes, *, owner: str | None = None) -> Attachment:
         """Store bytes as a blob of this store, the intent first; the id is their digest."""
@@ -112,7 +111,7 @@ class Attachments:
         """Mark attachments as committed outside a commit of the session; the first time counts."""
         wanted = list_of(attachment_ids, "attachment ids")
         places = [attachment_key(self._key, name) for name in wanted]
-        for _ in range(_MAX_ATTEMPTS):
+        for _ in attempts(f"attachments of session {self._session!r}"):
             rows = self._runtime.rows(self._session, places)[1:]
             conditions, changes = commit_rows(self._session, wanted, places, rows)
             try:
@@ -130,7 +129,7 @@ class Attachments:
                     if row is not None
                 ]
             )
-        raise self._moving()
+        raise AssertionError("attempts raises at its end")
 
     def find(self, attachment_id: str) -> Attachment | None:
         """One attachment; None if no intent was recorded."""
@@ -157,7 +156,7 @@ class Attachments:
     def condemn(self, attachment_id: str) -> Attachment:
         """Make sure that no commit refers to it from now on, so that its bytes may go."""
         place = attachment_key(self._key, attachment_id)
-        for _ in range(_MAX_ATTEMPTS):
+        for _ in attempts(f"attachments of session {self._session!r}"):
             row = self._runtime.rows(self._session, [place])[1]
             if row is None:
                 raise AttachmentNotFoundError(self._session, attachment_id)
@@ -167,12 +166,12 @@ class Attachments:
             condemned = bytes((_STATES.index(CONDEMNED),)) + row[1:]
             if self._write([RowIs(*place, row)], PutRow(*place, condemned), None) is not None:
                 return known._replace(state=CONDEMNED)
-        raise self._moving()
+        raise AssertionError("attempts raises at its end")
 
     def forget(self, attachment_id: str) -> bool:
         """Remove an intent or a condemned attachment; False if there is none."""
         place = attachment_key(self._key, attachment_id)
-        for _ in range(_MAX_ATTEMPTS):
+        for _ in attempts(f"attachments of session {self._session!r}"):
             row = self._runtime.rows(self._session, [place])[1]
             if row is None:
                 return False
@@ -185,7 +184,7 @@ class Attachments:
             except ConditionFailedError:
                 continue
             return True
-        raise self._moving()
+        raise AssertionError("attempts raises at its end")
 
     def _write(
         self, conditions: Sequence[Condition], put: PutRow, digest: bytes | None
@@ -203,9 +202,6 @@ class Attachments:
         self._runtime.rows(self._session)
         rows = scan(self._runtime.engine, "attachments", self._key, keys.past(self._key))
         return [row.value for row in rows]
-
-    def _moving(self) -> BusyError:
-        return BusyError(f"attachments of session {self._session!r} kept changing")
 
 
 def commit_rows(

@@ -24,7 +24,6 @@ from casstore.engine.protocol import (
     Write,
 )
 from casstore.errors import (
-    BusyError,
     ConditionFailedError,
     CorruptionError,
     InvalidInputError,
@@ -33,6 +32,7 @@ from casstore.errors import (
 from casstore.format import canonical
 from casstore.session import attachments, expiry, keys, marks, subjects
 from casstore.session.arguments import check_count, check_text
+from casstore.session.attempts import attempts
 from casstore.session.data import SessionInfo, SessionMeta
 from casstore.session.heads import HeadRow, decode_head, head_key
 from casstore.session.loading import head_of
@@ -41,7 +41,6 @@ from casstore.session.scanning import scan
 from casstore.session.state import Runtime, State, meta_key, tombstone_key
 
 _CREATED_BYTES: Final = 8
-_MAX_ATTEMPTS: Final = 64
 # How many rows of a deleted session go in one transaction.
 _DELETE_BATCH: Final = 4096
 # Where a session has rows of its own beside the head, the meta row and the tombstone.
@@ -68,7 +67,7 @@ def create(
     expires = [] if ttl_ms is None else [expiry.put(key, ttl_ms)]
     asked = SessionMeta(session, session if name is None else name, 0, **given)
     _encode(asked)
-    for _ in range(_MAX_ATTEMPTS):
+    for _ in attempts(f"session {session!r}"):
         head, row, known_about = runtime.rows(session, [meta_key(key), keys.subjects(key)])
         if row is not None:
             if wanted_subjects:
@@ -97,7 +96,7 @@ def create(
         except ConditionFailedError:
             continue
         return wanted if head is not None else wanted._replace(created_at_ms=done.now_ms)
-    raise BusyError(f"session {session!r} kept changing while it was being created")
+    raise AssertionError("attempts raises at its end")
 
 
 def update(runtime: Runtime, session: str, changes: dict[str, Any]) -> SessionMeta:
@@ -106,7 +105,7 @@ def update(runtime: Runtime, session: str, changes: dict[str, Any]) -> SessionMe
     if strange:
         raise InvalidInputError(f"a session has no {strange[0]!r}; it has {', '.join(_FIELDS)}")
     key = keys.session_key(session)
-    for _ in range(_MAX_ATTEMPTS):
+    for _ in attempts(f"session {session!r}"):
         row = runtime.rows(session, [meta_key(key)])[1]
         known = decode_meta(key, row) if row is not None else _derived(runtime, session)
         wanted = known._replace(**changes)
@@ -120,7 +119,7 @@ def update(runtime: Runtime, session: str, changes: dict[str, Any]) -> SessionMe
         except ConditionFailedError:
             continue
         return wanted
-    raise BusyError(f"session {session!r} kept changing while its meta was being written")
+    raise AssertionError("attempts raises at its end")
 
 
 def find_meta(runtime: Runtime, session: str) -> SessionMeta:
@@ -289,7 +288,7 @@ def delete(runtime: Runtime, session: str) -> bool:
     """
     key = keys.session_key(session)
     there = False
-    for _ in range(_MAX_ATTEMPTS):
+    for _ in attempts(f"session {session!r}"):
         wanted = [tombstone_key(key), head_key(key), meta_key(key)]
         deleted, head, meta = runtime.engine.get_rows(wanted)
         there = deleted is None and (head is not None or meta is not None)
@@ -301,8 +300,6 @@ def delete(runtime: Runtime, session: str) -> bool:
         except ConditionFailedError:
             continue
         break
-    else:
-        raise BusyError(f"session {session!r} kept moving while it was being deleted")
     if there or deleted is not None:
         clear(runtime, session, key)
     return there

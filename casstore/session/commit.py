@@ -22,7 +22,6 @@ from casstore.engine.protocol import (
     Write,
 )
 from casstore.errors import (
-    BusyError,
     ConditionFailedError,
     ConflictError,
     CorruptionError,
@@ -50,6 +49,7 @@ from casstore.session import (
     lineage,
     queue,
 )
+from casstore.session.attempts import attempts
 from casstore.session.data import LAST, Commit, CommitResult, Entry, Given, Lease
 from casstore.session.graph import Grown, SpelledNode
 from casstore.session.heads import HeadRow, head_key
@@ -61,7 +61,6 @@ from casstore.session.receipts import (
 )
 from casstore.session.state import Runtime, State, tombstone_key
 
-_MAX_ATTEMPTS: Final = 256
 # With more lineages to look into, reading is cheaper than a condition for each.
 _MANY_LINEAGES: Final = 4
 _LISTS: Final = frozenset((list, tuple))
@@ -97,7 +96,7 @@ def commit(runtime: Runtime, session: str, change: Commit) -> CommitResult:
     result = _try_at_once(runtime, session, key, change, spelled, receipt)
     if result is not None:
         return result
-    for _ in range(_MAX_ATTEMPTS):
+    for _ in attempts(f"session {session!r}"):
         # What an attempt before has added is of no use: it may depend on what has moved.
         spelled = _spell(session, change)
         rows = _read(runtime, session, key, change, receipt)
@@ -109,7 +108,7 @@ def commit(runtime: Runtime, session: str, change: Commit) -> CommitResult:
         except ConditionFailedError as exc:
             if attempt.is_of_others(exc):
                 raise
-    raise BusyError(f"session {session!r} kept moving while a commit to it was being made")
+    raise AssertionError("attempts raises at its end")
 
 
 def _try_at_once(
@@ -434,7 +433,7 @@ def rewind(
     change = Commit(lease=lease, expected=expected, label=label)
     _check(change)
     _bind(session, change)
-    for _ in range(_MAX_ATTEMPTS):
+    for _ in attempts(f"session {session!r}"):
         rows = _read(runtime, session, key, change)
         condition = leases.require(session, key, rows.lease, lease, runtime.engine.now_ms())
         state = runtime.get(session)
@@ -467,7 +466,7 @@ def rewind(
         return CommitResult(
             head.revision, Digest(head.manifest), target.manifest.leaf_id, (), False
         )
-    raise BusyError(f"session {session!r} kept moving while it was being rewound")
+    raise AssertionError("attempts raises at its end")
 
 
 # --- receipts -----------------------------------------------------------------------------

@@ -8,11 +8,9 @@ its rows away, never what the fork reaches.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from casstore.engine.protocol import Condition, RowChange, RowIs, RowKey, Write
 from casstore.errors import (
-    BusyError,
     ConditionFailedError,
     NodeNotFoundError,
     SessionDeletedError,
@@ -23,13 +21,12 @@ from casstore.format.manifest import NOTHING, Manifest
 from casstore.objects import graph as objects
 from casstore.objects.pieces import PieceWriter
 from casstore.session import heads, keys, lineage, marks, subjects
+from casstore.session.attempts import attempts
 from casstore.session.data import Head, Origin
 from casstore.session.heads import Base, HeadRow, head_key, put_head
 from casstore.session.loading import At, head_of
 from casstore.session.picking import find_first_user
 from casstore.session.state import Runtime, State, meta_key, tombstone_key
-
-_MAX_ATTEMPTS: Final = 64
 
 
 def fork(
@@ -46,7 +43,7 @@ def fork(
     """
     key, target_key = keys.session_key(source), keys.session_key(target)
     told = None if about is None else subjects.checked(about)
-    for _ in range(_MAX_ATTEMPTS):
+    for _ in attempts(f"session {source!r}"):
         about_row = runtime.rows(source, [keys.subjects(key)])[1]
         current = runtime.get(source)
         state = current if at is None else runtime.at(source, at)
@@ -93,7 +90,7 @@ def fork(
             continue
         head = head._replace(created_at_ms=done.now_ms, committed_at_ms=done.now_ms)
         return head_of(target, State(heads.encode_head(head), head, manifest))
-    raise BusyError(f"session {source!r} kept moving while it was being forked")
+    raise AssertionError("attempts raises at its end")
 
 
 def _where(key: bytes, current: State, state: State) -> RowKey:

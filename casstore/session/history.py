@@ -13,11 +13,11 @@ from typing import Final
 
 from casstore.engine.protocol import DeleteRow, RowIs, RowKey, Write
 from casstore.errors import (
-    BusyError,
     ConditionFailedError,
 )
 from casstore.session import keys, marks
 from casstore.session.arguments import check_count
+from casstore.session.attempts import attempts
 from casstore.session.commit import put_label
 from casstore.session.data import Entry
 from casstore.session.heads import decode_head, head_key, public_entry
@@ -26,7 +26,6 @@ from casstore.session.scanning import scan
 from casstore.session.state import Runtime, tombstone_key
 
 _PAGE: Final = 256
-_MAX_ATTEMPTS: Final = 64
 _MAX_REVISION: Final = (1 << 63) - 1
 
 
@@ -91,7 +90,7 @@ def entry(runtime: Runtime, session: str, at: At) -> Entry:
 def put(runtime: Runtime, session: str, name: str, at: At) -> Entry:
     """Let a label name a revision; it names no other from then on."""
     key = keys.session_key(session)
-    for _ in range(_MAX_ATTEMPTS):
+    for _ in attempts(f"session {session!r}"):
         state = runtime.at(session, at)
         revision = state.head.revision
         row = keys.history(key, revision)
@@ -110,7 +109,7 @@ def put(runtime: Runtime, session: str, name: str, at: At) -> Entry:
         except ConditionFailedError:
             continue  # the head moved, and what it was is in history now
         return entry(runtime, session, revision)
-    raise BusyError(f"session {session!r} kept moving while it was being labelled")
+    raise AssertionError("attempts raises at its end")
 
 
 def remove(runtime: Runtime, session: str, name: str) -> bool:

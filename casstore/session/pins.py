@@ -20,7 +20,6 @@ from casstore.engine.protocol import (
     Write,
 )
 from casstore.errors import (
-    BusyError,
     ConditionFailedError,
     CorruptionError,
     InvalidInputError,
@@ -30,6 +29,7 @@ from casstore.format.canonical import pack_checked, unpack_checked
 from casstore.format.digest import Digest
 from casstore.session import keys, marks
 from casstore.session.arguments import check_text
+from casstore.session.attempts import attempts
 from casstore.session.data import Pin
 from casstore.session.scanning import scan
 from casstore.session.state import Runtime
@@ -38,7 +38,6 @@ EXPIRES_AT: Final = 0
 _CREATED_AT: Final = 8
 _DIGEST: Final = 16
 _DETAILS: Final = 48
-_MAX_ATTEMPTS: Final = 64
 
 
 def put(
@@ -62,7 +61,7 @@ def put(
     stamps = [Stamp(_CREATED_AT)]
     if ttl_ms is not None:
         stamps.append(Stamp(EXPIRES_AT, ttl_ms))
-    for _ in range(_MAX_ATTEMPTS):
+    for _ in attempts(f"the pin {name!r}"):
         row = runtime.engine.get_rows([place])[0]
         if row is not None and not move:
             known, known_is_tag = _decode(row)
@@ -81,13 +80,13 @@ def put(
             continue
         expires = None if ttl_ms is None else done.now_ms + ttl_ms
         return Pin(name, target, done.now_ms, expires, note)
-    raise BusyError(f"the pin {name!r} kept changing")
+    raise AssertionError("attempts raises at its end")
 
 
 def remove(runtime: Runtime, name: str) -> bool:
     """Take a name away; False if there was none."""
     place = RowKey("pins", keys.part(name, "a name"))
-    for _ in range(_MAX_ATTEMPTS):
+    for _ in attempts(f"the pin {name!r}"):
         row = runtime.engine.get_rows([place])[0]
         if row is None:
             return False
@@ -96,7 +95,7 @@ def remove(runtime: Runtime, name: str) -> bool:
         except ConditionFailedError:
             continue
         return True
-    raise BusyError(f"the pin {name!r} kept changing")
+    raise AssertionError("attempts raises at its end")
 
 
 def find(runtime: Runtime, name: str) -> Pin | None:

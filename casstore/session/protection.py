@@ -21,9 +21,10 @@ from casstore.engine.protocol import (
     Stamp,
     Write,
 )
-from casstore.errors import BusyError, ConditionFailedError, CorruptionError, InvalidInputError
+from casstore.errors import ConditionFailedError, CorruptionError, InvalidInputError
 from casstore.format.canonical import pack_checked, unpack_checked
 from casstore.session import keys, marks
+from casstore.session.attempts import attempts
 from casstore.session.data import Protection
 from casstore.session.heads import head_key
 from casstore.session.loading import At
@@ -34,14 +35,13 @@ from casstore.session.state import Runtime, tombstone_key
 UNTIL: Final = 0
 _CREATED_AT: Final = 8
 _DETAILS: Final = 16
-_MAX_ATTEMPTS: Final = 64
 
 
 def protect(
     runtime: Runtime, session: str, at: At, *, by: str, ttl_ms: int | None, note: str | None
 ) -> Protection:
     """Keep a revision for somebody; given again, for the time given now."""
-    for _ in range(_MAX_ATTEMPTS):
+    for _ in attempts(f"session {session!r}"):
         revision, write = plan(runtime, session, at, by=by, ttl_ms=ttl_ms, note=note)
         try:
             done = runtime.engine.write(write)
@@ -49,7 +49,7 @@ def protect(
             continue  # the head moved, and what it was is in history now
         until_ms = None if ttl_ms is None else done.now_ms + ttl_ms
         return Protection(session, revision, by, done.now_ms, until_ms, note)
-    raise BusyError(f"session {session!r} kept moving while it was being protected")
+    raise AssertionError("attempts raises at its end")
 
 
 def plan(

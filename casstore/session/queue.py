@@ -27,7 +27,6 @@ from casstore.engine.protocol import (
     Write,
 )
 from casstore.errors import (
-    BusyError,
     ClaimLostError,
     ConditionFailedError,
     CorruptionError,
@@ -41,6 +40,7 @@ from casstore.objects import values
 from casstore.objects.pieces import PieceWriter
 from casstore.session import keys, leases
 from casstore.session.arguments import check_count, list_of
+from casstore.session.attempts import attempts
 from casstore.session.data import Batch, Claim, Lease
 from casstore.session.scanning import scan
 from casstore.session.state import Runtime
@@ -55,7 +55,6 @@ CHECKPOINT: Final = "checkpoint"
 _FIXED: Final = Struct(">QQQQ32s")
 _ENQUEUED_AT: Final = 24
 _MAX_TIME_MS: Final = (1 << 63) - 1
-_MAX_ATTEMPTS: Final = 64
 # How many batches behind the first a claim looks at for more to join.
 _LOOK_AHEAD: Final = 32
 
@@ -120,7 +119,7 @@ class Queue:
         name = batch_id if batch_id is not None else secrets.token_hex(16)
         writer = PieceWriter()
         digest = splitting.split(queued, writer.emit)
-        for _ in range(_MAX_ATTEMPTS):
+        for _ in attempts(f"the queue of session {self._session!r}"):
             known, counter = self._before_enqueuing(source_key, name)
             if known is not None:
                 return self._public([known])[0]
@@ -162,7 +161,7 @@ class Queue:
                 fence=0,
                 held_by=0,
             )
-        raise BusyError(f"the queue of session {self._session!r} kept moving")
+        raise AssertionError("attempts raises at its end")
 
     def _before_enqueuing(
         self, source_key: str | None, name: str
@@ -201,7 +200,7 @@ class Queue:
         if boundary not in (IDLE, CHECKPOINT):
             raise InvalidInputError(f"a boundary is {IDLE} or {CHECKPOINT}, not {boundary!r}")
         leases.bind(self._session, lease)
-        for _ in range(_MAX_ATTEMPTS):
+        for _ in attempts(f"the queue of session {self._session!r}"):
             row = self._runtime.rows(self._session, [leases.lease_key(self._key)])[1]
             now_ms = self._runtime.engine.now_ms()
             if not leases.is_live(row, lease, now_ms):
@@ -231,7 +230,7 @@ class Queue:
                 continue
             claim_id = f"{taken[0].seq}:{taken[0].fence}"
             return Claim(claim_id, self._session, lease.fencing, tuple(self._public(taken)))
-        raise BusyError(f"the queue of session {self._session!r} kept moving")
+        raise AssertionError("attempts raises at its end")
 
     def _next_group(self, generation: int, now_ms: int, boundary: str, limit: int) -> list[_Queued]:
         group: list[_Queued] = []
@@ -271,7 +270,7 @@ class Queue:
     def abandon(self, claim: Claim) -> int:
         """Give batches back; how many of them this claim still held."""
         self._bind(claim)
-        for _ in range(_MAX_ATTEMPTS):
+        for _ in attempts(f"the queue of session {self._session!r}"):
             self._runtime.rows(self._session)
             found = [(batch, self._find(batch.seq)) for batch in claim.batches]
             held = [one for batch, one in found if one is not None and _holds(claim, batch, one)]
@@ -287,12 +286,12 @@ class Queue:
             except ConditionFailedError:
                 continue
             return len(held)
-        raise BusyError(f"the queue of session {self._session!r} kept moving")
+        raise AssertionError("attempts raises at its end")
 
     def cancel(self, batch_id: str) -> Batch | None:
         """Remove a batch that nobody holds, and return it; None if it is held or not there."""
         name = keys.queue_id(self._key, batch_id)
-        for _ in range(_MAX_ATTEMPTS):
+        for _ in attempts(f"the queue of session {self._session!r}"):
             _, lease_row, at = self._runtime.rows(
                 self._session, [leases.lease_key(self._key), name]
             )
@@ -315,7 +314,7 @@ class Queue:
             except ConditionFailedError:
                 continue
             return public
-        raise BusyError(f"the queue of session {self._session!r} kept moving")
+        raise AssertionError("attempts raises at its end")
 
     # --- looking ------------------------------------------------------------------------
 

@@ -26,7 +26,6 @@ from casstore.engine.protocol import (
     Write,
 )
 from casstore.errors import (
-    BusyError,
     ConditionFailedError,
     CorruptionError,
     ObjectNotFoundError,
@@ -39,6 +38,7 @@ from casstore.format.splitting import Spelled
 from casstore.objects import graph as objects
 from casstore.objects.pieces import PieceReader, PieceWriter
 from casstore.session import keys
+from casstore.session.attempts import attempts
 from casstore.session.commit import receipt_key
 from casstore.session.heads import HeadRow, decode_head, encode_head, head_key
 from casstore.session.mirroring import NONE, Line, Mirrors
@@ -47,7 +47,6 @@ from casstore.session.scanning import scan
 from casstore.session.state import HiddenNodes, Runtime, State
 from casstore.session.tombstones import heal_leaf
 
-_MAX_ATTEMPTS: Final = 64
 _READ_BATCH: Final = 256
 _WRITE_BYTES: Final = 4 << 20
 
@@ -97,7 +96,7 @@ def rewrite_hidden(
     key = keys.session_key(session)
     work: _Work | None = None
     moved = False
-    for _ in range(_MAX_ATTEMPTS):
+    for _ in attempts(f"session {session!r}"):
         state = runtime.find(session)
         if state is None or state.head.hidden is None:
             return _NOTHING
@@ -116,7 +115,7 @@ def rewrite_hidden(
             if moved and runtime.rows(session)[0] == state.row:
                 raise
             moved, work = True, None
-    raise BusyError(f"session {session!r} kept moving while it was being vacuumed; try again")
+    raise AssertionError("attempts raises at its end")
 
 
 class _Work:

@@ -14,7 +14,6 @@ from typing import Final
 
 from casstore.engine.protocol import DeleteRow, PutRow, RowChange, RowIs, Write
 from casstore.errors import (
-    BusyError,
     ConditionFailedError,
     CorruptionError,
     InvalidInputError,
@@ -23,12 +22,12 @@ from casstore.errors import (
 from casstore.format.canonical import pack_checked, unpack_checked
 from casstore.session import keys
 from casstore.session.arguments import list_of
+from casstore.session.attempts import attempts
 from casstore.session.scanning import scan
 from casstore.session.state import Runtime, meta_key, tombstone_key
 
 #: How many subjects a session may have.
 MAX_SUBJECTS: Final = 1024
-_MAX_ATTEMPTS: Final = 64
 
 
 def checked(subjects: Iterable[str]) -> tuple[str, ...]:
@@ -91,7 +90,7 @@ def change(
     """Let a session be about more, or fewer; whom it is about then."""
     key = keys.session_key(session)
     added, removed = checked(add), checked(remove)
-    for _ in range(_MAX_ATTEMPTS):
+    for _ in attempts(f"the subjects of session {session!r}"):
         row = _row(runtime, session, key)
         before = decode(row)
         after = checked([about for about in (*before, *added) if about not in removed])
@@ -105,7 +104,7 @@ def change(
         except ConditionFailedError:
             continue
         return after
-    raise BusyError(f"the subjects of session {session!r} kept changing")
+    raise AssertionError("attempts raises at its end")
 
 
 def sessions_of(runtime: Runtime, about: str) -> Iterator[str]:

@@ -29,7 +29,7 @@ from casstore.maintenance import gc, keepers, vacuum
 from casstore.maintenance.keepers import Keeper
 from casstore.maintenance.progress import Step
 from casstore.maintenance.vacuum import Outcome
-from casstore.session import keys, rewriting
+from casstore.session import attempts, keys
 from casstore.session.commit import receipt_key
 from casstore.session.data import UNFENCED, Checkpoint, Commit, NodeDraft
 from casstore.session.session import Session
@@ -627,7 +627,7 @@ def test_a_session_that_is_deleted_meanwhile_stays_deleted(
 def test_a_session_that_never_rests_is_reported_and_the_others_go_on(
     store: Store, session: Session, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rewriting, "_MAX_ATTEMPTS", 8)
+    monkeypatch.setattr(attempts, "_MAX_ATTEMPTS", 8)
     other = store.session("beta")
     for each in (session, other):
         step(each, "a", "b")

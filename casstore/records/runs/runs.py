@@ -16,7 +16,6 @@ from casstore.errors import (
     SessionNotFoundError,
 )
 from casstore.format.limits import DEFAULT_MAX_BYTES
-from casstore.records.attempts import until_written
 from casstore.records.runs import applying, steps, threads
 from casstore.records.runs.data import (
     APPROVAL_DECISION,
@@ -35,6 +34,7 @@ from casstore.records.runs.data import (
 )
 from casstore.records.runs.reading import Reading
 from casstore.records.runs.working import ground_of
+from casstore.session.attempts import until_written
 from casstore.session.data import Commit, CommitResult
 from casstore.session.session import Session
 from casstore.store import Store

@@ -7,7 +7,6 @@ from itertools import islice
 from typing import NamedTuple
 
 from casstore.errors import ConditionFailedError
-from casstore.records.attempts import attempts
 from casstore.records.rows import Draft, Record, Table, find_records
 from casstore.records.scoped.changes import REMOVED_AT_ONCE, changed, forget, known, put_head
 from casstore.records.scoped.layout import (
@@ -22,6 +21,7 @@ from casstore.records.scoped.layout import (
     number_text,
 )
 from casstore.session.arguments import check_count
+from casstore.session.attempts import attempts
 
 _Key = tuple[str, ...]
 

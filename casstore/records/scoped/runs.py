@@ -18,13 +18,13 @@ from casstore.errors import (
     InvalidInputError,
     RunFrozenError,
 )
-from casstore.records.attempts import attempts
 from casstore.records.rows import Draft, Record, Table
 from casstore.records.scoped import policy as policies
 from casstore.records.scoped.layout import Tables
 from casstore.records.scoped.policy import Policy, Reason
 from casstore.records.scoped.scope_keys import Context, checked, scope_keys
 from casstore.session.arguments import list_of
+from casstore.session.attempts import attempts
 from casstore.session.keys import id_bytes
 
 #: What a run must be capable of to reach state.

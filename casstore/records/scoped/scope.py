@@ -21,7 +21,6 @@ from casstore.errors import (
     StateConflictError,
 )
 from casstore.format.canonical import Link
-from casstore.records.attempts import attempts
 from casstore.records.json_values import restored
 from casstore.records.rows import Draft, Record, Table, find_records
 from casstore.records.scoped import policy as policies
@@ -45,6 +44,7 @@ from casstore.records.scoped.layout import (
 from casstore.records.scoped.policy import Quota, Reason
 from casstore.records.scoped.scope_keys import Context, real_key
 from casstore.session.arguments import check_count, check_text
+from casstore.session.attempts import attempts
 from casstore.store import Store
 
 #: How many keys one page lists at the most.

@@ -12,7 +12,6 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from casstore.errors import CorruptionError, LimitError
-from casstore.records.attempts import attempts
 from casstore.records.rows import Table, find_records
 from casstore.records.scoped.layout import (
     LATEST,
@@ -27,6 +26,7 @@ from casstore.records.scoped.layout import (
     number_text,
 )
 from casstore.records.scoped.scope import Entry, Guard, entries
+from casstore.session.attempts import attempts
 
 #: What a snapshot puts into memory unless the caller allows more.
 MAX_SNAPSHOT_BYTES: Final = 64 << 20

@@ -167,6 +167,7 @@ class FoundSlabs:
         return value
 
     def directory(self, found: FoundSlab) -> Directory:
+        """What a slab says of its objects; CorruptionError if it cannot be read any more."""
         decoded = self._decoded.get(found)
         if decoded is not None:
             return decoded.directory

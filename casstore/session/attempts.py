@@ -41,4 +41,4 @@ def until_written(what: str, attempt: Callable[[], Result]) -> Result:
             return attempt()
         except ConditionFailedError:
             continue
-    raise AssertionError("attempts end by raising")
+    raise AssertionError("attempts raises at its end")

@@ -8,7 +8,7 @@ import pytest
 
 from casstore.engine.protocol import RowIs
 from casstore.errors import BusyError, ConditionFailedError, InvalidInputError
-from casstore.records import attempts
+from casstore.session import attempts
 
 FAILED = ConditionFailedError(0, RowIs("records", b"k", None), b"x")
 
