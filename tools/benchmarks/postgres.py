@@ -102,7 +102,7 @@ def commits(quick: bool) -> list[Goal]:
             detail=f"{pair.ours_s * 1e3:.2f} ms, by hand {pair.theirs_s * 1e3:.2f} ms",
         )  # fmt: skip
         bare.close()
-        return [goal, _many_clients(server, 60 if quick else 150, 1 if quick else 3)]
+        return [goal, _many_clients(server, 60 if quick else 300, 1 if quick else 3)]
 
 
 def _middle(work: Callable[[Any], object], items: list[Any]) -> float:
