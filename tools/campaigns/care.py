@@ -23,5 +23,7 @@ def run(
         seed=seed,
         kills_per_store=kills_per_store,
         keepers=tuple(session_kill.KEEPERS),
+        # Who collects, packs and rewrites is looked at whole each time.
+        verify_every=1,
         progress=progress,
     )

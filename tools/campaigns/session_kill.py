@@ -86,6 +86,7 @@ class _Group:
         self.journals.mkdir()
         self.examinations = 0
         self.keepers: Sequence[str] = ()
+        self.verify_every = _VERIFY_EVERY
         self._seed = seed
         self._lives: Counter[str] = Counter()
         self._running: dict[str, subprocess.Popen[bytes]] = {}
@@ -155,6 +156,7 @@ def run(
     seed: int,
     kills_per_store: int = 14,
     keepers: Sequence[str] = (),
+    verify_every: int = _VERIFY_EVERY,
     progress: Progress = silent,
 ) -> Report:
     """Kill ``count`` times; now and then begin a new store, of another durability and engine."""
@@ -170,7 +172,7 @@ def run(
             engine = specimen.ENGINES[generation % len(specimen.ENGINES)]
             place = scratch / f"store-{generation}"
             group = _Group(place, durability, engine, f"{seed} {generation}")
-            group.keepers = keepers
+            group.keepers, group.verify_every = keepers, verify_every
             done += _use_up(tally, examiner, group, rng, done, min(kills_per_store, count - done))
             generation += 1
     return tally.report()
@@ -233,7 +235,7 @@ def _examine(
     tally: Tally, examiner: Verifier, group: _Group, trial: str, *, last: bool
 ) -> dict[str, int] | None:
     group.examinations += 1
-    verify = last or group.examinations % _VERIFY_EVERY == 0
+    verify = last or group.examinations % group.verify_every == 0
     mode = session_examiner.VERIFY if verify else session_examiner.PLAIN
     answer = examiner.ask(group.store, [str(group.journals), group.durability, mode])
     if answer.startswith("ok"):
