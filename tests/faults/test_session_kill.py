@@ -38,7 +38,9 @@ def test_agents_and_those_who_care_for_the_store_are_killed_and_nothing_is_lost(
     assert report.findings == ()
     assert report.kept()
     assert report.total("keepers killed") >= 6
-    assert report.total("sound (verify)") == 3
+    # Each time that all were killed, the store was checked whole.
+    assert report.total("sound (verify)") >= 3
+    assert report.total("sound (plain)") == 0
 
 
 # --- the examiner can fail ----------------------------------------------------------------------
