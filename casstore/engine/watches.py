@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import select
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final
 
@@ -20,7 +21,7 @@ _LONGEST_S: Final = 1_000_000.0
 _MANY_BYTES: Final = 64 << 10
 
 
-class DescriptorWatch:
+class DescriptorWatch(ABC):
     """A watch on ``handle``, which it owns; ``check`` raises when the engine refuses calls.
 
     A subclass says how to make the descriptor readable, and how to let go of it.
@@ -79,8 +80,9 @@ class DescriptorWatch:
     def __del__(self) -> None:
         self.close()
 
+    @abstractmethod
     def _signal(self) -> None:
-        raise NotImplementedError
+        """Make the descriptor readable."""
 
     def _release(self) -> None:
         os.close(self._handle)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
 
 from casstore.engine.protocol import Row
 from casstore.format.digest import plain_hash
 from casstore.maintenance import findings as codes
-from casstore.maintenance.findings import Where
-from casstore.maintenance.record_facts import Facts, Wrong
+from casstore.maintenance.record_facts import Facts, Wrong, where_is
 from casstore.records.lifecycles.annotation import Note
 from casstore.records.lifecycles.checkpoints import SessionRow, info_of
 from casstore.records.lifecycles.references import AGENT, Ref
@@ -17,12 +15,6 @@ from casstore.records.lifecycles.tables import Tables, fields
 from casstore.records.lifecycles.user_rows import Person
 from casstore.records.rows import Record, Table
 from casstore.store import Store
-
-_ROWS_TABLE: Final = "records"
-
-
-def _where(table: Table, key: Sequence[str]) -> Where:
-    return Where(table=_ROWS_TABLE, key=table.keys.key(tuple(key)))
 
 
 class LifecyclesCheck:
@@ -65,7 +57,7 @@ class LifecyclesCheck:
                 return None
             return f"the agent's session {session!r} is not found by its user"
 
-        where = _where(tables.sessions, record.key)
+        where = where_is(tables.sessions, record.key)
         self._facts.ask(codes.RECORD_INDEX_WRONG, where, places, judge)
 
     def _checkpoint(self, record: Record) -> None:
@@ -89,7 +81,7 @@ class LifecyclesCheck:
                 return f"{title} has a number that the session has not given yet"
             return f"{title} is not found by its label" if label is None else None
 
-        where = _where(tables.checkpoints, record.key)
+        where = where_is(tables.checkpoints, record.key)
         self._facts.ask(codes.RECORD_INDEX_WRONG, where, places, judge)
 
     def _label(self, record: Record) -> None:
@@ -106,7 +98,7 @@ class LifecyclesCheck:
                     return None
             return f"label {label!r} of the agent's session {session!r} leads to no checkpoint"
 
-        where = _where(tables.labels, record.key)
+        where = where_is(tables.labels, record.key)
         self._facts.ask(codes.RECORD_INDEX_WRONG, where, places, judge)
 
     # --- users ------------------------------------------------------------------------------------
@@ -123,7 +115,7 @@ class LifecyclesCheck:
         count = sum(1 for _ in self._tables.users.scan(user))
         if count != told:
             says = f"user {user} counts {told} values, and has {count}"
-            yield Wrong(codes.RECORD_COUNT_WRONG, says, _where(self._tables.people, (user,)))
+            yield Wrong(codes.RECORD_COUNT_WRONG, says, where_is(self._tables.people, (user,)))
 
     def _user_value(self, record: Record) -> None:
         fields(record)
@@ -135,13 +127,13 @@ class LifecyclesCheck:
                 return None
             return f"value {name!r} is of user {user}, of whom nothing is known"
 
-        self._facts.ask(codes.RECORD_ORPHANED, _where(tables.users, record.key), places, judge)
+        self._facts.ask(codes.RECORD_ORPHANED, where_is(tables.users, record.key), places, judge)
 
     # --- notes ------------------------------------------------------------------------------------
 
     def _note(self, record: Record) -> None:
         note, tables, ref = Note.from_value(record.value), self._tables, Ref(*record.key)
-        place, where = tables.notes.place(*ref), _where(tables.notes, record.key)
+        place, where = tables.notes.place(*ref), where_is(tables.notes, record.key)
         table, key = tables.payload(ref)
         payload = table.place(*key)
 
@@ -198,7 +190,7 @@ class LifecyclesCheck:
                     return None
             return f"the index of subjects leads to {ref}, which does not say so"
 
-        where = _where(tables.subjects, record.key)
+        where = where_is(tables.subjects, record.key)
         self._facts.ask(codes.RECORD_INDEX_WRONG, where, places, judge)
 
     def _derived(self, record: Record) -> None:
@@ -217,5 +209,5 @@ class LifecyclesCheck:
                 return None
             return f"{ref} is listed as derived from {source}, and does not say so"
 
-        where = _where(tables.derived, record.key)
+        where = where_is(tables.derived, record.key)
         self._facts.ask(codes.RECORD_INDEX_WRONG, where, places, judge)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Final
 
 from casstore.engine.protocol import Row, RowKey
 from casstore.errors import CorruptionError, NotALogError
 from casstore.maintenance import findings as codes
 from casstore.maintenance.findings import Where
-from casstore.maintenance.record_facts import Facts, Wrong
+from casstore.maintenance.record_facts import Facts, Wrong, where_is
 from casstore.records.log import folding, tree
 from casstore.records.log.data import UsageTotals
 from casstore.records.log.ground import At, Ground, digits
@@ -19,12 +18,6 @@ from casstore.records.log.usage import decode as decode_usage
 from casstore.records.rows import Record, Table
 from casstore.session import keys
 from casstore.store import Store
-
-_ROWS: Final = "records"
-
-
-def _where(session: str, table: Table, *key: str) -> Where:
-    return Where(session, table=_ROWS, key=table.keys.key(key))
 
 
 class LogCheck:
@@ -60,7 +53,7 @@ class LogCheck:
                 return None
             return f"the log knows session {session!r}, which is not there"
 
-        where = _where(session, ground.sessions, session)
+        where = where_is(ground.sessions, [session], session)
         places = [own, head, RowKey("tombstones", key)]
         self._facts.ask(codes.RECORD_ORPHANED, where, places, judge_there)
         if row.parent is not None:
@@ -89,7 +82,7 @@ class LogCheck:
                 return f"{title}, and is not found there"
             return None
 
-        where = _where(session, ground.sessions, session)
+        where = where_is(ground.sessions, [session], session)
         self._facts.ask(codes.LOG_TREE_WRONG, where, places, judge)
 
     def _record(self, table: Table, key: tuple[str, ...], row: bytes) -> Record:
@@ -112,7 +105,7 @@ class LogCheck:
                     return None
             return f"session {parent!r} has {session!r} below it, which does not stand there"
 
-        where = _where(parent, ground.children, parent, place)
+        where = where_is(ground.children, [parent, place], parent)
         self._facts.ask(codes.LOG_TREE_WRONG, where, places, judge)
 
     # --- messages ---------------------------------------------------------------------------------
@@ -205,7 +198,7 @@ class LogCheck:
                 f"the usage of session {session!r} comes to {tuple(told)}, and its rounds alone "
                 f"to {tuple(summed)}"
             )
-            where = _where(session, self._ground.totals, session)
+            where = where_is(self._ground.totals, [session], session)
             yield Wrong(codes.RECORD_COUNT_WRONG, says, where)
 
     def _usage(self, record: Record) -> None:
@@ -218,7 +211,7 @@ class LogCheck:
                 return None
             return f"session {session!r} has used something, and its totals are lost"
 
-        where = _where(session, ground.usage, *record.key)
+        where = where_is(ground.usage, record.key, session)
         self._facts.ask(codes.RECORD_COUNT_WRONG, where, places, judge)
 
 

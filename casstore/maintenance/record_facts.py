@@ -14,6 +14,7 @@ from casstore.engine.protocol import RowKey
 from casstore.errors import CasstoreError
 from casstore.maintenance.findings import Findings, Where
 from casstore.maintenance.rows_check import RowsCheck
+from casstore.records.rows import Table
 
 _AT_ONCE: Final = 128
 # How often something is counted that changes meanwhile; then the next check may find it.
@@ -23,6 +24,11 @@ _LOOKS: Final = 3
 Judge = Callable[[Sequence[bytes | None]], str | None]
 # A row that makes no sense is told by whoever looks at that row; here it says nothing.
 _NO_SENSE: Final = (CasstoreError, ValueError, TypeError, KeyError, IndexError)
+
+
+def where_is(table: Table, key: Sequence[str], session: str | None = None) -> Where:
+    """The place of a record."""
+    return Where(session, table="records", key=table.keys.key(tuple(key)))
 
 
 class Wrong(NamedTuple):

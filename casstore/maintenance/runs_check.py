@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
 
 from casstore.engine.protocol import Row, RowKey
 from casstore.maintenance import findings as codes
 from casstore.maintenance.findings import Where
-from casstore.maintenance.record_facts import Facts, Wrong
+from casstore.maintenance.record_facts import Facts, Wrong, where_is
 from casstore.records.rows import Record, Table
 from casstore.records.runs import layout
 from casstore.records.runs.data import PENDING
@@ -18,12 +17,6 @@ from casstore.records.runs.working import protected_revision, protector
 from casstore.session import keys
 from casstore.session.heads import decode_head
 from casstore.store import Store
-
-_ROWS: Final = "records"
-
-
-def _where(table: Table, *key: str) -> Where:
-    return Where(table=_ROWS, key=table.keys.key(key))
 
 
 class RunsCheck:
@@ -87,7 +80,7 @@ class RunsCheck:
                     return f"{title}, but that number was not given yet"
                 return None
 
-            where = _where(table, *entry.key)
+            where = where_is(table, entry.key)
             self._facts.ask(codes.RECORD_INDEX_WRONG, where, places, judge)
 
         return judge_entry
@@ -109,7 +102,7 @@ class RunsCheck:
                     return None
             return f"approval {name!r} is listed as pending, and is not"
 
-        where = _where(tables.pending, *entry.key)
+        where = where_is(tables.pending, entry.key)
         self._facts.ask(codes.RECORD_INDEX_WRONG, where, places, judge)
 
     # --- threads --------------------------------------------------------------------------------
@@ -125,7 +118,7 @@ class RunsCheck:
                 return None
             return "there are threads, but not of which family and version they are"
 
-        where = _where(tables.threads, name)
+        where = where_is(tables.threads, [name])
         self._facts.ask(codes.RECORD_ORPHANED, where, [place, *stamp], judge)
         self._facts.count(
             place,
@@ -134,7 +127,7 @@ class RunsCheck:
 
     def _look(self, row: ThreadRow) -> Iterator[Wrong]:
         tables, thread = self._tables, row.thread
-        where = _where(tables.threads, thread.id)
+        where = where_is(tables.threads, [thread.id])
         title = f"thread {thread.id!r}"
         entry = tables.thread_order.find(number_text(row.order))
         if entry is None or layout.read_text(entry, "thread") != thread.id:
@@ -200,12 +193,12 @@ class RunsCheck:
                     return None
             return f"thread {thread!r} lists run {name!r}, which is not there, or is another's"
 
-        where = _where(tables.thread_runs, *entry.key)
+        where = where_is(tables.thread_runs, entry.key)
         self._facts.ask(codes.RECORD_INDEX_WRONG, where, places, judge)
 
     def _look_at_run(self, row: RunRow) -> Iterator[Wrong]:
         tables, run = self._tables, row.run
-        where = _where(tables.runs, run.id)
+        where = where_is(tables.runs, [run.id])
         count, last = 0, None
         for entry in tables.events.scan(row.key):
             count, last = count + 1, int(entry.key[1])
@@ -221,7 +214,7 @@ class RunsCheck:
             artifact = layout.read_artifact(entry, run)
             if tables.artifact_paths.find(row.key, artifact.path) is None:
                 says = f"artifact {artifact.path!r} of run {run.id!r} is not found by its path"
-                yield Wrong(codes.RECORD_INDEX_WRONG, says, _where(tables.artifacts, *entry.key))
+                yield Wrong(codes.RECORD_INDEX_WRONG, says, where_is(tables.artifacts, entry.key))
         if number != run.artifacts:
             says = f"run {run.id!r} has artifacts up to {number}, and counts {run.artifacts}"
             yield Wrong(codes.RECORD_COUNT_WRONG, says, where)
@@ -252,7 +245,7 @@ class RunsCheck:
             return None
 
         code = codes.RECORD_ORPHANED if thread is None else codes.RECORD_INDEX_WRONG
-        self._facts.ask(code, _where(tables.runs, run.id), places, judge)
+        self._facts.ask(code, where_is(tables.runs, [run.id]), places, judge)
         kept = protected_revision(run)
         if kept is not None:
             self._protected(own, record, kept.session, kept.revision)
@@ -301,7 +294,7 @@ class RunsCheck:
                 return f"{title} is pending, and is not listed so"
             return None
 
-        where = _where(tables.approvals, approval.id)
+        where = where_is(tables.approvals, [approval.id])
         self._facts.ask(codes.RECORD_INDEX_WRONG, where, places, judge)
 
     def _of_run(self, table: Table, thread_of: Callable[[Record], str]) -> Callable[[Record], None]:
@@ -321,7 +314,7 @@ class RunsCheck:
                         return None
                 return f"something is kept for run {name!r} of thread {thread!r}: there is none"
 
-            self._facts.ask(codes.RECORD_ORPHANED, _where(table, name), places, judge)
+            self._facts.ask(codes.RECORD_ORPHANED, where_is(table, [name]), places, judge)
 
         return judge_kept
 
@@ -340,7 +333,7 @@ class RunsCheck:
                     return None
             return f"path {path!r} leads to an artifact that is not there, or has another path"
 
-        where = _where(tables.artifact_paths, *entry.key)
+        where = where_is(tables.artifact_paths, entry.key)
         self._facts.ask(codes.RECORD_INDEX_WRONG, where, places, judge)
 
 

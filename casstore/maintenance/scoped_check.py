@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
 
 from casstore.engine.protocol import Row
 from casstore.maintenance import findings as codes
-from casstore.maintenance.findings import Where
-from casstore.maintenance.record_facts import Facts, Wrong
+from casstore.maintenance.record_facts import Facts, Wrong, where_is
 from casstore.records.rows import Record, Table
 from casstore.records.scoped.layout import (
     LATEST,
@@ -23,12 +21,6 @@ from casstore.records.scoped.layout import (
 )
 from casstore.records.scoped.runs import decode_run
 from casstore.store import Store
-
-_ROWS: Final = "records"
-
-
-def _where(table: Table, key: Sequence[str]) -> Where:
-    return Where(table=_ROWS, key=table.keys.key(tuple(key)))
 
 
 class ScopedCheck:
@@ -65,7 +57,7 @@ class ScopedCheck:
                 return None
             return f"scope {record.key[0]} is not found by its conversation"
 
-        where = _where(tables.scopes, record.key)
+        where = where_is(tables.scopes, record.key)
         self._facts.ask(codes.RECORD_INDEX_WRONG, where, places, judge)
 
     def _head(self, key: tuple[str, ...], row: bytes) -> Head:
@@ -84,7 +76,7 @@ class ScopedCheck:
                 soonest_ms = min(soonest_ms or stored.expires_ms, stored.expires_ms)
             if not _was_given(stored.version, head):
                 strange = stored
-        where = _where(self._tables.scopes, key)
+        where = where_is(self._tables.scopes, key)
         if (keys, size_bytes) != (head.keys, head.size_bytes):
             says = (
                 f"scope {key[0]} counts {head.keys} values of {head.size_bytes} bytes, and has "
@@ -111,7 +103,7 @@ class ScopedCheck:
                 return None
             return f"value {stored.key!r} is of scope {record.key[0]}, which is not there"
 
-        self._facts.ask(codes.RECORD_ORPHANED, _where(tables.values, record.key), places, judge)
+        self._facts.ask(codes.RECORD_ORPHANED, where_is(tables.values, record.key), places, judge)
         if stored.writer is not None:
             self._writer(record, stored, stored.writer)
 
@@ -129,7 +121,9 @@ class ScopedCheck:
                     return None
             return f"value {stored.key!r} of scope {record.key[0]} is not found by who wrote it"
 
-        self._facts.ask(codes.RECORD_INDEX_WRONG, _where(tables.values, record.key), places, judge)
+        self._facts.ask(
+            codes.RECORD_INDEX_WRONG, where_is(tables.values, record.key), places, judge
+        )
 
     def _conversation(self, record: Record) -> None:
         tables, (conversation, *place) = self._tables, record.key
@@ -143,7 +137,7 @@ class ScopedCheck:
                 return None
             return f"a conversation leads to scope {place[0]}, which is not one of it"
 
-        where = _where(tables.conversations, record.key)
+        where = where_is(tables.conversations, record.key)
         self._facts.ask(codes.RECORD_INDEX_WRONG, where, places, judge)
 
     # --- resets and runs --------------------------------------------------------------------------
@@ -174,7 +168,7 @@ class ScopedCheck:
                 return f"reset {reset.number} of a conversation is not known to the latest"
             return f"reset {reset.number - 1} of a conversation is lost" if None in other else None
 
-        self._facts.ask(codes.RECORD_COUNT_WRONG, _where(table, record.key), places, judge)
+        self._facts.ask(codes.RECORD_COUNT_WRONG, where_is(table, record.key), places, judge)
 
     def _run(self, record: Record) -> None:
         run, tables = decode_run(record), self._tables
@@ -188,7 +182,7 @@ class ScopedCheck:
                 return None
             return f"run {record.key[0]!r} of scoped state is not found by who acts in it"
 
-        self._facts.ask(codes.RECORD_INDEX_WRONG, _where(tables.runs, record.key), places, judge)
+        self._facts.ask(codes.RECORD_INDEX_WRONG, where_is(tables.runs, record.key), places, judge)
 
     def _run_actor(self, record: Record) -> None:
         tables, (*actor, run) = self._tables, record.key
@@ -204,7 +198,7 @@ class ScopedCheck:
                     return None
             return f"an actor leads to run {run!r} of scoped state, which is not one of theirs"
 
-        where = _where(tables.run_actors, record.key)
+        where = where_is(tables.run_actors, record.key)
         self._facts.ask(codes.RECORD_INDEX_WRONG, where, places, judge)
 
 

@@ -143,6 +143,7 @@ class StoreDirectory:
                 raise BusyError(
                     f"{self.path} is open, in this process or another; close it there, or wait"
                 )
+            # A lock that is waited for in the system could not be given up after a while.
             time.sleep(min(_WAIT_PAUSE_S, left_s))
         self._alone = True
         try:

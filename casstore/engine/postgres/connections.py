@@ -211,12 +211,14 @@ class Connections:
                     raise ClosedError("the engine was closed") from exc
                 if exc.sqlstate in _COLLIDED and collisions < _MAX_COLLISIONS:
                     collisions += 1
+                    # Those who met would meet again, if all came back at the same moment.
                     time.sleep(random.uniform(0, min(_LONGEST_PAUSE_S, 0.001 * collisions)))
                     continue
                 if not is_away(exc):
                     raise in_our_words(exc, self.address) from exc
                 if time.monotonic() >= deadline:
                     raise in_our_words(exc, self.address) from exc
+                # A server that comes back is not asked by all of its clients at once.
                 time.sleep(random.uniform(0, _LONGEST_PAUSE_S))
 
     def _take(self) -> Client:
