@@ -210,6 +210,10 @@ class StoreNotFoundError(NotFoundError):
     """There is no store at this place, and the call does not create one."""
 
 
+class SourceNotFoundError(StoreNotFoundError):
+    """There is no file to read another store's content, or a transcript, from."""
+
+
 class SessionNotFoundError(NotFoundError):
     """No session has this id."""
 

@@ -27,7 +27,7 @@ from casstore.errors import (
     InvalidInputError,
     SessionExistsError,
     SessionNotFoundError,
-    StoreNotFoundError,
+    SourceNotFoundError,
     UnknownParentError,
 )
 from casstore.format.digest import plain_hash
@@ -203,7 +203,7 @@ def _seekable(
     if isinstance(source, str | os.PathLike):
         path = Path(source)
         if not path.is_file():
-            raise StoreNotFoundError(f"there is no file {path}")
+            raise SourceNotFoundError(f"there is no file {path}")
         with path.open("rb") as opened:
             yield opened, path.stem or None
         return

@@ -9,6 +9,7 @@ from casstore.cli.naming import AmbiguousNameError, NameNotFoundError
 from casstore.errors import CasstoreError
 
 _GENERAL: Final[tuple[tuple[type[CasstoreError], str], ...]] = (
+    (errors.SourceNotFoundError, "name the file to read from"),
     (errors.StoreNotFoundError, "name another with --store or CASSTORE_PATH, or: casstore init"),
     (errors.SessionDeletedError, "choose another id; casstore sessions lists those in use"),
     (errors.SessionExistsError, "choose another id; casstore sessions lists those in use"),

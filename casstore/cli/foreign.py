@@ -49,7 +49,7 @@ _PARAMETERS: Final = {"--keys": "keys", "--secret": "secret", "--artifacts": "ro
     "casstore import-records agent-harness runtime.sqlite --artifacts workspace --store agents",
     name="import-records",
 )
-@click.argument("kind", type=click.Choice(sorted(IMPORTERS)))
+@click.argument("kind", metavar="KIND", type=click.Choice(sorted(IMPORTERS)))
 @click.argument("file")
 @click.option("-n", "--dry-run", is_flag=True, help="Look at every row, and write nothing.")
 @keys_option(
@@ -74,9 +74,9 @@ def import_records(
 ) -> None:
     """Move the database of another store into this one, and compare every row.
 
-    KIND says whose it is; FILE, the database, is only read. Rows that are there already, and
-    equal, are passed over; so what was stopped goes on from there. One that is there with other
-    content ends it.
+    KIND says whose it is: agent-harness, langbot, morrow or power-loop. FILE, the database, is
+    only read. Rows that are there already, and equal, are passed over; so what was stopped goes
+    on from there. One that is there with other content ends it.
     """
     # A dry run makes no directory: one that is not there has no keys either.
     has_keys = not dry_run or os.path.isdir(key_directory or "")

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from casstore.errors import ConflictError, ForeignStoreError, StorageError, StoreNotFoundError
+from casstore.errors import ConflictError, ForeignStoreError, SourceNotFoundError, StorageError
 
 _FETCH: Final = 256
 
@@ -17,14 +17,14 @@ _FETCH: Final = 256
 class SqliteSource:
     """A database opened for reading alone; a context manager.
 
-    Everything is read as of the moment of opening. StoreNotFoundError if there is no file,
+    Everything is read as of the moment of opening. SourceNotFoundError if there is no file,
     ForeignStoreError if it is no database.
     """
 
     def __init__(self, file: str | os.PathLike[str]) -> None:
         self.path = Path(file)
         if not self.path.is_file():
-            raise StoreNotFoundError(f"there is no file {self.path}")
+            raise SourceNotFoundError(f"there is no file {self.path}")
         self._opened = self._state()
         # Without a log nobody is writing, and SQLite need not leave anything beside the file.
         mode = "mode=ro" if self._opened is None else "mode=ro&immutable=1"

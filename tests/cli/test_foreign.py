@@ -69,7 +69,9 @@ def test_what_is_not_one_is_refused(tmp_path: Path) -> None:
         told = run("import-records", kind, str(other), store=place, ends=None)
         assert told.code not in (0, 1), kind
         assert told.err.startswith("error: "), kind
-    run("import-records", "power-loop", str(tmp_path / "nowhere"), store=place, ends=4)
+    told = run("import-records", "power-loop", str(tmp_path / "nowhere"), store=place, ends=4)
+    # The store is there; it is the file that is not.
+    assert "--store" not in told.err
     run("import-records", "nobody", str(other), store=place, ends=2)
 
 
