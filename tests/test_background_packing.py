@@ -173,6 +173,43 @@ def test_a_store_closed_by_others_ends_the_thread_quietly(
     assert told == []
 
 
+_IMPORTING = """
+import sys, threading, time
+told = []
+
+def note(event, args):
+    if event == "import" and threading.current_thread().name.startswith("casstore-"):
+        told.append((threading.current_thread().name, args[0]))
+
+import casstore
+from casstore.engine.lmdb import background, engine
+background.INTERVAL_S = 0.001
+background.MIN_NEW_SLABS = 1
+engine.COLD_AGE_MS = 0
+sys.addaudithook(note)
+with casstore.open(sys.argv[1], "process", auto_pack=True) as store:
+    for n in range(3000):
+        store.put_value({"number": n, "text": f"some text that is {n} long" * 9})
+    deadline = time.monotonic() + 60
+    while not store.engine.packer.report.slabs_after and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert store.engine.packer.report.slabs_after, "nothing was packed"
+    store.engine._train_aside()
+    store.engine._training.join()
+print(told)
+"""
+
+
+def test_no_thread_of_the_store_imports_anything(tmp_path: Path) -> None:
+    # A process that forks while a thread imports leaves its child the lock of that module.
+    done = subprocess.run(
+        [sys.executable, "-c", _IMPORTING, str(tmp_path / "s")],
+        cwd=ROOT, check=False, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
 _FORKING = """
 import os, sys, casstore
 from casstore.engine.lmdb import background

@@ -15,6 +15,10 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
+# What the thread runs is imported before there is one. Python keeps a lock for each module that
+# is being imported: a process that forks while a thread holds one leaves its child waiting for it.
+import casstore.engine.lmdb.cold_dictionary
+import casstore.engine.lmdb.packing  # noqa: F401
 from casstore.engine.protocol import PackReport
 from casstore.errors import ClosedError
 
