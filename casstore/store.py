@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import io
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from casstore.engine.forks import Lock
 from casstore.engine.protocol import (
     COLD_AGE_MS,
     MAX_STAMP_MS,
@@ -161,7 +161,7 @@ class Store:
     def __init__(self, engine: Engine, *, close: Callable[[], None] | None = None) -> None:
         self._open_engine: Engine | None = engine
         self._close = close or engine.close
-        self._closing = threading.Lock()
+        self._closing = Lock()
         self._made_runtime: Runtime | None = None
 
     @property

@@ -7,10 +7,11 @@ thread comes first does what stands before.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
+
+from casstore.engine.forks import Lock
 
 Result = TypeVar("Result")
 
@@ -54,8 +55,8 @@ class InOrder:
     """A line of calls."""
 
     def __init__(self) -> None:
-        self._running = threading.Lock()
-        self._changing = threading.Lock()
+        self._running = Lock()
+        self._changing = Lock()
         self._waiting: deque[Place[Any]] = deque()
 
     def take_place(self, call: Callable[[], Result]) -> Place[Result]:

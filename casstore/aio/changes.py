@@ -59,6 +59,11 @@ class Changes:
         for changed in self._waiting:
             changed.set()
 
+    def leave_to_parent(self) -> None:
+        """In a forked child: forget who waits, and a watch that no thread will ever have made."""
+        self._waiting.clear()
+        self._making = self._reading = None
+
     async def _watch(self) -> None:
         # In a thread, because it may have to wait for others to leave the engine.
         if self._making is None:

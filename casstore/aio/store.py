@@ -15,8 +15,9 @@ from casstore import store as sync
 from casstore.aio.changes import Changes
 from casstore.aio.session import AsyncSession
 from casstore.aio.threads import Parameters, Result, Run, close_unused, iterate
+from casstore.engine.forks import renew_in_child
 from casstore.engine.protocol import COLD_AGE_MS
-from casstore.errors import ClosedError, PathStep
+from casstore.errors import ClosedError, ForkedError, PathStep
 from casstore.format.digest import Digest
 from casstore.format.limits import DEFAULT_MAX_BYTES
 from casstore.objects.diff import Change
@@ -49,9 +50,21 @@ class AsyncStore:
         self._store: sync.Store | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._changes: Changes | None = None
+        self._is_inherited = False
+        renew_in_child(self._leave_to_parent)
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child: the threads are the parent's, and so are those who wait."""
+        if self._changes is not None:
+            self._changes.leave_to_parent()
+        if self._pool is not None:
+            self._pool = self._changes = None
+            self._is_inherited = True
 
     async def start(self) -> AsyncStore:
         """Open the store; done by ``async with``."""
+        if self._is_inherited:
+            raise _forked()
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="casstore")
             opening = self._submit(self._opener)
@@ -71,6 +84,11 @@ class AsyncStore:
 
         Whoever waits for a session to move is told with ClosedError.
         """
+        if self._is_inherited:
+            inherited, self._store, self._is_inherited = self._store, None, False
+            if inherited is not None:
+                inherited.close()
+            return
         pool, store, changes = self._pool, self._store, self._changes
         if pool is None or store is None or changes is None:
             return
@@ -104,6 +122,8 @@ class AsyncStore:
         return self._store
 
     def _submit(self, call: Callable[[], Result], /) -> Future[Result]:
+        if self._is_inherited:
+            raise _forked()
         if self._pool is None:
             raise ClosedError("this store is not open; use 'async with'")
         return self._pool.submit(call)
@@ -188,7 +208,8 @@ class AsyncStore:
     def session(self, session_id: str) -> AsyncSession:
         """As ``Store.session``, with awaited operations; not awaited itself."""
         session = self.sync.session(session_id)
-        assert self._changes is not None
+        if self._changes is None:
+            raise _forked()
         return AsyncSession(self.run, self._changes, session)
 
     async def create_session(
@@ -280,6 +301,10 @@ class AsyncStore:
     def pins(self, *, prefix: str = "", expired: bool = False) -> AsyncIterator[Pin]:
         """As ``Store.pins``: ``async for pin in store.pins()``."""
         return iterate(self.run, partial(self.sync.pins, prefix=prefix, expired=expired))
+
+
+def _forked() -> ForkedError:
+    return ForkedError("this store was opened before this process was forked; open it again here")
 
 
 class AsyncView:

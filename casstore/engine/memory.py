@@ -78,6 +78,15 @@ class MemoryEngine:
         self._mark: bytes | None = None
         # They belong to those who wait, and leave with them.
         self._watches: WeakSet[PipeWatch] = WeakSet()
+        _engines.add(self)
+
+    def before_fork(self) -> None:
+        """Let no thread be in the midst of a change: a child goes on with a copy of its own."""
+        self._lock.acquire()
+
+    def after_fork(self) -> None:
+        """Go on."""
+        self._lock.release()
 
     def missing(self, digests: Sequence[bytes]) -> list[bytes]:
         """Those of ``digests`` that are not stored, in order, each once."""
@@ -427,3 +436,21 @@ def _check_limit(limit: int) -> None:
     # A page that may hold nothing cannot be told from the end of the scan.
     if limit < 1:
         raise InvalidInputError(f"a page of {limit} (at least 1)")
+
+
+_engines: WeakSet[MemoryEngine] = WeakSet()
+_forking: list[MemoryEngine] = []
+
+
+def _before_fork() -> None:
+    for engine in list(_engines):
+        engine.before_fork()
+        _forking.append(engine)
+
+
+def _after_fork() -> None:
+    while _forking:
+        _forking.pop().after_fork()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)

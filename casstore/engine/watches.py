@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 import select
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final
 
+from casstore.engine.forks import Lock
 from casstore.errors import ClosedError, StorageError
 
 # poll takes milliseconds in a C int; nobody can tell this from for ever.
@@ -33,7 +33,7 @@ class DescriptorWatch(ABC):
     def __init__(self, handle: int, check: Callable[[], None]) -> None:
         self._handle = handle
         self._check = check
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._closed = False
 
     def fileno(self) -> int:

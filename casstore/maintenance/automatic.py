@@ -6,6 +6,7 @@ collects: of several processes that ask for it, one does, and the others find no
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -57,6 +58,7 @@ class AutoCollector:
         self._batch = batch
         self._on_report = on_report
         self._stop = threading.Event()
+        self._pid = os.getpid()
         #: What the last collection did; None: there was none yet.
         self.last_report: gc.GcReport | None = None
         #: What ended the thread before its time; None: nothing did.
@@ -76,7 +78,12 @@ class AutoCollector:
         self.close()
 
     def close(self) -> None:
-        """Stop, in the middle of a collection if need be, and wait until it has."""
+        """Stop, in the middle of a collection if need be, and wait until it has.
+
+        In a forked child there is no such thread, and its locks may be held for ever.
+        """
+        if os.getpid() != self._pid:
+            return
         self._stop.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()

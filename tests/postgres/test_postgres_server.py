@@ -78,7 +78,9 @@ def test_a_killed_server_takes_its_connections_with_it(postgres_server: Server) 
 
 
 STARTER = """
-import os, sys
+import os, signal, sys
+# Who runs tests in the background of a shell leaves them deaf to it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, sys.argv[1])
 from servers.postgres import Server
 server = Server()

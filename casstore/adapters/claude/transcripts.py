@@ -10,7 +10,6 @@ to be as it was, so nothing is numbered twice, and the summary is that of all en
 from __future__ import annotations
 
 import os
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, cast
@@ -19,6 +18,7 @@ from claude_agent_sdk import fold_session_summary
 from claude_agent_sdk.types import SessionKey, SessionStoreEntry, SessionSummaryEntry
 
 from casstore.adapters.claude import entries as forms
+from casstore.engine.forks import Lock
 from casstore.errors import BusyError, ConditionFailedError, CorruptionError, InvalidInputError
 from casstore.format.canonical import Link
 from casstore.records.json_values import restored, storable
@@ -90,7 +90,7 @@ class Transcripts:
         self._store = store
         self._heads = Table(store, "claude.transcripts", 3)
         self._rows = Table(store, "claude.entries", 4)
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._known: OrderedDict[Place, _Known] = OrderedDict()
 
     # --- reading ------------------------------------------------------------------------

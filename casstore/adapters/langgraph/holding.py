@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from casstore.aio.threads import Parameters, Result
+from casstore.engine.forks import renew_in_child
 from casstore.errors import ClosedError
 from casstore.store import Store
 
@@ -24,10 +25,16 @@ class StoreHolder:
     def __init__(self, opener: Callable[[], Store], *, owned: bool) -> None:
         self._opener = opener
         self._owned = owned
-        self._lock = threading.Lock()
         self._store: Store | None = None
-        self._pool: ThreadPoolExecutor | None = None
         self._closed = False
+        self._renew()
+        renew_in_child(self._renew)
+
+    def _renew(self) -> None:
+        # Also in a forked child, which has none of the threads. A store that was not yet opened
+        # is opened there when it is needed; one that was says that it is the parent's.
+        self._lock = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None
 
     @property
     def store(self) -> Store:

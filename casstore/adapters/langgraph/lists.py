@@ -11,7 +11,6 @@ deleted from the store, though: a write that builds on it asks for it within its
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
@@ -19,6 +18,7 @@ from typing import Any, Final, NamedTuple
 from casstore.adapters.langgraph.copies import Original, begins_with, originals
 from casstore.adapters.langgraph.encoding import PLAIN_TYPES, object_payload, stored_object
 from casstore.adapters.langgraph.serializer import StrictSerializer, cut_objects
+from casstore.engine.forks import Lock
 from casstore.errors import CorruptionError
 from casstore.format.canonical import Link
 from casstore.records.rows import Draft
@@ -52,7 +52,7 @@ class KnownLists:
 
     def __init__(self, max_bytes: int = _MAX_KEPT_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._known: OrderedDict[bytes, KnownList] = OrderedDict()
         self._size_bytes = 0
 

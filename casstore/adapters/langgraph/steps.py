@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
@@ -15,6 +14,7 @@ from casstore.adapters.langgraph.encoding import Codec
 from casstore.adapters.langgraph.layout import Channel, PendingRow, Place
 from casstore.adapters.langgraph.lists import KeptList, ListCodec
 from casstore.adapters.langgraph.threads import Threads, row_content
+from casstore.engine.forks import Lock
 from casstore.errors import (
     BranchedThreadError,
     BusyError,
@@ -39,7 +39,7 @@ class Parents:
     """The channels of the checkpoints put or read last: the next step need not read them."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._known: OrderedDict[Place, dict[str, Channel]] = OrderedDict()
 
     def remember(self, place: Place, channels: dict[str, Channel]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -21,6 +20,7 @@ from casstore.adapters.openai_agents.branches import MAIN, Branch, Branches
 from casstore.adapters.openai_agents.conversation import At, Conversation, TurnUsage, View
 from casstore.adapters.openai_agents.items import is_user
 from casstore.adapters.openai_agents.sqlite_names import SqliteNames
+from casstore.engine.forks import Lock
 from casstore.errors import InvalidInputError
 from casstore.records.json_values import restored
 from casstore.session.nodes import Nodes
@@ -65,7 +65,7 @@ class CasstoreSession(SqliteNames):
         self.session_settings = coerce_session_settings(session_settings or SessionSettings())
         self._conversation = Conversation(store, session_id)
         self._line = InOrder()
-        self._lock = threading.Lock()
+        self._lock = Lock()
         # Before the first call nobody knows how often it was cleared.
         self._at = At(branch, -1)
 

@@ -23,6 +23,7 @@ from typing import Final, Self
 
 import lmdb
 
+from casstore.engine.forks import Descriptor
 from casstore.engine.lmdb import notes
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.environment import Environment
@@ -62,7 +63,7 @@ class Collection:
         self._clean = False
         # Is there nothing left to sweep?
         self._done = False
-        self._lock: int | None = None
+        self._lock: Descriptor | None = None
         self._refreshed_s = 0.0
         # How long the last step kept writers waiting, at the most.
         self._held_s = 0.0
@@ -75,7 +76,7 @@ class Collection:
                 # Before anything is read: from here on nothing is written unnoticed.
                 self._announce(first=True)
             except BaseException:
-                os.close(self._lock)
+                self._lock.unlock()
                 raise
         return self
 
@@ -93,7 +94,7 @@ class Collection:
                 if not self._env.gate.is_shut:
                     self._change(self._end)
             finally:
-                os.close(self._lock)
+                self._lock.unlock()
                 self._lock = None
 
     def _end(self, txn: lmdb.Transaction[bytes]) -> None:

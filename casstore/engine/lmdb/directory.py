@@ -7,7 +7,8 @@
     unsynced             the boot under which writes were last made without a flush
 
 flock belongs to the open file, not to the process, so an unrelated close elsewhere
-in the program cannot drop it, and the kernel lets go when the holder dies.
+in the program cannot drop it, and the kernel lets go when the holder dies. A forked child has
+the same open files, so it closes its copies at once (``forks``).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from casstore.engine import forks
 from casstore.engine.files import FULL_DISK as FULL_DISK
 from casstore.engine.files import storage_error as storage_error
 from casstore.engine.files import sync_directory as sync_directory
@@ -86,7 +88,7 @@ class StoreDirectory:
         self.path = path
         self._readonly = readonly
         self.data_path = os.path.join(path, DATA_FILE)
-        self._held: list[int] = []
+        self._held: list[forks.Descriptor] = []
         # Does this very object hold the mutex for longer than an opening?
         self._alone = False
 
@@ -127,7 +129,7 @@ class StoreDirectory:
             yield
         finally:
             if handle is not None:
-                os.close(handle)
+                handle.unlock()
 
     @contextmanager
     def alone(self, wait_s: float) -> Iterator[None]:
@@ -150,12 +152,9 @@ class StoreDirectory:
             yield
         finally:
             self._alone = False
-            # A child forked meanwhile has a copy of the descriptor; closing ours would leave
-            # the mutex with it.
-            fcntl.flock(handle, fcntl.LOCK_UN)
-            os.close(handle)
+            handle.unlock()
 
-    def _lock_alone(self) -> int | None:
+    def _lock_alone(self) -> forks.Descriptor | None:
         handle = self._lock_handle("mutex")
         assert handle is not None  # only a reader may go without
         try:
@@ -164,10 +163,10 @@ class StoreDirectory:
         except BlockingIOError:
             free = False
         except BaseException:
-            os.close(handle)
+            handle.unlock()
             raise
         if not free:
-            os.close(handle)
+            handle.unlock()
             return None
         return handle
 
@@ -215,7 +214,7 @@ class StoreDirectory:
         """Does any other process hold the store? Call inside ``exclusive``, before ``hold``."""
         return any(self._others_hold(name) for name in ("synced", "unsynced", "readers"))
 
-    def lock_collector(self) -> int | None:
+    def lock_collector(self) -> forks.Descriptor | None:
         """A descriptor that holds the right to collect, or None if another holds it."""
         handle = self._lock_handle("collector")
         if handle is None:
@@ -223,25 +222,21 @@ class StoreDirectory:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(handle)
+            handle.close()
             return None
         return handle
 
     def release(self) -> None:
         """Let go of everything held."""
         for handle in self._held:
-            os.close(handle)
+            handle.unlock()
         self._held.clear()
-
-    # A flock is shared with a forked child through the inherited descriptor; closing it
-    # there, unlike unlocking, leaves the parent's hold alone.
-    release_in_child = release
 
     def _share(self, name: str) -> None:
         handle = self._lock_handle(name)
         if handle is not None:
-            fcntl.flock(handle, fcntl.LOCK_SH)
             self._held.append(handle)
+            fcntl.flock(handle, fcntl.LOCK_SH)
 
     def _others_hold(self, name: str) -> bool:
         handle = self._lock_handle(name)
@@ -252,10 +247,10 @@ class StoreDirectory:
         except BlockingIOError:
             return True
         finally:
-            os.close(handle)
+            handle.unlock()
         return False
 
-    def _lock_handle(self, name: str) -> int | None:
+    def _lock_handle(self, name: str) -> forks.Descriptor | None:
         """A descriptor to lock, or None where a reader may not create one.
 
         A store on read-only media has no writers, so its readers need no locks.
@@ -263,7 +258,7 @@ class StoreDirectory:
         folder = os.path.join(self.path, LOCKS)
         try:
             os.makedirs(folder, mode=DIRECTORY_MODE, exist_ok=True)
-            return os.open(os.path.join(folder, name), os.O_RDWR | os.O_CREAT, FILE_MODE)
+            return forks.open_file(os.path.join(folder, name), os.O_RDWR | os.O_CREAT, FILE_MODE)
         except OSError as exc:
             if self._readonly and exc.errno in (errno.EROFS, errno.EACCES):
                 return None

@@ -27,6 +27,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
+from casstore.engine import forks
 from casstore.engine.lmdb import guard, sharing
 from casstore.engine.lmdb.directory import (
     DATA_FILE,
@@ -90,6 +91,10 @@ class DiskCache:
         self._generation = 0
         self._troubles = 0
         self._is_open = False
+        self._renew()
+        forks.renew_in_child(self._renew)
+
+    def _renew(self) -> None:
         self._lock = threading.RLock()
         # How often the file's lock is held: it is not one that a thread may take twice.
         self._held = 0
@@ -226,7 +231,7 @@ class DiskCache:
             handle = None
             try:
                 os.makedirs(self._root, mode=DIRECTORY_MODE, exist_ok=True)
-                handle = os.open(os.path.join(self._root, _LOCK), _LOCK_FLAGS, FILE_MODE)
+                handle = forks.open_file(os.path.join(self._root, _LOCK), _LOCK_FLAGS, FILE_MODE)
                 fcntl.flock(handle, fcntl.LOCK_EX)
             except OSError as exc:
                 self._give_up(self._root, exc)
@@ -236,7 +241,7 @@ class DiskCache:
             finally:
                 self._held -= 1
                 if handle is not None:
-                    os.close(handle)
+                    handle.unlock()
 
     def _listed(self) -> list[str]:
         try:

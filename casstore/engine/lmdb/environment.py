@@ -20,6 +20,7 @@ from weakref import WeakSet
 
 import lmdb
 
+from casstore.engine.forks import Descriptor
 from casstore.engine.lmdb import guard
 from casstore.engine.lmdb.creation import (
     COLLECTION,
@@ -139,21 +140,25 @@ class Environment:
             self._create_if_absent()
             self._check_file(verify=verify)
             suspect = self._is_suspect()
-            self._directory.hold(None if readonly else durability)
             try:
-                self._open()
-                self.data_handle = self._directory.open_data()
+                self._directory.hold(None if readonly else durability)
+                # A child would inherit what it cannot find and close, and LMDB opens nothing twice.
+                with _fork_lock:
+                    self._open()
+                    self.data_handle = self._directory.open_data()
+                    _OPEN.add(self)
             except BaseException:
                 self._directory.release()
                 raise
-            _OPEN.add(self)
             try:
                 # Still under the mutex: whoever opens meanwhile waits for the proof.
                 if verify or suspect:
                     prove(self)
                 self._note_durability()
             except BaseException:
-                self._let_go()
+                with self.write_lock:
+                    self.gate.shut(ClosedError(f"{self.path} could not be opened"))
+                    self._let_go()
                 raise
 
     def _tidy_up(self) -> None:
@@ -170,7 +175,8 @@ class Environment:
         if os.path.exists(self._directory.data_path):
             return
         try:
-            create_store(self._directory, self.map_bytes, self._lmdb_version)
+            with _fork_lock:
+                create_store(self._directory, self.map_bytes, self._lmdb_version)
         except lmdb.Error as exc:
             raise translate(exc, self.path) from exc
 
@@ -341,7 +347,7 @@ class Environment:
         if self.readonly:
             raise ReadOnlyError(f"{self.path} is open read-only")
 
-    def lock_collector(self) -> int:
+    def lock_collector(self) -> Descriptor:
         """A descriptor that holds the right to collect; closing it gives that back."""
         handle = self._directory.lock_collector()
         if handle is None:
@@ -403,12 +409,13 @@ class Environment:
                         self._directory.clear_unsynced()
 
     def _let_go(self) -> None:
-        _OPEN.discard(self)
+        """Close everything; hold ``write_lock``, so that no fork comes in between."""
         for watch in list(self.watches):
             watch.wake()
         self.handle.close()
         os.close(self.data_handle)
         self._directory.release()
+        _OPEN.discard(self)
 
     # --- fork ------------------------------------------------------------------------------
 
@@ -420,7 +427,11 @@ class Environment:
         parent's reader slot or write lock to others.
         """
         self.write_lock.acquire()
-        self.gate.pause()
+        try:
+            self.gate.pause()
+        except BaseException:
+            self.after_fork_in_parent()
+            raise
 
     def after_fork_in_parent(self) -> None:
         """Go on."""
@@ -429,15 +440,17 @@ class Environment:
 
     def after_fork_in_child(self) -> None:
         """Drop the copy; from here on every use is refused by name."""
+        self.write_lock = threading.Lock()
+        if self.gate.is_shut:
+            # Closed while the fork waited. The number of its file may be another's by now.
+            return
         self.gate.shut_in_child(
             ForkedError(
                 f"{self.path} was opened before this process was forked; open it again here"
             )
         )
-        self.write_lock = threading.Lock()
         self.handle.close()
         os.close(self.data_handle)
-        self._directory.release_in_child()
 
 
 Stored = TypeVar("Stored", bytes, memoryview)
@@ -512,15 +525,17 @@ class Reading(Generic[Stored]):
 
 # Environments that a fork must quiesce: all that were opened and not closed.
 _OPEN: set[Environment] = set()
+# Those that were, just now.
 _forking: list[Environment] = []
 _fork_lock = threading.Lock()
 
 
 def _before_fork() -> None:
     _fork_lock.acquire()
-    _forking[:] = list(_OPEN)
-    for env in _forking:
+    for env in list(_OPEN):
         env.before_fork()
+        # One by one: Ctrl-C does not stop a fork, and what was not acquired must not be released.
+        _forking.append(env)
 
 
 def _after_fork_in_parent() -> None:
@@ -531,7 +546,7 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    for env in _forking:
+    for env in _OPEN.union(_forking):
         env.after_fork_in_child()
     _forking.clear()
     _OPEN.clear()

@@ -22,6 +22,7 @@ from typing import Final
 import lmdb
 
 from casstore.engine.files import part_directory
+from casstore.engine.forks import Descriptor, open_pipe
 from casstore.engine.lmdb import notes
 from casstore.engine.lmdb.directory import (
     DATA_FILE,
@@ -99,7 +100,8 @@ class _Copy:
 
     def run(self, pulse: Pulse | None) -> bool:
         """Copy everything; False if it had to give way."""
-        out, into = os.pipe()
+        # A copy in a child would keep the pipe open, and who reads from it waiting.
+        out, into = open_pipe()
         dump = threading.Thread(target=self._dump, args=(into,), name="casstore-copy", daemon=True)
         save = threading.Thread(target=self._save, args=(out,), name="casstore-copy", daemon=True)
         dump.start()
@@ -130,7 +132,7 @@ class _Copy:
             # Closed meanwhile; the copy says so itself.
             return None
 
-    def _dump(self, into: int) -> None:
+    def _dump(self, into: Descriptor) -> None:
         """Have LMDB write the snapshot into the pipe."""
         # Who stops reading must not kill the process, whatever it does with this signal.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
@@ -138,19 +140,18 @@ class _Copy:
             self._env.gate.enter()
         except CasstoreError as exc:
             self._error = exc
-            os.close(into)
+            into.close()
             return
         try:
-            self._env.handle.copyfd(into, compact=self._compact)
+            self._env.handle.copyfd(into.fileno(), compact=self._compact)
         except lmdb.Error as exc:
             if not self._stop.is_set() and not self._gave_way and self._error is None:
                 self._error = translate(exc, self._env.path)
         finally:
-            # Before anybody may fork: a copy of it in a child would keep the pipe open.
-            os.close(into)
+            into.close()
             self._env.gate.leave()
 
-    def _save(self, out: int) -> None:
+    def _save(self, out: Descriptor) -> None:
         """Write what comes out of the pipe into the file, until it ends or must end."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         try:
@@ -159,7 +160,7 @@ class _Copy:
                     if self._env.gate.is_awaited:
                         self._gave_way = True
                         return
-                    chunk = os.read(out, _CHUNK_BYTES)
+                    chunk = os.read(out.fileno(), _CHUNK_BYTES)
                     if not chunk:
                         os.fsync(target.fileno())
                         return
@@ -170,7 +171,7 @@ class _Copy:
         except OSError as exc:
             self._error = storage_error(f"cannot write {self._path}", exc)
         finally:
-            os.close(out)
+            out.close()
 
 
 def _make_sound(part: str, source: Environment) -> int:

@@ -10,7 +10,6 @@ is derived from nothing.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import lmdb
@@ -44,7 +43,7 @@ def rebuild_index(
         with env.writing() as txn:
             return _rebuild(env, txn, roots, now_ms, keep_after_ms)
     finally:
-        os.close(lock)
+        lock.unlock()
 
 
 def _rebuild(

@@ -7,11 +7,11 @@ the cache when this engine next hears of it.
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
+from casstore.engine.forks import Lock
 from casstore.engine.protocol import StoredObject
 
 # What an entry takes beside its bytes: a key, a tuple, their places in the map.
@@ -25,7 +25,7 @@ class ObjectCache:
         self._limit_bytes = limit_bytes
         self._used_bytes = 0
         self._objects: OrderedDict[bytes, StoredObject] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._epoch = 0
 
     def find(self, digests: Sequence[bytes]) -> dict[bytes, StoredObject]:

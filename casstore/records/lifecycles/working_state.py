@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 from typing import Any
 
+from casstore.engine.forks import Lock
 from casstore.session.arguments import list_of
 
 
@@ -13,7 +13,7 @@ class WorkingState:
     """Values by name, for any number of threads. Nothing here is ever written anywhere."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._values: dict[str, Any] = {}
 
     def set(self, name: str, value: Any) -> None:
