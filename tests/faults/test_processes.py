@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import select
 import shutil
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import lmdb
@@ -32,12 +31,11 @@ from casstore.errors import (
     StorageError,
     StoreNotFoundError,
 )
+from tests.faults.children import in_child
 
 ROOT = Path(__file__).parents[2]
 COUNTER = RowKey("records", b"counter")
 PATIENCE_S = 60
-# How long a forked child may take; it does a few reads and one write.
-CHILD_PATIENCE_S = 20
 
 
 def python(script: str, *args: object) -> subprocess.Popen[str]:
@@ -63,30 +61,6 @@ def first_line(process: subprocess.Popen[str]) -> str:
     """Wait until a process says something."""
     assert process.stdout is not None
     return process.stdout.readline().strip()
-
-
-def in_child(work: Callable[[], str]) -> str:
-    """Fork, run ``work`` in the child, and return what it returned.
-
-    A child that uses what it inherited may well hang; that is an answer too.
-    """
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            answer = work()
-        except BaseException as exc:  # the parent judges it
-            answer = f"{type(exc).__name__}: {exc}"
-        os.write(writing, answer.encode())
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        answered, _, _ = select.select([pipe], [], [], CHILD_PATIENCE_S)
-        if not answered:
-            os.kill(child, signal.SIGKILL)
-        said = pipe.read()
-    _, status = os.waitpid(child, 0)
-    return said if status == 0 else f"{said} (status {status})"
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ touch because it comes last, for the writes because a killed writer may not come
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -84,34 +83,12 @@ class PollingWatch(PipeWatch):
 
 
 if sys.platform == "linux":
-    _IN_MODIFY: Final = 0x2
-    _IN_ATTRIB: Final = 0x4
 
-    class InotifyWatch(DescriptorWatch):
-        """A watch by inotify. Waking it is the end of it: it sees no more changes."""
+    def _open_native(data_handle: int, check: Callable[[], None]) -> DescriptorWatch:
+        # Not at the top: ctypes takes as long to load as casstore does, and few programs watch.
+        from casstore.engine.lmdb.inotify import InotifyWatch
 
-        def __init__(self, data_handle: int, check: Callable[[], None]) -> None:
-            # Not at the top: it takes as long to load as casstore does, and few programs watch.
-            import ctypes
-
-            self._libc = ctypes.CDLL(None, use_errno=True)
-            # IN_NONBLOCK and IN_CLOEXEC are defined to be these.
-            handle = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-            if handle < 0:
-                raise OSError(ctypes.get_errno(), "inotify_init1")
-            # By descriptor: the path may be relative to a directory that was left since.
-            path = b"/proc/self/fd/%d" % data_handle
-            self._watch = self._libc.inotify_add_watch(handle, path, _IN_MODIFY | _IN_ATTRIB)
-            if self._watch < 0:
-                os.close(handle)
-                raise OSError(ctypes.get_errno(), "inotify_add_watch")
-            super().__init__(handle, check)
-
-        def _signal(self) -> None:
-            # The kernel confirms the removal with an event. A second removal is refused.
-            self._libc.inotify_rm_watch(self._handle, self._watch)
-
-    _open_native: Callable[[int, Callable[[], None]], DescriptorWatch] = InotifyWatch
+        return InotifyWatch(data_handle, check)
 
 else:
 
@@ -153,4 +130,4 @@ else:
         def _release(self) -> None:
             self._queue.close()
 
-    _open_native: Callable[[int, Callable[[], None]], DescriptorWatch] = KqueueWatch
+    _open_native = KqueueWatch

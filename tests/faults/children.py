@@ -1,0 +1,51 @@
+"""Forked children of a test: what they do, and what became of it."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Callable
+
+# How long a forked child may take; it does a few reads and one write.
+CHILD_PATIENCE_S = 20
+
+
+class Child:
+    """A child, forked here and now, that does its work when it is told to."""
+
+    def __init__(self, work: Callable[[], str]) -> None:
+        self._reading, writing = os.pipe()
+        waiting, self._start = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            try:
+                # Or both would wait for each other if it is never told.
+                os.close(self._start)
+                answer = work() if os.read(waiting, 1) else "told nothing"
+            except BaseException as exc:  # the parent judges it
+                answer = f"{type(exc).__name__}: {exc}"
+            os.write(writing, answer.encode())
+            os._exit(0)
+        os.close(writing)
+        os.close(waiting)
+
+    def answer(self) -> str:
+        """Let it work; what it says.
+
+        A child that uses what it inherited may well hang; that is an answer too.
+        """
+        os.write(self._start, b"1")
+        os.close(self._start)
+        with os.fdopen(self._reading) as pipe:
+            answered, _, _ = select.select([pipe], [], [], CHILD_PATIENCE_S)
+            if not answered:
+                os.kill(self._pid, signal.SIGKILL)
+            said = pipe.read()
+        _, status = os.waitpid(self._pid, 0)
+        return said if status == 0 else f"{said} (status {status})"
+
+
+def in_child(work: Callable[[], str]) -> str:
+    """Fork, run ``work`` in the child, and return what it returned."""
+    return Child(work).answer()
