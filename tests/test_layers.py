@@ -221,11 +221,12 @@ def importable() -> list[str]:
     chosen = [without_init(module) for module in MODULES if layer(module) != "testing"]
     # casstore.aio is for those who have loaded asyncio themselves.
     lean = ("errors", "version", "format", "engine", "objects", "store", "__init__")
-    # psycopg is loaded by those who open a store on a server.
+    # psycopg is loaded by those who open a store on a server, ctypes by those who watch one.
+    later = ("casstore.engine.postgres", "casstore.engine.lmdb.inotify")
     return [
         module
         for module in chosen
-        if layer(module) in lean and not inside(module, "casstore.engine.postgres")
+        if layer(module) in lean and not any(inside(module, one) for one in later)
     ]
 
 

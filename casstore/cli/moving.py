@@ -158,6 +158,7 @@ def export(
 
     PLACE is a session with all its history, or SESSION@REVISION for that one alone. The file
     appears when it is complete. casstore import brings it into a store, casstore verify proves it.
+    Policy, expiry, protections and subjects stay behind; casstore copy takes them along.
     """
     if list_have and (have or head_only or replace):
         raise click.UsageError("--list-have writes a list and takes no other option")
@@ -222,7 +223,9 @@ def export(
 def import_(app: App, file: str, session_name: str | None, fast_forward: bool) -> None:
     """Bring the session of a bundle into the store.
 
-    The whole file is proven first. Readers see all of the session or nothing.
+    The whole file is proven first. Readers see all of the session or nothing. A bundle has no
+    policy, expiry, protections or subjects: say again whom the session is about
+    (Session.add_subjects), or casstore erase overlooks it.
     """
     with app.open(write=True) as store, app.meter() as meter:
         report = importing.import_session(
