@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import select
 import signal
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 # How long a forked child may take; it does a few reads and one write.
 CHILD_PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 class Child:
@@ -49,3 +53,23 @@ class Child:
 def in_child(work: Callable[[], str]) -> str:
     """Fork, run ``work`` in the child, and return what it returned."""
     return Child(work).answer()
+
+
+@contextmanager
+def held(lock: Any) -> Iterator[None]:
+    """Have another thread hold a lock."""
+    holding, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            holding.set()
+            release.wait(PATIENCE_S)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert holding.wait(PATIENCE_S)
+    try:
+        yield
+    finally:
+        release.set()
+        thread.join()

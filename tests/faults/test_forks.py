@@ -39,7 +39,7 @@ from casstore.maintenance.backup import backup
 from casstore.maintenance.roots import ROOTS
 from casstore.records.lifecycles.working_state import WorkingState
 from casstore.store import Store
-from tests.faults.children import Child, in_child
+from tests.faults.children import Child, held, in_child
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 
@@ -83,26 +83,6 @@ def open_elsewhere(place: Path) -> None:
     subprocess.run(
         [sys.executable, "-c", OPEN, str(place)], cwd=ROOT, check=True, timeout=PATIENCE_S
     )
-
-
-@contextmanager
-def held(lock: Any) -> Iterator[None]:
-    """Have another thread hold a lock."""
-    holding, release = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with lock:
-            holding.set()
-            release.wait(PATIENCE_S)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert holding.wait(PATIENCE_S)
-    try:
-        yield
-    finally:
-        release.set()
-        thread.join()
 
 
 class Midst:

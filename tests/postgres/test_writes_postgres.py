@@ -8,6 +8,8 @@ import signal
 import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,6 +43,7 @@ from casstore.testing.engine_fixtures import (
 from casstore.testing.engine_threads import TIMEOUT_S, start
 from servers.delay_proxy import DelayProxy
 from servers.postgres import Server
+from tests.faults.children import held, in_child
 from tests.postgres.engines import Schemas, engines
 from tests.postgres.open_writes import Blocked, opened, replace_function
 
@@ -357,6 +360,24 @@ def test_the_child_of_a_fork_does_not_end_the_listening_of_its_parent(
     put_row(engine, *HERE, b"1")
     assert watch.wait(TIMEOUT_S)
     watch.close()
+
+
+@pytest.mark.parametrize("what", ["cache", "connections", "_watching", "_spare"])
+def test_the_child_of_a_fork_closes_though_threads_of_its_parent_had_locks(
+    postgres_url: str, tmp_path: Path, what: str
+) -> None:
+    store = casstore.open(f"{postgres_url}&cache={tmp_path}")
+    engine: Any = store.engine
+    store.put_value([1])
+
+    def close() -> str:
+        store.close()
+        return "closed"
+
+    with held(getattr(engine, what)._lock):
+        assert in_child(close) == "closed"
+    assert store.get_value(store.put_value([2])) == [2]
+    store.close()
 
 
 def test_watching_again_and_again_leaves_no_descriptors(
