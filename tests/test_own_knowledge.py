@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import casstore
 from casstore import UNFENCED, Commit, NodeDraft
 from casstore.engine.lmdb import journal
 from casstore.engine.lmdb.engine import LmdbEngine
@@ -19,11 +20,17 @@ from casstore.engine.lmdb.journal import settle_now
 from casstore.engine.lmdb.transaction import Job
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import MAX_OBJECT_BYTES, ObjectsExist, PutRow, Write, WriteResult
-from casstore.errors import InvalidInputError, ObjectNotFoundError, StorageFullError
+from casstore.errors import ForkedError, InvalidInputError, ObjectNotFoundError, StorageFullError
 from casstore.maintenance import gc
 from casstore.maintenance.roots import ROOTS
 from casstore.store import Store
-from casstore.testing.engine_fixtures import all_objects, assert_reads_back, new_blob
+from casstore.testing.engine_fixtures import (
+    all_objects,
+    assert_reads_back,
+    new_blob,
+    put_objects,
+)
+from tests.faults.children import in_child
 
 ROOT = Path(__file__).parent.parent
 GONE = new_blob(b"taken away by somebody")
@@ -46,6 +53,7 @@ def elsewhere(engine: LmdbEngine, work: str) -> None:
         "from casstore.engine.lmdb.engine import LmdbEngine\n"
         "from casstore.engine.protocol import Write\n"
         "from casstore.maintenance import gc\n"
+        "from casstore.maintenance.roots import ROOTS\n"
         "from casstore.store import Store\n"
         "from casstore.testing.engine_fixtures import new_blob\n"
         "engine = LmdbEngine(sys.argv[1], durability='process')\n"
@@ -61,6 +69,20 @@ def learn(engine: LmdbEngine) -> None:
     settle_now(engine._env)
     engine.write(Write(conditions=[ObjectsExist([GONE.digest])], rows=[ROW]))
     assert GONE.digest in engine._journal._newest[1].own_ids
+
+
+def in_a_fork(engine: LmdbEngine, work: Callable[[LmdbEngine], object]) -> None:
+    """Do something to the store in a forked child, which has a copy of all that is known here."""
+
+    def do() -> str:
+        with pytest.raises(ForkedError):
+            delete(engine)
+        own = LmdbEngine(engine.path, durability="process")
+        work(own)
+        own.close()
+        return "done"
+
+    assert in_child(do) == "done"
 
 
 def collect(engine: LmdbEngine) -> None:
@@ -95,6 +117,22 @@ def delete_elsewhere(engine: LmdbEngine) -> None:
     elsewhere(engine, "engine.write(Write(deletes=[new_blob(b'taken away by somebody').digest]))")
 
 
+def rebuild_elsewhere(engine: LmdbEngine) -> None:
+    elsewhere(engine, "engine.rebuild_index(ROOTS)")
+
+
+def collect_in_a_fork(engine: LmdbEngine) -> None:
+    in_a_fork(engine, collect)
+
+
+def delete_in_a_fork(engine: LmdbEngine) -> None:
+    in_a_fork(engine, delete_and_settle)
+
+
+def rebuild_in_a_fork(engine: LmdbEngine) -> None:
+    in_a_fork(engine, rebuild)
+
+
 @pytest.mark.parametrize(
     "take_away",
     [
@@ -105,6 +143,10 @@ def delete_elsewhere(engine: LmdbEngine) -> None:
         rebuild,
         collect_elsewhere,
         delete_elsewhere,
+        rebuild_elsewhere,
+        collect_in_a_fork,
+        delete_in_a_fork,
+        rebuild_in_a_fork,
     ],
 )
 def test_a_name_that_was_found_is_looked_for_again_when_somebody_else_has_written(
@@ -148,8 +190,34 @@ def put_elsewhere(engine: LmdbEngine) -> None:
     elsewhere(engine, "engine.write(Write(objects=[new_blob(b'theirs')]))")
 
 
+def put_in_a_fork(engine: LmdbEngine) -> None:
+    in_a_fork(engine, lambda own: put_objects(own, new_blob(b"theirs")))
+
+
+def pack_in_a_fork(engine: LmdbEngine) -> None:
+    in_a_fork(engine, pack)
+
+
+def put_and_collect_elsewhere(engine: LmdbEngine) -> None:
+    # The slab that was last stays, though nothing in it has a name any more.
+    elsewhere(
+        engine,
+        "engine.write(Write(objects=[new_blob(b'theirs')]))\n"
+        "gc.collect(Store(engine), grace_ms=0)\n"
+        "engine.pack()",
+    )
+
+
 @pytest.mark.parametrize(
-    ("meanwhile", "expected"), [(put_elsewhere, [1, 2, 3, 4]), (pack, [1, 2, 3]), (collect, [3])]
+    ("meanwhile", "expected"),
+    [
+        (put_elsewhere, [1, 2, 3, 4]),
+        (put_in_a_fork, [1, 2, 3, 4]),
+        (put_and_collect_elsewhere, [4]),
+        (pack, [1, 2, 3]),
+        (pack_in_a_fork, [1, 2, 3]),
+        (collect, [3]),
+    ],
 )
 def test_ids_go_on_behind_the_last_slab_whoever_stored_it(
     engine: LmdbEngine, meanwhile: Callable[[LmdbEngine], None], expected: list[int]
@@ -175,6 +243,87 @@ def test_ids_go_on_behind_what_was_named_and_unnamed_in_one_transaction(
     # The slab is there, and nothing of it has a name.
     engine.write(Write(objects=[new_blob(b"last")]))
     assert ids(engine) == [1, 3]
+
+
+_WRITER = """
+import random, sys, casstore
+from casstore.errors import NotFoundError
+me, seed = sys.argv[2], int(sys.argv[3])
+random = random.Random(seed)
+refused = 0
+with casstore.open(sys.argv[1], "process") as store:
+    for number in range(250):
+        # Eight that come and go, and are all the same to both writers.
+        content = b"shared %d" % random.randrange(8)
+        try:
+            if random.random() < 0.5:
+                digest = store.put_blob(content)
+            else:
+                digest = casstore.Digest.of_blob(content)
+            store.pin(me, digest)
+        except NotFoundError:
+            refused += 1
+            continue
+        # From here on it must stay, whoever collects.
+        store.put_blob(b"%s %d" % (me.encode(), number))
+        store.pin(me + " again", digest)
+        assert store.get_blob(digest) == content
+        store.unpin(me)
+        store.unpin(me + " again")
+print(refused)
+"""
+
+_CARE = """
+import os, sys, casstore
+from casstore.errors import BusyError
+from casstore.maintenance import gc
+from casstore.maintenance.roots import ROOTS
+kind = sys.argv[2]
+with casstore.open(sys.argv[1], "process") as store:
+    print("ready", flush=True)
+    rounds = 0
+    while not os.path.exists(sys.argv[3]):
+        if kind == "collect":
+            gc.collect(store, grace_ms=0)
+        elif kind == "pack":
+            store.pack(min_age_ms=0)
+        else:
+            try:
+                store.engine.rebuild_index(ROOTS)
+            except BusyError:
+                continue
+        rounds += 1
+print(rounds)
+"""
+
+
+@pytest.mark.parametrize("kind", ["collect", "pack", "rebuild"])
+def test_two_writers_know_nothing_wrong_beside_one_who_cares_for_the_store(
+    tmp_path: Path, kind: str
+) -> None:
+    path, end = tmp_path / "s", tmp_path / "end"
+    casstore.open(path, "process").close()
+
+    def begin(program: str, *arguments: object) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", program, str(path), *map(str, arguments)],
+            stdout=subprocess.PIPE, text=True, cwd=ROOT,
+        )  # fmt: skip
+
+    carer = begin(_CARE, kind, end)
+    assert carer.stdout is not None
+    assert carer.stdout.readline() == "ready\n"
+    writers = [begin(_WRITER, name, seed) for seed, name in enumerate(("a", "b"))]
+    said = [writer.communicate(timeout=120)[0] for writer in writers]
+    end.touch()
+    rounds = int(carer.communicate(timeout=120)[0])
+    assert [process.returncode for process in (*writers, carer)] == [0, 0, 0]
+    assert rounds > 1
+    # Else nothing was taken away while the writers were at it.
+    assert kind == "pack" or sum(map(int, said)) > 0
+    with casstore.open(path, "process", verify=True) as store:
+        assert isinstance(store.engine, LmdbEngine)
+        assert store.engine.verify() == len(all_objects(store.engine))
 
 
 def test_a_write_for_which_the_map_is_too_small_changes_nothing(tmp_path: Path) -> None:
