@@ -237,9 +237,12 @@ def test_ids_go_on_behind_what_was_named_and_unnamed_in_one_transaction(
     engine.write(Write(objects=[first]))
     jobs = [Job(Write(objects=[brief])), Job(Write(deletes=[brief.digest]))]
     engine._prepare(jobs)
+    before = engine._journal._newest[1]
     tickets: list[Ticket[Job, WriteResult]] = [Ticket(job) for job in jobs]
     engine._commit(tickets)
     assert [ticket.error for ticket in tickets] == [None, None]
+    # Had the commit failed, that state would have been the last.
+    assert before.next_id == 2
     # The slab is there, and nothing of it has a name.
     engine.write(Write(objects=[new_blob(b"last")]))
     assert ids(engine) == [1, 3]
