@@ -158,7 +158,7 @@ class Stage:
 
     def writer(self, write: Write) -> Iterator[None]:
         job = Job(write)
-        self.engine._prepare([job])
+        self.engine._batches.prepare([job])
         yield
         try:
             self.engine._queue.submit(job)

@@ -194,7 +194,7 @@ def test_a_name_that_was_proven_counts_only_while_it_is_there(tmp_path: Path) ->
     lay_in_place(path)
     with open_store(path) as store:
         assert store.missing([DIGEST]) == []
-        assert DIGEST in engine_of(store)._proven.ids
+        assert DIGEST in engine_of(store)._batches._proven.ids
         store.engine.write(Write(deletes=[DIGEST]))
         settle_now(engine_of(store)._env)
         assert store.missing([DIGEST]) == [DIGEST]

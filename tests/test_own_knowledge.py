@@ -168,9 +168,9 @@ def test_ids_go_on_behind_what_was_named_and_unnamed_in_one_transaction(
     first, brief = new_blob(b"first"), new_blob(b"brief")
     engine.write(Write(objects=[first]))
     jobs = [Job(Write(objects=[brief])), Job(Write(deletes=[brief.digest]))]
-    engine._prepare(jobs)
+    engine._batches.prepare(jobs)
     tickets: list[Ticket[Job, WriteResult]] = [Ticket(job) for job in jobs]
-    engine._commit(tickets)
+    engine._batches.commit(tickets)
     assert [ticket.error for ticket in tickets] == [None, None]
     # The slab is there, and nothing of it has a name.
     engine.write(Write(objects=[new_blob(b"last")]))
