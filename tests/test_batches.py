@@ -27,7 +27,8 @@ from casstore.engine.protocol import (
     WriteResult,
 )
 from casstore.errors import CasstoreError, ConditionFailedError, ObjectNotFoundError
-from casstore.format.digest import Digest, Kind
+from casstore.format.digest import Digest
+from casstore.format.hashing import Kind
 from casstore.store import Store
 from casstore.testing.engine_fixtures import (
     all_objects,

@@ -29,7 +29,7 @@ from casstore.engine.protocol import (
     WriteResult,
 )
 from casstore.errors import CorruptionError, ObjectNotFoundError
-from casstore.format.digest import plain_hash
+from casstore.format.hashing import plain_hash
 
 
 def schedules(*steps: int) -> list[tuple[int, ...]]:

@@ -14,7 +14,8 @@ from casstore.engine.lmdb.index import PREFIX_BYTES, index_key, read_key
 from casstore.engine.lmdb.journal import settle_now
 from casstore.engine.protocol import NewObject, Write
 from casstore.errors import CorruptionError
-from casstore.format.digest import Digest, Kind
+from casstore.format.digest import Digest
+from casstore.format.hashing import Kind
 from casstore.maintenance import gc
 from casstore.maintenance.check import check, rebuild
 from casstore.maintenance.compact import compact

@@ -24,7 +24,7 @@ from casstore.engine.lmdb.tail import Tail
 from casstore.engine.lmdb.transaction import Job, Plan, Transaction
 from casstore.engine.protocol import NewObject, WriteResult
 from casstore.errors import CasstoreError, StorageError
-from casstore.format.digest import Kind
+from casstore.format.hashing import Kind
 
 # One read transaction serves at most this many look-ups, so that none is open long:
 # LMDB reuses no page that an open reader may still see.
