@@ -27,7 +27,8 @@ from casstore.engine.protocol import (
     WriteResult,
 )
 from casstore.errors import CasstoreError, ConditionFailedError, ObjectNotFoundError
-from casstore.format.digest import Digest, Kind
+from casstore.format.digest import Digest
+from casstore.format.hashing import Kind
 from casstore.store import Store
 from casstore.testing.engine_fixtures import (
     all_objects,
@@ -57,11 +58,11 @@ def commit(
     jobs: list[Job] = []
     for group in groups:
         together = [Job(write) for write in group]
-        engine._prepare(together)
+        engine._batches.prepare(together)
         jobs += together
     meanwhile()
     tickets: list[Ticket[Job, WriteResult]] = [Ticket(jobs[at]) for at in order]
-    engine._commit(tickets)
+    engine._batches.commit(tickets)
     answers = [ticket.result or ticket.error for ticket in tickets]
     return [answer for answer in answers if answer is not None]
 
@@ -256,12 +257,12 @@ def test_what_was_looked_up_at_several_moments_does_not_count(
                 engine.write(pending.pop())
 
     with monkeypatch.context() as patch:
-        patch.setattr("casstore.engine.lmdb.engine._READ_BATCH", 1)
+        patch.setattr("casstore.engine.lmdb.batches.READ_BATCH", 1)
         patch.setattr(engine._env, "reading_bytes", Reading)
-        engine._prepare([job])
+        engine._batches.prepare([job])
     assert job.hits == [gone.digest, kept.digest]
     ticket: Ticket[Job, WriteResult] = Ticket(job)
-    engine._commit([ticket])
+    engine._batches.commit([ticket])
     assert isinstance(ticket.error, StaleError)
 
 
@@ -293,12 +294,12 @@ def test_a_batch_whose_commit_failed_runs_again_as_if_for_the_first_time(
     blob = new_blob(b"twice")
     write = Write(objects=[blob, new_parent(blob)], rows=[PutRow("heads", b"key", blob.digest)])
     job = Job(write)
-    engine._prepare([job])
+    engine._batches.prepare([job])
     with interrupted_commits(engine, monkeypatch), pytest.raises(KeyboardInterrupt):
-        engine._commit([Ticket(job)])
+        engine._batches.commit([Ticket(job)])
     assert all_objects(engine) == []
     ticket: Ticket[Job, WriteResult] = Ticket(job)
-    engine._commit([ticket])
+    engine._batches.commit([ticket])
     assert ticket.result is not None
     assert ticket.result.new_objects == 2
     assert_reads_back(engine, *write.objects)
@@ -312,12 +313,12 @@ def test_a_write_refused_in_a_run_that_was_interrupted_may_pass_in_the_next(
     refused = Write(objects=[new_blob(b"late")], conditions=[RowIs("heads", b"key", b"there")])
     passes = Write(objects=[new_blob(b"early")])
     jobs = [Job(refused), Job(passes)]
-    engine._prepare(jobs)
+    engine._batches.prepare(jobs)
     with interrupted_commits(engine, monkeypatch), pytest.raises(KeyboardInterrupt):
-        engine._commit([Ticket(job) for job in jobs])
+        engine._batches.commit([Ticket(job) for job in jobs])
     engine.write(Write(rows=[PutRow("heads", b"key", b"there")]))
     tickets: list[Ticket[Job, WriteResult]] = [Ticket(job) for job in jobs]
-    engine._commit(tickets)
+    engine._batches.commit(tickets)
     assert [ticket.error for ticket in tickets] == [None, None]
     assert_reads_back(engine, *refused.objects, *passes.objects)
 

@@ -16,7 +16,7 @@ import pytest
 from casstore.engine.lmdb.disk_cache import MIN_LIMIT_BYTES, DiskCache
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.protocol import StoredObject, Write
-from casstore.format.digest import Kind
+from casstore.format.hashing import Kind
 from casstore.testing.engine_fixtures import new_blob, new_object
 
 STORE, EPOCH = 7, 1

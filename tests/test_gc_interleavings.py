@@ -29,7 +29,7 @@ from casstore.engine.protocol import (
     WriteResult,
 )
 from casstore.errors import CorruptionError, ObjectNotFoundError
-from casstore.format.digest import plain_hash
+from casstore.format.hashing import plain_hash
 
 
 def schedules(*steps: int) -> list[tuple[int, ...]]:
@@ -158,7 +158,7 @@ class Stage:
 
     def writer(self, write: Write) -> Iterator[None]:
         job = Job(write)
-        self.engine._prepare([job])
+        self.engine._batches.prepare([job])
         yield
         try:
             self.engine._queue.submit(job)

@@ -14,7 +14,8 @@ from casstore.engine.lmdb.index import PREFIX_BYTES, index_key, read_key
 from casstore.engine.lmdb.journal import settle_now
 from casstore.engine.protocol import NewObject, Write
 from casstore.errors import CorruptionError
-from casstore.format.digest import Digest, Kind
+from casstore.format.digest import Digest
+from casstore.format.hashing import Kind
 from casstore.maintenance import gc
 from casstore.maintenance.check import check, rebuild
 from casstore.maintenance.compact import compact
@@ -194,7 +195,7 @@ def test_a_name_that_was_proven_counts_only_while_it_is_there(tmp_path: Path) ->
     lay_in_place(path)
     with open_store(path) as store:
         assert store.missing([DIGEST]) == []
-        assert DIGEST in engine_of(store)._proven.ids
+        assert DIGEST in engine_of(store)._batches._proven.ids
         store.engine.write(Write(deletes=[DIGEST]))
         settle_now(engine_of(store)._env)
         assert store.missing([DIGEST]) == [DIGEST]

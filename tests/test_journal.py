@@ -30,7 +30,7 @@ from casstore.engine.protocol import (
 )
 from casstore.errors import ConditionFailedError, CorruptionError
 from casstore.format.canonical import pack_checked
-from casstore.format.digest import Kind, digest_of
+from casstore.format.hashing import Kind, digest_of
 from casstore.maintenance import gc
 from casstore.maintenance.space import measure
 from casstore.store import Store

@@ -236,10 +236,10 @@ def test_ids_go_on_behind_what_was_named_and_unnamed_in_one_transaction(
     first, brief = new_blob(b"first"), new_blob(b"brief")
     engine.write(Write(objects=[first]))
     jobs = [Job(Write(objects=[brief])), Job(Write(deletes=[brief.digest]))]
-    engine._prepare(jobs)
+    engine._batches.prepare(jobs)
     before = engine._journal._newest[1]
     tickets: list[Ticket[Job, WriteResult]] = [Ticket(job) for job in jobs]
-    engine._commit(tickets)
+    engine._batches.commit(tickets)
     assert [ticket.error for ticket in tickets] == [None, None]
     # Had the commit failed, that state would have been the last.
     assert before.next_id == 2

@@ -14,7 +14,8 @@ from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.protocol import NewObject
 from casstore.errors import CorruptionError
-from casstore.format.digest import DIGEST_BYTES, Digest, plain_hash
+from casstore.format.digest import Digest
+from casstore.format.hashing import DIGEST_BYTES, plain_hash
 
 COUNT = 40
 COLUMNS_AT = slabs.HEADER_BYTES + DIGEST_BYTES * COUNT

@@ -211,7 +211,7 @@ def test_the_memory_for_it_is_bounded(tmp_path: Path) -> None:
     with open_store(tmp_path / "s") as store:
         for content in texts(300, 3000):
             put(store, content)
-            held = [len(each.sheet.body) for each in engine_of(store)._tail.run]
+            held = [len(each.sheet.body) for each in engine_of(store)._batches._tail.run]
             assert sum(held) < slabs.TARGET_RAW_BYTES + tail.SMALL_BODY_BYTES
             assert len(held) <= tail.MANY_SLABS + 1
             assert all(size <= tail.SMALL_BODY_BYTES for size in held)

@@ -30,7 +30,7 @@ from casstore.errors import (
     SourceNotFoundError,
     UnknownParentError,
 )
-from casstore.format.digest import plain_hash
+from casstore.format.hashing import plain_hash
 from casstore.maintenance.progress import Progress, Step
 from casstore.records.json_values import storable
 from casstore.session.data import UNFENCED, Commit, NodeDraft

@@ -18,7 +18,8 @@ from casstore.cli.spelling import plain
 from casstore.engine.protocol import Engine, StoredObject
 from casstore.errors import InvalidInputError
 from casstore.format import splitting
-from casstore.format.digest import Digest, Kind
+from casstore.format.digest import Digest
+from casstore.format.hashing import Kind
 from casstore.format.limits import DEFAULT_MAX_BYTES
 from casstore.objects import diff as value_diff
 from casstore.objects.diff import Change

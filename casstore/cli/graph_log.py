@@ -18,7 +18,7 @@ from casstore.cli.places import json_text
 from casstore.cli.shapes import Part, Shape
 from casstore.cli.spelling import clip_name, plain, summary
 from casstore.errors import InvalidInputError, NotFoundError
-from casstore.format.digest import Kind
+from casstore.format.hashing import Kind
 from casstore.format.node import DecodedNode, NodeHeader
 from casstore.objects import graph
 from casstore.objects.pieces import PieceReader

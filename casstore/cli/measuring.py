@@ -15,7 +15,8 @@ from typing import Final, NamedTuple
 
 from casstore.engine.protocol import Engine, ObjectInfo, Row
 from casstore.format import tree
-from casstore.format.digest import Digest, Kind
+from casstore.format.digest import Digest
+from casstore.format.hashing import Kind
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.roots import ROOTS
 from casstore.objects.pieces import PieceReader

@@ -213,25 +213,40 @@ def export(
     ),
     "casstore import agent.bundle",
     "casstore import agent.bundle --name theirs",
+    "casstore import agent.bundle --subject alice",
     name="import",
 )
 @click.argument("file")
 @click.option("--name", "session_name", metavar="ID", help="Bring it in under this id.")
 @click.option(
+    "--subject",
+    "subjects",
+    metavar="SUBJECT",
+    multiple=True,
+    help="Whom it is about, for erase; a bundle does not say. May be given several times.",
+)
+@click.option(
     "--fast-forward", is_flag=True, help="Move a session on that is there in an earlier state."
 )
-def import_(app: App, file: str, session_name: str | None, fast_forward: bool) -> None:
+def import_(
+    app: App,
+    file: str,
+    session_name: str | None,
+    subjects: tuple[str, ...],
+    fast_forward: bool,
+) -> None:
     """Bring the session of a bundle into the store.
 
     The whole file is proven first. Readers see all of the session or nothing. A bundle has no
-    policy, expiry, protections or subjects: say again whom the session is about
-    (Session.add_subjects), or casstore erase overlooks it.
+    policy, expiry, protections or subjects: say with --subject whom the session is about, or
+    casstore erase overlooks it.
     """
     with app.open(write=True) as store, app.meter() as meter:
         report = importing.import_session(
             store,
             file,
             name=session_name,
+            subjects=subjects,
             on_conflict="fast-forward" if fast_forward else "refuse",
             progress=meter,
         )

@@ -30,7 +30,8 @@ from casstore.errors import (
     SessionDeletedError,
     SessionNotFoundError,
 )
-from casstore.format.digest import DIGEST_BYTES, KIND_NAMES, Digest, Kind
+from casstore.format.digest import Digest
+from casstore.format.hashing import DIGEST_BYTES, KIND_NAMES, Kind
 from casstore.objects.pieces import PieceReader
 from casstore.session.data import Entry
 from casstore.store import Store, is_server

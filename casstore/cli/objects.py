@@ -17,7 +17,8 @@ from casstore.cli.quantities import size
 from casstore.cli.shapes import Part, Shape
 from casstore.cli.spelling import parse_json, plain
 from casstore.errors import InvalidInputError, StorageError
-from casstore.format.digest import Digest, Kind
+from casstore.format.digest import Digest
+from casstore.format.hashing import Kind
 from casstore.store import Store
 
 _SECTION: Final = "Objects"

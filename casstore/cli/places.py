@@ -10,7 +10,8 @@ from casstore.cli.naming import Target
 from casstore.cli.spelling import plain
 from casstore.errors import InvalidInputError, PathNotFoundError, PathStep
 from casstore.format.canonical import Link
-from casstore.format.digest import Digest, Kind
+from casstore.format.digest import Digest
+from casstore.format.hashing import Kind
 from casstore.objects import graph
 from casstore.objects.pieces import PieceReader
 from casstore.objects.view import View

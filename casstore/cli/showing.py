@@ -27,7 +27,8 @@ from casstore.cli.shapes import Part, Shape
 from casstore.cli.spelling import brief, plain, short, summary
 from casstore.errors import LimitError, ObjectNotFoundError
 from casstore.format.canonical import Link
-from casstore.format.digest import Digest, Kind
+from casstore.format.digest import Digest
+from casstore.format.hashing import Kind
 from casstore.objects.pieces import PieceReader
 from casstore.store import Store
 

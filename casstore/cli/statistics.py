@@ -14,7 +14,7 @@ from casstore.cli.output import Cells, Column, Printer, bold, dim, name
 from casstore.cli.quantities import count, moment, size
 from casstore.cli.shapes import Part, Shape
 from casstore.cli.spelling import clip_name
-from casstore.format.digest import KIND_NAMES
+from casstore.format.hashing import KIND_NAMES
 from casstore.maintenance import space
 from casstore.maintenance.space import SpaceReport
 from casstore.session.data import SessionInfo

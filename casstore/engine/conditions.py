@@ -30,7 +30,8 @@ from casstore.engine.protocol import (
     Write,
 )
 from casstore.errors import ConditionFailedError, InvalidInputError, ObjectNotFoundError
-from casstore.format.digest import DIGEST_BYTES, Digest
+from casstore.format.digest import Digest
+from casstore.format.hashing import DIGEST_BYTES
 
 FindRow = Callable[[str, bytes], bytes | None]
 HasObject = Callable[[bytes], bool]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, Final
 
 from casstore.format import tree
-from casstore.format.digest import Kind
+from casstore.format.hashing import Kind
 
 PROFILE: Final = "fastcdc-2020-16k-1"
 _AVERAGE_BYTES: Final = 16_384

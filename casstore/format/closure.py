@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from casstore.errors import CorruptionError, LimitError
 from casstore.format import canonical, tree
 from casstore.format.canonical import ROLE_BYTES, ROLE_ITEM, ROLE_LINK, ROLE_TEXT
-from casstore.format.digest import Kind
+from casstore.format.hashing import Kind
 from casstore.format.limits import MAX_DEPTH
 from casstore.format.manifest import decode_manifest
 from casstore.format.node import open_node

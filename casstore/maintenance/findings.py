@@ -7,7 +7,8 @@ from typing import Final, NamedTuple
 
 from casstore.engine import faults
 from casstore.engine.faults import Fault
-from casstore.format.digest import DIGEST_BYTES, Digest
+from casstore.format.digest import Digest
+from casstore.format.hashing import DIGEST_BYTES
 
 INFO: Final = "info"
 WARNING: Final = "warning"

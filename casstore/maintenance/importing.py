@@ -15,9 +15,11 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from casstore.engine.protocol import (
+    Condition,
     Engine,
     ObjectsExist,
     PutRow,
+    RowChange,
     RowIs,
     RowKey,
     Write,
@@ -45,6 +47,7 @@ from casstore.maintenance.verification import (
 )
 from casstore.objects import graph
 from casstore.session import attachments, catalogue, keys
+from casstore.session import subjects as whom
 from casstore.session.commit import put_label, put_receipt
 from casstore.session.heads import HeadRow, encode_head, head_key
 from casstore.session.lineage import successor
@@ -88,11 +91,15 @@ def import_session(
     source_file: str | os.PathLike[str],
     *,
     name: str | None = None,
+    subjects: Iterable[str] = (),
     on_conflict: str = REFUSE,
     limits: BundleLimits = DEFAULT_LIMITS,
     progress: Progress | None = None,
 ) -> ImportReport:
     """Bring the session of a bundle into a store, under its own id or another ``name``.
+
+    A bundle does not say whom its session is about. ``subjects`` does, from the moment at which
+    it appears, beside those that a session of that id has already.
 
     If a session of that id is there with the same content, nothing happens. If it is in an
     earlier state, ``on_conflict="fast-forward"`` moves it on; anything else is refused:
@@ -106,10 +113,11 @@ def import_session(
         )
     if name is not None:
         keys.session_key(name)
+    about = whom.checked(subjects)
     with BundleReader(os.fspath(source_file)) as reader:
         proof = Proof(reader, limits, store.engine, progress)
         proof.run()
-        return _Import(store, reader, proof, name, on_conflict, progress).run()
+        return _Import(store, reader, proof, name, about, on_conflict, progress).run()
 
 
 class _Import:
@@ -121,10 +129,12 @@ class _Import:
         reader: BundleReader,
         proof: Proof,
         name: str | None,
+        about: tuple[str, ...],
         on_conflict: str,
         progress: Progress | None,
     ) -> None:
         self._runtime = Runtime(store)
+        self._about = about
         self._engine: Engine = store.engine
         self._reader = reader
         self._proof = proof
@@ -147,6 +157,8 @@ class _Import:
                 except (ConditionFailedError, ObjectNotFoundError):
                     # The session moved, or a collector took something before a row named it.
                     continue
+            elif self._about:
+                whom.change(self._runtime, self._rows.session, add=self._about)
             return ImportReport(
                 outcome,
                 self._rows.session,
@@ -303,17 +315,22 @@ class _Import:
         self, existing: tuple[bytes | None, bytes | None], changes: Sequence[PutRow]
     ) -> None:
         head, meta = existing
-        self._engine.write(
-            Write(
-                conditions=[
-                    RowIs(*tombstone_key(self._key), None),
-                    RowIs(*head_key(self._key), head),
-                    RowIs(*meta_key(self._key), meta),
-                    ObjectsExist(sorted(self._rows.named())),
-                ],
-                rows=changes,
+        conditions: list[Condition] = [
+            RowIs(*tombstone_key(self._key), None),
+            RowIs(*head_key(self._key), head),
+            RowIs(*meta_key(self._key), meta),
+            ObjectsExist(sorted(self._rows.named())),
+        ]
+        rows: list[RowChange] = [*changes]
+        if self._about:
+            place = keys.subjects(self._key)
+            [row] = self._engine.get_rows([place])
+            before = whom.decode(row)
+            conditions.append(RowIs(*place, row))
+            rows += whom.changes(
+                self._rows.session, self._key, before, whom.checked([*before, *self._about])
             )
-        )
+        self._engine.write(Write(conditions=conditions, rows=rows))
 
 
 def _renamed(rows: SessionRows, name: str | None) -> SessionRows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from casstore.engine.protocol import Row
-from casstore.format.digest import plain_hash
+from casstore.format.hashing import plain_hash
 from casstore.maintenance import findings as codes
 from casstore.maintenance.record_facts import Facts, Wrong, where_is
 from casstore.records.lifecycles.annotation import Note

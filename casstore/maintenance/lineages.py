@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from casstore.engine.protocol import Engine, Row, RowKey
 from casstore.errors import CorruptionError
-from casstore.format.digest import DIGEST_BYTES
+from casstore.format.hashing import DIGEST_BYTES
 from casstore.format.manifest import Manifest
 from casstore.objects import graph as objects
 from casstore.objects.pieces import PieceReader

@@ -7,7 +7,8 @@ from typing import Final, NamedTuple, Protocol
 
 from casstore.engine.protocol import StoredObject
 from casstore.errors import CasstoreError
-from casstore.format.digest import Digest, Kind
+from casstore.format.digest import Digest
+from casstore.format.hashing import Kind
 from casstore.format.manifest import COMPONENTS, decode_manifest
 from casstore.format.node import open_node
 

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from casstore.engine.protocol import PutRow
 from casstore.errors import BundleLimitError, CorruptionError
 from casstore.format.canonical import Link
-from casstore.format.digest import DIGEST_BYTES
+from casstore.format.hashing import DIGEST_BYTES
 from casstore.format.manifest import NOTHING, Manifest
 from casstore.format.node import NodeHeader
 from casstore.objects import graph as objects

@@ -20,7 +20,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from casstore.errors import ForeignBundleError, InvalidInputError
-from casstore.format.digest import DIGEST_BYTES, Digest
+from casstore.format.digest import Digest
+from casstore.format.hashing import DIGEST_BYTES
 from casstore.session import heads, keys
 from casstore.session.attachments import COMMITTED
 from casstore.session.data import Attachment, Origin, SessionMeta

@@ -24,7 +24,8 @@ from casstore.errors import (
 from casstore.format import bundle as layout
 from casstore.format import closure
 from casstore.format.closure import BlobFact, Fact, ManifestFact, ValueFact
-from casstore.format.digest import Digest, Kind, check_object, digest_of
+from casstore.format.digest import Digest
+from casstore.format.hashing import Kind, check_object, digest_of
 from casstore.format.limits import DEFAULT_MAX_BYTES
 from casstore.maintenance import session_rows
 from casstore.maintenance.bundle import Block, BundleReader, Place

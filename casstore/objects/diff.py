@@ -22,7 +22,7 @@ from casstore.format.canonical import (
     cut_map,
     is_map_piece,
 )
-from casstore.format.digest import Kind
+from casstore.format.hashing import Kind
 from casstore.format.limits import MAX_DEPTH
 from casstore.format.splitting import Spelled
 from casstore.objects.align import differing_runs

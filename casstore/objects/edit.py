@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from casstore.errors import InvalidInputError, InvalidValueError, PathNotFoundError, PathStep
 from casstore.format import splitting
 from casstore.format.canonical import refuse_depth
-from casstore.format.digest import Kind
+from casstore.format.hashing import Kind
 from casstore.format.limits import MAX_DEPTH
 from casstore.format.splitting import Emit, Entry, Spelled
 from casstore.objects import splice

@@ -9,7 +9,7 @@ from casstore.engine.protocol import StoredObject
 from casstore.errors import CorruptionError, InvalidInputError
 from casstore.format import canonical
 from casstore.format.canonical import ROLE_BYTES, ROLE_LINK, ROLE_TEXT
-from casstore.format.digest import KIND_NAMES, Kind
+from casstore.format.hashing import KIND_NAMES, Kind
 from casstore.format.limits import DEFAULT_MAX_BYTES
 from casstore.format.manifest import Manifest, decode_manifest, encode_manifest
 from casstore.format.node import DecodedNode, NodeHeader, fill_node, open_node, open_whole

@@ -12,7 +12,7 @@ from typing import cast
 from casstore.engine.protocol import Engine, NewObject, StoredObject, Write
 from casstore.errors import CorruptionError, LimitError, ObjectNotFoundError
 from casstore.format import chunking
-from casstore.format.digest import HASHERS, Kind, check_objects, digest_of, plain_hash
+from casstore.format.hashing import HASHERS, Kind, check_objects, digest_of, plain_hash
 from casstore.format.limits import CHUNKED_BLOB_MIN_BYTES
 
 _BATCH = 256

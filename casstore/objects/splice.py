@@ -22,7 +22,7 @@ from casstore.format.canonical import (
     is_map_piece,
     links_in,
 )
-from casstore.format.digest import Kind
+from casstore.format.hashing import Kind
 from casstore.format.limits import SINGLE_PIECE_MAX_BYTES
 from casstore.format.splitting import Emit, Entry, Spelled
 from casstore.objects.pieces import PieceReader

@@ -14,7 +14,7 @@ from casstore.engine.protocol import StoredObject
 from casstore.errors import CorruptionError, InvalidInputError, LimitError
 from casstore.format import canonical, tree
 from casstore.format.canonical import CONTAINER_BYTES, ROLE_BYTES, ROLE_LINK, ROLE_TEXT
-from casstore.format.digest import KIND_NAMES, Kind
+from casstore.format.hashing import KIND_NAMES, Kind
 from casstore.format.limits import MAX_DEPTH
 from casstore.objects import blobs
 from casstore.objects.pieces import PieceReader

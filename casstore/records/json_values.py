@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from casstore.errors import InvalidValueError, LimitError
 from casstore.format import splitting
-from casstore.format.digest import DIGEST_BYTES
+from casstore.format.hashing import DIGEST_BYTES
 from casstore.format.limits import MAX_DEPTH
 
 _TEXT: Final = "json"

@@ -13,7 +13,7 @@ from typing import Final
 
 from casstore.engine.protocol import MAX_ROW_KEY_BYTES
 from casstore.errors import InvalidInputError
-from casstore.format.digest import DIGEST_BYTES, plain_hash
+from casstore.format.hashing import DIGEST_BYTES, plain_hash
 
 _END: Final = b"\0"
 _CUT: Final = b"\xff"

@@ -28,7 +28,8 @@ from casstore.engine.protocol import (
 from casstore.errors import CasstoreError, CorruptionError, InvalidInputError
 from casstore.format import splitting
 from casstore.format.canonical import Link, links_in, pack_checked, unpack_checked
-from casstore.format.digest import Digest, Kind
+from casstore.format.digest import Digest
+from casstore.format.hashing import Kind
 from casstore.format.limits import DEFAULT_MAX_BYTES, MAX_DEPTH
 from casstore.objects import splice, values
 from casstore.objects.pieces import PendingReader, PieceReader, PieceWriter

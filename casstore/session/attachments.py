@@ -34,7 +34,8 @@ from casstore.errors import (
     InvalidInputError,
 )
 from casstore.format.canonical import pack_checked, unpack_checked
-from casstore.format.digest import Digest, Kind
+from casstore.format.digest import Digest
+from casstore.format.hashing import Kind
 from casstore.objects.pieces import PieceWriter
 from casstore.session import keys
 from casstore.session.arguments import check_count, list_of

@@ -19,7 +19,8 @@ from casstore.errors import (
     UnknownParentError,
 )
 from casstore.format.canonical import Link
-from casstore.format.digest import Digest, Kind
+from casstore.format.digest import Digest
+from casstore.format.hashing import Kind
 from casstore.format.manifest import FIELD_ROOM, NOTHING, Manifest
 from casstore.format.node import (
     NULL,

@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from casstore.format.canonical import pack_checked
-from casstore.format.digest import digest_of, turn_hash
+from casstore.format.hashing import digest_of, turn_hash
 from casstore.format.manifest import Manifest
 from casstore.format.node import NULL, spell_payload
 from casstore.session.data import LAST, LEAF, Commit

@@ -33,7 +33,7 @@ from casstore.errors import (
     LeaseLostError,
     SessionBindingError,
 )
-from casstore.format.digest import plain_hash
+from casstore.format.hashing import plain_hash
 from casstore.session import keys
 from casstore.session.data import UNFENCED, Given, Lease
 from casstore.session.state import Runtime

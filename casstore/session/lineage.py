@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from casstore.engine.protocol import Engine, PutRow, RowKey
 from casstore.errors import CorruptionError, InvalidInputError
 from casstore.format.canonical import pack_checked, unpack_checked, unpack_trusted
-from casstore.format.digest import DIGEST_BYTES
+from casstore.format.hashing import DIGEST_BYTES
 from casstore.session import keys
 from casstore.session.heads import LINEAGE_BYTES, Base, HeadRow
 

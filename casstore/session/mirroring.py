@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 
 from casstore.engine.protocol import PutRow, RowKey, StoredObject, Write
 from casstore.errors import CorruptionError
-from casstore.format.digest import DIGEST_BYTES, Kind
+from casstore.format.hashing import DIGEST_BYTES, Kind
 from casstore.format.node import NodeHeader, cut_node, encode_node, open_node
 from casstore.objects import graph as objects
 from casstore.objects.pieces import PendingReader, PieceWriter

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from casstore.errors import CorruptionError
 from casstore.format.canonical import pack_checked, unpack_checked
-from casstore.format.digest import DIGEST_BYTES
+from casstore.format.hashing import DIGEST_BYTES
 from casstore.session.heads import Base
 
 _INTENT_AT: Final = 1

@@ -18,7 +18,8 @@ from casstore.engine.protocol import (
     Write,
 )
 from casstore.errors import InvalidInputError, ObjectNotFoundError
-from casstore.format.digest import Digest, Kind
+from casstore.format.digest import Digest
+from casstore.format.hashing import Kind
 from casstore.testing.engine_fixtures import (
     ABSENT,
     EngineFixtures,

@@ -67,6 +67,8 @@ def test_a_session_travels_as_a_file(own: str, tmp_path: Path) -> None:
     assert run("import", file, "--json", store=place).json["outcome"] == "created"
     assert "unchanged agent" in run("import", file, store=place).out
     assert "created theirs" in run("import", file, "--name", "theirs", store=place).out
+    run("import", file, "--subject", "alice", "--subject", "bob", "--name", "hers", store=place)
+    assert "would erase hers" in run("erase", "bob", "--dry-run", store=place).out
     assert "the same" in run("diff", "agent", f"{place}::agent", store=own).out
     commit(own, "later")
     run("export", "agent", file, "--replace", store=own)

@@ -9,7 +9,7 @@ import pytest
 
 from casstore.errors import CorruptionError, InvalidInputError
 from casstore.format.canonical import ROLE_LINK
-from casstore.format.digest import Kind, digest_of
+from casstore.format.hashing import Kind, digest_of
 from casstore.format.manifest import NOTHING, Manifest, decode_manifest, encode_manifest
 from casstore.format.manifest import spell_field as spell_payload
 from casstore.format.splitting import Spelled

@@ -29,7 +29,8 @@ from casstore.format import bundle as layout
 from casstore.format import canonical, splitting, tree
 from casstore.format.bundle import BundleHeader, Totals
 from casstore.format.canonical import ROLE_PART, ROLE_TEXT, link_bytes
-from casstore.format.digest import BlobHasher, Digest, Kind, digest_of, plain_hash
+from casstore.format.digest import BlobHasher, Digest
+from casstore.format.hashing import Kind, digest_of, plain_hash
 from casstore.format.manifest import Manifest, encode_manifest
 from casstore.format.node import NULL, NodeHeader, encode_node
 from casstore.format.splitting import Spelled

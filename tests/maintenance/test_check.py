@@ -18,7 +18,8 @@ from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import DeleteRow, NewObject, Write
 from casstore.errors import CorruptionError, InvalidInputError
 from casstore.format.canonical import pack_checked, unpack_checked
-from casstore.format.digest import Digest, Kind, digest_of
+from casstore.format.digest import Digest
+from casstore.format.hashing import Kind, digest_of
 from casstore.maintenance import findings as codes
 from casstore.maintenance import gc
 from casstore.maintenance.check import LEVELS, CheckReport, check, rebuild

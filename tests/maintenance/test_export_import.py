@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from casstore import UNFENCED, Commit, Digest, Link, NodeDraft, Store
 from casstore.engine.memory import MemoryEngine
-from casstore.engine.protocol import TABLES, Write, WriteResult
+from casstore.engine.protocol import TABLES, RowKey, Write, WriteResult
 from casstore.errors import (
     BundleError,
     InvalidInputError,
@@ -26,6 +27,7 @@ from casstore.maintenance.exporting import Have, export_session, have_of, read_h
 from casstore.maintenance.importing import ImportOutcome, import_session
 from casstore.maintenance.progress import Step
 from casstore.maintenance.verification import verify_bundle
+from casstore.session import keys
 from casstore.testing.engine_fixtures import all_objects, all_rows
 from tests.maintenance import sessions
 from tests.maintenance.sessions import MakeStore
@@ -186,6 +188,88 @@ def test_an_export_that_fails_leaves_nothing(make_store: MakeStore, file: Path) 
     with pytest.raises(KeyboardInterrupt):
         export_session(source, "s", file, progress=stop)
     assert list(file.parent.glob("session.bundle*")) == []
+
+
+# --- whom it is about -----------------------------------------------------------------------
+
+
+def test_it_is_about_whom_the_import_says_from_the_moment_it_appears(
+    make_store: MakeStore, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = make_store(), make_store()
+    sessions.fill(source)
+    export_session(source, "s", file)
+    seen: list[bool] = []
+    write = target.engine.write
+
+    def watched(change: Write) -> WriteResult:
+        # Nobody ever sees the session without its subjects.
+        done = write(change)
+        there = [one.meta.session for one in target.sessions()] == ["s"]
+        seen.append(there)
+        assert not there or target.session("s").subjects() == ("alice", "bob")
+        return done
+
+    monkeypatch.setattr(target.engine, "write", watched)
+    import_session(target, file, subjects=["bob", "alice", "bob"])
+    assert seen[-1]
+    assert list(target.sessions_about("alice")) == ["s"]
+
+
+def test_subjects_are_added_to_those_of_a_session_that_is_there(
+    make_store: MakeStore, file: Path
+) -> None:
+    source, target = make_store(), make_store()
+    sessions.fill(source)
+    export_session(source, "s", file)
+    import_session(target, file, subjects=["alice"])
+    assert import_session(target, file, subjects=["bob"]).outcome is ImportOutcome.UNCHANGED
+    assert target.session("s").subjects() == ("alice", "bob")
+    sessions.step(source, "s", sessions.message("more"))
+    export_session(source, "s", file, replace=True)
+    report = import_session(target, file, subjects=["carol"], on_conflict="fast-forward")
+    assert report.outcome is ImportOutcome.FORWARDED
+    assert target.session("s").subjects() == ("alice", "bob", "carol")
+    # Nothing said is nothing changed.
+    import_session(target, file)
+    assert target.session("s").subjects() == ("alice", "bob", "carol")
+
+
+def test_subjects_given_by_others_meanwhile_stay(
+    make_store: MakeStore, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = make_store(), make_store()
+    sessions.fill(source)
+    export_session(source, "s", file)
+    import_session(target, file)
+    sessions.step(source, "s", sessions.message("more"))
+    export_session(source, "s", file, replace=True)
+    pending = ["dora"]
+    get_rows = target.engine.get_rows
+
+    def interposed(places: Sequence[RowKey]) -> list[bytes | None]:
+        found = get_rows(places)
+        if pending and list(places) == [keys.subjects(keys.session_key("s"))]:
+            target.session("s").add_subjects([pending.pop()])
+        return found
+
+    monkeypatch.setattr(target.engine, "get_rows", interposed)
+    import_session(target, file, subjects=["alice"], on_conflict="fast-forward")
+    assert pending == []
+    assert target.session("s").subjects() == ("alice", "dora")
+
+
+@pytest.mark.parametrize("bad", ["alice", [""], [7], ["\ud800"]])
+def test_what_is_no_subject_is_refused_before_anything(
+    make_store: MakeStore, file: Path, bad: Any
+) -> None:
+    source, target = make_store(), make_store()
+    sessions.fill(source)
+    export_session(source, "s", file)
+    before = everything(target)
+    with pytest.raises(InvalidInputError):
+        import_session(target, file, subjects=bad)
+    assert everything(target) == before
 
 
 # --- when something is there ----------------------------------------------------------------

@@ -21,7 +21,7 @@ from casstore.errors import (
     ObjectNotFoundError,
 )
 from casstore.format.canonical import ROLE_PART, ROLE_TEXT, encode, link_bytes
-from casstore.format.digest import Kind
+from casstore.format.hashing import Kind
 from casstore.format.tree import Child
 from tests.objects.specimens import (
     CountingEngine,

@@ -17,8 +17,8 @@ from psycopg.types.numeric import Int8
 
 from casstore.engine.postgres import collection as collecting
 from casstore.engine.postgres import tables
+from casstore.engine.postgres.adapting import Longs
 from casstore.engine.postgres.address import parse
-from casstore.engine.postgres.arrays import Longs
 from casstore.engine.postgres.collection import PostgresCollection
 from casstore.engine.postgres.engine import PostgresEngine
 from casstore.engine.protocol import DeleteRow, ObjectsExist, PutRow, RowIs, Write

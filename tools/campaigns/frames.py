@@ -32,7 +32,7 @@ from casstore.engine.lmdb.dictionaries import store_dictionary
 from casstore.engine.lmdb.index import PREFIX_BYTES, index_key
 from casstore.engine.protocol import NewObject
 from casstore.errors import CasstoreError
-from casstore.format.digest import Kind, digest_of, plain_hash
+from casstore.format.hashing import Kind, digest_of, plain_hash
 
 MAX_GROWTH_BYTES = 64 << 20
 

@@ -22,7 +22,7 @@ from casstore.engine.compression import (
 )
 from casstore.engine.lmdb.environment import Environment, translate
 from casstore.errors import CorruptionError
-from casstore.format.digest import plain_hash
+from casstore.format.hashing import plain_hash
 
 MIN_GAIN: Final = 0.10
 SAMPLE_BYTES: Final = 8 << 20

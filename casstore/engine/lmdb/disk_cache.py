@@ -40,7 +40,7 @@ from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.lmdb.environment import DEFAULT_MAP_BYTES
 from casstore.engine.protocol import NewObject, StoredObject, Write
 from casstore.errors import CasstoreError, ClosedError, CorruptionError
-from casstore.format.digest import KIND_NAMES, Kind, check_object
+from casstore.format.hashing import KIND_NAMES, Kind, check_object
 
 #: The least that may be allowed: an empty shelf takes a quarter of a megabyte.
 MIN_LIMIT_BYTES: Final = 4 << 20

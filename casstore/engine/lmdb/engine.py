@@ -7,11 +7,7 @@
     journal       the last names and row changes, until they are laid in place (see ``journal``)
     …             one database for each table of rows
 
-A write joins a batch (``group``). The batch is prepared outside the write lock (which
-objects are new, cut, compressed), then runs as one transaction. What was looked up before
-counts inside it only if nobody has committed in between; otherwise it is looked up again,
-because a collector may have removed an object since. If so, the write is prepared again
-with that object included.
+A write joins a batch (``group``), which is prepared and run as one transaction (``batches``).
 """
 
 from __future__ import annotations
@@ -29,6 +25,7 @@ from casstore.engine.clock import wall_clock_ms
 from casstore.engine.compression import Compressor
 from casstore.engine.lmdb import notes
 from casstore.engine.lmdb import slab as slabs
+from casstore.engine.lmdb.batches import READ_BATCH, Batches
 from casstore.engine.lmdb.cache import SlabCache
 from casstore.engine.lmdb.dictionaries import (
     FIRST_TRIAL_BYTES,
@@ -44,20 +41,16 @@ from casstore.engine.lmdb.directory import DURABILITIES, FULL, PROCESS
 from casstore.engine.lmdb.environment import (
     DEFAULT_MAP_BYTES,
     Environment,
-    is_over,
-    translate,
 )
-from casstore.engine.lmdb.group import CommitQueue, Ticket
-from casstore.engine.lmdb.index import PREFIX_BYTES, Index, Proven, index_key
+from casstore.engine.lmdb.group import CommitQueue
+from casstore.engine.lmdb.index import Index
 from casstore.engine.lmdb.journal import Journal, Pending, merge
 from casstore.engine.lmdb.reader import SlabReader
 from casstore.engine.lmdb.rows import open_row, seek_first, seek_last
-from casstore.engine.lmdb.tail import Tail
-from casstore.engine.lmdb.transaction import Job, Plan, StaleError, Transaction
+from casstore.engine.lmdb.transaction import Job, StaleError
 from casstore.engine.lmdb.verification import verify_content
 from casstore.engine.protocol import (
     COLD_AGE_MS,
-    NewObject,
     ObjectInfo,
     Row,
     RowKey,
@@ -72,9 +65,7 @@ from casstore.errors import (
     ClosedError,
     CorruptionError,
     InvalidInputError,
-    StorageError,
 )
-from casstore.format.digest import Kind
 
 if TYPE_CHECKING:
     from casstore.engine.faults import Examination, Fault, Structure, Told
@@ -91,9 +82,6 @@ if TYPE_CHECKING:
 
 DEFAULT_CACHE_BYTES: Final = 32 << 20
 
-# One read transaction serves at most this many look-ups, so that none is open long:
-# LMDB reuses no page that an open reader may still see.
-_READ_BATCH: Final = 512
 # How often a write is prepared anew because a collector removed what it relied on.
 _MAX_ATTEMPTS: Final = 16
 # Now and then a writer clears the slots of killed readers, which stop pages from being
@@ -104,8 +92,6 @@ _SYNC_INTERVAL_S: Final = 1.0
 # the leader of its batch: py-lmdb and zstandard give the interpreter away in every call,
 # and with many writers each such call is a fight for it that costs more than the work.
 _LONG_WRITE_BYTES: Final = 64 << 10
-_OF_ONE_PLACE: Final = frozenset((Kind.NODE, Kind.MANIFEST))
-_NO_IDS: Final[dict[bytes, int | None]] = {}
 
 
 class LmdbEngine:
@@ -143,21 +129,21 @@ class LmdbEngine:
         )
         self._journal = Journal(self._env)
         self._cache = SlabCache(cache_bytes)
-        self._queue: CommitQueue[Job, WriteResult] = CommitQueue(self._run_batch)
-        self._touches = notes.RecentTouches()
-        self._proven = Proven()
         self._commits = 0
         self._pid = os.getpid()
         self._stop_syncing = threading.Event()
         self._sync_failure: CasstoreError | None = None
-        # How much was stored since a dictionary was last tried, and when one is tried next.
+        # How much was stored when a dictionary was last tried, and after how much more one is next.
         self._auto_train = auto_train
-        self._untried_bytes = 0
-        self._try_at_bytes = FIRST_TRIAL_BYTES
+        self._tried_at_bytes = 0
+        self._try_after_bytes = FIRST_TRIAL_BYTES
         self._training: threading.Thread | None = None
         self._shelf = DictionaryShelf(self._env)
         self._compressor = Compressor(self._shelf.load)
-        self._tail = Tail(self._compressor)
+        self._batches = Batches(
+            self._env, self._journal, self._compressor, self._clock, self._committed
+        )
+        self._queue: CommitQueue[Job, WriteResult] = CommitQueue(self._batches.run)
         try:
             self._compressor.use(self._shelf.newest())
         except BaseException:
@@ -197,49 +183,8 @@ class LmdbEngine:
         """Those of ``digests`` that are not stored, in order, each once."""
         self._env.gate.check()
         conditions.check_digests(digests)
-        _, ids = self._look_up(list(dict.fromkeys(digests)))
+        _, ids = self._batches.look_up(list(dict.fromkeys(digests)))
         return [digest for digest, object_id in ids.items() if object_id is None]
-
-    def _look_up(self, unique: list[bytes]) -> tuple[int | None, dict[bytes, int | None]]:
-        """What the index says of these digests, and as of which commit; None if of several."""
-        commits: set[int] = set()
-        ids: dict[bytes, int | None] = {}
-        env = self._env
-        proven = self._proven.ids
-        for start in range(0, len(unique), _READ_BATCH):
-            likely: list[bytes] = []
-            with env.reading_bytes() as txn:
-                commit = txn.id()
-                commits.add(commit)
-                recent = self._journal.at(txn, commit).ids
-                names = txn.cursor(db=env.index)
-                seek = names.set_range
-                for digest in unique[start : start + _READ_BATCH]:
-                    # Mostly nothing begins like it: every write of something new comes here.
-                    if digest in recent:
-                        ids[digest] = recent[digest]
-                    elif digest in proven and names.set_key(index_key(digest, proven[digest])):
-                        ids[digest] = proven[digest]
-                    elif not seek(digest[:PREFIX_BYTES]) or (
-                        names.key()[:PREFIX_BYTES] != digest[:PREFIX_BYTES]
-                    ):
-                        ids[digest] = None
-                    else:
-                        likely.append(digest)
-            if likely:
-                commits.add(self._compare(likely, ids))
-        return commits.pop() if len(commits) == 1 else None, ids
-
-    def _compare(self, likely: list[bytes], ids: dict[bytes, int | None]) -> int:
-        """Look up digests that the index seems to know; as of which commit."""
-        # In views: slabs may be long, and only a digest of each is wanted.
-        with self._env.reading() as txn:
-            commit = txn.id()
-            recent = self._journal.at(txn, commit).ids
-            find = Index(self._env, txn, proven=self._proven).find
-            for digest in likely:
-                ids[digest] = recent[digest] if digest in recent else find(digest)
-            return commit
 
     def digests(self, first: bytes, last: bytes, *, limit: int) -> list[bytes]:
         """At most ``limit`` digests of stored objects from ``first`` to ``last``, in order."""
@@ -258,14 +203,14 @@ class LmdbEngine:
         if len(digests) == 1:
             return [self._get_one(digests[0])]
         found: list[StoredObject | None] = []
-        for start in range(0, len(digests), _READ_BATCH):
+        for start in range(0, len(digests), READ_BATCH):
             with self._env.reading() as txn:
                 reader = self._reader(txn)
                 read, read_next = reader.object, reader.next
                 recent = self._journal.at(txn, txn.id()).ids
                 index = Index(self._env, txn, reader.digest)
                 find, has_row = index.find, index.has_row
-                for digest in digests[start : start + _READ_BATCH]:
+                for digest in digests[start : start + READ_BATCH]:
                     # As Pending.find_id does; spelled out because every read comes through here.
                     if digest in recent:
                         object_id = recent[digest]
@@ -403,7 +348,7 @@ class LmdbEngine:
             raise failure
         job = Job(write, conditions.validate(write))
         if job.size_bytes >= _LONG_WRITE_BYTES:
-            self._prepare([job])
+            self._batches.prepare([job])
         for _ in range(_MAX_ATTEMPTS):
             try:
                 return self._queue.submit(job)
@@ -411,170 +356,14 @@ class LmdbEngine:
                 job = Job(write, job.size_bytes, again=True)
         raise BusyError(f"a collector kept removing what a write to {self.path} relies on")
 
-    def _prepare(self, jobs: list[Job]) -> None:
-        """Do for these jobs all that needs no write lock: find what is new, cut, compress."""
-        wanted: dict[bytes, None] = {}
-        for job in jobs:
-            for item in job.write.objects:
-                wanted[item.digest] = None
-                for child in item.children:
-                    wanted[child] = None
-        commit, ids = self._look_up(list(wanted))
-        together: list[NewObject] = []
-        taken: dict[bytes, Job] = {}
-        for job in jobs:
-            new: list[NewObject] = []
-            hits: list[bytes] = []
-            for item in job.write.objects:
-                digest = item.digest
-                if ids[digest] is not None:
-                    hits.append(digest)
-                elif digest not in taken:
-                    taken[digest] = job
-                    new.append(item)
-                elif taken[digest] is not job:
-                    # It comes with a job before this one: if that is refused, this one
-                    # finds out inside the transaction and comes again.
-                    hits.append(digest)
-            job.new, job.hits = new, hits
-            together.extend(new)
-        size_bytes = sum([len(item[2]) for item in together])
-        plan = Plan(commit, ids, self._draft(together, size_bytes))
-        for job in jobs:
-            job.plan = plan
-
-    def _suppose_new(self, jobs: list[Job]) -> bool:
-        """Prepare writes of nodes and manifests without looking whether they are stored.
-
-        They name their place in a session, so they hardly ever are, and the transaction looks
-        anyway. False, and nothing has happened, if there are others among them.
-        """
-        objects: Sequence[NewObject] = jobs[0].write.objects
-        if len(jobs) > 1:
-            objects = [item for job in jobs for item in job.write.objects]
-        digests = {item[0] for item in objects if item[1] in _OF_ONE_PLACE}
-        if len(digests) != len(objects):
-            return False
-        size_bytes = 0
-        for job in jobs:
-            if job.again:
-                return False
-            size_bytes += job.size_bytes
-        plan = Plan(None, _NO_IDS, self._draft(objects, size_bytes), supposed=True)
-        for job in jobs:
-            job.new, job.plan = job.write.objects, plan
-        return True
-
-    def _draft(
-        self, objects: Sequence[NewObject], size_bytes: int
-    ) -> list[slabs.Draft | slabs.Uncut]:
-        """Cut a batch of new objects into slabs and compress each, if that is not to wait."""
-        self._untried_bytes += size_bytes
-        if not objects:
-            return []
-        if self._tail.will_join(size_bytes, len(objects)):
-            return [slabs.Uncut(objects)]
-        drafts: list[slabs.Draft | slabs.Uncut] = []
-        group: list[NewObject] = []
-        raw_bytes = 0
-        for item in objects:
-            length = len(item[2])
-            if group and (
-                raw_bytes + length > slabs.TARGET_RAW_BYTES or len(group) == slabs.MAX_OBJECTS
-            ):
-                drafts.append(slabs.draft(group, self._compressor.compress))
-                group, raw_bytes = [], 0
-            group.append(item)
-            raw_bytes += length
-        drafts.append(slabs.draft(group, self._compressor.compress))
-        return drafts
-
-    def _run_batch(self, batch: list[Ticket[Job, WriteResult]]) -> None:
-        """Answer every ticket: one transaction for all, or one for each if that fails."""
-        env = self._env
-        unprepared = [ticket.work for ticket in batch if ticket.work.new is None]
-        if unprepared:
-            try:
-                if not self._suppose_new(unprepared):
-                    self._prepare(unprepared)
-            except CasstoreError as exc:
-                for ticket in batch:
-                    ticket.error = exc
-                return
-        with env.write_lock:
-            try:
-                env.gate.check()
-                self._commit(batch)
-            except StorageError as exc:
-                if len(batch) == 1:
-                    batch[0].error = exc
-                    return
-                # One oversized write must not fail its neighbours.
-                for ticket in batch:
-                    self._commit_alone(ticket)
-            except CasstoreError as exc:
-                for ticket in batch:
-                    ticket.error = exc
-
-    def _commit_alone(self, ticket: Ticket[Job, WriteResult]) -> None:
-        try:
-            self._prepare([ticket.work])
-            self._commit([ticket])
-        except CasstoreError as exc:
-            ticket.error = exc
-
-    def _commit(self, batch: list[Ticket[Job, WriteResult]]) -> None:
-        """Run a batch as one transaction and answer all its tickets, or raise."""
-        env = self._env
-        try:
-            txn = env.begin_write()
-            results: list[WriteResult | CasstoreError] = []
-            try:
-                commit = txn.id()
-                pending = self._journal.at(txn, commit - 1)
-                jobs = [ticket.work for ticket in batch]
-                transaction = Transaction(
-                    env, txn, pending, self._clock(), jobs, self._touches, self._tail, self._proven
-                )
-                for ticket in batch:
-                    results.append(self._apply(transaction, ticket.work))
-                if transaction.changed:
-                    transaction.finish()
-                    txn.commit()
-                    self._journal.note(commit, transaction.pending)
-                    env.announce()
-                else:
-                    txn.abort()
-            except lmdb.Error:
-                txn.abort()
-                raise
-            except BaseException:
-                if is_over(txn):
-                    # Interrupted (Ctrl-C) just after the commit: it counts, and the others
-                    # of the batch must learn so, or they would write a second time.
-                    _answer(batch, results)
-                    env.announce()
-                else:
-                    txn.abort()
-                raise
-        except lmdb.Error as exc:
-            raise translate(exc, env.path) from exc
-        _answer(batch, results)
-        env.cover()
+    def _committed(self) -> None:
+        """See to what is due now and then; called after every transaction of ours."""
         self._commits += 1
         if self._commits % _HOUSEKEEPING_COMMITS == 0:
             self._keep_house()
-        if self._auto_train and self._untried_bytes >= self._try_at_bytes:
+        untried_bytes = self._batches.drafted_bytes - self._tried_at_bytes
+        if self._auto_train and untried_bytes >= self._try_after_bytes:
             self._train_aside()
-
-    @staticmethod
-    def _apply(transaction: Transaction, job: Job) -> WriteResult | CasstoreError:
-        try:
-            transaction.check(job)
-        except CasstoreError as exc:
-            # Refused before anything was changed: the others of the batch go on.
-            return exc
-        return transaction.perform(job)
 
     def _keep_house(self) -> None:
         try:
@@ -588,8 +377,8 @@ class LmdbEngine:
 
     def _train_aside(self) -> None:
         """Try a dictionary in a thread of its own, rarely: nobody waits for it."""
-        self._untried_bytes = 0
-        self._try_at_bytes *= TRIAL_GROWTH
+        self._tried_at_bytes = self._batches.drafted_bytes
+        self._try_after_bytes *= TRIAL_GROWTH
         if self._training is None or not self._training.is_alive():
             self._training = threading.Thread(
                 target=self._train_quietly, name="casstore-train", daemon=True
@@ -600,7 +389,7 @@ class LmdbEngine:
         try:
             if not self.train_dictionary().before_bytes:
                 # Too little to learn from so far: most of it was long. Try again soon.
-                self._try_at_bytes = FIRST_TRIAL_BYTES
+                self._try_after_bytes = FIRST_TRIAL_BYTES
         except CasstoreError:
             # Closed meanwhile, out of space, damaged: nothing is lost without a dictionary,
             # and whoever reads or writes next is told what is wrong.
@@ -835,13 +624,3 @@ class LmdbEngine:
         return DictionaryReport(
             len(samples), trial.before_bytes, trial.after_bytes, adopted=adopted
         )
-
-
-def _answer(
-    batch: list[Ticket[Job, WriteResult]], results: list[WriteResult | CasstoreError]
-) -> None:
-    for ticket, result in zip(batch, results, strict=True):
-        if isinstance(result, WriteResult):
-            ticket.result = result
-        else:
-            ticket.error = result

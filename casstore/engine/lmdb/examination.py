@@ -53,7 +53,7 @@ from casstore.engine.lmdb.reader import SlabReader
 from casstore.engine.lmdb.rows import SUM_KEY, RowSum, open_row, prove_row, seek_first
 from casstore.engine.protocol import Row
 from casstore.errors import BusyError, CasstoreError, CorruptionError
-from casstore.format.digest import check_object
+from casstore.format.hashing import check_object
 from casstore.format.header import CREATED_KEY, require_header
 
 MARK_KEY: Final = b"checked"

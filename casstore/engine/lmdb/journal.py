@@ -43,7 +43,7 @@ from casstore.engine.lmdb.slab import read_id, slab_key
 from casstore.engine.protocol import TABLES
 from casstore.errors import CorruptionError, InvalidInputError
 from casstore.format.canonical import pack_checked, unpack_checked
-from casstore.format.digest import DIGEST_BYTES
+from casstore.format.hashing import DIGEST_BYTES
 
 # How many changes gather before they are laid in place, and how many bytes. More save
 # pages, and make the one commit that lays them wait longer.

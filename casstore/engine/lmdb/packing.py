@@ -36,7 +36,7 @@ from casstore.engine.lmdb.slab import Slab
 from casstore.engine.lmdb.tidying import tidy
 from casstore.engine.protocol import DamagedSlab, PackReport
 from casstore.errors import CorruptionError
-from casstore.format.digest import check_object
+from casstore.format.hashing import check_object
 
 # A slab with this much in it is left as it is, unless part of it is dead: joining it with
 # another would make one that is too large.

@@ -14,7 +14,7 @@ from casstore.engine.lmdb.index import index_key
 from casstore.engine.lmdb.slab import Slab
 from casstore.engine.protocol import StoredObject
 from casstore.errors import CorruptionError
-from casstore.format.digest import DIGEST_BYTES
+from casstore.format.hashing import DIGEST_BYTES
 
 # Cutting columns out of bytes is cheaper than out of a view, if it costs no long copy.
 _SHORT_BYTES: Final = 16 << 10

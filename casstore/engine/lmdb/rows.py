@@ -20,7 +20,7 @@ import lmdb
 
 from casstore.engine.protocol import MAX_ROW_KEY_BYTES, TABLES
 from casstore.errors import CorruptionError
-from casstore.format.digest import DIGEST_BYTES, plain_hash
+from casstore.format.hashing import DIGEST_BYTES, plain_hash
 
 CHECKSUM_BYTES: Final = 8
 SUM_KEY: Final = b"rows_sum"

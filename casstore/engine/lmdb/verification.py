@@ -15,7 +15,7 @@ from casstore.engine.lmdb.journal import Pending, count_names, read_pending
 from casstore.engine.lmdb.reader import SlabReader
 from casstore.engine.lmdb.rows import SUM_KEY, RowSum, open_row, row_hash
 from casstore.errors import CorruptionError
-from casstore.format.digest import check_object
+from casstore.format.hashing import check_object
 
 # Slabs read in one transaction, so that none is open long.
 _BATCH: Final = 64

@@ -9,11 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from struct import Struct, pack, unpack_from
-from typing import Any, Final
-
-from psycopg import adapters
-from psycopg.adapt import AdaptersMap, Buffer, Dumper
-from psycopg.pq import Format
+from typing import Final
 
 # The numbers that the server gives its own types.
 BOOL: Final = 16
@@ -85,48 +81,3 @@ def _numbers(items: list[int], oid: int, size: int, code: str) -> bytes:
     pairs: list[int] = [size] * (2 * len(items))
     pairs[1::2] = items
     return _HEAD.pack(1, 0, oid, len(items), 1) + pack("!" + f"i{code}" * len(items), *pairs)
-
-
-class Ints(list[int]):
-    """Numbers of four bytes."""
-
-
-class Longs(list[int]):
-    """Numbers of eight bytes."""
-
-
-class Blobs(list[bytes | None]):
-    """Byte strings; None among them is NULL."""
-
-
-class _IntsDumper(Dumper):
-    format = Format.BINARY
-    oid = INT4_ARRAY
-
-    def dump(self, obj: Any) -> Buffer:
-        return ints(obj)
-
-
-class _LongsDumper(Dumper):
-    format = Format.BINARY
-    oid = INT8_ARRAY
-
-    def dump(self, obj: Any) -> Buffer:
-        return longs(obj)
-
-
-class _BlobsDumper(Dumper):
-    format = Format.BINARY
-    oid = BYTEA_ARRAY
-
-    def dump(self, obj: Any) -> Buffer:
-        return blobs(obj)
-
-
-def adapters_with_arrays() -> AdaptersMap:
-    """What psycopg knows, and these arrays."""
-    known = AdaptersMap(adapters)
-    known.register_dumper(Ints, _IntsDumper)
-    known.register_dumper(Longs, _LongsDumper)
-    known.register_dumper(Blobs, _BlobsDumper)
-    return known

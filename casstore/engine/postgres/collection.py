@@ -37,7 +37,7 @@ from psycopg import IsolationLevel
 from psycopg.types.numeric import Int8
 
 from casstore.engine.id_set import IdSet
-from casstore.engine.postgres.arrays import Blobs, Ints, Longs
+from casstore.engine.postgres.adapting import Blobs, Ints, Longs
 from casstore.engine.postgres.connections import Client
 from casstore.engine.postgres.request import TABLE_NUMBERS
 from casstore.engine.protocol import MarkReport, Roots, Row, SweepReport

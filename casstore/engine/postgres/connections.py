@@ -22,8 +22,8 @@ from psycopg.pq import ExecStatus, Format
 from psycopg.pq.abc import PGresult
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
+from casstore.engine.postgres.adapting import adapters_with_arrays
 from casstore.engine.postgres.address import Address
-from casstore.engine.postgres.arrays import adapters_with_arrays
 from casstore.errors import (
     BusyError,
     CasstoreError,

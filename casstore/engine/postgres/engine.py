@@ -17,8 +17,8 @@ from psycopg.types.numeric import Int8
 from casstore.engine.compression import Compressor
 from casstore.engine.conditions import check_digests, check_key, check_table, validate
 from casstore.engine.postgres import request, schema
+from casstore.engine.postgres.adapting import Blobs, Ints
 from casstore.engine.postgres.address import Address
-from casstore.engine.postgres.arrays import Blobs, Ints
 from casstore.engine.postgres.cache import ObjectCache, SpareObjects
 from casstore.engine.postgres.collection import PostgresCollection
 from casstore.engine.postgres.connections import Call, Client, Connections

@@ -23,7 +23,7 @@ from casstore.engine.faults import (
     Structure,
     Told,
 )
-from casstore.engine.postgres.arrays import Blobs, Longs
+from casstore.engine.postgres.adapting import Blobs, Longs
 from casstore.engine.postgres.connections import Connections
 from casstore.engine.postgres.request import TABLE_NUMBERS
 from casstore.engine.protocol import Row, StoredObject

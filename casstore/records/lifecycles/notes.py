@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from casstore.errors import RecordHeldError, RecordNotFoundError, RecordSealedError
-from casstore.format.digest import plain_hash
+from casstore.format.hashing import plain_hash
 from casstore.records.lifecycles.annotation import Annotation, Hold, Note, Seal, WriteSeal
 from casstore.records.lifecycles.references import CHECKPOINT, ROWS, USER, Ref
 from casstore.records.lifecycles.tables import Change, Place, Tables, fields

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from casstore.format import splitting
-from casstore.format.digest import Digest, digest_of
+from casstore.format.digest import Digest
+from casstore.format.hashing import digest_of
 
 
 def value_digest(value: Any) -> Digest:

@@ -10,7 +10,7 @@ from casstore.engine.lmdb.excavation.journal_entries import find_entry
 from casstore.engine.lmdb.index import PREFIX_BYTES, read_key
 from casstore.engine.lmdb.pages import PageFile
 from casstore.errors import CorruptionError
-from casstore.format.digest import DIGEST_BYTES
+from casstore.format.hashing import DIGEST_BYTES
 
 _ID_BYTES: Final = 8
 

@@ -1,0 +1,137 @@
+"""How objects get their names: the BLAKE3-256 of their canonical, uncompressed bytes.
+
+A blob is named by plain BLAKE3, so ``b3sum`` of its content prints its digest.
+Every other kind is hashed in derive-key mode under a context of its own: opaque
+bytes that happen to equal an object must not share its name, or they would be
+stored as a blob and lose the object's links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from blake3 import blake3
+
+from casstore.errors import CorruptionError
+
+DIGEST_BYTES: Final = 32
+
+
+def plain_hasher() -> blake3:
+    """Plain BLAKE3 of what arrives in parts."""
+    return blake3()
+
+
+def plain_hash(data: bytes, length: int = DIGEST_BYTES) -> bytes:
+    """Plain BLAKE3: the name of a blob, and the source of all pseudo-random decisions."""
+    return blake3(data).digest() if length == DIGEST_BYTES else blake3(data).digest(length=length)
+
+
+class Kind:
+    """What an object is. The number is stored beside it and decides its digest context."""
+
+    BLOB: Final = 0
+    ROPE: Final = 1
+    CHUNKS: Final = 2
+    VALUE: Final = 3
+    LIST: Final = 4
+    MAP: Final = 5
+    NODE: Final = 6
+    MANIFEST: Final = 7
+
+
+KIND_NAMES: Final = {
+    Kind.BLOB: "blob",
+    Kind.ROPE: "rope",
+    Kind.CHUNKS: "chunks",
+    Kind.VALUE: "value",
+    Kind.LIST: "list",
+    Kind.MAP: "map",
+    Kind.NODE: "node",
+    Kind.MANIFEST: "manifest",
+}
+
+# One frozen context per kind that carries links. A context is never reused for
+# another layout: a changed layout gets a new kind or a new context.
+_CONTEXTS: Final = {
+    Kind.ROPE: "casstore 2026-11 rope v1",
+    Kind.CHUNKS: "casstore 2026-11 chunks v1",
+    Kind.VALUE: "casstore 2026-11 value v1",
+    Kind.LIST: "casstore 2026-11 list v1",
+    Kind.MAP: "casstore 2026-11 map v1",
+    Kind.NODE: "casstore 2026-11 node v1",
+    Kind.MANIFEST: "casstore 2026-11 manifest v1",
+}
+
+# Other hashes that stand for content without naming an object.
+TURN_CONTEXT: Final = "casstore 2026-11 turn v1"
+SUBJECT_CONTEXT: Final = "casstore 2026-11 subject v1"
+
+#: Deriving a key costs a compression of its own; a copied hasher has done it already.
+HASHERS: Final = {kind: blake3(derive_key_context=text) for kind, text in _CONTEXTS.items()}
+# A rope carries the name of another content.
+_HASHERS_OF_CONTENT: Final = {kind: hasher for kind, hasher in HASHERS.items() if kind != Kind.ROPE}
+
+
+def digest_of(kind: int, data: bytes) -> bytes:
+    """Name an object of ``kind``.
+
+    A rope is the exception: it stands for its content and carries that content's
+    name, so what this gives for a rope is the seal of its body (see ``tree``).
+    """
+    if kind == Kind.BLOB:
+        return plain_hash(data)
+    hasher = HASHERS[kind].copy()
+    hasher.update(data)
+    return hasher.digest()
+
+
+_TURN_HASHER: Final = blake3(derive_key_context=TURN_CONTEXT)
+
+
+def turn_hash(data: bytes) -> bytes:
+    """The hash by which a repeated turn is recognised (see ``session.intent``)."""
+    hasher = _TURN_HASHER.copy()
+    hasher.update(data)
+    return hasher.digest()
+
+
+def subject_hash(secret: bytes, subject: bytes) -> bytes:
+    """What stands for a person in rows: one way, and with a secret not to be guessed either."""
+    hasher = blake3(derive_key_context=SUBJECT_CONTEXT)
+    hasher.update(len(secret).to_bytes(4, "big") + secret + subject)
+    return hasher.digest()
+
+
+def check_objects(digests: Sequence[bytes], objects: Sequence[tuple[int, bytes] | None]) -> None:
+    """``check_object`` for many; where there is None there is nothing to check."""
+    hashers = _HASHERS_OF_CONTENT
+    for digest, item in zip(digests, objects, strict=True):
+        if item is None:
+            continue
+        kind, data = item
+        hasher = hashers.get(kind)
+        if hasher is not None:
+            # As ``digest_of`` does; spelled out because everything read comes through here.
+            hasher = hasher.copy()
+            hasher.update(data)
+            if hasher.digest() == digest:
+                continue
+        check_object(digest, kind, data)
+
+
+def check_object(digest: bytes, kind: int, data: bytes) -> None:
+    """Raise CorruptionError unless ``data`` is what was stored under ``digest`` (P1)."""
+    if kind in _HASHERS_OF_CONTENT:
+        sound = digest_of(kind, data) == digest
+    elif kind == Kind.ROPE:
+        # Its name is that of the content it stands for; its own proof is the seal.
+        body = data[DIGEST_BYTES:]
+        sound = digest_of(kind, body) == data[:DIGEST_BYTES]
+    else:
+        sound = kind == Kind.BLOB and plain_hash(data) == digest
+    if not sound:
+        raise CorruptionError(
+            f"object {digest.hex()} ({KIND_NAMES.get(kind, kind)}) does not match its digest"
+        )
