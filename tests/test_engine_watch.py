@@ -28,7 +28,8 @@ from casstore.testing import EngineFactory
 from casstore.testing.engine_fixtures import put_row
 from casstore.testing.engine_threads import TIMEOUT_S, start
 from casstore.testing.engine_watch import WatchContract, falls_silent, watch_heads
-from tests.faults.test_processes import finish, first_line, in_child, python
+from tests.faults.children import in_child
+from tests.faults.test_processes import finish, first_line, python
 
 COMMITS = 10_000
 ROUNDS = 300
