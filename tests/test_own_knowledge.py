@@ -285,7 +285,7 @@ kind = sys.argv[2]
 with casstore.open(sys.argv[1], "process") as store:
     print("ready", flush=True)
     rounds = 0
-    while not os.path.exists(sys.argv[3]):
+    while rounds < 2 or not os.path.exists(sys.argv[3]):
         if kind == "collect":
             gc.collect(store, grace_ms=0)
         elif kind == "pack":
