@@ -211,7 +211,9 @@ def test_no_thread_of_the_store_imports_anything(tmp_path: Path) -> None:
 
 
 _FORKING = """
-import os, sys, casstore
+import os, sys, warnings, casstore
+# From 3.12 on Python warns of every fork beside threads. That is what is tried here.
+warnings.simplefilter("ignore", DeprecationWarning)
 from casstore.engine.lmdb import background
 background.INTERVAL_S = 0.001
 background.MIN_NEW_SLABS = 1

@@ -30,16 +30,23 @@ class SqliteSource:
         mode = "mode=ro" if self._opened is None else "mode=ro&immutable=1"
         try:
             self._database = sqlite3.connect(f"{self.path.absolute().as_uri()}?{mode}", uri=True)
-            self._database.execute("PRAGMA query_only = 1")
-            # One moment for everything that is read.
-            self._database.execute("BEGIN")
-            names = self._database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-            #: The tables that there are.
-            self.tables = frozenset(name for (name,) in names)
+            try:
+                #: The tables that there are.
+                self.tables = self._begin()
+            except BaseException:
+                self._database.close()
+                raise
         except sqlite3.DatabaseError as exc:
             raise ForeignStoreError(
                 f"{self.path} cannot be opened as a SQLite database: {exc}"
             ) from exc
+
+    def _begin(self) -> frozenset[str]:
+        self._database.execute("PRAGMA query_only = 1")
+        # One moment for everything that is read.
+        self._database.execute("BEGIN")
+        names = self._database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        return frozenset(name for (name,) in names)
 
     def __enter__(self) -> SqliteSource:
         return self

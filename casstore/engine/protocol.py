@@ -5,6 +5,10 @@ one nothing. A write is handed over whole, conditions and changes together, and
 the engine runs it as one transaction; there is no callback that reads, thinks and
 writes. Readers ask for many things at once. The engine's clock decides what is
 live, so that the clocks of two machines never have to agree.
+
+What only some engines can do is a protocol of its own (``Collecting``, ``Packing``, …), asked for
+with ``isinstance``. An engine that wraps another has those methods itself: from Python 3.12 on
+``isinstance`` does not ask ``__getattr__``.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import hashlib
 import shutil
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -232,7 +233,7 @@ def test_a_checkpoint_that_comes_while_it_is_imported_is_not_overwritten(
 
 
 def damage(path: Path, statement: str, *values: Any) -> None:
-    with sqlite3.connect(path) as database:
+    with closing(sqlite3.connect(path)) as database, database:
         database.execute(statement, values)
 
 
@@ -273,7 +274,7 @@ def as_json(path: Path) -> None:
     import json
 
     strict = JsonPlusSerializer()
-    with sqlite3.connect(path) as database:
+    with closing(sqlite3.connect(path)) as database, database:
         for thread, at, tag, blob in database.execute(
             "SELECT thread_id, checkpoint_id, type, checkpoint FROM checkpoints "
             "WHERE thread_id = 'asking'"
@@ -314,11 +315,10 @@ def test_an_encrypted_database_moves_with_its_serialiser_and_stays_encrypted(
 ) -> None:
     path = tmp_path / "e.sqlite"
     serde = EncryptedSerializer(Mirror(), JsonPlusSerializer(allowed_msgpack_modules=None))
-    with sqlite3.connect(path, check_same_thread=False) as database:
+    with closing(sqlite3.connect(path, check_same_thread=False)) as database, database:
         stock = SqliteSaver(database, serde=serde)
         graphs.chat(stock).invoke(say("a secret " * 100), on())
         want = told(stock)
-    database.close()
     with pytest.raises(UnsafePayloadError, match="serde"):
         import_sqlite(path, store)
     import_sqlite(path, store, serde=serde)

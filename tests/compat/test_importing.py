@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -168,8 +169,12 @@ def test_what_is_no_database_is_refused(tmp_path: Path, file: Path) -> None:
     with pytest.raises(StoreNotFoundError):
         SqliteSource(tmp_path / "nowhere")
     (tmp_path / "text").write_text("no database, but long enough to be looked at" * 100)
-    with pytest.raises(ForeignStoreError):
+    with pytest.raises(ForeignStoreError) as refused:
         SqliteSource(tmp_path / "text")
+    # Also while somebody still has the error, and with it what it happened to.
+    assert refused.value
+    opened = [os.path.realpath(each) for each in Path("/proc/self/fd").iterdir()]
+    assert str(tmp_path / "text") not in opened
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2] + b"\xff" * (len(whole) - len(whole) // 2))
     with pytest.raises((ForeignStoreError, StorageError)), SqliteSource(file) as source:

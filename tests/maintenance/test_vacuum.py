@@ -15,7 +15,7 @@ import pytest
 
 import casstore
 from casstore.engine.lmdb.engine import LmdbEngine
-from casstore.engine.protocol import DeleteRow, Engine, Write, WriteResult
+from casstore.engine.protocol import Collecting, DeleteRow, Engine, Write, WriteResult
 from casstore.errors import (
     BusyError,
     CorruptionError,
@@ -428,9 +428,13 @@ class Beside:
     """Stands before an engine; something else happens before each write, or one of them fails."""
 
     def __init__(self, engine: Engine, before: Callable[[int, Write], object]) -> None:
+        assert isinstance(engine, Collecting)
         self._engine = engine
         self._before = before
         self.writes = 0
+        # What an engine can do is asked of the object itself, not of its __getattr__.
+        self.collection = engine.collection
+        self.commits_since_collection = engine.commits_since_collection
 
     def write(self, write: Write) -> WriteResult:
         self.writes += 1

@@ -242,10 +242,13 @@ def _packed_cases(good: bytes, truncations: int, rng: random.Random) -> Iterator
     yield _alone("packed columns in two frames", doubled)._replace(verify_fails=False)
     for how, changed in hostile.items():
         yield _alone(f"packed columns {how}", _packed(changed, payload))
+    # Behind its magic number a frame has a byte of which zstd leaves this one bit unused.
+    unused_at = len(sound) - len(payload) + 4
     for at in sorted(rng.sample(range(len(sound)), min(truncations, len(sound)))):
         flipped = bytearray(sound)
         flipped[at] ^= 0x10
-        yield _alone(f"a slab of layout 2 with byte {at} flipped", bytes(flipped))
+        case = _alone(f"a slab of layout 2 with byte {at} flipped", bytes(flipped))
+        yield case._replace(verify_fails=at != unused_at)
     for cut in sorted(rng.sample(range(len(sound)), min(truncations, len(sound)))):
         yield _alone(f"a slab of layout 2 cut to {cut} bytes", sound[:cut])
 

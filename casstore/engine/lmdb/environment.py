@@ -69,8 +69,10 @@ _COVER_TRIES: Final = 50
 _BEGIN_TRIES: Final = 16
 _COVER_PAUSE_S: Final = 0.002
 
+# What LMDB says of a file that is not as it left it. No handle of a database is ever closed
+# here: one that does not fit any more was changed in the file.
 _DAMAGE: Final = (
-    lmdb.BadTxnError,
+    lmdb.BadDbiError,
     lmdb.CorruptedError,
     lmdb.InvalidError,
     lmdb.PageNotFoundError,
@@ -86,13 +88,7 @@ def translate(exc: lmdb.Error, path: str) -> CasstoreError:
         return BusyError(f"{path} has {MAX_READERS} readers already")
     if isinstance(exc, lmdb.ReadonlyError):
         return ReadOnlyError(f"{path} is open read-only")
-    if isinstance(
-        exc,
-        lmdb.CorruptedError
-        | lmdb.PageNotFoundError
-        | lmdb.InvalidError
-        | lmdb.VersionMismatchError,
-    ):
+    if isinstance(exc, _DAMAGE):
         return CorruptionError(f"{path} is damaged: {exc}")
     if exc.code in FULL_DISK or "SHORT_WRITE" in str(exc):
         return StorageFullError(f"no room for {path}: {exc}")
