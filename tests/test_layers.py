@@ -221,8 +221,12 @@ def importable() -> list[str]:
     chosen = [without_init(module) for module in MODULES if layer(module) != "testing"]
     # casstore.aio is for those who have loaded asyncio themselves.
     lean = ("errors", "version", "format", "engine", "objects", "store", "__init__")
-    # psycopg is loaded by those who open a store on a server, ctypes by those who watch one.
-    later = ("casstore.engine.postgres", "casstore.engine.lmdb.inotify")
+    # psycopg is loaded by those who open a store on a server, ctypes by those who watch or fork.
+    later = (
+        "casstore.engine.postgres",
+        "casstore.engine.lmdb.inotify",
+        "casstore.engine.lmdb.inheritance",
+    )
     return [
         module
         for module in chosen

@@ -24,14 +24,14 @@ import pytest
 import casstore
 import casstore.aio
 from casstore.adapters.langgraph.holding import StoreHolder
-from casstore.engine.lmdb import creation, hot_copy
+from casstore.engine.lmdb import creation, hot_copy, inheritance
 from casstore.engine.lmdb.directory import StoreDirectory
 from casstore.engine.lmdb.disk_cache import DiskCache
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.lmdb.environment import Environment
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import Watch
-from casstore.errors import ClosedError, ForkedError
+from casstore.errors import BusyError, ClosedError, ForkedError
 from casstore.format.header import header_rows
 from casstore.maintenance import gc
 from casstore.maintenance.automatic import AutoCollector
@@ -500,3 +500,98 @@ def test_a_fork_by_the_thread_that_imports_does_not_wait_for_itself(
     importlib.import_module(SlowModule.NAME)
     sys.modules.pop(SlowModule.NAME)
     assert answers == ["forked"]
+
+
+# --- readers of the parent -------------------------------------------------------------------
+
+
+def places_of_readers(engine: LmdbEngine) -> list[str]:
+    """The states that are being read, as LMDB's table says."""
+    return [line.split()[-1] for line in engine._env.handle.readers().splitlines()[1:]]
+
+
+@pytest.mark.parametrize("version", [0, 1])
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_child_takes_no_place_of_a_reader_away(place: Path, version: int, moved: bool) -> None:
+    """A reader that has ended keeps its place in LMDB's table as long as its object lives.
+
+    A child that closes its copy of the environment used to free the places of such readers in
+    the table that it shares with its parent. The next reader of the parent took one, and lost it
+    when the object went whose place it had been: then writers reused the pages it was reading.
+    """
+    engine = LmdbEngine(str(place), durability="process", lmdb_version=version)
+    env = engine._env
+    with env.reading() as ended:
+        assert ended.id()
+    now = place
+    if moved:
+        now = place.rename(place.with_name("elsewhere"))
+    # It has closed its copy, and can open the store anew.
+    assert in_child(lambda: str(casstore.open(now, "process").engine.missing([]))) == "[]"
+    with env.reading() as txn:
+        del ended
+        assert str(txn.id()) in places_of_readers(engine)
+    if moved:
+        now.rename(place)
+    engine.close()
+
+
+def test_where_the_table_cannot_be_told_apart_the_parents_readers_come_first(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inheritance, "_MAPS", str(place / "nowhere"))
+    engine = LmdbEngine(str(place), durability="process")
+    env = engine._env
+    with env.reading() as ended:
+        assert ended.id()
+
+    def again() -> str:
+        try:
+            casstore.open(place, "process")
+        except BusyError:
+            return "busy"
+        return "opened"
+
+    assert in_child(again) == "busy"
+    with env.reading() as txn:
+        del ended
+        assert str(txn.id()) in places_of_readers(engine)
+    engine.close()
+
+
+def test_readers_beside_forks_read_what_is_there(store: Store) -> None:
+    """What the rule is for: readers that are long about it, a writer, and children that come."""
+    engine = store.engine
+    assert isinstance(engine, LmdbEngine)
+    env = engine._env
+    for number in range(200):
+        store.put_blob(b"%d " % number * 500)
+    stop = threading.Event()
+    seen: list[int] = []
+
+    def read() -> None:
+        while not stop.is_set():
+            with env.reading() as txn:
+                counts = {sum(1 for _ in txn.cursor(db=env.slabs)) for _ in range(3)}
+                assert len(counts) == 1, "one state, and not always the same"
+                seen.append(counts.pop())
+
+    def write() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            store.put_blob(b"more %d " % number * 500)
+            if number % 50 == 0:
+                engine.pack()
+
+    with ThreadPoolExecutor(5) as pool:
+        running = [pool.submit(work) for work in (read, read, read, read, write)]
+        try:
+            for _ in range(25):
+                assert in_child(lambda: "closed") == "closed"
+        finally:
+            stop.set()
+        for each in running:
+            each.result(PATIENCE_S)
+    assert seen
+    assert not engine.verify() < 200

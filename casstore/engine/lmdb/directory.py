@@ -264,24 +264,26 @@ class StoreDirectory:
                 return None
             raise storage_error(f"cannot lock {self.path}", exc) from exc
 
-    def reserve_lock_file(self, name: str, readers: int) -> None:
-        """Give LMDB's lock file its disk space before LMDB maps it.
+    def reserve_lock_file(self, name: str, readers: int) -> int | None:
+        """Give LMDB's lock file its disk space before LMDB maps it; the number of its inode.
 
         LMDB makes the file long without writing it; on a full disk the first touch of
-        such a page kills the process. Here the same shortage is an error.
+        such a page kills the process. Here the same shortage is an error. None: a reader on a
+        medium on which nobody can write has none.
         """
         size = _LOCK_HEADER_BYTES + _READER_BYTES * readers
         try:
             handle = os.open(os.path.join(self.path, name), os.O_RDWR | os.O_CREAT, FILE_MODE)
         except OSError as exc:
             if self._readonly and exc.errno in (errno.EROFS, errno.EACCES):
-                return
+                return None
             raise storage_error(f"cannot open {name} of {self.path}", exc) from exc
         try:
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(handle, 0, size)
             elif os.fstat(handle).st_size < size:
                 os.pwrite(handle, bytes(size), 0)
+            return os.fstat(handle).st_ino
         except OSError as exc:
             raise storage_error(f"no room for {name} of {self.path}", exc) from exc
         finally:

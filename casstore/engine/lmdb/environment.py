@@ -228,7 +228,7 @@ class Environment:
             self._directory.clear_unsynced()
 
     def _open(self) -> None:
-        self._directory.reserve_lock_file(LOCK_FILE, MAX_READERS)
+        self._lock_inode = self._directory.reserve_lock_file(LOCK_FILE, MAX_READERS)
         try:
             handle = lmdb.open(
                 self.path,
@@ -445,7 +445,13 @@ class Environment:
                 f"{self.path} was opened before this process was forked; open it again here"
             )
         )
-        self.handle.close()
+        from casstore.engine.lmdb.inheritance import leave_open, unshare_readers
+
+        if self._lock_inode is None or unshare_readers(self.path, self._lock_inode):
+            self.handle.close()
+        else:
+            # The parent's readers before all. This process cannot open the store a second time.
+            leave_open(self.handle)
         os.close(self.data_handle)
 
 
@@ -528,6 +534,10 @@ _fork_lock = threading.Lock()
 
 def _before_fork() -> None:
     _fork_lock.acquire()
+    if _OPEN:
+        # For the child, which must not wait for whoever imports it just now. Not at the top of
+        # this module: ctypes takes as long to load as casstore does, and few programs fork.
+        import casstore.engine.lmdb.inheritance  # noqa: F401
     for env in list(_OPEN):
         env.before_fork()
         # One by one: Ctrl-C does not stop a fork, and what was not acquired must not be released.

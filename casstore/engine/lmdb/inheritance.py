@@ -1,0 +1,74 @@
+"""LMDB's table of readers, as a forked child inherits it: made the child's own.
+
+LMDB keeps in ``lock.mdb``, which all processes map together, who reads which state: writers reuse
+no page that a reader may still see. A reader that has ended keeps its place there as long as its
+object lives, and closing an environment frees the places of all such objects. A forked child has
+copies of its parent's, and would free places that the parent still takes for its own: the next
+reader to take one would lose it when the first object goes, and read pages that are written over.
+
+So the child first lays a copy of the table over the shared one, for itself alone. After that it
+can close what it inherited.
+
+Imported before a fork, by the parent: a child must not wait for a module that another thread
+was importing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from typing import Final
+
+from casstore.engine.lmdb.directory import LOCK_FILE
+
+_MAPS: Final = "/proc/self/maps"
+_READ_AND_WRITE: Final = 0x1 | 0x2
+_PRIVATE_FIXED_ANONYMOUS: Final = 0x02 | 0x10 | 0x20
+_SHARED: Final = "s"
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
+)  # fmt: skip
+
+
+def unshare_readers(directory: str, inode: int) -> bool:
+    """Have the table of readers of a store to this process alone; False if that cannot be.
+
+    The file is known by its inode, because the directory may have been renamed, and by its path,
+    because some file systems give a mapping another number.
+    """
+    lock_file = os.path.join(os.path.realpath(directory), LOCK_FILE)
+    try:
+        with open(_MAPS) as maps:
+            found = list(_places(maps.read(), lock_file, str(inode)))
+    except OSError:
+        return False
+    return bool(found) and all(_unshare(start, length) for start, length in found)
+
+
+def _places(maps: str, lock_file: str, inode: str) -> Iterator[tuple[int, int]]:
+    """Where the file is mapped, and how long."""
+    for line in maps.splitlines():
+        fields = line.split(maxsplit=5)
+        if len(fields) < 6 or fields[1][3] != _SHARED:
+            continue
+        path = fields[5].removesuffix(" (deleted)")
+        if path == lock_file or (os.path.basename(path) == LOCK_FILE and fields[4] == inode):
+            start, end = (int(number, 16) for number in fields[0].split("-"))
+            yield start, end - start
+
+
+def _unshare(start: int, length: int) -> bool:
+    content = ctypes.string_at(start, length)
+    if _libc.mmap(start, length, _READ_AND_WRITE, _PRIVATE_FIXED_ANONYMOUS, -1, 0) != start:
+        return False
+    ctypes.memmove(start, content, length)
+    return True
+
+
+def leave_open(handle: object) -> None:
+    """Let an object live for ever: not even the end of the interpreter closes it."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(handle))
