@@ -106,14 +106,19 @@ class DictionaryShelf:
 
     def load(self, number: int) -> bytes:
         """One dictionary, checked."""
-        # Called while a slab is decoded, inside this thread's read transaction; one of
-        # its own must not enter the gate a second time.
-        try:
-            with self._env.handle.begin() as txn:
-                row = txn.get(dictionary_key(number), db=self._env.dictionaries)
-        except lmdb.Error as exc:
-            raise translate(exc, self._env.path) from exc
-        return open_dictionary(number, row, self._env.path)
+        env, key = self._env, dictionary_key(number)
+        if not env.gate.is_inside:
+            with env.reading_bytes() as reading:
+                row = reading.get(key, db=env.dictionaries)
+        else:
+            # Called while a slab is decoded, inside this thread's read transaction; one of
+            # its own must not enter the gate a second time.
+            try:
+                with env.handle.begin() as txn:
+                    row = txn.get(key, db=env.dictionaries)
+            except lmdb.Error as exc:
+                raise translate(exc, env.path) from exc
+        return open_dictionary(number, row, env.path)
 
     def add(self, content: bytes) -> int:
         """Keep a dictionary and make it the newest; its number."""

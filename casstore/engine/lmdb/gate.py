@@ -47,6 +47,11 @@ class Gate:
         """Count this thread out."""
         del self._inside[threading.get_ident()]
 
+    @property
+    def is_inside(self) -> bool:
+        """Is this thread inside?"""
+        return threading.get_ident() in self._inside
+
     def check(self) -> None:
         """Raise if the gate is shut for good."""
         if self._refusal is not None:
