@@ -24,6 +24,7 @@ from casstore.errors import (
     CorruptionError,
     ForeignBundleError,
     InvalidInputError,
+    SourceNotFoundError,
     StorageError,
     TargetExistsError,
 )
@@ -231,6 +232,8 @@ class BundleReader:
             # Not blocking: what is called like a file may be a pipe that nobody writes to.
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             self._file: BinaryIO = os.fdopen(handle, "rb")
+        except FileNotFoundError as exc:
+            raise SourceNotFoundError(f"there is no file {path}") from exc
         except OSError as exc:
             raise storage_error(f"cannot read {path}", exc) from exc
         self.size_bytes = os.fstat(handle).st_size

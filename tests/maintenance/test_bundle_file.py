@@ -23,6 +23,7 @@ from casstore.errors import (
     BundleLimitError,
     CasstoreError,
     ForeignBundleError,
+    SourceNotFoundError,
     StorageError,
 )
 from casstore.format import bundle as layout
@@ -253,7 +254,7 @@ def test_what_is_no_bundle_is_called_so(file: Path, tmp_path: Path) -> None:
     for content in (b"", b"PK\x03\x04 a zip", layout.MAGIC[:-1], b"\0" * 100_000):
         file.write_bytes(content)
         refused(file, ForeignBundleError)
-    with pytest.raises(StorageError):
+    with pytest.raises(SourceNotFoundError, match="there is no file"):
         verify_bundle(tmp_path / "nothing there")
     with pytest.raises(StorageError):
         verify_bundle(tmp_path)
