@@ -41,14 +41,6 @@ from tests.test_gc_interleavings import FIRST, ROOTS, SECOND, A, B, C, D, schedu
 
 
 @pytest.fixture
-def engine(postgres_schemas: Schemas) -> Iterator[PostgresEngine]:
-    with engines(postgres_schemas) as make:
-        made = make()
-        assert isinstance(made, PostgresEngine)
-        yield made
-
-
-@pytest.fixture
 def own_engine(postgres_schemas: Schemas, postgres_url: str) -> Iterator[PostgresEngine]:
     """On a schema that nobody uses again: its functions may be changed."""
     made = PostgresEngine(parse(postgres_url))

@@ -8,7 +8,6 @@ compiles it, at each call. On PostgreSQL 15 a commit took 250 ms like that, inst
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
 
@@ -20,7 +19,6 @@ from casstore.engine.postgres.engine import PostgresEngine
 from casstore.engine.protocol import Condition, ObjectsExist, PutRow, RowIs, RowStarts, Write
 from casstore.testing.engine_fixtures import new_blob
 from servers.postgres import Server
-from tests.postgres.engines import Schemas, engines
 
 
 def test_functions_that_forbid_scans_forbid_compiling(
@@ -37,14 +35,6 @@ def test_functions_that_forbid_scans_forbid_compiling(
     }
     assert {"write", "sweep"} <= set(forbidding)
     assert all("jit=off" in config for config in forbidding.values())
-
-
-@pytest.fixture
-def engine(postgres_schemas: Schemas) -> Iterator[PostgresEngine]:
-    with engines(postgres_schemas) as make:
-        made = make()
-        assert isinstance(made, PostgresEngine)
-        yield made
 
 
 def test_no_function_reaches_into_an_array_that_a_record_holds(engine: PostgresEngine) -> None:

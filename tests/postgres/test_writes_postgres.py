@@ -44,18 +44,9 @@ from casstore.testing.engine_threads import TIMEOUT_S, start
 from servers.delay_proxy import DelayProxy
 from servers.postgres import Server
 from tests.faults.children import held, in_child
-from tests.postgres.engines import Schemas, engines
 from tests.postgres.open_writes import Blocked, opened, replace_function
 
 HERE, THERE = RowKey("records", b"here"), RowKey("records", b"there")
-
-
-@pytest.fixture
-def engine(postgres_schemas: Schemas) -> Iterator[PostgresEngine]:
-    with engines(postgres_schemas) as make:
-        made = make()
-        assert isinstance(made, PostgresEngine)
-        yield made
 
 
 @pytest.fixture
