@@ -34,7 +34,6 @@ from casstore.engine.lmdb.creation import (
     create_store,
 )
 from casstore.engine.lmdb.directory import (
-    ANY,
     FILE_MODE,
     FULL,
     FULL_DISK,
@@ -276,7 +275,7 @@ class Environment:
         """Keep the state that this process begins with, before it writes anything."""
         kept = KeptFile(self._directory.kept_path, boot_id(), FILE_MODE)
         try:
-            kept.prepare(self._page_bytes, fresh=fresh)
+            kept.prepare(self._page_bytes, self._inode(), fresh=fresh)
             self._directory.sync_names()
             self._kept = kept
             with self.write_lock:
@@ -493,7 +492,10 @@ class Environment:
         except OSError as exc:
             raise storage_error(f"cannot read {self.data_path}", exc) from exc
         self._standing.append(reader)
-        return KeptState(newest, pages, os.fstat(self.data_handle).st_ino)
+        return KeptState(newest, pages, self._inode())
+
+    def _inode(self) -> int:
+        return os.fstat(self.data_handle).st_ino
 
     def _settle(self, state: KeptState) -> None:
         """See a state onto the disk and keep it; from then on nobody need stand on older ones."""

@@ -43,7 +43,7 @@ class KeptState(NamedTuple):
 
     transaction: int
     pages: bytes
-    #: Which data file it is of, while nobody copies it.
+    #: Which data file it is of. Who copies a store gives it another.
     inode: int
 
 
@@ -59,12 +59,20 @@ class KeptFile:
         except OSError as exc:
             raise storage_error(f"cannot open {path}", exc) from exc
 
-    def prepare(self, page_bytes: int, *, fresh: bool) -> None:
-        """Take the room for all that will ever be kept; ``fresh``: forget what is there."""
+    def prepare(self, page_bytes: int, inode: int, *, fresh: bool) -> None:
+        """Take the room for all that will ever be kept.
+
+        ``fresh``: forget what is there; so if it is of another data file than this one.
+        """
         length = _PLACES * (_HEAD_BYTES + 2 * page_bytes)
         handle = self._handle.fileno()
         try:
-            if not fresh and os.fstat(handle).st_size == length:
+            content = _all_of(handle)
+            strange = any(
+                state is not None and state.inode != inode
+                for state in _read_places(content, self._boot)
+            )
+            if not fresh and not strange and len(content) == length:
                 return
             os.ftruncate(handle, 0)
             # Written, not only reserved: what is kept later needs no room that may have gone.
@@ -74,7 +82,7 @@ class KeptFile:
             raise storage_error(f"no room for {self._path}", exc) from exc
 
     def keep(self, state: KeptState) -> None:
-        """Make ``state``, which the disk has wholly, the one to return to, unless a later one is."""
+        """Make a state, which the disk has, the one to return to, unless a later one is."""
         head = _HEAD.pack(
             _MAGIC, len(state.pages) // 2, state.inode, state.transaction, self._boot.encode()
         )
@@ -83,11 +91,9 @@ class KeptFile:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
             try:
-                places = _read_places(_all_of(handle), self._boot)
-                ours = [found is not None and found.inode == state.inode for found in places]
                 known = [
-                    found.transaction if found is not None and own else -1
-                    for found, own in zip(places, ours, strict=True)
+                    -1 if found is None else found.transaction
+                    for found in _read_places(_all_of(handle), self._boot)
                 ]
                 if max(known) < state.transaction:
                     # Over the older one: until this is on the disk, the other counts.
