@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -44,6 +45,11 @@ def put(store: casstore.Store, name: str, size: int = 3000) -> casstore.Digest:
 
 def latest(store: casstore.Store) -> bytes | None:
     return store.engine.get_rows([RowKey("heads", b"latest")])[0]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "store"
 
 
 @pytest.fixture
@@ -299,7 +305,9 @@ def test_a_flush_that_failed_is_not_made_good_by_a_later_one(
             return getattr(handle, name)
 
         def sync(self, force: bool) -> None:
-            raise lmdb.DiskError("mdb_env_sync: Input/output error")
+            error = lmdb.DiskError("mdb_env_sync: Input/output error")
+            error.code = errno.EIO
+            raise error
 
     monkeypatch.setattr(env, "handle", Failing())
     with pytest.raises(StorageError, match="may be lost"):

@@ -136,7 +136,7 @@ class Environment:
         self._standing: list[lmdb.Transaction[bytes]] = []
         self._kept_transaction = -1
         # Once a flush has failed, a later one says nothing of the pages that the first one lost.
-        self._lost: CasstoreError | None = None
+        self._lost: StorageError | None = None
         #: Set by every commit: there is something to keep.
         self.unkept = threading.Event()
         # To be woken when this closes; they belong to those who wait. Add inside the gate.
@@ -400,6 +400,7 @@ class Environment:
         """Raise unless this environment takes writes."""
         if self.readonly:
             raise ReadOnlyError(f"{self.path} is open read-only")
+        self._require_flushed()
 
     def lock_collector(self) -> Descriptor:
         """A descriptor that holds the right to collect; closing it gives that back."""
@@ -497,13 +498,17 @@ class Environment:
     def _inode(self) -> int:
         return os.fstat(self.data_handle).st_ino
 
+    def _require_flushed(self) -> None:
+        """Raise if a flush has failed, ever."""
+        if self._lost is not None:
+            raise StorageError(*self._lost.args)
+
     def _settle(self, state: KeptState) -> None:
         """See a state onto the disk and keep it; from then on nobody need stand on older ones."""
         assert self._kept is not None
         *older, reader = self._standing
         try:
-            if self._lost is not None:
-                raise type(self._lost)(*self._lost.args)
+            self._require_flushed()
             try:
                 self.handle.sync(True)
             except lmdb.Error as exc:
