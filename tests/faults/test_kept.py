@@ -212,6 +212,15 @@ def test_flushing_and_closing_keep_and_a_clean_end_leaves_nothing(
     assert sorted(os.listdir(place)) == ["data.mdb", "lock.mdb", "locks"]
 
 
+def test_a_marker_that_others_rely_on_is_not_written_anew(place: Path) -> None:
+    """It would be empty for a moment, and a power loss then leads nowhere."""
+    written_and_killed(place, 0)
+    before = (place / "unsynced").stat()
+    with casstore.open(place, "relaxed"):
+        after = (place / "unsynced").stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+
+
 def test_who_closes_while_others_stay_leaves_its_commits_kept(place: Path, unhurried: None) -> None:
     casstore.open(place).close()
     script = (
@@ -306,7 +315,7 @@ def test_a_flush_that_failed_is_not_made_good_by_a_later_one(
 
         def sync(self, force: bool) -> None:
             error = lmdb.DiskError("mdb_env_sync: Input/output error")
-            error.code = errno.EIO
+            error.code = errno.EIO  # type: ignore[misc]
             raise error
 
     monkeypatch.setattr(env, "handle", Failing())

@@ -367,6 +367,9 @@ class StoreDirectory:
 
     def mark_unsynced(self) -> None:
         """Record this boot, durably, before the first write without a flush."""
+        if self.unsynced_boot() == boot_id():
+            # Others rely on it, and it must not be empty for a moment.
+            return
         marker = os.path.join(self.path, _MARKER)
         try:
             handle = os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
