@@ -2,8 +2,8 @@
 
 Read from the bottom up: ``slab`` (several objects as one value), ``compression`` and
 ``rows`` (what lies in the file); ``directory`` (the files, their locks, the marker of
-unsynced writes), ``kept`` (what a power loss leads back to), ``creation``, ``guard`` (is this file safe to map?), ``gate`` (who is
-inside?) and ``environment`` (LMDB itself and its errors); ``reader``, ``transaction`` and
+unsynced writes), ``kept`` (what a power loss leads back to), ``creation``, ``guard`` (is this
+file safe to map?), ``gate`` (who is inside?) and ``environment`` (LMDB itself and its errors); ``reader``, ``transaction`` and
 ``group`` (one read, one write, many writes that share a flush); ``watching``
 (who waits for a commit?); ``collection``, ``marking`` and ``notes`` (what nobody reaches);
 ``packing``, ``tidying`` and ``compaction`` (the same content in less room), ``measuring`` and
