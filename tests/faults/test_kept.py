@@ -336,6 +336,39 @@ def test_a_flush_that_failed_is_not_made_good_by_a_later_one(
     assert found.newest.transaction == stood[0]
 
 
+@pytest.mark.parametrize("sound", [True, False])
+def test_an_environment_opened_anew_stands_again_before_it_writes(
+    place: Path, unhurried: None, monkeypatch: pytest.MonkeyPatch, sound: bool
+) -> None:
+    with casstore.open(place, "relaxed") as store:
+        put(store, "one")
+        env = engine_of(store)._env
+        [before] = standing(store)
+        if sound:
+            with env.write_lock:
+                env.reopen()
+            [after] = standing(store)
+            assert after > before
+            put(store, "two")
+            return
+        assert env._kept is not None
+        with monkeypatch.context() as patch:
+            patch.setattr(env._kept, "_path", "kept")
+            patch.setattr(os, "fdatasync", _refuse)
+            with env.write_lock, pytest.raises(StorageError, match="open it again"):
+                env.reopen()
+        with pytest.raises(StorageError, match="open it again"):
+            put(store, "two")
+        with pytest.raises(StorageError, match="open it again"):
+            store.close()
+    with casstore.open(place) as store:
+        assert latest(store) == b"one"
+
+
+def _refuse(handle: int) -> None:
+    raise OSError(errno.EIO, "Input/output error")
+
+
 # --- the file itself ------------------------------------------------------------------------
 
 

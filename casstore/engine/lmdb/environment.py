@@ -135,7 +135,8 @@ class Environment:
         self._kept: KeptFile | None = None
         self._standing: list[lmdb.Transaction[bytes]] = []
         self._kept_transaction = -1
-        # Once a flush has failed, a later one says nothing of the pages that the first one lost.
+        # Why nothing more may be written. Once a flush has failed, a later one says nothing of
+        # the pages that the first one lost.
         self._lost: StorageError | None = None
         #: Set by every commit: there is something to keep.
         self.unkept = threading.Event()
@@ -258,8 +259,8 @@ class Environment:
             return
         boot = self._directory.unsynced_boot()
         if self.durability == RELAXED:
-            # The file of one who was killed still says what the disk has of the rest.
-            self._begin_keeping(fresh=boot is None)
+            # The file of one who was killed just now still says what the disk has of the rest.
+            self._begin_keeping(fresh=boot != boot_id())
             self._directory.mark_unsynced()
         elif self.durability == PROCESS:
             # Its pages are written over from now on.
@@ -356,6 +357,7 @@ class Environment:
 
     def begin_write(self) -> lmdb.Transaction[bytes]:
         """Begin the process's one write transaction; hold ``write_lock``."""
+        self._require_flushed()
         try:
             return self.handle.begin(write=True)
         except lmdb.PanicError:
@@ -450,8 +452,7 @@ class Environment:
             self.handle.close()
             self._open()
             if self._kept is not None:
-                # Before anything else is written: nobody stands on the kept state any more.
-                self._settle(self._stand())
+                self._stand_again()
         finally:
             self.gate.resume()
 
@@ -495,11 +496,20 @@ class Environment:
         self._standing.append(reader)
         return KeptState(newest, pages, self._inode())
 
+    def _stand_again(self) -> None:
+        """Keep a state in a new environment, before anything is written in it."""
+        try:
+            self._settle(self._stand())
+        except CasstoreError as exc:
+            # Nobody stands on the kept state any more, and its pages would be written over.
+            self._lost = StorageError(f"{exc}; close the store, and open it again")
+            raise self._lost from exc
+
     def _inode(self) -> int:
         return os.fstat(self.data_handle).st_ino
 
     def _require_flushed(self) -> None:
-        """Raise if a flush has failed, ever."""
+        """Raise if a state could not be kept, in a way that later ones do not make good."""
         if self._lost is not None:
             raise StorageError(*self._lost.args)
 
