@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import lmdb
@@ -108,14 +109,8 @@ def test_whatever_pages_arrived_later_the_kept_state_is_whole(
     after = data.read_bytes()
     assert after != before
     files = {name: (place / name).read_bytes() for name in ("kept", "unsynced")}
-    rng = random.Random(7)
-    for _ in range(12):
-        # A page that was not flushed is on the disk as it was before, or as it became.
-        pages = [
-            (after if rng.random() < 0.5 else before)[at : at + PAGE].ljust(PAGE, b"\0")
-            for at in range(0, len(after), PAGE)
-        ]
-        data.write_bytes(b"".join(pages))
+    for image in mixtures(before, after, 12):
+        data.write_bytes(image)
         for name, content in files.items():
             (place / name).write_bytes(content)
         with casstore.open(place, verify=True) as store:
@@ -124,6 +119,81 @@ def test_whatever_pages_arrived_later_the_kept_state_is_whole(
             digest = put(store, "and on it goes")
             assert digest in store
         casstore.open(place, verify=True).close()
+
+
+FIRST = """
+import sys
+sys.path.insert(0, sys.argv[2])
+import casstore
+from casstore.engine.lmdb import engine
+from tests.faults.test_kept import put
+engine._GATHER_S = 3600
+store = casstore.open(sys.argv[1], "relaxed", auto_train=False)
+for number in range(20):
+    put(store, f"first {number}")
+print("written", flush=True)
+sys.stdin.readline()
+"""
+SECOND = """
+import sys
+sys.path.insert(0, sys.argv[2])
+import casstore
+from pathlib import Path
+from casstore.engine.lmdb import engine
+from tests.faults.test_kept import put
+place = Path(sys.argv[1])
+engine._GATHER_S = 3600
+store = casstore.open(place, "relaxed", auto_train=False)
+(place.parent / "kept image").write_bytes((place / "data.mdb").read_bytes())
+print("open", flush=True)
+sys.stdin.readline()
+store.engine._env.handle.reader_check()
+for number in range(60):
+    put(store, f"second {number}")
+print("written", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_writer_that_dies_takes_nobody_elses_state_away(place: Path, other_boot: None) -> None:
+    writers = []
+    for script, word in ((FIRST, b"written\n"), (SECOND, b"open\n")):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", script, str(place), str(Path(__file__).parents[2])],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == word
+        writers.append(writer)
+    first, second = writers
+    first.kill()
+    first.communicate()
+    assert second.stdin is not None
+    assert second.stdout is not None
+    second.stdin.write(b"go\n")
+    second.stdin.flush()
+    assert second.stdout.readline() == b"written\n"
+    second.kill()
+    second.communicate()
+    before = (place.parent / "kept image").read_bytes()
+    after = (place / "data.mdb").read_bytes()
+    for image in mixtures(before, after, 6):
+        (place / "data.mdb").write_bytes(image)
+        marks = {name: (place / name).read_bytes() for name in ("kept", "unsynced")}
+        with casstore.open(place, verify=True) as store:
+            assert latest(store) == b"first 19"
+        for name, content in marks.items():
+            (place / name).write_bytes(content)
+
+
+def mixtures(before: bytes, after: bytes, count: int) -> Iterator[bytes]:
+    """A page that was not flushed is on the disk as it was before, or as it became."""
+    rng = random.Random(7)
+    for _ in range(count):
+        yield b"".join(
+            (after if rng.random() < 0.5 else before)[at : at + PAGE].ljust(PAGE, b"\0")
+            for at in range(0, len(after), PAGE)
+        )
 
 
 @pytest.mark.parametrize("durability", ["full", "relaxed", "process", "any"])
