@@ -246,6 +246,36 @@ def test_without_a_number_the_lost_write_would_fail_though_it_happened(
     engine.close()
 
 
+def test_a_write_that_met_another_is_made_though_its_connection_has_gone_on(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Everybody uses the same connection, and so the same count of writes.
+    engine = PostgresEngine(parse(f"{postgres_url}&pool=1"))
+    met = []
+
+    def another_writes(low: float, high: float) -> float:
+        # Called before the pause after which a write that met another is made again.
+        if not met:
+            met.append(high)
+            put_row(engine, *THERE, b"another's")
+        return 0.0
+
+    monkeypatch.setattr(random, "uniform", another_writes)
+    with opened(engine) as begin:
+        first = begin()
+        assert first.write(Write(objects=[new_blob(b"the same")]))
+        write = Write(objects=[new_blob(b"the same")], rows=[PutRow(*HERE, b"mine")])
+        doing = start(lambda: engine.write(write))
+        blocked = Blocked(engine)
+        assert not blocked.settle(doing, lambda: blocked.process("write"))
+        first.commit()
+        assert doing.result(TIMEOUT_S).new_objects == 0
+        blocked.close()
+    assert met
+    assert engine.get_rows([HERE, THERE]) == [b"mine", b"another's"]
+    engine.close()
+
+
 def test_a_write_that_is_still_under_way_is_waited_for_not_made_again(
     engine: PostgresEngine,
 ) -> None:

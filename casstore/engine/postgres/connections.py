@@ -193,7 +193,10 @@ class Connections:
                 connection = self._take()
                 try:
                     answer = work(connection)
-                except BaseException:
+                except BaseException as exc:
+                    if isinstance(exc, psycopg.Error) and is_away(exc):
+                        # Nobody else may go on counting where a write is still to be asked about.
+                        connection.close()
                     self._give_back(connection)
                     raise
                 self._keep(connection)
@@ -209,7 +212,7 @@ class Connections:
             except psycopg.Error as exc:
                 if self._closed:
                     raise ClosedError("the engine was closed") from exc
-                if exc.sqlstate in _COLLIDED and collisions < _MAX_COLLISIONS:
+                if has_collided(exc) and collisions < _MAX_COLLISIONS:
                     collisions += 1
                     # Those who met would meet again, if all came back at the same moment.
                     time.sleep(random.uniform(0, min(_LONGEST_PAUSE_S, 0.001 * collisions)))
@@ -263,6 +266,11 @@ def is_away(exc: psycopg.Error) -> bool:
     return state.startswith("08") or state in _AWAY
 
 
+def has_collided(exc: psycopg.Error) -> bool:
+    """Did the server refuse it because of what somebody else did at the same moment?"""
+    return exc.sqlstate in _COLLIDED
+
+
 def in_our_words(exc: psycopg.Error, address: Address) -> CasstoreError:
     """What a caller would do about an error of the server."""
     state = exc.sqlstate or ""
@@ -271,7 +279,7 @@ def in_our_words(exc: psycopg.Error, address: Address) -> CasstoreError:
         return StorageUnavailableError(f"{said}; try again when the server is back")
     if state in _FORBIDDEN:
         return ReadOnlyError(f"{said}; use a role that may write, and the primary server")
-    if state in _COLLIDED or state in _LOCKED:
+    if has_collided(exc) or state in _LOCKED:
         return BusyError(f"{said}; others hold what this needs, try again")
     if state in _FULL:
         return StorageFullError(said)
