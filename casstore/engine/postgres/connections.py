@@ -29,6 +29,7 @@ from casstore.errors import (
     CasstoreError,
     ClosedError,
     ForkedError,
+    InvalidInputError,
     ReadOnlyError,
     StorageError,
     StorageFullError,
@@ -159,7 +160,10 @@ class Connections:
         """A connection beside the pool, for what takes long."""
         self.check()
         with translated(self.address):
-            connection = Client.connect(self.address.conninfo, **self._options())
+            try:
+                connection = Client.connect(self.address.conninfo, **self._options())
+            except (psycopg.ProgrammingError, UnicodeError) as exc:
+                raise InvalidInputError(f"{self.address.place}: {str(exc).strip()}") from exc
         try:
             with translated(self.address):
                 yield connection
@@ -169,6 +173,8 @@ class Connections:
     def _options(self) -> dict[str, Any]:
         return {
             "autocommit": True,
+            # Whatever the database and the role have: in one of them text comes as bytes.
+            "client_encoding": "utf8",
             "context": _ADAPTERS_CONTEXT,
             "prepare_threshold": _PREPARE_AFTER if self.address.prepare else None,
         }
