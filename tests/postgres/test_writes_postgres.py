@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import signal
 import time
 from collections.abc import Iterator
@@ -423,6 +424,22 @@ def test_watching_again_and_again_leaves_no_descriptors(
             assert time.monotonic() < deadline
             time.sleep(0.01)
     assert engine.connections.fetch(engine.statement("SELECT count(*) FROM {s}.watchers")) == [(0,)]
+
+
+def test_a_watch_wakes_in_a_process_that_has_many_descriptors(engine: PostgresEngine) -> None:
+    def woken() -> str:
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        # Above what select can wait for.
+        held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+        mine = PostgresEngine(engine.address)
+        watch = mine.watch()
+        put_row(mine, *HERE, b"1")
+        answer = "woken" if watch.wait(TIMEOUT_S) else "not woken"
+        mine.close()
+        return f"{answer} beside {len(held)}"
+
+    assert in_child(woken) == "woken beside 1100"
 
 
 def test_content_that_claims_too_much_is_damage(engine: PostgresEngine) -> None:
