@@ -231,6 +231,28 @@ def test_a_schema_with_anything_else_in_it_is_left_alone(
     assert row == (None,)
 
 
+def test_a_schema_that_was_renamed_is_still_the_same_store_and_touches_no_other(
+    postgres_server: Server, schema: str, sql: psycopg.Connection[Any]
+) -> None:
+    def append(url: str, node: str) -> list[str]:
+        with casstore.open(url) as store:
+            session = store.session("s")
+            session.commit(Commit(append=[NodeDraft(node, node)], lease=UNFENCED))
+            return [node.id for node in session.nodes()]
+
+    now, then = postgres_server.url(schema=schema), postgres_server.url(schema=f"{schema}_old")
+    assert append(now, "a") == ["a"]
+    sql.execute(f"ALTER SCHEMA {schema} RENAME TO {schema}_old".encode())
+    assert append(now, "b") == ["b"]
+    with pytest.raises(StorageError, match="renamed"):
+        casstore.open(then, readonly=True)
+    assert append(then, "c") == ["a", "c"]
+    with casstore.open(then) as store:
+        store.delete_session("s")
+        assert gc.collect(store, grace_ms=0).objects_swept > 0
+    assert append(now, "d") == ["b", "d"]
+
+
 # --- versions ------------------------------------------------------------------------------------
 
 
