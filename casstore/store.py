@@ -130,7 +130,9 @@ def shown_place(place: str) -> str:
     from casstore.engine.postgres.address import split
 
     kind, who, where, parameters = split(place)
-    told = "&".join([word for word in parameters if not word.partition("=")[0].endswith("password")])
+    told = "&".join(
+        [word for word in parameters if not word.partition("=")[0].endswith("password")]
+    )
     user = re.split("[:@]", who)[0] + "@" if who else ""
     said = f"{kind}{user}{where}"
     return f"{said}?{told}" if told else said

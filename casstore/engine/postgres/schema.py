@@ -1,8 +1,8 @@
 """Making a store of a schema, recognising one, and bringing an older one up to date.
 
 Who finds no store makes one under a lock of the whole database, so any number may open it for the
-first time at once. A schema that holds anything else is never taken over. Functions name their schema
-in full; where a schema was renamed, they would read and write what has the old name now, so they
+first time at once. A schema that holds anything else is never taken over. Functions name their
+schema in full; where it was renamed, they would read and write what has the old name now, so they
 are made anew.
 """
 
