@@ -17,6 +17,7 @@ import pytest
 pytest.importorskip("psycopg")
 
 import psycopg
+from psycopg.pq import ExecStatus
 from psycopg.types.numeric import Int4
 from psycopg_pool import PoolTimeout
 
@@ -531,3 +532,38 @@ def test_an_interrupted_write_leaves_no_connection_in_the_middle_of_it(
     assert find_row(engine, *HERE) == b"theirs"
     put_row(engine, *HERE, b"again")
     assert find_row(engine, *HERE) == b"again"
+
+
+def test_an_interrupt_while_a_statement_is_prepared_leaves_no_connection_that_cannot_write(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = PostgresEngine(parse(f"{postgres_url}&pool=1"))
+    answered = connections.Client._answer
+
+    def interrupted(self: connections.Client, expected: ExecStatus) -> Any:
+        # Ctrl-C has the server give up, which comes too late: the statement has a name there.
+        answered(self, expected)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(connections.Client, "_answer", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            put_row(engine, *HERE, b"1")
+    put_row(engine, *HERE, b"2")
+    assert find_row(engine, *HERE) == b"2"
+    engine.close()
+
+
+def test_the_time_of_a_write_that_was_made_before_is_not_the_time_now(
+    engine: PostgresEngine,
+) -> None:
+    put_row(engine, *HERE, b"1")
+    [at_hand] = engine.connections._at_hand
+    engine.connections.fetch(
+        engine.statement("UPDATE {s}.clients SET now_ms = 1000 WHERE client = %b RETURNING 1"),
+        (at_hand.client,),
+    )
+    at_hand.number -= 1
+    # The same number again, as after an answer that was lost.
+    assert engine.write(Write(rows=[PutRow(*HERE, b"1")])).now_ms == 1000
+    assert engine.now_ms() > 1_000_000_000_000

@@ -95,7 +95,14 @@ class Client(psycopg.Connection[Any]):
             return self._answer(ExecStatus.TUPLES_OK)
         if call.name not in self._known_calls:
             pgconn.send_prepare(call.name, call.query, call.types)
-            self._answer(ExecStatus.COMMAND_OK)
+            try:
+                self._answer(ExecStatus.COMMAND_OK)
+            except psycopg.Error:
+                raise
+            except BaseException:
+                # Interrupted: nobody knows whether the name is taken now.
+                self.close()
+                raise
             self._known_calls.add(call.name)
         pgconn.send_query_prepared(call.name, parameters, call.formats, Format.BINARY)
         return self._answer(ExecStatus.TUPLES_OK)

@@ -245,7 +245,9 @@ class PostgresEngine(Examining):
                 raise
 
         answer = request.read_answer(self.connections.run(ask))
-        self._heard = (answer.now_ms, monotonic())
+        if answer.epoch is not None:
+            # Not the time of a write whose answer was lost: that is as old as the search for it.
+            self._heard = (answer.now_ms, monotonic())
         if answer.missing is not None:
             raise ObjectNotFoundError(answer.missing)
         if answer.failed is not None:
@@ -289,6 +291,12 @@ class PostgresEngine(Examining):
         self.cache.remove(digests)
         if self._spare is not None and digests:
             # All of it: bytes that were erased must not lie in a file that is kept.
+            self._spare.clear()
+
+    def forget_all(self) -> None:
+        """Keep nothing: objects are gone, and it is not known which."""
+        self.cache.clear()
+        if self._spare is not None:
             self._spare.clear()
 
     # --- rows -------------------------------------------------------------------------------
