@@ -6,6 +6,7 @@ import os
 import random
 import resource
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -325,6 +326,41 @@ def test_a_server_that_stays_away_is_a_typed_error_and_its_return_is_noticed(
             PostgresEngine(parse(server.url()))
         server.start()
         assert engine.get_rows([HERE]) == [b"kept"]
+        engine.close()
+
+
+def test_a_machine_that_is_gone_without_a_word_is_noticed(
+    proxy: DelayProxy, postgres_server: Server, schema: str
+) -> None:
+    """How the kernel was told to look; a link that is there cannot be made to lose everything."""
+
+    def told(url: str) -> list[int]:
+        engine = PostgresEngine(parse(url))
+
+        def look(connection: connections.Client) -> list[int]:
+            with socket.socket(fileno=os.dup(connection.fileno())) as link:
+                options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
+                return [link.getsockopt(socket.IPPROTO_TCP, option) for option in options]
+
+        found = engine.connections.run(look)
+        engine.close()
+        return found
+
+    url = through(proxy, postgres_server, schema)
+    assert told(url) == [10, 2, 20_000]
+    # Who says something else means it.
+    assert told(f"{url}&keepalives_idle=77&tcp_user_timeout=0") == [77, 2, 0]
+
+
+def test_a_host_that_does_not_answer_does_not_keep_from_the_next(
+    proxy: DelayProxy, postgres_server: Server, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "_CONNECT_S", 2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hosts = f"127.0.0.1:{silent.getsockname()[1]},127.0.0.1:{proxy.port}"
+        engine = PostgresEngine(parse(f"postgresql://postgres@{hosts}/postgres?schema={schema}"))
+        put_row(engine, *HERE, b"1")
+        assert find_row(engine, *HERE) == b"1"
         engine.close()
 
 

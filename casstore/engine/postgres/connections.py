@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple, TypeVar
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.generators import execute
 from psycopg.pq import ExecStatus, Format
 from psycopg.pq.abc import PGresult
@@ -48,6 +49,17 @@ _LONGEST_PAUSE_S: Final = 0.05
 # one: it waits ever longer between attempts, and whoever asks again has it begin anew.
 _ASK_S: Final = 2.0
 _MAKE_S: Final = 5.0
+
+# A machine that is gone does not say so. Left to itself, TCP goes on for a quarter of an hour, and
+# for two hours if it is silent; this has to be noticed while the patience of a call lasts.
+_NOTICING: Final = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 2,
+    "tcp_user_timeout": 20_000,
+}
+# How long one of several hosts is waited for before the next is tried.
+_CONNECT_S: Final = 5
 
 # How long a connection is kept away from the pool.
 _LENT_S: Final = 60.0
@@ -178,7 +190,15 @@ class Connections:
             connection.close()
 
     def _options(self) -> dict[str, Any]:
+        given = conninfo_to_dict(self.address.conninfo)
+        noticing = dict(_NOTICING)
+        if "," in str(given.get("host", "")) and "PGCONNECT_TIMEOUT" not in os.environ:
+            noticing["connect_timeout"] = _CONNECT_S
+        if "service" in given:
+            # Its file says whatever it says, and we would speak louder.
+            noticing.clear()
         return {
+            **{name: value for name, value in noticing.items() if name not in given},
             "autocommit": True,
             # Whatever the database and the role have: in one of them text comes as bytes.
             "client_encoding": "utf8",
