@@ -545,6 +545,19 @@ def test_a_connection_at_hand_is_used_without_asking_the_pool(engine: PostgresEn
     assert at_hand.closed
 
 
+# Both ways to take them are used here, so that what was kept is seen.
+@pytest.mark.filterwarnings("ignore:using 'notifies")
+def test_notifications_that_nobody_asked_for_are_not_kept(engine: PostgresEngine) -> None:
+    # Behind a pooler, a backend on which somebody else listened.
+    engine.connections.fetch(b"SELECT 1")
+    [at_hand] = engine.connections._at_hand
+    at_hand.execute("LISTEN somebody")
+    at_hand.execute("NOTIFY somebody")
+    put_row(engine, *HERE, b"1")
+    assert list(engine.connections._at_hand) == [at_hand]
+    assert list(at_hand.notifies(timeout=0)) == []
+
+
 def test_an_interrupted_write_leaves_no_connection_in_the_middle_of_it(
     engine: PostgresEngine,
 ) -> None:

@@ -93,6 +93,9 @@ class Client(psycopg.Connection[Any]):
         self.client = os.urandom(_CLIENT_BYTES)
         self.number = 0
         self._known_calls: set[bytes] = set()
+        # A pooler may hand us a backend on which somebody listened; psycopg would keep all that
+        # arrives for ever, unless somebody takes it.
+        self.add_notify_handler(_let_pass)
 
     def call(self, call: Call, parameters: Sequence[bytes | None]) -> PGresult:
         """Make a call that is made often, past all that psycopg does to choose types.
@@ -125,6 +128,10 @@ class Client(psycopg.Connection[Any]):
         if result.status != expected:
             raise psycopg.errors.error_from_result(result, self.info.encoding)
         return result
+
+
+def _let_pass(notification: psycopg.Notify) -> None:
+    """Do nothing: who listens has a handler beside this one."""
 
 
 class Connections:
