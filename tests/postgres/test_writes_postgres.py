@@ -7,6 +7,7 @@ import random
 import resource
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -581,6 +582,41 @@ def test_an_interrupted_write_leaves_no_connection_in_the_middle_of_it(
     assert find_row(engine, *HERE) == b"theirs"
     put_row(engine, *HERE, b"again")
     assert find_row(engine, *HERE) == b"again"
+
+
+def test_who_is_interrupted_in_the_queue_for_a_connection_takes_none_away(
+    postgres_url: str,
+) -> None:
+    engine = PostgresEngine(parse(f"{postgres_url}&pool=1&patience=1"))
+    taken, given_back = threading.Event(), threading.Event()
+
+    def take(connection: connections.Client) -> None:
+        taken.set()
+        given_back.wait(TIMEOUT_S)
+
+    def interrupt(signum: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(2):
+            holding = start(lambda: engine.connections.run(take))
+            assert taken.wait(TIMEOUT_S)
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(KeyboardInterrupt):
+                find_row(engine, *HERE)
+            # It goes back to the pool, and is not kept at hand.
+            engine.connections._lent_s = -connections._LENT_S
+            given_back.set()
+            holding.result(TIMEOUT_S)
+            put_row(engine, *HERE, b"1")
+            assert find_row(engine, *HERE) == b"1"
+            taken.clear()
+            given_back.clear()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    engine.close()
 
 
 def test_an_interrupt_while_a_statement_is_prepared_leaves_no_connection_that_cannot_write(

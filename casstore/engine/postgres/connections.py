@@ -92,6 +92,8 @@ class Client(psycopg.Connection[Any]):
         super().__init__(*args, **kwargs)
         self.client = os.urandom(_CLIENT_BYTES)
         self.number = 0
+        #: Whom it goes back to.
+        self.lender: ConnectionPool[Client] | None = None
         self._known_calls: set[bytes] = set()
         # A pooler may hand us a backend on which somebody listened; psycopg would keep all that
         # arrives for ever, unless somebody takes it.
@@ -151,7 +153,10 @@ class Connections:
 
     def open(self) -> None:
         """Make the pool. Connections are made when they are needed, and kept."""
-        self._pool = ConnectionPool(
+        self._pool = self._made_pool()
+
+    def _made_pool(self) -> ConnectionPool[Client]:
+        return ConnectionPool(
             self.address.conninfo,
             connection_class=Client,
             kwargs=self._options(),
@@ -177,7 +182,9 @@ class Connections:
         self._closed = True
         # The child of a fork has the parent's connections, and must not touch them.
         if self._pool is not None and os.getpid() == self._pid:
-            self._pool.close()
+            with self._lock:
+                pool = self._pool
+            pool.close()
             while self._at_hand:
                 self._give_back(self._at_hand.pop())
 
@@ -242,7 +249,9 @@ class Connections:
                 self._keep(connection)
                 return answer
             except PoolClosed as exc:
-                raise ClosedError("the engine was closed") from exc
+                # Or it was given up for another one.
+                if self._closed:
+                    raise ClosedError("the engine was closed") from exc
             except PoolTimeout as exc:
                 if time.monotonic() >= deadline:
                     raise StorageUnavailableError(
@@ -275,15 +284,38 @@ class Connections:
                 return self._at_hand.pop()
             assert self._pool is not None
             self._lent_s = time.monotonic()
-            return self._pool.getconn()
+            return self._lent_by(self._pool)
         finally:
             with self._lock:
                 self._asking -= 1
 
+    def _lent_by(self, pool: ConnectionPool[Client]) -> Client:
+        try:
+            connection = pool.getconn()
+        except (PoolTimeout, PoolClosed):
+            raise
+        except BaseException:
+            # Ctrl-C: our place in the queue stays there, and the next connection is given to it
+            # and lost. The pool has no way to tell it otherwise.
+            self._give_up(pool)
+            raise
+        connection.lender = pool
+        return connection
+
+    def _give_up(self, pool: ConnectionPool[Client]) -> None:
+        """Go on with another pool. What the old one has lent out comes back to it, and is closed."""
+        with self._lock:
+            if self._closed or self._pool is not pool:
+                return
+            self._pool = self._made_pool()
+        # It waits for its threads, one of which may be connecting just now.
+        threading.Thread(target=pool.close, name="casstore-old-pool", daemon=True).start()
+
     def _keep(self, connection: Client) -> None:
         """Have a connection at hand for the next call, unless somebody waits for one."""
         # One is enough, and now and then the pool has a look at it: they grow old.
-        if not self._at_hand and time.monotonic() - self._lent_s < _LENT_S:
+        is_fresh = connection.lender is self._pool and time.monotonic() - self._lent_s < _LENT_S
+        if not self._at_hand and is_fresh:
             self._at_hand.append(connection)
             if not self._asking and not self._closed:
                 return
@@ -294,8 +326,8 @@ class Connections:
         self._give_back(connection)
 
     def _give_back(self, connection: Client) -> None:
-        assert self._pool is not None
-        self._pool.putconn(connection)
+        assert connection.lender is not None
+        connection.lender.putconn(connection)
 
 
 def is_away(exc: psycopg.Error) -> bool:
