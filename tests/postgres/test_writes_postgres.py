@@ -255,7 +255,7 @@ def test_a_write_that_met_another_is_made_though_its_connection_has_gone_on(
 ) -> None:
     # Everybody uses the same connection, and so the same count of writes.
     engine = PostgresEngine(parse(f"{postgres_url}&pool=1"))
-    met = []
+    met: list[float] = []
 
     def another_writes(low: float, high: float) -> float:
         # Called before the pause after which a write that met another is made again.

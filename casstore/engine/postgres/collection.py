@@ -131,6 +131,9 @@ class PostgresCollection:
                     raise
                 continue
             if epoch is None:
+                # Or it is ours: begun by a call whose answer was lost, and which we waited for.
+                [[epoch]] = self._engine.connections.fetch(self._begin, asked)
+            if epoch is None:
                 break
             return int(epoch)
         raise BusyError(f"{self._engine.address.place} is being collected already")

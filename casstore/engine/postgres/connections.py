@@ -303,7 +303,7 @@ class Connections:
         return connection
 
     def _give_up(self, pool: ConnectionPool[Client]) -> None:
-        """Go on with another pool. What the old one has lent out comes back to it, and is closed."""
+        """Go on with another pool. What the old one has lent comes back to it, and is closed."""
         with self._lock:
             if self._closed or self._pool is not pool:
                 return
