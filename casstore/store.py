@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -128,12 +129,14 @@ def shown_place(place: str) -> str:
     """A store's place as it may be shown to anybody: a URL without its password."""
     if not is_server(place):
         return place
-    kind, mark, rest = place.partition("://")
-    hosts, question, parameters = rest.partition("?")
-    who, at, hosts = hosts.rpartition("@")
-    words = parameters.split("&") if question else []
-    told = "&".join([word for word in words if not word.partition("=")[0].endswith("password")])
-    said = f"{kind}{mark}{who.partition(':')[0]}{at}{hosts}"
+    from casstore.engine.postgres.address import split
+
+    kind, who, where, parameters = split(place)
+    told = "&".join(
+        [word for word in parameters if not word.partition("=")[0].endswith("password")]
+    )
+    user = re.split("[:@]", who)[0] + "@" if who else ""
+    said = f"{kind}{user}{where}"
     return f"{said}?{told}" if told else said
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,7 @@ __all__ = ["any_store", "clock", "postgres_schemas", "postgres_server", "postgre
 # begins with connections that the server has yet to make. CASSTORE_EVERY_ENGINE=1 runs them all.
 _POSTGRES_SHARE = 8
 EVERY = "CASSTORE_EVERY_ENGINE"
+_ENGINE = re.compile(r"[\[-]postgres\b(?!:)")
 # Seconds each, and what they are about is tried by shorter ones.
 _LONG_ON_POSTGRES = (
     "long_chain",
@@ -53,7 +55,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _is_on_postgres_too(item: pytest.Item) -> bool:
     name = item.nodeid.rpartition("::")[2]
-    return "TestPostgresSessions" in item.nodeid or "[postgres" in name or "-postgres" in name
+    # A parameter of this name, and not a URL, which begins like it.
+    return "TestPostgresSessions" in item.nodeid or _ENGINE.search(name) is not None
 
 
 def _is_chosen(name: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import psycopg
 import casstore
 from casstore.engine.postgres.address import parse
 from casstore.engine.postgres.engine import PostgresEngine
+from casstore.errors import StorageUnavailableError
 from casstore.maintenance import gc
 from casstore.session.data import UNFENCED, Commit, NodeDraft
 from casstore.store import Store
@@ -99,6 +100,36 @@ def test_who_collects_leaves_nothing_of_it_on_the_disk(
         assert store.engine.get_many(digests) == [None] * len(digests)
     with casstore.open(where) as store:
         assert store.engine.get_many(digests) == [None] * len(digests)
+
+
+# A cursor of psycopg whose connection was cut cannot be closed, and says so.
+@pytest.mark.filterwarnings("ignore:Exception ignored in.*ServerCursor")
+def test_who_collects_leaves_nothing_of_it_whichever_answer_is_lost(
+    postgres_server: Server, schema: str, tmp_path: Path
+) -> None:
+    with link(postgres_server) as proxy:
+        where = url(postgres_server, schema, tmp_path, port=proxy.port, pool="1")
+        lost_any = False
+        for number in range(50):
+            with casstore.open(postgres_server.url(schema=schema)) as store:
+                digest = store.put_blob(b"%d" % number * 1000)
+            with casstore.open(where) as store:
+                assert store.get_blob(digest)
+                assert kept_files(tmp_path)
+                lost = proxy.lose_next_answer(after=number)
+                with suppress(StorageUnavailableError):
+                    # Marking has a connection of its own, and does not begin anew.
+                    gc.collect(store, grace_ms=0)
+                is_lost = lost.is_set()
+                proxy.lose_nothing()
+                if store.missing([digest]):
+                    assert store.engine.get_many([digest]) == [None]
+                    assert kept_files(tmp_path) == []
+            if not is_lost:
+                break
+            lost_any = True
+        assert lost_any
+        assert not is_lost
 
 
 def test_who_hears_of_a_collection_throws_away_what_was_kept_before_it(

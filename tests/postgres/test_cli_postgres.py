@@ -157,6 +157,9 @@ def test_a_name_in_a_store_on_a_server(text: str, place: str | None, rest: str) 
         ("postgresql://h/db?password=secret&schema=x", "postgresql://h/db?schema=x"),
         ("postgresql://h/db?sslpassword=secret", "postgresql://h/db"),
         ("postgres://a,b/db?schema=x", "postgres://a,b/db?schema=x"),
+        ("postgresql://me:sec?ret#@h/db?schema=x", "postgresql://me@h/db?schema=x"),
+        ("postgresql://me:sec/ret@h/db", "postgresql://me@h/db"),
+        ("postgresql:///db", "postgresql:///db"),
     ],
 )
 def test_passwords_are_not_shown(place: str, shown: str) -> None:

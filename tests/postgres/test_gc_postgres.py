@@ -485,3 +485,20 @@ def test_a_collection_whose_beginning_was_not_answered_has_begun(engine: Postgre
     collected.__exit__(None, None, None)
     with collection(engine):
         pass
+
+
+def test_a_beginning_that_was_still_under_way_when_it_was_asked_again_is_ones_own(
+    engine: PostgresEngine,
+) -> None:
+    collected = collection(engine)
+    blocked = Blocked(engine)
+    with opened(engine) as begin:
+        lost = begin()
+        asked = (Int8(engine.store_number), collected._token, None, Int8(collecting.LEASE_MS))
+        assert lost.execute(collected._begin, asked)
+        again = start(collected._begun)
+        assert not blocked.settle(again, lambda: blocked.process("begin_collection"))
+        lost.commit()
+        assert again.result(TIMEOUT_S) == lost.result()[0]
+    blocked.close()
+    collected.__exit__(None, None, None)

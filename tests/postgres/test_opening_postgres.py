@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("psycopg")
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 
 import casstore
 import casstore.aio
@@ -63,6 +64,64 @@ def test_an_address_has_words_of_ours_and_leaves_the_others_to_libpq() -> None:
 
 
 @pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("postgresql:///", "/"),
+        ("postgresql:///agents", "/agents"),
+        ("postgresql:///?service=agents", "/"),
+        ("postgres://h", "h"),
+        ("postgresql://[::1],[::2]:5433/d", "[::1],[::2]:5433/d"),
+        ("postgresql://h1,[::1]:3/d", "h1,[::1]:3/d"),
+        ("postgresql://me:a#b?c+d@h/d", "h/d"),
+        ("postgresql://me:a%40%2F@h/d", "h/d"),
+        ("postgresql://h/d?password=a+b&application_name=c%2Bd", "h/d"),
+        ("postgresql://h/d?sslrootcert=/etc/c++/a%20b.pem", "h/d"),
+        ("postgresql://h/%22a%27%20b#c", "h/%22a%27%20b#c"),
+        ("postgresql://h/\u0434\u0431", "h/\u0434\u0431"),
+    ],
+)
+def test_what_libpq_is_told_it_reads_as_if_it_had_been_given_the_whole_url(
+    url: str, place: str
+) -> None:
+    address = parse(f"{url}{'&' if '=' in url else '?'}schema=team")
+    assert conninfo_to_dict(address.conninfo) == conninfo_to_dict(url)
+    assert address.schema == "team"
+    assert address.place == f"postgresql://{place}?schema=team"
+
+
+def test_a_directory_is_named_as_it_is() -> None:
+    assert parse("postgresql://h/d?cache=/var/c++/a%20b%ff").cache == "/var/c++/a b\udcff"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://h/a\0b",
+        "postgresql://h/a\nb",
+        "postgresql://h/\udcff",
+        "postgresql://me:100%@h/d",
+        "postgresql://127.0.0.1:1/d?nonsense=1",
+        "postgresql://127.0.0.1:1/d?application_name=%ff",
+    ],
+)
+def test_a_url_that_cannot_be_meant_is_bad_input(url: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        casstore.open(url)
+    assert "100%" not in str(caught.value)
+
+
+def test_the_address_may_stand_in_a_service_file(
+    postgres_server: Server, schema: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [f"{name}={value}" for name, value in conninfo_to_dict(postgres_server.url()).items()]
+    services = tmp_path / "services"
+    services.write_text("\n".join(["[agents]", *words, ""]))
+    monkeypatch.setenv("PGSERVICEFILE", str(services))
+    with casstore.open(f"postgresql:///?service=agents&schema={schema}") as store:
+        assert store.get_blob(store.put_blob(b"x")) == b"x"
+
+
+@pytest.mark.parametrize(
     "words",
     ["schema=", "schema=Team", "schema=a-b", "schema=pg_x", "schema=" + "a" * 64,
      'schema=a"b', "pool=0", "pool=many", "pool=100000", "prepare=perhaps", "patience=-1",
@@ -78,6 +137,20 @@ def test_no_password_is_told_to_anybody(postgres_server: Server) -> None:
     with pytest.raises(StorageError) as caught:
         casstore.open(url)
     assert "secret" not in str(caught.value)
+
+
+def test_a_database_of_any_name_and_encoding_holds_a_store(
+    postgres_server: Server, sql: psycopg.Connection[Any]
+) -> None:
+    # In a database of this encoding, text is told to clients as bytes.
+    name = 'odd "name" \u0434\u0431'
+    made = psycopg.sql.SQL(
+        "CREATE DATABASE {} TEMPLATE template0 ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'"
+    )
+    sql.execute(made.format(psycopg.sql.Identifier(name)))
+    for _ in range(2):
+        with casstore.open(postgres_server.url(name)) as store:
+            assert store.get_blob(store.put_blob(b"x")) == b"x"
 
 
 def test_what_is_said_of_a_file_is_refused(postgres_url: str) -> None:
@@ -156,6 +229,28 @@ def test_a_schema_with_anything_else_in_it_is_left_alone(
         casstore.open(postgres_url)
     row = sql.execute("SELECT to_regclass(%s)", (f"{schema}.objects",)).fetchone()
     assert row == (None,)
+
+
+def test_a_schema_that_was_renamed_is_still_the_same_store_and_touches_no_other(
+    postgres_server: Server, schema: str, sql: psycopg.Connection[Any]
+) -> None:
+    def append(url: str, node: str) -> list[str]:
+        with casstore.open(url) as store:
+            session = store.session("s")
+            session.commit(Commit(append=[NodeDraft(node, node)], lease=UNFENCED))
+            return [node.id for node in session.nodes()]
+
+    now, then = postgres_server.url(schema=schema), postgres_server.url(schema=f"{schema}_old")
+    assert append(now, "a") == ["a"]
+    sql.execute(f"ALTER SCHEMA {schema} RENAME TO {schema}_old".encode())
+    assert append(now, "b") == ["b"]
+    with pytest.raises(StorageError, match="renamed"):
+        casstore.open(then, readonly=True)
+    assert append(then, "c") == ["a", "c"]
+    with casstore.open(then) as store:
+        store.delete_session("s")
+        assert gc.collect(store, grace_ms=0).objects_swept > 0
+    assert append(now, "d") == ["b", "d"]
 
 
 # --- versions ------------------------------------------------------------------------------------

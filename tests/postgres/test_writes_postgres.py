@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import signal
+import socket
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -16,6 +19,7 @@ import pytest
 pytest.importorskip("psycopg")
 
 import psycopg
+from psycopg.pq import ExecStatus
 from psycopg.types.numeric import Int4
 from psycopg_pool import PoolTimeout
 
@@ -246,6 +250,36 @@ def test_without_a_number_the_lost_write_would_fail_though_it_happened(
     engine.close()
 
 
+def test_a_write_that_met_another_is_made_though_its_connection_has_gone_on(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Everybody uses the same connection, and so the same count of writes.
+    engine = PostgresEngine(parse(f"{postgres_url}&pool=1"))
+    met: list[float] = []
+
+    def another_writes(low: float, high: float) -> float:
+        # Called before the pause after which a write that met another is made again.
+        if not met:
+            met.append(high)
+            put_row(engine, *THERE, b"another's")
+        return 0.0
+
+    monkeypatch.setattr(random, "uniform", another_writes)
+    with opened(engine) as begin:
+        first = begin()
+        assert first.write(Write(objects=[new_blob(b"the same")]))
+        write = Write(objects=[new_blob(b"the same")], rows=[PutRow(*HERE, b"mine")])
+        doing = start(lambda: engine.write(write))
+        blocked = Blocked(engine)
+        assert not blocked.settle(doing, lambda: blocked.process("write"))
+        first.commit()
+        assert doing.result(TIMEOUT_S).new_objects == 0
+        blocked.close()
+    assert met
+    assert engine.get_rows([HERE, THERE]) == [b"mine", b"another's"]
+    engine.close()
+
+
 def test_a_write_that_is_still_under_way_is_waited_for_not_made_again(
     engine: PostgresEngine,
 ) -> None:
@@ -293,6 +327,41 @@ def test_a_server_that_stays_away_is_a_typed_error_and_its_return_is_noticed(
             PostgresEngine(parse(server.url()))
         server.start()
         assert engine.get_rows([HERE]) == [b"kept"]
+        engine.close()
+
+
+def test_a_machine_that_is_gone_without_a_word_is_noticed(
+    proxy: DelayProxy, postgres_server: Server, schema: str
+) -> None:
+    """How the kernel was told to look; a link that is there cannot be made to lose everything."""
+
+    def told(url: str) -> list[int]:
+        engine = PostgresEngine(parse(url))
+
+        def look(connection: connections.Client) -> list[int]:
+            with socket.socket(fileno=os.dup(connection.fileno())) as link:
+                options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
+                return [link.getsockopt(socket.IPPROTO_TCP, option) for option in options]
+
+        found = engine.connections.run(look)
+        engine.close()
+        return found
+
+    url = through(proxy, postgres_server, schema)
+    assert told(url) == [10, 2, 20_000]
+    # Who says something else means it.
+    assert told(f"{url}&keepalives_idle=77&tcp_user_timeout=0") == [77, 2, 0]
+
+
+def test_a_host_that_does_not_answer_does_not_keep_from_the_next(
+    proxy: DelayProxy, postgres_server: Server, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "_CONNECT_S", 2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hosts = f"127.0.0.1:{silent.getsockname()[1]},127.0.0.1:{proxy.port}"
+        engine = PostgresEngine(parse(f"postgresql://postgres@{hosts}/postgres?schema={schema}"))
+        put_row(engine, *HERE, b"1")
+        assert find_row(engine, *HERE) == b"1"
         engine.close()
 
 
@@ -395,6 +464,22 @@ def test_watching_again_and_again_leaves_no_descriptors(
     assert engine.connections.fetch(engine.statement("SELECT count(*) FROM {s}.watchers")) == [(0,)]
 
 
+def test_a_watch_wakes_in_a_process_that_has_many_descriptors(engine: PostgresEngine) -> None:
+    def woken() -> str:
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        # Above what select can wait for.
+        held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+        mine = PostgresEngine(engine.address)
+        watch = mine.watch()
+        put_row(mine, *HERE, b"1")
+        answer = "woken" if watch.wait(TIMEOUT_S) else "not woken"
+        mine.close()
+        return f"{answer} beside {len(held)}"
+
+    assert in_child(woken) == "woken beside 1100"
+
+
 def test_content_that_claims_too_much_is_damage(engine: PostgresEngine) -> None:
     blob = new_blob(b"a" * 1000)
     put_objects(engine, blob)
@@ -461,6 +546,19 @@ def test_a_connection_at_hand_is_used_without_asking_the_pool(engine: PostgresEn
     assert at_hand.closed
 
 
+# Both ways to take them are used here, so that what was kept is seen.
+@pytest.mark.filterwarnings("ignore:using 'notifies")
+def test_notifications_that_nobody_asked_for_are_not_kept(engine: PostgresEngine) -> None:
+    # Behind a pooler, a backend on which somebody else listened.
+    engine.connections.fetch(b"SELECT 1")
+    [at_hand] = engine.connections._at_hand
+    at_hand.execute("LISTEN somebody")
+    at_hand.execute("NOTIFY somebody")
+    put_row(engine, *HERE, b"1")
+    assert list(engine.connections._at_hand) == [at_hand]
+    assert list(at_hand.notifies(timeout=0)) == []
+
+
 def test_an_interrupted_write_leaves_no_connection_in_the_middle_of_it(
     engine: PostgresEngine,
 ) -> None:
@@ -484,3 +582,73 @@ def test_an_interrupted_write_leaves_no_connection_in_the_middle_of_it(
     assert find_row(engine, *HERE) == b"theirs"
     put_row(engine, *HERE, b"again")
     assert find_row(engine, *HERE) == b"again"
+
+
+def test_who_is_interrupted_in_the_queue_for_a_connection_takes_none_away(
+    postgres_url: str,
+) -> None:
+    engine = PostgresEngine(parse(f"{postgres_url}&pool=1&patience=1"))
+    taken, given_back = threading.Event(), threading.Event()
+
+    def take(connection: connections.Client) -> None:
+        taken.set()
+        given_back.wait(TIMEOUT_S)
+
+    def interrupt(signum: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(2):
+            holding = start(lambda: engine.connections.run(take))
+            assert taken.wait(TIMEOUT_S)
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(KeyboardInterrupt):
+                find_row(engine, *HERE)
+            # It goes back to the pool, and is not kept at hand.
+            engine.connections._lent_s = -connections._LENT_S
+            given_back.set()
+            holding.result(TIMEOUT_S)
+            put_row(engine, *HERE, b"1")
+            assert find_row(engine, *HERE) == b"1"
+            taken.clear()
+            given_back.clear()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    engine.close()
+
+
+def test_an_interrupt_while_a_statement_is_prepared_leaves_no_connection_that_cannot_write(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = PostgresEngine(parse(f"{postgres_url}&pool=1"))
+    answered = connections.Client._answer
+
+    def interrupted(self: connections.Client, expected: ExecStatus) -> Any:
+        # Ctrl-C has the server give up, which comes too late: the statement has a name there.
+        answered(self, expected)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(connections.Client, "_answer", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            put_row(engine, *HERE, b"1")
+    put_row(engine, *HERE, b"2")
+    assert find_row(engine, *HERE) == b"2"
+    engine.close()
+
+
+def test_the_time_of_a_write_that_was_made_before_is_not_the_time_now(
+    engine: PostgresEngine,
+) -> None:
+    put_row(engine, *HERE, b"1")
+    [at_hand] = engine.connections._at_hand
+    engine.connections.fetch(
+        engine.statement("UPDATE {s}.clients SET now_ms = 1000 WHERE client = %b RETURNING 1"),
+        (at_hand.client,),
+    )
+    at_hand.number -= 1
+    # The same number again, as after an answer that was lost.
+    assert engine.write(Write(rows=[PutRow(*HERE, b"1")])).now_ms == 1000
+    assert engine.now_ms() > 1_000_000_000_000

@@ -3,7 +3,8 @@
     postgresql://user@host/database?schema=team&prepare=off&sslmode=verify-full
 
 Ours are ``schema``, ``pool``, ``prepare``, ``patience``, ``cache`` and ``cache_mib``; all others,
-TLS among them, are handed to libpq as they stand.
+TLS among them, are handed to libpq as they stand. So the URL is taken apart as libpq does it, which
+is not as URLs of the web are: a password may hold ``#`` and ``?``, and ``+`` is a plus.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import unquote
 
 from casstore.errors import InvalidInputError
 
@@ -27,6 +28,10 @@ MAX_CACHE_MIB: Final = 1 << 20
 # Longer names are cut by the server, and two stores would become one.
 _SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _YES: Final = {"on": True, "off": False}
+# To libpq, who connects ends at an @ before the first /. A password with a / in it, which is a
+# mistake, is not to be shown either.
+_PARTS: Final = re.compile(r"(\w+://)((?:[^/]*@)?(?:[^?]*@)?)([^?]*)(?:\?(.*))?", re.DOTALL)
+_HALF_ESCAPE: Final = re.compile("%(?![0-9A-Fa-f]{2})")
 
 
 class Address(NamedTuple):
@@ -49,9 +54,26 @@ class Address(NamedTuple):
     @property
     def place(self) -> str:
         """The store's place as messages name it: without a password."""
-        parts = urlsplit(self.conninfo)
-        host = parts.netloc.rpartition("@")[2]
-        return f"postgresql://{host}{parts.path}?schema={self.schema}"
+        return f"postgresql://{split(self.conninfo).where}?schema={self.schema}"
+
+
+class Parts(NamedTuple):
+    """A URL in pieces, none of them decoded."""
+
+    kind: str
+    #: A user, maybe with a password, and the @ behind them.
+    who: str
+    #: Hosts and a database.
+    where: str
+    parameters: list[str]
+
+
+def split(url: str) -> Parts:
+    """Take a URL apart as libpq does."""
+    found = _PARTS.fullmatch(url)
+    assert found is not None
+    kind, who, where, parameters = found.groups()
+    return Parts(kind, who, where, [each for each in (parameters or "").split("&") if each])
 
 
 def is_address(place: str) -> bool:
@@ -63,15 +85,23 @@ def parse(url: str) -> Address:
     """Read a URL. InvalidInputError for a parameter of ours that makes no sense."""
     if not is_address(url):
         raise InvalidInputError("a PostgreSQL store is named by a URL: postgresql://host/database")
-    try:
-        parts = urlsplit(url)
-        given = parse_qsl(parts.query, keep_blank_values=True)
-    except ValueError as exc:
-        raise InvalidInputError(f"this is no URL: {exc}") from exc
-    ours = {name: value for name, value in given if name in _READ}
-    rest = [(name, value) for name, value in given if name not in _READ]
-    query = urlencode(rest, quote_via=quote)
-    address = Address(urlunsplit(parts._replace(query=query)))
+    if not url.isprintable() or _HALF_ESCAPE.search(url):
+        # It may be in the password, and is not told.
+        raise InvalidInputError(
+            "a store's URL has a character in it that must be spelled %XX: a control character, "
+            "or a % that stands for nothing"
+        )
+    parts = split(url)
+    ours: dict[str, str] = {}
+    rest: list[str] = []
+    for each in parts.parameters:
+        name, _, value = each.partition("=")
+        if unquote(name) in _READ:
+            ours[unquote(name)] = unquote(value, errors="surrogateescape")
+        else:
+            rest.append(each)
+    query = "?" + "&".join(rest) if rest else ""
+    address = Address(f"{parts.kind}{parts.who}{parts.where}{query}")
     for name, value in ours.items():
         field, read = _READ[name]
         try:

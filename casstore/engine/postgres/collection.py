@@ -131,6 +131,9 @@ class PostgresCollection:
                     raise
                 continue
             if epoch is None:
+                # Or it is ours: begun by a call whose answer was lost, and which we waited for.
+                [[epoch]] = self._engine.connections.fetch(self._begin, asked)
+            if epoch is None:
                 break
             return int(epoch)
         raise BusyError(f"{self._engine.address.place} is being collected already")
@@ -270,13 +273,16 @@ class PostgresCollection:
         report = SweepReport(0, 0, 0, 0.0, done=True)
         if batch:
             spared = Longs([one for one in batch if one in self._spared])
-            [answer] = self._engine.connections.fetch(
-                self._sweep,
-                (
-                    self._token, self._engine.given_ms(), Int8(LEASE_MS), Int8(self._epoch),
-                    Longs(batch), spared,
-                ),
+            asked = (
+                self._token, self._engine.given_ms(), Int8(LEASE_MS), Int8(self._epoch),
+                Longs(batch), spared,
             )  # fmt: skip
+            try:
+                [answer] = self._engine.connections.fetch(self._sweep, asked)
+            except BaseException:
+                # The server may have done it all the same.
+                self._engine.forget_all()
+                raise
             overtaken, swept, size_bytes, freed_bytes, reached, held_s = answer
             if overtaken:
                 raise self._overtaken()
@@ -284,7 +290,11 @@ class PostgresCollection:
             for child in reached or ():
                 self._spared.add(child)
             gone: list[bytes] = swept or []
-            self._engine.forget(gone)
+            if len(gone) < len(batch):
+                # Some may have gone before, in a call whose answer was lost.
+                self._engine.forget_all()
+            else:
+                self._engine.forget(gone)
             report = SweepReport(len(gone), size_bytes, freed_bytes, held_s, done=False)
         self._done = self._swept >= len(self._unreached)
         return report._replace(done=self._done)

@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple, TypeVar
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.generators import execute
 from psycopg.pq import ExecStatus, Format
 from psycopg.pq.abc import PGresult
@@ -29,6 +30,7 @@ from casstore.errors import (
     CasstoreError,
     ClosedError,
     ForkedError,
+    InvalidInputError,
     ReadOnlyError,
     StorageError,
     StorageFullError,
@@ -47,6 +49,17 @@ _LONGEST_PAUSE_S: Final = 0.05
 # one: it waits ever longer between attempts, and whoever asks again has it begin anew.
 _ASK_S: Final = 2.0
 _MAKE_S: Final = 5.0
+
+# A machine that is gone does not say so. Left to itself, TCP goes on for a quarter of an hour, and
+# for two hours if it is silent; this has to be noticed while the patience of a call lasts.
+_NOTICING: Final = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 2,
+    "tcp_user_timeout": 20_000,
+}
+# How long one of several hosts is waited for before the next is tried.
+_CONNECT_S: Final = 5
 
 # How long a connection is kept away from the pool.
 _LENT_S: Final = 60.0
@@ -79,7 +92,12 @@ class Client(psycopg.Connection[Any]):
         super().__init__(*args, **kwargs)
         self.client = os.urandom(_CLIENT_BYTES)
         self.number = 0
+        #: Whom it goes back to.
+        self.lender: ConnectionPool[Client] | None = None
         self._known_calls: set[bytes] = set()
+        # A pooler may hand us a backend on which somebody listened; psycopg would keep all that
+        # arrives for ever, unless somebody takes it.
+        self.add_notify_handler(_let_pass)
 
     def call(self, call: Call, parameters: Sequence[bytes | None]) -> PGresult:
         """Make a call that is made often, past all that psycopg does to choose types.
@@ -94,7 +112,14 @@ class Client(psycopg.Connection[Any]):
             return self._answer(ExecStatus.TUPLES_OK)
         if call.name not in self._known_calls:
             pgconn.send_prepare(call.name, call.query, call.types)
-            self._answer(ExecStatus.COMMAND_OK)
+            try:
+                self._answer(ExecStatus.COMMAND_OK)
+            except psycopg.Error:
+                raise
+            except BaseException:
+                # Interrupted: nobody knows whether the name is taken now.
+                self.close()
+                raise
             self._known_calls.add(call.name)
         pgconn.send_query_prepared(call.name, parameters, call.formats, Format.BINARY)
         return self._answer(ExecStatus.TUPLES_OK)
@@ -105,6 +130,10 @@ class Client(psycopg.Connection[Any]):
         if result.status != expected:
             raise psycopg.errors.error_from_result(result, self.info.encoding)
         return result
+
+
+def _let_pass(notification: psycopg.Notify) -> None:
+    """Do nothing: who listens has a handler beside this one."""
 
 
 class Connections:
@@ -124,7 +153,10 @@ class Connections:
 
     def open(self) -> None:
         """Make the pool. Connections are made when they are needed, and kept."""
-        self._pool = ConnectionPool(
+        self._pool = self._made_pool()
+
+    def _made_pool(self) -> ConnectionPool[Client]:
+        return ConnectionPool(
             self.address.conninfo,
             connection_class=Client,
             kwargs=self._options(),
@@ -150,7 +182,9 @@ class Connections:
         self._closed = True
         # The child of a fork has the parent's connections, and must not touch them.
         if self._pool is not None and os.getpid() == self._pid:
-            self._pool.close()
+            with self._lock:
+                pool = self._pool
+            pool.close()
             while self._at_hand:
                 self._give_back(self._at_hand.pop())
 
@@ -159,7 +193,10 @@ class Connections:
         """A connection beside the pool, for what takes long."""
         self.check()
         with translated(self.address):
-            connection = Client.connect(self.address.conninfo, **self._options())
+            try:
+                connection = Client.connect(self.address.conninfo, **self._options())
+            except (psycopg.ProgrammingError, UnicodeError) as exc:
+                raise InvalidInputError(f"{self.address.place}: {str(exc).strip()}") from exc
         try:
             with translated(self.address):
                 yield connection
@@ -167,8 +204,18 @@ class Connections:
             connection.close()
 
     def _options(self) -> dict[str, Any]:
+        given = conninfo_to_dict(self.address.conninfo)
+        noticing = dict(_NOTICING)
+        if "," in str(given.get("host", "")) and "PGCONNECT_TIMEOUT" not in os.environ:
+            noticing["connect_timeout"] = _CONNECT_S
+        if "service" in given:
+            # Its file says whatever it says, and we would speak louder.
+            noticing.clear()
         return {
+            **{name: value for name, value in noticing.items() if name not in given},
             "autocommit": True,
+            # Whatever the database and the role have: in one of them text comes as bytes.
+            "client_encoding": "utf8",
             "context": _ADAPTERS_CONTEXT,
             "prepare_threshold": _PREPARE_AFTER if self.address.prepare else None,
         }
@@ -193,13 +240,18 @@ class Connections:
                 connection = self._take()
                 try:
                     answer = work(connection)
-                except BaseException:
+                except BaseException as exc:
+                    if isinstance(exc, psycopg.Error) and is_away(exc):
+                        # Nobody else may go on counting where a write is still to be asked about.
+                        connection.close()
                     self._give_back(connection)
                     raise
                 self._keep(connection)
                 return answer
             except PoolClosed as exc:
-                raise ClosedError("the engine was closed") from exc
+                # Or it was given up for another one.
+                if self._closed:
+                    raise ClosedError("the engine was closed") from exc
             except PoolTimeout as exc:
                 if time.monotonic() >= deadline:
                     raise StorageUnavailableError(
@@ -209,7 +261,7 @@ class Connections:
             except psycopg.Error as exc:
                 if self._closed:
                     raise ClosedError("the engine was closed") from exc
-                if exc.sqlstate in _COLLIDED and collisions < _MAX_COLLISIONS:
+                if has_collided(exc) and collisions < _MAX_COLLISIONS:
                     collisions += 1
                     # Those who met would meet again, if all came back at the same moment.
                     time.sleep(random.uniform(0, min(_LONGEST_PAUSE_S, 0.001 * collisions)))
@@ -232,15 +284,38 @@ class Connections:
                 return self._at_hand.pop()
             assert self._pool is not None
             self._lent_s = time.monotonic()
-            return self._pool.getconn()
+            return self._lent_by(self._pool)
         finally:
             with self._lock:
                 self._asking -= 1
 
+    def _lent_by(self, pool: ConnectionPool[Client]) -> Client:
+        try:
+            connection = pool.getconn()
+        except (PoolTimeout, PoolClosed):
+            raise
+        except BaseException:
+            # Ctrl-C: our place in the queue stays there, and the next connection is given to it
+            # and lost. The pool has no way to tell it otherwise.
+            self._give_up(pool)
+            raise
+        connection.lender = pool
+        return connection
+
+    def _give_up(self, pool: ConnectionPool[Client]) -> None:
+        """Go on with another pool. What the old one has lent comes back to it, and is closed."""
+        with self._lock:
+            if self._closed or self._pool is not pool:
+                return
+            self._pool = self._made_pool()
+        # It waits for its threads, one of which may be connecting just now.
+        threading.Thread(target=pool.close, name="casstore-old-pool", daemon=True).start()
+
     def _keep(self, connection: Client) -> None:
         """Have a connection at hand for the next call, unless somebody waits for one."""
         # One is enough, and now and then the pool has a look at it: they grow old.
-        if not self._at_hand and time.monotonic() - self._lent_s < _LENT_S:
+        is_fresh = connection.lender is self._pool and time.monotonic() - self._lent_s < _LENT_S
+        if not self._at_hand and is_fresh:
             self._at_hand.append(connection)
             if not self._asking and not self._closed:
                 return
@@ -251,8 +326,8 @@ class Connections:
         self._give_back(connection)
 
     def _give_back(self, connection: Client) -> None:
-        assert self._pool is not None
-        self._pool.putconn(connection)
+        assert connection.lender is not None
+        connection.lender.putconn(connection)
 
 
 def is_away(exc: psycopg.Error) -> bool:
@@ -263,6 +338,11 @@ def is_away(exc: psycopg.Error) -> bool:
     return state.startswith("08") or state in _AWAY
 
 
+def has_collided(exc: psycopg.Error) -> bool:
+    """Did the server refuse it because of what somebody else did at the same moment?"""
+    return exc.sqlstate in _COLLIDED
+
+
 def in_our_words(exc: psycopg.Error, address: Address) -> CasstoreError:
     """What a caller would do about an error of the server."""
     state = exc.sqlstate or ""
@@ -271,7 +351,7 @@ def in_our_words(exc: psycopg.Error, address: Address) -> CasstoreError:
         return StorageUnavailableError(f"{said}; try again when the server is back")
     if state in _FORBIDDEN:
         return ReadOnlyError(f"{said}; use a role that may write, and the primary server")
-    if state in _COLLIDED or state in _LOCKED:
+    if has_collided(exc) or state in _LOCKED:
         return BusyError(f"{said}; others hold what this needs, try again")
     if state in _FULL:
         return StorageFullError(said)

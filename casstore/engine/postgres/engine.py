@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Final
 
+import psycopg
 from psycopg.pq import Format
 from psycopg.pq.abc import PGresult
 from psycopg.types.numeric import Int8
@@ -21,7 +22,7 @@ from casstore.engine.postgres.adapting import Blobs, Ints
 from casstore.engine.postgres.address import Address
 from casstore.engine.postgres.cache import ObjectCache, SpareObjects
 from casstore.engine.postgres.collection import PostgresCollection
-from casstore.engine.postgres.connections import Call, Client, Connections
+from casstore.engine.postgres.connections import Call, Client, Connections, has_collided
 from casstore.engine.postgres.examination import Examining
 from casstore.engine.postgres.request import TABLE_NUMBERS
 from casstore.engine.postgres.watching import Watching
@@ -224,20 +225,31 @@ class PostgresEngine(Examining):
         made = request.prepare(write, self.store_number, self._compressor)
         generation = self.cache.generation
         parameters: list[bytes | None] | None = None
+        counted_by: Client | None = None
 
         def ask(connection: Client) -> PGresult:
-            nonlocal parameters
+            nonlocal parameters, counted_by
             if parameters is None:
                 # Asked again over another connection it is still the same write.
+                counted_by = connection
                 connection.number += 1
                 given_ms = None if self.clock is None else self.clock()
                 parameters = made.spelled(
                     connection.client, connection.number, given_ms, lasting=self._lasting
                 )
-            return connection.call(self.write_call, parameters)
+            try:
+                return connection.call(self.write_call, parameters)
+            except psycopg.Error as exc:
+                if connection is counted_by and has_collided(exc):
+                    # The server says that it did not happen. Others may write over this connection
+                    # before we ask again, and a number below theirs is taken for one that did.
+                    parameters = None
+                raise
 
         answer = request.read_answer(self.connections.run(ask))
-        self._heard = (answer.now_ms, monotonic())
+        if answer.epoch is not None:
+            # Not the time of a write whose answer was lost: that is as old as the search for it.
+            self._heard = (answer.now_ms, monotonic())
         if answer.missing is not None:
             raise ObjectNotFoundError(answer.missing)
         if answer.failed is not None:
@@ -281,6 +293,12 @@ class PostgresEngine(Examining):
         self.cache.remove(digests)
         if self._spare is not None and digests:
             # All of it: bytes that were erased must not lie in a file that is kept.
+            self._spare.clear()
+
+    def forget_all(self) -> None:
+        """Keep nothing: objects are gone, and it is not known which."""
+        self.cache.clear()
+        if self._spare is not None:
             self._spare.clear()
 
     # --- rows -------------------------------------------------------------------------------

@@ -1,7 +1,9 @@
 """Making a store of a schema, recognising one, and bringing an older one up to date.
 
 Who finds no store makes one under a lock of the whole database, so any number may open it for the
-first time at once. A schema that holds anything else is never taken over.
+first time at once. A schema that holds anything else is never taken over. Functions name their
+schema in full; where it was renamed, they would read and write what has the old name now, so they
+are made anew.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from casstore.errors import (
     ForeignStoreError,
     FormatVersionError,
     ReadOnlyError,
+    StorageError,
     StoreNotFoundError,
 )
 
@@ -46,6 +49,12 @@ _HOLDS_ANYTHING: Final = """
 """
 
 
+_FUNCTIONS_OF: Final = """
+    SELECT count(*) FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+        WHERE n.nspname = %s AND p.proname = 'write' AND strpos(p.prosrc, %s) > 0
+"""
+
+
 class Identity(NamedTuple):
     """What a store says of itself."""
 
@@ -63,8 +72,14 @@ def ready(
     """
     found = _find(connection, place, schema)
     if found is not None and found.version == VERSION:
-        return found
-    if found is not None and (found.version > VERSION or readonly):
+        if _functions_are_its_own(connection, schema):
+            return found
+        if readonly:
+            raise StorageError(
+                f"the functions of {place} are those of a schema of another name; it was renamed, "
+                "and its owner must open it once"
+            )
+    elif found is not None and (found.version > VERSION or readonly):
         raise FormatVersionError(place, found.version, VERSION)
     if found is None and (readonly or not create):
         raise StoreNotFoundError(f"no store at {place}; open it once with create=True")
@@ -76,6 +91,8 @@ def ready(
             _create(connection, schema)
         elif found.version < VERSION:
             _upgrade(connection, place, schema, found.version)
+        if not _functions_are_its_own(connection, schema):
+            _make_functions_anew(connection, schema)
         found = _find(connection, place, schema)
     assert found is not None
     return found
@@ -137,6 +154,18 @@ def _upgrade(connection: psycopg.Connection[Any], place: str, schema: str, versi
             ),
             (str(version),),
         )
+
+
+def _functions_are_its_own(connection: psycopg.Connection[Any], schema: str) -> bool:
+    own = sql.Identifier(schema).as_string(connection) + ".rows"
+    row = connection.execute(_FUNCTIONS_OF, (schema, own)).fetchone()
+    return row is not None and row[0] > 0
+
+
+def _make_functions_anew(connection: psycopg.Connection[Any], schema: str) -> None:
+    for text in tables.FUNCTIONS:
+        again = text.replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION")
+        connection.execute(spelled(again, schema))
 
 
 def spelled(text: str, schema: str) -> bytes:

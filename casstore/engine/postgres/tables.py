@@ -432,5 +432,7 @@ END
 $body$;
 """
 
+#: All functions. They name the schema they were made in, wherever they are.
+FUNCTIONS: Final = (NOW_SQL, READ_SQL, WRITE_SQL, BEGIN_SQL, SWEEP_SQL)
 #: Everything that makes a store of an empty schema, in order.
-CREATION: Final = (TABLES_SQL, NOW_SQL, READ_SQL, WRITE_SQL, BEGIN_SQL, SWEEP_SQL)
+CREATION: Final = (TABLES_SQL, *FUNCTIONS)

@@ -169,7 +169,7 @@ class _Listener:
             self._ready.set()
 
     def _stopped(self, timeout_s: float) -> bool:
-        return bool(select.select([self._stopping], [], [], timeout_s)[0])
+        return bool(_readable(timeout_s, self._stopping))
 
     def _listen(self, connection: Client) -> None:
         self._notified = False
@@ -183,7 +183,7 @@ class _Listener:
         self._ready.set()
         pause_s = _LOOK_S if arrives else _LOOK_OFTEN_S
         while True:
-            readable = select.select([connection.fileno(), self._stopping], [], [], pause_s)[0]
+            readable = _readable(pause_s, connection.fileno(), self._stopping)
             if self._stopping in readable:
                 self._leave(connection, arrives=arrives)
                 return
@@ -211,7 +211,7 @@ class _Listener:
             # By another connection, while this one rests: a pooler has taken the server away
             # from it by then.
             self._watching.notify()
-            if not select.select([connection.fileno()], [], [], _TRIAL_S)[0]:
+            if not _readable(_TRIAL_S, connection.fileno()):
                 self._leave(connection, arrives=True)
                 return False
             # Writers under way may not have seen the announcement: when we have had the store for
@@ -240,3 +240,12 @@ class _Listener:
         assert row is not None
         last, is_called = row
         return int(last) if is_called else 0
+
+
+def _readable(timeout_s: float, *descriptors: int) -> list[int]:
+    """Those of some descriptors of which there is something to read, maybe an end."""
+    # Not select: that knows none above 1023, and a busy server has many.
+    poller = select.poll()
+    for descriptor in descriptors:
+        poller.register(descriptor, select.POLLIN)
+    return [descriptor for descriptor, _ in poller.poll(timeout_s * 1000)]
