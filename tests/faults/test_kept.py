@@ -228,6 +228,15 @@ def test_a_torn_place_is_told_from_a_whole_one_and_the_file_proves_itself(
     older = 0 if kept[half:].find(newest.pages) >= 0 else half
     kept[older + 300] ^= 1
     (place / "kept").write_bytes(kept)
+    data = (place / "data.mdb").read_bytes()
+    torn = bytearray(data)
+    torn[16 * PAGE : 17 * PAGE] = bytes(PAGE)
+    for _ in range(2):
+        # Who is refused is refused again.
+        (place / "data.mdb").write_bytes(torn)
+        with pytest.raises(CorruptionError):
+            casstore.open(place)
+    (place / "data.mdb").write_bytes(data)
     proven = []
     prove = verification.verify_content
 

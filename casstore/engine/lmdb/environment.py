@@ -148,9 +148,9 @@ class Environment:
             if not readonly:
                 self._tidy_up()
             self._create_if_absent()
-            suspect = self._return_to_kept()
+            self._return_to_kept()
             self._check_file(verify=verify)
-            suspect = self._is_suspect() or suspect
+            suspect = self._is_suspect()
             try:
                 held = self._directory.hold(None if readonly else durability)
                 self.durability = held or FULL
@@ -231,27 +231,27 @@ class Environment:
         guard.verify_structure(self._directory.data_path)
         return True
 
-    def _return_to_kept(self) -> bool:
+    def _return_to_kept(self) -> None:
         """After a power loss, undo what came after the last state that was kept.
 
-        True if the file should prove itself nevertheless. Does nothing where no state was kept, or
-        none of this file: whether it is whole is then for ``_is_suspect`` to see to.
+        Where none was kept, or none of this file, or what was kept is damaged, the marker stays,
+        and ``_is_suspect`` has the file prove itself.
         """
         boot = self._directory.unsynced_boot()
         if boot is None or boot == boot_id():
-            return False
+            return
         found = read_kept(self._directory.kept_path, boot)
         state = found.newest
         if state is None or not guard.may_return(self._directory.data_path, state.transaction):
-            return False
+            return
         if self.readonly:
             raise StorageError(
                 f"{self.path} was being written when the machine went down; open it once for "
                 "writing, which returns it to the last state that is whole"
             )
         guard.write_metas(self._directory.data_path, state.pages)
-        self._directory.clear_unsynced()
-        return found.doubtful
+        if not found.doubtful:
+            self._directory.clear_unsynced()
 
     def _note_durability(self) -> None:
         """Leave the marker if this process will write without a flush; else make it needless."""
