@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from casstore.compat.importing import ImportReport, Part, move
+from casstore.compat.power_loop_values import kept, kept_calls
 from casstore.compat.sqlite_source import SqliteSource
 from casstore.errors import (
     BusyError,
@@ -22,7 +23,6 @@ from casstore.errors import (
     InvalidInputError,
 )
 from casstore.maintenance.progress import Progress
-from casstore.records.json_values import storable
 from casstore.records.log import (
     Fold,
     NewMessage,
@@ -203,7 +203,7 @@ class _Sessions:
         spawn_call, lifecycle, metadata = row[9], row[11], row[12]
         public = Row(
             made, updated, status, kind, lifecycle, parent, 0, 0, spawn_call, prompt, model,
-            storable(_decoded(session, config) or {}), storable(_decoded(session, metadata) or {}),
+            kept(_decoded(session, config) or {}), kept(_decoded(session, metadata) or {}),
             0,
         )  # fmt: skip
         rounds = self._usage(session)
@@ -310,10 +310,10 @@ def _arrived(session: str, row: tuple[Any, ...]) -> Arrived:
             role,
             content,
             name,
-            _decoded(session, tool_calls),
+            kept_calls(_decoded(session, tool_calls)),
             call_id,
             round_index,
-            None if known is None else storable(known),
+            None if known is None else kept(known),
         )
         return Arrived(number, payload_of(message), created)
     except InvalidInputError as exc:
@@ -365,7 +365,7 @@ def _with_pending(source: SqliteSource, session: str, state: LogState, pending: 
     if not pending:
         return state
     if type(pending) is not dict:
-        return state._replace(given=storable(pending))
+        return state._replace(given=kept(pending))
     ids = list(pending.get("tool_call_ids") or call_ids(pending.get("tool_calls")))
     rows = source.ask(
         "SELECT seq, tool_calls_json FROM messages WHERE session_id = ? AND state = 'active' AND "
@@ -377,4 +377,4 @@ def _with_pending(source: SqliteSource, session: str, state: LogState, pending: 
         if ids and set(ids) <= set(own):
             waiting = tuple(one for one in own if one in ids)
             return state._replace(calling=number, calls=waiting)
-    return state._replace(given=storable(pending))
+    return state._replace(given=kept(pending))

@@ -138,6 +138,26 @@ def test_every_row_is_there_as_it_was(file: Path, store: Store) -> None:
     assert mine.append_message("long", role="user", content="more") == 521
 
 
+def test_what_only_pythons_json_says_moves_as_well(tmp_path: Path, store: Store) -> None:
+    path = tmp_path / "odd.db"
+    odd: dict[str, Any] = {"big": 1 << 90, "endless": float("inf"), "json": {"json": [1 << 70]}}
+    with Original.open(path) as source:
+        source.create_session(session_id="s", config=odd, metadata=odd)
+        calls = [{"id": "c1", "name": "t", "arguments": odd}]
+        source.append_message("s", role="user", content="x", meta=odd)
+        source.append_message("s", role="assistant", tool_calls=calls, meta={"json": 1 << 70})
+        source.set_pending("s", {"tool_call_ids": ["c1"], "tool_calls": calls})
+        theirs = [vars(one) for one in source.load_all_messages("s")]
+    assert import_database(store, path, dry_run=True).imported == 3
+    assert import_database(store, path).imported == 3
+    mine = SessionStore(store)
+    assert [vars(one) for one in mine.load_all_messages("s")] == theirs
+    session, state = mine.get_session("s"), mine.get_state("s")
+    assert session is not None and (session.config, session.metadata) == (odd, odd)
+    assert state is not None and state.pending is not None
+    assert state.pending["tool_calls"] == calls
+
+
 def test_notes_stand_where_their_folds_began(file: Path, store: Store) -> None:
     import_database(store, file)
     mine = SessionStore(store)
