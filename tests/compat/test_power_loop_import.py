@@ -153,8 +153,10 @@ def test_what_only_pythons_json_says_moves_as_well(tmp_path: Path, store: Store)
     mine = SessionStore(store)
     assert [vars(one) for one in mine.load_all_messages("s")] == theirs
     session, state = mine.get_session("s"), mine.get_state("s")
-    assert session is not None and (session.config, session.metadata) == (odd, odd)
-    assert state is not None and state.pending is not None
+    assert session is not None
+    assert (session.config, session.metadata) == (odd, odd)
+    assert state is not None
+    assert state.pending is not None
     assert state.pending["tool_calls"] == calls
 
 
