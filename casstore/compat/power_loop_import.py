@@ -44,7 +44,9 @@ from casstore.records.log.view import View, runs_of
 from casstore.records.rows import Draft
 from casstore.store import Store
 
+# A write holds so much at the most.
 _PAGE: Final = 500
+_PAGE_BYTES: Final = 4 << 20
 _NO_LIMIT: Final = 1 << 30
 _COLUMNS: Final = {
     "sessions": (
@@ -111,14 +113,16 @@ class _Messages:
         return int(count)
 
     def pages(self) -> Iterator[Sequence[Any]]:
-        """Each of one session."""
+        """Each of one session, and of few messages if they are long."""
         for (session,) in self._source.ask("SELECT session_id FROM sessions ORDER BY session_id"):
             page: list[tuple[str, Arrived]] = []
+            room = _PAGE_BYTES
             for row in _messages(self._source, session):
                 page.append((session, _arrived(session, row)))
-                if len(page) == _PAGE:
+                room -= sum([len(each) for each in row if isinstance(each, str | bytes)])
+                if len(page) == _PAGE or room <= 0:
                     yield page
-                    page = []
+                    page, room = [], _PAGE_BYTES
             if page:
                 yield page
 

@@ -18,7 +18,6 @@ from casstore.errors import (
     StorageError,
 )
 
-_FETCH: Final = 256
 # The low byte says what happened, the rest where.
 _PRIMARY: Final = 0xFF
 # How long a writer is waited for.
@@ -93,9 +92,10 @@ class SqliteSource:
         """The rows of a query, as they are read. StorageError if the file cannot be read."""
         try:
             # Not from the cursor itself: who stops early would close it, maybe after the database.
+            # One at a time: a row may be as long as it likes.
             cursor = self._database.execute(query, values)
-            while rows := cursor.fetchmany(_FETCH):
-                yield from rows
+            while (row := cursor.fetchone()) is not None:
+                yield row
         except sqlite3.DatabaseError as exc:
             raise StorageError(f"{self.path} cannot be read: {exc}") from exc
 

@@ -160,6 +160,20 @@ def test_what_only_pythons_json_says_moves_as_well(tmp_path: Path, store: Store)
     assert state.pending["tool_calls"] == calls
 
 
+def test_long_messages_move_a_few_at_a_time(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("casstore.compat.power_loop_import._PAGE_BYTES", 1000)
+    with Original.open(tmp_path / "long.db") as source:
+        source.create_session(session_id="s")
+        for _ in range(5):
+            source.append_message("s", role="user", content="x" * 600)
+    told: list[Step] = []
+    import_database(store, tmp_path / "long.db", progress=told.append)
+    copied = [step.done for step in told if (step.phase, step.unit) == ("copy", "messages")]
+    assert copied == [2, 4, 5]
+
+
 def test_notes_stand_where_their_folds_began(file: Path, store: Store) -> None:
     import_database(store, file)
     mine = SessionStore(store)
