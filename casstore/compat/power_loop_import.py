@@ -35,13 +35,14 @@ from casstore.records.log import (
 )
 from casstore.records.log.data import FOLDED
 from casstore.records.log.ground import MAX_ATTEMPTS, Ground
-from casstore.records.log.intake import Arrived, Intake, Rest
-from casstore.records.log.messages import call_ids, payload_of
+from casstore.records.log.intake import Arrived, Intake, Rest, check_rest
+from casstore.records.log.messages import call_ids, check_number, payload_of
 from casstore.records.log.reading import nodes_of
 from casstore.records.log.state import LogState
 from casstore.records.log.tree import Row
 from casstore.records.log.view import View, runs_of
 from casstore.records.rows import Draft
+from casstore.session import keys
 from casstore.store import Store
 
 # A write holds so much at the most.
@@ -115,6 +116,7 @@ class _Messages:
     def pages(self) -> Iterator[Sequence[Any]]:
         """Each of one session, and of few messages if they are long."""
         for (session,) in self._source.ask("SELECT session_id FROM sessions ORDER BY session_id"):
+            keys.id_bytes(session, "a session id")
             page: list[tuple[str, Arrived]] = []
             room = _PAGE_BYTES
             for row in _messages(self._source, session):
@@ -198,9 +200,19 @@ class _Sessions:
                     f"SELECT {columns} FROM sessions WHERE session_id = ?", (name,)
                 )
                 parent = known[name] if known[name] in known else None
-                yield [_Source(name, self._rest(name, row, parent))]
+                yield [_Source(name, self._checked(name, row, parent))]
                 done.add(name)
             left = [name for name in left if name not in done]
+
+    def _checked(self, session: str, row: tuple[Any, ...], parent: str | None) -> Rest:
+        """What is to be, or InvalidInputError, here and not when it is stored: for dry runs."""
+        try:
+            rest = self._rest(session, row, parent)
+            check_rest(rest, self._last(session))
+        except (TypeError, InvalidInputError) as exc:
+            # SQLite keeps a text in a column of numbers, and does not compare as we do.
+            raise InvalidInputError(f"session {session!r}: {exc}") from exc
+        return rest
 
     def _rest(self, session: str, row: tuple[Any, ...], parent: str | None) -> Rest:
         made, updated, prompt, model, config, status, kind = row[1:8]
@@ -319,6 +331,8 @@ def _arrived(session: str, row: tuple[Any, ...]) -> Arrived:
             round_index,
             None if known is None else kept(known),
         )
+        check_number(number, "a message", least=1)
+        check_number(created, "the time of a message")
         return Arrived(number, payload_of(message), created)
     except InvalidInputError as exc:
         raise InvalidInputError(f"message {number} of session {session!r}: {exc}") from exc

@@ -314,3 +314,28 @@ def test_a_damaged_row_is_named_and_its_session_not_seen(file: Path, store: Stor
         )
     with pytest.raises(InvalidInputError, match="below itself"):
         import_database(store, file)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE sessions SET status = 'lost' WHERE session_id = 'long'",
+        "UPDATE sessions SET created_at = -1 WHERE session_id = 'long'",
+        "UPDATE sessions SET config_json = '[1]' WHERE session_id = 'long'",
+        "UPDATE messages SET seq = 'x' WHERE session_id = 'long' AND seq = 1",
+        "UPDATE messages SET created_at = x'00' WHERE session_id = 'long' AND seq = 1",
+        "UPDATE usage_rounds SET round_index = 'x' WHERE round_index = 1",
+        "UPDATE usage_rounds SET total_tokens = 'many' WHERE round_index = 1",
+        "UPDATE session_state SET last_compact_seq = 'x' WHERE session_id = 'long'",
+        "UPDATE compactions SET from_seq = 'x' WHERE compact_seq = 1",
+        "UPDATE compactions SET note_seq = 99 WHERE compact_seq = 1",
+    ],
+)
+def test_a_dry_run_names_what_cannot_be_moved(file: Path, store: Store, change: str) -> None:
+    with closing(sqlite3.connect(file)) as database, database:
+        assert database.execute(change).rowcount == 1
+    for dry_run in (True, False):
+        with pytest.raises(InvalidInputError, match=r"session '(long|folded)'"):
+            import_database(store, file, dry_run=dry_run)
+    # What has come in before that is nothing that anybody sees.
+    assert SessionLog(store).find("long") is None or "compactions" in change
