@@ -278,6 +278,7 @@ class _Putting:
         start = 2 * count + len(owners)
         end = start + len(self._sources.places())
         about = self._sources.subjects(read[start:end], read[len(places) :])
+        about |= self._sources.session_subjects(change, self._subjects)
         self._subjects.require(read[end : len(places)], change)
         self.fresh.begin()
         self.doomed = False
