@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from casstore.engine.protocol import RowIs, RowStarts, Write
+from casstore.engine.protocol import Condition, RowIs, RowStarts, Write
 from casstore.errors import RecordHeldError, RecordNotFoundError, RecordSealedError
 from casstore.format.hashing import plain_hash
 from casstore.records.lifecycles.annotation import Annotation, Hold, Note, Seal, WriteSeal
@@ -131,7 +131,10 @@ class Sources:
             there = head_key(key) if head is not None else meta_key(key)
             if deleted is not None or (head is None and meta is None):
                 raise RecordNotFoundError("record", str(ref))
-            conditions = [RowStarts(*there, b""), RowIs(*keys.subjects(key), about)]
+            conditions: list[Condition] = [
+                RowStarts(*there, b""),
+                RowIs(*keys.subjects(key), about),
+            ]
             change.draft.also(Write(conditions=conditions))
             found.update([subjects.hash(name) for name in session_subjects.decode(about)])
         return found

@@ -145,8 +145,8 @@ class UserData:
                 check_count(item.at_ms, "a time")
         putting = _Putting(self._tables, self._subjects, self._rows, latest, said)
         if latest:
-            self._tables.change("the data of a user", putting.step)
-            putting.fresh.done()
+            with putting.fresh:
+                self._tables.change("the data of a user", putting.step)
             if putting.doomed:
                 self._rows.destroy_doomed()
         return [self.ref(item.user, item.name) for item in items]
