@@ -1018,6 +1018,22 @@ def test_export_import__refuses_newer_versions_existing_ids_and_damage(log: Sess
     assert [one.id for one in log.sessions()] == ["above", "s"]
 
 
+def test_export_import__what_somebody_else_has_finished_takes_messages(log: SessionLog) -> None:
+    log.create("s")
+    log.extend("s", [user(f"m{at}") for at in range(1100)])
+    entries = list(log.export("s"))
+
+    def cut() -> Any:
+        yield from entries[:1090]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        log.import_session(cut(), "t")
+    # As another process would, which tells this one nothing.
+    SessionLog(Store(log.store.engine)).import_session(entries, "t")
+    assert log.append("t", user("hello")) == 1101
+
+
 def test_export_import__a_fold_that_comes_meanwhile_is_not_part_of_it(log: SessionLog) -> None:
     log.create("s")
     log.extend("s", [user(f"m{at}") for at in range(4)])
