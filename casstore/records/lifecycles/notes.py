@@ -95,7 +95,7 @@ class Sources:
         return found
 
     def sessions(self) -> list[Place]:
-        """What must be read beside; whose a session is never changes, but its count does."""
+        """What must be read beside: its count changes all the time, whose it is hardly ever."""
         return [
             (self._tables.sessions, (ref.owner,)) for ref in self._refs if ref.kind == CHECKPOINT
         ]
