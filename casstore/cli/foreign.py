@@ -76,7 +76,8 @@ def import_records(
 
     KIND says whose it is: agent-harness, langbot, morrow or power-loop. FILE, the database, is
     only read. Rows that are there already, and equal, are passed over; so what was stopped goes
-    on from there. One that is there with other content ends it.
+    on from there. One that is there with other content ends it. Only what was committed moves:
+    a file in the middle of a write, by somebody at work or somebody who died, is refused.
     """
     # A dry run makes no directory: one that is not there has no keys either.
     has_keys = not dry_run or os.path.isdir(key_directory or "")

@@ -23,6 +23,7 @@ from casstore.records.lifecycles.lifecycles import Lifecycles
 from casstore.store import Store
 
 _DEFAULT: Final = Path(".agent_state.casstore")
+_MISSING: Final = object()
 
 
 class NotStorableError(InvalidValueError, TypeError):
@@ -139,8 +140,8 @@ class UserStore(_OnStore):
 
     def get(self, user_id: str, key: str, default: Any = None) -> Any:
         """A value, or the default."""
-        [found] = self._life.users.find_many([(user_id, key)])
-        return default if found is None else restored(found.value)
+        found = self._life.users.get(user_id, key, _MISSING)
+        return default if found is _MISSING else restored(found)
 
     def delete_user(self, user_id: str) -> int:
         """Remove all data of a user, and nothing else; how many values there were."""

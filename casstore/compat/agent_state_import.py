@@ -23,6 +23,7 @@ from casstore.errors import (
     ConflictError,
     CorruptionError,
     ForeignStoreError,
+    InvalidInputError,
     InvalidValueError,
 )
 from casstore.format.canonical import encode
@@ -40,6 +41,7 @@ from casstore.records.lifecycles.references import Ref
 from casstore.records.lifecycles.tables import fields
 from casstore.records.lifecycles.user_data import NewValue
 from casstore.records.rows import Record
+from casstore.session import keys as session_keys
 from casstore.store import Store
 
 _PAGE: Final = 100
@@ -156,8 +158,13 @@ class _Checkpoints(_Rows):
         value = self.value(payload, where)
         if type(value) is not dict:
             raise CorruptionError(f"{self._source.path}: {where} is no map")
+        owner = self.text(session, f"the session of {where}")
+        try:
+            session_keys.id_bytes(owner, "a session id")
+        except InvalidInputError as exc:
+            raise CorruptionError(f"{self._source.path}: {where}: {exc}") from exc
         return NewCheckpoint(
-            self.text(session, f"the session of {where}"),
+            owner,
             self.text(label, f"the label of {where}"),
             value,
             found,

@@ -21,6 +21,13 @@ from types import TracebackType
 from typing import Any, Final
 
 import casstore.store
+from casstore.compat.power_loop_values import (
+    kept,
+    kept_calls,
+    kept_meta,
+    told_calls,
+    told_meta,
+)
 from casstore.errors import (
     InvalidInputError,
     NotALogError,
@@ -28,7 +35,7 @@ from casstore.errors import (
     SessionExistsError,
     SessionNotFoundError,
 )
-from casstore.records.json_values import restored, storable
+from casstore.records.json_values import restored
 from casstore.records.log import Message, NewMessage, SessionLog, Tokens
 from casstore.records.log.data import LogSession
 from casstore.store import Store
@@ -209,20 +216,24 @@ class SessionStore:
         metadata: dict[str, Any] | None = None,
         session_id: str | None = None,
     ) -> str:
-        """Make a session; its id. ValueError if the parent is unknown, or stands too deep."""
+        """Make a session; its id. ValueError if the parent is unknown, or stands too deep.
+
+        SessionDeletedError if the id was that of a session which was closed.
+        """
         try:
-            with _known(parent_session_id or ""):
-                made = self.log.create(
-                    session_id or None,
-                    parent=parent_session_id,
-                    kind=_text(kind),
-                    lifecycle=_text(lifecycle),
-                    spawn_call=spawn_tool_call_id,
-                    prompt=system_prompt,
-                    model=model,
-                    config=storable(dict(config or {})),
-                    metadata=storable(dict(metadata or {})),
-                )
+            made = self.log.create(
+                session_id or None,
+                parent=parent_session_id,
+                kind=_text(kind),
+                lifecycle=_text(lifecycle),
+                spawn_call=spawn_tool_call_id,
+                prompt=system_prompt,
+                model=model,
+                config=kept(dict(config or {})),
+                metadata=kept(dict(metadata or {})),
+            )
+        except SessionNotFoundError as exc:
+            raise UnknownSessionError(exc.session) from exc
         except SessionExistsError as exc:
             raise DuplicateSessionError(exc.session) from exc
         return made.id
@@ -277,10 +288,10 @@ class SessionStore:
             role,
             content,
             name,
-            tool_calls or None,
+            kept_calls(tool_calls) if tool_calls else None,
             tool_call_id,
             round_index,
-            storable(meta) if meta else None,
+            kept(meta) if meta else None,
         )
         with _known(session_id):
             return self.log.append(session_id, message)
@@ -340,7 +351,7 @@ class SessionStore:
                 before_tokens=before_tokens,
                 after_tokens=after_tokens,
                 round=round_index,
-                meta=storable(note_meta) if note_meta else None,
+                meta=kept_meta(note_meta) if note_meta else None,
                 # The loop keeps what it takes for the first system message, note or not, and
                 # what is reloaded must be what it has.
                 keep_notes=True,
@@ -417,16 +428,16 @@ class SessionStore:
             "assistant_seq": known.number,
             "round_index": known.round,
             "tool_call_ids": [str(call["id"]) for call in known.calls],
-            "tool_calls": [dict(call) for call in known.calls],
+            "tool_calls": told_calls(known.calls),
         }
 
     def _completed(self, session_id: str, pending: dict[str, Any], ids: list[str]) -> Any:
         """What is given as pending, with the calls that were given before."""
         before = self._pending(session_id) or {}
         if "tool_calls" not in pending and before.get("tool_calls"):
-            kept = [one for one in before["tool_calls"] if str(one.get("id")) in ids]
-            pending = {**pending, "tool_calls": kept}
-        return storable(pending)
+            left = [one for one in before["tool_calls"] if str(one.get("id")) in ids]
+            pending = {**pending, "tool_calls": left}
+        return kept(pending)
 
     # --- usage ------------------------------------------------------------------------------
 
@@ -477,10 +488,10 @@ def _message_row(session_id: str, found: Message) -> MessageRow:
         found.role,
         found.name,
         found.content,
-        None if calls is None else [dict(call) for call in calls],
+        None if calls is None else told_calls(calls),
         found.tool_call_id,
         found.round,
         MessageState(found.state),
-        restored(dict(found.meta)),
+        told_meta(found.meta),
         found.created_at_ms,
     )

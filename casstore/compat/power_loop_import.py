@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from casstore.compat.importing import ImportReport, Part, move
+from casstore.compat.power_loop_values import kept, kept_calls
 from casstore.compat.sqlite_source import SqliteSource
 from casstore.errors import (
     BusyError,
@@ -22,7 +23,6 @@ from casstore.errors import (
     InvalidInputError,
 )
 from casstore.maintenance.progress import Progress
-from casstore.records.json_values import storable
 from casstore.records.log import (
     Fold,
     NewMessage,
@@ -35,16 +35,19 @@ from casstore.records.log import (
 )
 from casstore.records.log.data import FOLDED
 from casstore.records.log.ground import MAX_ATTEMPTS, Ground
-from casstore.records.log.intake import Arrived, Intake, Rest
-from casstore.records.log.messages import call_ids, payload_of
+from casstore.records.log.intake import Arrived, Intake, Rest, check_rest
+from casstore.records.log.messages import call_ids, check_number, payload_of
 from casstore.records.log.reading import nodes_of
 from casstore.records.log.state import LogState
 from casstore.records.log.tree import Row
 from casstore.records.log.view import View, runs_of
 from casstore.records.rows import Draft
+from casstore.session import keys
 from casstore.store import Store
 
+# A write holds so much at the most.
 _PAGE: Final = 500
+_PAGE_BYTES: Final = 4 << 20
 _NO_LIMIT: Final = 1 << 30
 _COLUMNS: Final = {
     "sessions": (
@@ -111,14 +114,17 @@ class _Messages:
         return int(count)
 
     def pages(self) -> Iterator[Sequence[Any]]:
-        """Each of one session."""
+        """Each of one session, and of few messages if they are long."""
         for (session,) in self._source.ask("SELECT session_id FROM sessions ORDER BY session_id"):
+            keys.id_bytes(session, "a session id")
             page: list[tuple[str, Arrived]] = []
+            room = _PAGE_BYTES
             for row in _messages(self._source, session):
                 page.append((session, _arrived(session, row)))
-                if len(page) == _PAGE:
+                room -= sum([len(each) for each in row if isinstance(each, str | bytes)])
+                if len(page) == _PAGE or room <= 0:
                     yield page
-                    page = []
+                    page, room = [], _PAGE_BYTES
             if page:
                 yield page
 
@@ -194,16 +200,26 @@ class _Sessions:
                     f"SELECT {columns} FROM sessions WHERE session_id = ?", (name,)
                 )
                 parent = known[name] if known[name] in known else None
-                yield [_Source(name, self._rest(name, row, parent))]
+                yield [_Source(name, self._checked(name, row, parent))]
                 done.add(name)
             left = [name for name in left if name not in done]
+
+    def _checked(self, session: str, row: tuple[Any, ...], parent: str | None) -> Rest:
+        """What is to be, or InvalidInputError, here and not when it is stored: for dry runs."""
+        try:
+            rest = self._rest(session, row, parent)
+            check_rest(rest, self._last(session))
+        except (TypeError, InvalidInputError) as exc:
+            # SQLite keeps a text in a column of numbers, and does not compare as we do.
+            raise InvalidInputError(f"session {session!r}: {exc}") from exc
+        return rest
 
     def _rest(self, session: str, row: tuple[Any, ...], parent: str | None) -> Rest:
         made, updated, prompt, model, config, status, kind = row[1:8]
         spawn_call, lifecycle, metadata = row[9], row[11], row[12]
         public = Row(
             made, updated, status, kind, lifecycle, parent, 0, 0, spawn_call, prompt, model,
-            storable(_decoded(session, config) or {}), storable(_decoded(session, metadata) or {}),
+            kept(_decoded(session, config) or {}), kept(_decoded(session, metadata) or {}),
             0,
         )  # fmt: skip
         rounds = self._usage(session)
@@ -310,11 +326,13 @@ def _arrived(session: str, row: tuple[Any, ...]) -> Arrived:
             role,
             content,
             name,
-            _decoded(session, tool_calls),
+            kept_calls(_decoded(session, tool_calls)),
             call_id,
             round_index,
-            None if known is None else storable(known),
+            None if known is None else kept(known),
         )
+        check_number(number, "a message", least=1)
+        check_number(created, "the time of a message")
         return Arrived(number, payload_of(message), created)
     except InvalidInputError as exc:
         raise InvalidInputError(f"message {number} of session {session!r}: {exc}") from exc
@@ -365,7 +383,7 @@ def _with_pending(source: SqliteSource, session: str, state: LogState, pending: 
     if not pending:
         return state
     if type(pending) is not dict:
-        return state._replace(given=storable(pending))
+        return state._replace(given=kept(pending))
     ids = list(pending.get("tool_call_ids") or call_ids(pending.get("tool_calls")))
     rows = source.ask(
         "SELECT seq, tool_calls_json FROM messages WHERE session_id = ? AND state = 'active' AND "
@@ -377,4 +395,4 @@ def _with_pending(source: SqliteSource, session: str, state: LogState, pending: 
         if ids and set(ids) <= set(own):
             waiting = tuple(one for one in own if one in ids)
             return state._replace(calling=number, calls=waiting)
-    return state._replace(given=storable(pending))
+    return state._replace(given=kept(pending))

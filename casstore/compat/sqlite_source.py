@@ -9,16 +9,27 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from casstore.errors import ConflictError, ForeignStoreError, SourceNotFoundError, StorageError
+from casstore.errors import (
+    BusyError,
+    CasstoreError,
+    ConflictError,
+    ForeignStoreError,
+    SourceNotFoundError,
+    StorageError,
+)
 
-_FETCH: Final = 256
+# The low byte says what happened, the rest where.
+_PRIMARY: Final = 0xFF
+# How long a writer is waited for.
+_PATIENCE_S = 5.0
 
 
 class SqliteSource:
     """A database opened for reading alone; a context manager.
 
     Everything is read as of the moment of opening. SourceNotFoundError if there is no file,
-    ForeignStoreError if it is no database.
+    ForeignStoreError if it is no database, BusyError while somebody writes to it, StorageError
+    if a writer that died has left changes in it that its journal must undo first.
     """
 
     def __init__(self, file: str | os.PathLike[str]) -> None:
@@ -26,10 +37,13 @@ class SqliteSource:
         if not self.path.is_file():
             raise SourceNotFoundError(f"there is no file {self.path}")
         self._opened = self._state()
-        # Without a log nobody is writing, and SQLite need not leave anything beside the file.
+        # With neither log nor journal nobody is writing, and SQLite need not leave anything beside
+        # the file. With either it must look at them: the file alone holds what was not committed.
         mode = "mode=ro" if self._opened is None else "mode=ro&immutable=1"
         try:
-            self._database = sqlite3.connect(f"{self.path.absolute().as_uri()}?{mode}", uri=True)
+            self._database = sqlite3.connect(
+                f"{self.path.absolute().as_uri()}?{mode}", _PATIENCE_S, uri=True
+            )
             try:
                 #: The tables that there are.
                 self.tables = self._begin()
@@ -37,9 +51,18 @@ class SqliteSource:
                 self._database.close()
                 raise
         except sqlite3.DatabaseError as exc:
-            raise ForeignStoreError(
-                f"{self.path} cannot be opened as a SQLite database: {exc}"
-            ) from exc
+            raise self._refusal(exc) from exc
+
+    def _refusal(self, exc: sqlite3.DatabaseError) -> CasstoreError:
+        code = getattr(exc, "sqlite_errorcode", 0) & _PRIMARY
+        if code == sqlite3.SQLITE_BUSY:
+            return BusyError(f"somebody is writing to {self.path}: import it when they are done")
+        if code == sqlite3.SQLITE_READONLY:
+            return StorageError(
+                f"{self.path} was left in the middle of a write, which its journal undoes: open it "
+                "once with the program that it belongs to, then import it"
+            )
+        return ForeignStoreError(f"{self.path} cannot be opened as a SQLite database: {exc}")
 
     def _begin(self) -> frozenset[str]:
         self._database.execute("PRAGMA query_only = 1")
@@ -69,9 +92,10 @@ class SqliteSource:
         """The rows of a query, as they are read. StorageError if the file cannot be read."""
         try:
             # Not from the cursor itself: who stops early would close it, maybe after the database.
+            # One at a time: a row may be as long as it likes.
             cursor = self._database.execute(query, values)
-            while rows := cursor.fetchmany(_FETCH):
-                yield from rows
+            while (row := cursor.fetchone()) is not None:
+                yield row
         except sqlite3.DatabaseError as exc:
             raise StorageError(f"{self.path} cannot be read: {exc}") from exc
 
@@ -89,8 +113,14 @@ class SqliteSource:
             )
 
     def _state(self) -> tuple[int, int] | None:
-        """Whether anybody wrote shows in this; None if there is a log, which SQLite minds."""
+        """Whether anybody wrote shows in this; None if there is a log, which SQLite minds.
+
+        So it does a journal; an empty one is only kept to be used again.
+        """
+        journal = Path(f"{self.path}-journal")
         if not self.path.is_file() or Path(f"{self.path}-wal").exists():
+            return None
+        if journal.exists() and journal.stat().st_size:
             return None
         found = self.path.stat()
         return found.st_size, found.st_mtime_ns

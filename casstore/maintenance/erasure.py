@@ -26,6 +26,7 @@ from casstore.format.digest import Digest
 from casstore.maintenance import sharing
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.sharing import Root, Shared, Sharer, Sharing
+from casstore.records.log import leftovers
 from casstore.records.rows import row_links, row_name
 from casstore.session import attachments, catalogue, keys, pins, queue, subjects
 from casstore.session.catalogue import KnownSession
@@ -238,7 +239,7 @@ def plan(
         ]
     )
     records = {one.name: tuple(one.find(store, subject)) for one in providers}
-    my_rows: set[bytes] = set()
+    my_rows = {key for name in names for key in leftovers.row_keys(store, name)}
     stays: list[Staying] = []
     to_tell: set[str] = set()
     for one in providers:
@@ -379,7 +380,7 @@ def execute(
     deleted = gone = 0
     kept: list[str] = []
     for done, one in enumerate(plan.sessions):
-        outcome = _erase(runtime, plan.subject, one.session)
+        outcome = _erase(store, runtime, plan.subject, one.session)
         if outcome is None:
             kept.append(one.session)
         else:
@@ -427,13 +428,14 @@ def _unpin(runtime: Runtime, name: str, digest: str) -> bool:
     raise BusyError(f"the pin {name!r} kept changing")
 
 
-def _erase(runtime: Runtime, subject: str, session: str) -> bool | None:
+def _erase(store: Store, runtime: Runtime, subject: str, session: str) -> bool | None:
     """Delete a session if it is about the subject; False: it was gone; None: it stays."""
     key = keys.session_key(session)
     for _ in range(_MAX_ATTEMPTS):
         places = [tombstone_key(key), head_key(key), meta_key(key), keys.subjects(key)]
         deleted, head, meta, about = runtime.engine.get_rows(places)
         if deleted is not None or (head is None and meta is None):
+            leftovers.forget(store, session)
             catalogue.delete(runtime, session)  # finishes what was begun
             return False
         if subject not in subjects.decode(about):
@@ -444,6 +446,8 @@ def _erase(runtime: Runtime, subject: str, session: str) -> bool | None:
             )
         except ConditionFailedError:
             continue
+        # Before the last step, which takes it from the index: planning again must find it.
+        leftovers.forget(store, session)
         catalogue.clear(runtime, session, key)
         return True
     raise BusyError(f"session {session!r} kept moving while it was being erased")

@@ -4,7 +4,8 @@
     protections     those whose time is up
     marks           older than any plan that could ask for them
     receipts        older than the caller says; else they stay as long as their session
-    deletions       sessions, and threads of runs, whose deletion was cut short: what they have left
+    deletions       what is left of sessions, and of threads of runs, whose deletion was cut
+                    short, and what a session log knows of sessions that were deleted
     lineages        rows of the node table that no revision needs
     records         those of other systems whose time is up
 
@@ -33,6 +34,7 @@ from casstore.maintenance.policy import DAY_MS
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.retention_execution import MAX_PLAN_AGE_MS
 from casstore.maintenance.unneeded_lineages import sweep_lineages
+from casstore.records.log import leftovers
 from casstore.records.runs import Runs
 from casstore.records.scoped import expiry as scoped
 from casstore.session import catalogue, keys, marks, pins, protection
@@ -54,7 +56,7 @@ class ExpiredRows(NamedTuple):
     protections: int
     marks: int
     receipts: int
-    #: Sessions, and threads of runs, whose deletion was finished.
+    #: Sessions, of the store or of a log, and threads of runs, whose deletion was finished.
     deletions: int
     lineages: int
     lineage_rows: int
@@ -84,6 +86,7 @@ def expire_rows(
     runtime = Runtime(store)
     expiring = _Expiring(runtime, progress)
     finished = _finish_deletions(runtime) + Runs(store).finish_deletions()
+    finished += leftovers.sweep(store, expiring.pulse("sessions of logs"))
     removed_pins = expiring.remove("pins", (b"", None), expiring.pin)
     removed_protections = expiring.remove("retention", keys.all_protections(), expiring.protection)
     removed_marks = expiring.remove("retention", keys.all_marks(), expiring.mark)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 
 from casstore.engine.protocol import Row, RowKey
 from casstore.errors import CorruptionError, NotALogError
@@ -14,6 +13,7 @@ from casstore.records.log import folding, tree
 from casstore.records.log.data import UsageTotals
 from casstore.records.log.ground import At, Ground, digits
 from casstore.records.log.reading import Numbered, numbered
+from casstore.records.log.state import state_fault
 from casstore.records.log.usage import decode as decode_usage
 from casstore.records.rows import Record, Table
 from casstore.session import keys
@@ -121,7 +121,7 @@ class LogCheck:
         except (NotALogError, CorruptionError) as exc:
             yield Wrong(codes.LOG_NUMBERS_WRONG, f"session {session!r}: {exc}", where)
             return
-        what = self._state_fault(at) or self._fold_fault(at)
+        what = state_fault(at.state, at.last) or self._fold_fault(at)
         nodes = numbered(ground, at, payloads=False)
         if what is None:
             what = self._count_fault(at, nodes)
@@ -135,22 +135,6 @@ class LogCheck:
         if missing:
             says = f"the log of session {session!r} shows {missing} messages that are gone"
             yield Wrong(codes.LOG_GAP, says, where)
-
-    def _state_fault(self, at: At) -> str | None:
-        """What is wrong with which messages the session says that it shows."""
-        state, last = at.state, at.last
-        named = [number for run in state.view.runs for number in run]
-        named += [state.view.upto, state.calling, *state.notes]
-        if any(type(number) is not int or not 0 <= number <= last for number in named):
-            return f"names messages behind the last, {last}"
-        runs = sorted(state.view.runs)
-        if any(first > end for first, end in runs) or any(
-            one[1] >= next_one[0] for one, next_one in pairwise(runs)
-        ):
-            return "shows messages twice"
-        if any(not state.view.shows(note) for note in state.notes):
-            return "has a note that it does not show"
-        return None
 
     def _fold_fault(self, at: At) -> str | None:
         folds = self._ground.folds.scan(at.session, before=digits(at.state.folds + 1))

@@ -30,6 +30,7 @@ from casstore.errors import (
 from casstore.maintenance.policy import DAY_MS, decode_policy
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.retention_plan import Plan, Removed, SessionPlan
+from casstore.records.log import leftovers
 from casstore.session import catalogue, expiry, keys, leases, marks
 from casstore.session.catalogue import KnownSession
 from casstore.session.commit import receipt_key, settle_receipt
@@ -123,7 +124,7 @@ def execute(store: Store, plan: Plan, *, progress: Progress | None = None) -> Re
         if part.refused is not None:
             tally.refuse(part.session, part.refused)
         elif part.deleted:
-            _delete(runtime, part, tally)
+            _delete(store, runtime, part, tally)
         else:
             _trim(runtime, part, tally)
         if progress is not None:
@@ -153,13 +154,14 @@ def _policy_conditions(
 # --- sessions -------------------------------------------------------------------------------
 
 
-def _delete(runtime: Runtime, part: SessionPlan, tally: _Tally) -> None:
+def _delete(store: Store, runtime: Runtime, part: SessionPlan, tally: _Tally) -> None:
     key = keys.session_key(part.session)
     for _ in range(_MAX_ATTEMPTS):
         try:
             known, conditions = _doomed(runtime, part, key)
             if known is None:
                 # Also finishes what an earlier try has left.
+                leftovers.forget(store, part.session)
                 catalogue.delete(runtime, part.session)
                 tally.gone += 1
                 return
@@ -169,6 +171,7 @@ def _delete(runtime: Runtime, part: SessionPlan, tally: _Tally) -> None:
         except (_ChangedError, CorruptionError, FormatError) as exc:
             tally.skip(part.session, None, str(exc))
             return
+        leftovers.forget(store, part.session)
         catalogue.clear(runtime, part.session, key)
         tally.deleted += 1
         return

@@ -20,30 +20,36 @@ _TEXT: Final = "json"
 _DEPTH: Final = MAX_DEPTH - 8
 
 
-def as_text(value: Any) -> dict[str, bytes]:
-    """A value of JSON in the form that can always be stored; InvalidValueError if it is none."""
+def as_text(value: Any, *, python: bool = False) -> dict[str, bytes]:
+    """A value of JSON in the form that can always be stored; InvalidValueError if it is none.
+
+    ``python``: what Python's own JSON says beyond the standard, NaN and infinities, counts too.
+    """
     try:
-        return {_TEXT: json.dumps(value, allow_nan=False, separators=(",", ":")).encode()}
+        return {_TEXT: json.dumps(value, allow_nan=python, separators=(",", ":")).encode()}
     except RecursionError as exc:
         raise LimitError("a value is nested too deeply") from exc
     except (TypeError, ValueError) as exc:
         raise InvalidValueError(f"not a value of JSON: {exc}") from exc
 
 
-def storable(value: Any) -> Any:
-    """The value, or its text if it cannot be stored as it is."""
+def storable(value: Any, *, python: bool = False) -> Any:
+    """The value, or its text if it cannot be stored as it is; ``python`` as for ``as_text``."""
     try:
         splitting.spell(value, _DEPTH, _nowhere)
     except InvalidValueError:
-        return as_text(value)
-    return value
+        return as_text(value, python=python)
+    # What looks like a text would be read as one.
+    return as_text(value, python=python) if _is_text(value) else value
 
 
 def restored(value: Any) -> Any:
     """What ``storable`` or ``as_text`` was given."""
-    if type(value) is dict and len(value) == 1 and type(value.get(_TEXT)) is bytes:
-        return json.loads(value[_TEXT])
-    return value
+    return json.loads(value[_TEXT]) if _is_text(value) else value
+
+
+def _is_text(value: Any) -> bool:
+    return type(value) is dict and len(value) == 1 and type(value.get(_TEXT)) is bytes
 
 
 def _nowhere(kind: int, data: bytes, children: list[bytes]) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -15,6 +16,7 @@ from casstore.compat.importing import ImportReport, move
 from casstore.compat.sqlite_source import SqliteSource
 from casstore.engine.memory import MemoryEngine
 from casstore.errors import (
+    BusyError,
     ConflictError,
     ForeignStoreError,
     StorageError,
@@ -163,6 +165,41 @@ def test_a_database_in_use_is_read_with_its_log(file: Path, store: Store) -> Non
         with database:
             database.execute("INSERT INTO notes VALUES ('k7', 'text 7')")
         assert run(file, store).imported == 8
+
+
+def test_what_was_not_committed_is_not_read(
+    file: Path, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("casstore.compat.sqlite_source._PATIENCE_S", 0.01)
+    with closing(sqlite3.connect(file)) as database:
+        # More than fits into its cache, so that it writes to the file before the end.
+        database.execute("PRAGMA cache_size = 2")
+        database.executemany(
+            "INSERT INTO notes VALUES (?, ?)", [(f"u{n}", "x" * 3000) for n in range(40)]
+        )
+        database.execute("UPDATE notes SET content = 'not committed'")
+        with pytest.raises(BusyError, match="somebody is writing"):
+            run(file, store)
+        # What a writer leaves that is killed here.
+        left = tmp_path / "left"
+        left.mkdir()
+        for name in (file.name, f"{file.name}-journal"):
+            shutil.copy(tmp_path / name, left / name)
+        database.rollback()
+    before = {each.name: each.read_bytes() for each in left.iterdir()}
+    with pytest.raises(StorageError, match="in the middle of a write"):
+        run(left / file.name, store)
+    assert {each.name: each.read_bytes() for each in left.iterdir()} == before
+    assert run(file, store).imported == len(ROWS)
+
+
+@pytest.mark.parametrize("mode", ["PERSIST", "TRUNCATE"])
+def test_a_journal_that_is_kept_is_no_hindrance(file: Path, store: Store, mode: str) -> None:
+    with closing(sqlite3.connect(file)) as database, database:
+        database.execute(f"PRAGMA journal_mode = {mode}")
+        database.execute("INSERT INTO notes VALUES ('k7', 'text 7')")
+    assert Path(f"{file}-journal").exists()
+    assert run(file, store).imported == 8
 
 
 def test_what_is_no_database_is_refused(tmp_path: Path, file: Path) -> None:

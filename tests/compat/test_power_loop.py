@@ -30,7 +30,7 @@ from power_loop.runtime.spec import run_agent_spec
 from power_loop.tools.registry import ToolRegistry
 
 from casstore.compat import power_loop as ours
-from casstore.errors import InvalidInputError, SpawnDepthError
+from casstore.errors import InvalidInputError, SessionDeletedError, SpawnDepthError
 
 Opened = Callable[[], Any]
 
@@ -392,6 +392,58 @@ def test_structure_comes_back_as_structure_and_odd_json_too(opened: Opened) -> N
     assert store.get_session(sid).config == {"n": 1 << 70}
 
 
+def nested(depth: int) -> Any:
+    value: Any = "leaf"
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "odd", [1 << 90, float("inf"), {1: "a", None: "b"}, nested(90), {"json": "x"}, (1, 2)]
+)
+def test_whatever_python_says_as_json_comes_back_from_both(both: list[Any], odd: Any) -> None:
+    told = []
+    for store in both:
+        sid = store.create_session(session_id="s", config={"x": odd}, metadata={"x": odd})
+        call = {"id": "c1", "name": "t", "arguments": odd}
+        store.append_message(sid, role="user", content="a", meta={"x": odd})
+        store.append_message(sid, role="user", content="b", meta={"json": odd})
+        store.append_message(sid, role="assistant", tool_calls=[call])
+        store.set_pending(sid, {"tool_call_ids": ["z"], "x": odd})
+        own = store.get_state(sid).pending
+        store.record_compaction(
+            sid, from_seq=1, to_seq=2, note_content="n", before_tokens=9, after_tokens=1,
+            round_index=0, note_meta={"x": odd},
+        )  # fmt: skip
+        row = store.get_session(sid)
+        told.append(
+            [
+                row.config,
+                row.metadata,
+                own["x"],
+                [(one.seq, one.meta, one.tool_calls) for one in store.load_all_messages(sid)],
+            ]
+        )
+    assert told[0] == told[1]
+
+
+def test_a_call_that_waits_has_its_odd_arguments_back(opened: Opened) -> None:
+    call = {"id": "c1", "name": "factorial", "arguments": {"n": 1 << 90}}
+    sid = opened().create_session()
+    opened().append_message(sid, role="assistant", tool_calls=[call])
+    assert opened().get_state(sid).pending["tool_calls"] == [call]
+
+
+def test_bytes_that_would_be_read_as_json_are_refused(opened: Opened) -> None:
+    store = opened()
+    sid = store.create_session()
+    for meta in ({"json": b"no JSON"}, {"json": b"{}"}):
+        with pytest.raises(InvalidInputError, match="bytes"):
+            store.append_message(sid, role="user", meta=meta)
+    assert store.load_all_messages(sid) == []
+
+
 def test_errors_are_those_that_callers_of_the_original_catch(
     opened: Opened, tmp_path: Path
 ) -> None:
@@ -433,6 +485,8 @@ def test_errors_are_those_that_callers_of_the_original_catch(
     assert (row.status, row.system_prompt) == (ours.SessionStatus.ARCHIVED, "brief")
     assert store.close_session("one") == 1
     assert store.get_session("one") is None
+    with pytest.raises(SessionDeletedError, match="'one' was deleted"):
+        store.create_session(session_id="one")
     assert store.load_all_messages("one") == []
     with pytest.raises(ValueError, match="one"):
         store.append_message("one", role="user", content="x")

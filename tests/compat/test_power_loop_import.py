@@ -138,6 +138,42 @@ def test_every_row_is_there_as_it_was(file: Path, store: Store) -> None:
     assert mine.append_message("long", role="user", content="more") == 521
 
 
+def test_what_only_pythons_json_says_moves_as_well(tmp_path: Path, store: Store) -> None:
+    path = tmp_path / "odd.db"
+    odd: dict[str, Any] = {"big": 1 << 90, "endless": float("inf"), "json": {"json": [1 << 70]}}
+    with Original.open(path) as source:
+        source.create_session(session_id="s", config=odd, metadata=odd)
+        calls = [{"id": "c1", "name": "t", "arguments": odd}]
+        source.append_message("s", role="user", content="x", meta=odd)
+        source.append_message("s", role="assistant", tool_calls=calls, meta={"json": 1 << 70})
+        source.set_pending("s", {"tool_call_ids": ["c1"], "tool_calls": calls})
+        theirs = [vars(one) for one in source.load_all_messages("s")]
+    assert import_database(store, path, dry_run=True).imported == 3
+    assert import_database(store, path).imported == 3
+    mine = SessionStore(store)
+    assert [vars(one) for one in mine.load_all_messages("s")] == theirs
+    session, state = mine.get_session("s"), mine.get_state("s")
+    assert session is not None
+    assert (session.config, session.metadata) == (odd, odd)
+    assert state is not None
+    assert state.pending is not None
+    assert state.pending["tool_calls"] == calls
+
+
+def test_long_messages_move_a_few_at_a_time(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("casstore.compat.power_loop_import._PAGE_BYTES", 1000)
+    with Original.open(tmp_path / "long.db") as source:
+        source.create_session(session_id="s")
+        for _ in range(5):
+            source.append_message("s", role="user", content="x" * 600)
+    told: list[Step] = []
+    import_database(store, tmp_path / "long.db", progress=told.append)
+    copied = [step.done for step in told if (step.phase, step.unit) == ("copy", "messages")]
+    assert copied == [2, 4, 5]
+
+
 def test_notes_stand_where_their_folds_began(file: Path, store: Store) -> None:
     import_database(store, file)
     mine = SessionStore(store)
@@ -278,3 +314,28 @@ def test_a_damaged_row_is_named_and_its_session_not_seen(file: Path, store: Stor
         )
     with pytest.raises(InvalidInputError, match="below itself"):
         import_database(store, file)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE sessions SET status = 'lost' WHERE session_id = 'long'",
+        "UPDATE sessions SET created_at = -1 WHERE session_id = 'long'",
+        "UPDATE sessions SET config_json = '[1]' WHERE session_id = 'long'",
+        "UPDATE messages SET seq = 'x' WHERE session_id = 'long' AND seq = 1",
+        "UPDATE messages SET created_at = x'00' WHERE session_id = 'long' AND seq = 1",
+        "UPDATE usage_rounds SET round_index = 'x' WHERE round_index = 1",
+        "UPDATE usage_rounds SET total_tokens = 'many' WHERE round_index = 1",
+        "UPDATE session_state SET last_compact_seq = 'x' WHERE session_id = 'long'",
+        "UPDATE compactions SET from_seq = 'x' WHERE compact_seq = 1",
+        "UPDATE compactions SET note_seq = 99 WHERE compact_seq = 1",
+    ],
+)
+def test_a_dry_run_names_what_cannot_be_moved(file: Path, store: Store, change: str) -> None:
+    with closing(sqlite3.connect(file)) as database, database:
+        assert database.execute(change).rowcount == 1
+    for dry_run in (True, False):
+        with pytest.raises(InvalidInputError, match=r"session '(long|folded)'"):
+            import_database(store, file, dry_run=dry_run)
+    # What has come in before that is nothing that anybody sees.
+    assert SessionLog(store).find("long") is None or "compactions" in change

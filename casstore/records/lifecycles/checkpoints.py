@@ -220,6 +220,7 @@ def put_checkpoints(
         }
         end = len(sessions) + len(parts)
         about = sources.subjects(read[len(sessions) : end], read[len(places) :])
+        about |= sources.session_subjects(change, subjects)
         subjects.require(read[end : len(places)], change)
         made_now: list[CheckpointInfo] = []
         for entry, checkpoint_id in zip(entries, ids, strict=True):

@@ -63,6 +63,7 @@ class KeptRecords:
             stays = objection(ref, before, now_ms)
             if stays is not None:
                 raise stays.as_error()
+            about |= sources.session_subjects(change, self._subjects)
             about |= {self._subjects.hash(subject) for subject in said.subjects}
             # Sources may be about nobody.
             checked(annotation, has_subject=bool(about), default=None)

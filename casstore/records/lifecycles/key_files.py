@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -114,13 +115,14 @@ class FileKeys:
                 return False
             self._write(gone, b"")
             sync_directory(str(self._directory))
-            if file.exists():
+            # Somebody else may be destroying it, too, and be quicker.
+            with suppress(FileNotFoundError):
                 with file.open("r+b") as opened:
                     opened.write(b"\0" * (2 * KEY_BYTES + 1))
                     opened.flush()
                     os.fsync(opened.fileno())
-                file.unlink(missing_ok=True)
-                sync_directory(str(self._directory))
+                file.unlink()
+            sync_directory(str(self._directory))
         except OSError as exc:
             raise storage_error(f"cannot destroy {file}", exc) from exc
         return True

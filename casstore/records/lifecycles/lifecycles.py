@@ -240,8 +240,8 @@ class Lifecycles:
             note = before if before is not None else self._default_note(ref, row, whose)
             put_note(change, tables, ref, before, decide(note, now_ms, stored))
 
-        tables.change(str(ref), step)
-        fresh.done()
+        with fresh:
+            tables.change(str(ref), step)
 
     def _with_own_key(
         self, change: Change, fresh: FreshKeys, ref: Ref, row: Record, person: Person

@@ -10,12 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from casstore.engine.protocol import Condition, RowIs, RowStarts, Write
 from casstore.errors import RecordHeldError, RecordNotFoundError, RecordSealedError
 from casstore.format.hashing import plain_hash
 from casstore.records.lifecycles.annotation import Annotation, Hold, Note, Seal, WriteSeal
-from casstore.records.lifecycles.references import CHECKPOINT, ROWS, USER, Ref
+from casstore.records.lifecycles.references import CHECKPOINT, ROWS, SESSION, USER, Ref
+from casstore.records.lifecycles.subjects import Subjects
 from casstore.records.lifecycles.tables import Change, Place, Tables, fields
 from casstore.records.rows import Record
+from casstore.session import keys
+from casstore.session import subjects as session_subjects
+from casstore.session.heads import head_key
+from casstore.session.state import meta_key, tombstone_key
 
 SEALED = "sealed"
 HELD = "held"
@@ -79,6 +85,7 @@ class Sources:
     def __init__(self, tables: Tables, refs: Sequence[Ref]) -> None:
         self._tables = tables
         self._refs = [ref for ref in refs if ref.kind in ROWS]
+        self._sessions = [ref for ref in refs if ref.kind == SESSION]
 
     def places(self) -> list[Place]:
         """What must be read, and still be so when the record is written."""
@@ -88,7 +95,7 @@ class Sources:
         return found
 
     def sessions(self) -> list[Place]:
-        """What must be read beside; whose a session is never changes, but its count does."""
+        """What must be read beside: its count changes all the time, whose it is hardly ever."""
         return [
             (self._tables.sessions, (ref.owner,)) for ref in self._refs if ref.kind == CHECKPOINT
         ]
@@ -109,6 +116,27 @@ class Sources:
         for session in sessions:
             user = None if session is None else fields(session).get("u")
             found.update([] if user is None else [user])
+        return found
+
+    def session_subjects(self, change: Change, subjects: Subjects) -> set[str]:
+        """Whom the store's own sessions among them are about, at this moment and at the write.
+
+        RecordNotFoundError if one is not there.
+        """
+        found: set[str] = set()
+        for ref in self._sessions:
+            key = keys.session_key(ref.owner)
+            places = [tombstone_key(key), head_key(key), meta_key(key), keys.subjects(key)]
+            deleted, head, meta, about = self._tables.store.engine.get_rows(places)
+            there = head_key(key) if head is not None else meta_key(key)
+            if deleted is not None or (head is None and meta is None):
+                raise RecordNotFoundError("record", str(ref))
+            conditions: list[Condition] = [
+                RowStarts(*there, b""),
+                RowIs(*keys.subjects(key), about),
+            ]
+            change.draft.also(Write(conditions=conditions))
+            found.update([subjects.hash(name) for name in session_subjects.decode(about)])
         return found
 
 

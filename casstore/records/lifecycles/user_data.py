@@ -145,8 +145,8 @@ class UserData:
                 check_count(item.at_ms, "a time")
         putting = _Putting(self._tables, self._subjects, self._rows, latest, said)
         if latest:
-            self._tables.change("the data of a user", putting.step)
-            putting.fresh.done()
+            with putting.fresh:
+                self._tables.change("the data of a user", putting.step)
             if putting.doomed:
                 self._rows.destroy_doomed()
         return [self.ref(item.user, item.name) for item in items]
@@ -278,6 +278,7 @@ class _Putting:
         start = 2 * count + len(owners)
         end = start + len(self._sources.places())
         about = self._sources.subjects(read[start:end], read[len(places) :])
+        about |= self._sources.session_subjects(change, self._subjects)
         self._subjects.require(read[end : len(places)], change)
         self.fresh.begin()
         self.doomed = False

@@ -9,9 +9,16 @@ leaves the list, and the next call that removes something goes on with it.
 from __future__ import annotations
 
 import secrets
+from types import TracebackType
 from typing import Any, Final, NamedTuple
 
-from casstore.errors import KeyMissingError
+from casstore.errors import (
+    BusyError,
+    ConflictError,
+    InvalidInputError,
+    KeyMissingError,
+    NotFoundError,
+)
 from casstore.records.lifecycles.contents import content, read_content
 from casstore.records.lifecycles.keys import KeyStore
 from casstore.records.lifecycles.references import Ref
@@ -19,6 +26,8 @@ from casstore.records.lifecycles.tables import Change, Tables, fields
 from casstore.records.rows import Record
 
 _RANDOM_BYTES: Final = 16
+# After these nothing was written.
+_REFUSALS: Final = (InvalidInputError, NotFoundError, ConflictError, BusyError)
 
 
 class Person(NamedTuple):
@@ -43,14 +52,30 @@ class Person(NamedTuple):
 class FreshKeys:
     """Keys made for one write, which may have to be tried several times.
 
-    Those that it did not need in the end are destroyed, but only once it has happened: after
-    an error it may have happened all the same, and a key too many does no harm.
+    Those that it did not need in the end are destroyed, but only once it has happened, or was
+    refused: after any other error it may have happened all the same, and a key too many does
+    no harm. A context manager around the write.
     """
 
     def __init__(self, keys: KeyStore | None) -> None:
         self._keys = keys
         self._made: dict[str, str] = {}
         self._used: set[str] = set()
+
+    def __enter__(self) -> FreshKeys:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(exc, _REFUSALS):
+            self._used.clear()
+        elif exc is not None:
+            return
+        self._destroy_unused()
 
     def begin(self) -> None:
         """Another try begins."""
@@ -67,8 +92,7 @@ class FreshKeys:
         self._used.add(purpose)
         return self._made[purpose]
 
-    def done(self) -> None:
-        """The write has happened."""
+    def _destroy_unused(self) -> None:
         for purpose, name in self._made.items():
             if purpose not in self._used and self._keys is not None:
                 self._keys.destroy(name)

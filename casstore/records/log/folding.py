@@ -15,6 +15,7 @@ from casstore.errors import InvalidInputError
 from casstore.records.log.data import NOTE_NAME, NOTE_ROLE, Fold, NewMessage
 from casstore.records.log.ground import At, Change, Ground, LeaseGiven, digits
 from casstore.records.log.messages import check_number, payload_of
+from casstore.records.log.state import LogState
 from casstore.records.log.view import runs_of
 from casstore.records.rows import Draft, Record
 from casstore.session.arguments import list_of
@@ -94,8 +95,12 @@ def _folded(
 
 def folds(ground: Ground, session: str) -> Iterator[Fold]:
     """Every fold of a session, oldest first."""
-    made = ground.at(session).state.folds
-    return (decode(row) for row in ground.folds.scan(session, before=digits(made + 1)))
+    return folds_of(ground, session, ground.at(session).state)
+
+
+def folds_of(ground: Ground, session: str, state: LogState) -> Iterator[Fold]:
+    """Those that there were when the session was in this state."""
+    return (decode(row) for row in ground.folds.scan(session, before=digits(state.folds + 1)))
 
 
 def decode(row: Record) -> Fold:

@@ -103,7 +103,7 @@ class Ground:
             raise InvalidInputError(f"a lease is a Lease or UNFENCED, not {lease!r}")
         known = self.runtime.recall(keys.session_key(session)) if from_memory else None
         for _ in range(MAX_ATTEMPTS):
-            at = self.at(session) if known is None else self._at(session, known)
+            at = self._recalled(session, known) or self.at(session)
             known = None
             change, result = decide(at)
             if change is None:
@@ -128,6 +128,16 @@ class Ground:
                 continue
             return result
         raise BusyError(f"session {session!r} kept moving; try again")
+
+    def _recalled(self, session: str, known: State | None) -> At | None:
+        """The session as it is remembered; None if it is not, or was no log then."""
+        if known is None:
+            return None
+        try:
+            return self._at(session, known)
+        except NotALogError:
+            # It may be one by now: somebody else has finished its import.
+            return None
 
 
 def digits(number: int) -> str:

@@ -13,9 +13,11 @@ from casstore.engine.protocol import Write
 from casstore.errors import HeadConflictError, InvalidInputError, SessionExistsError
 from casstore.records.log.data import Fold, RoundUsage, UsageTotals
 from casstore.records.log.ground import Ground, digits
+from casstore.records.log.messages import check_number
 from casstore.records.log.reading import nodes_of
-from casstore.records.log.state import LogState, pack
+from casstore.records.log.state import LogState, pack, state_fault
 from casstore.records.log.tree import Row, born, check_row
+from casstore.records.log.usage import check_tokens
 from casstore.records.rows import Draft
 from casstore.session import commit
 from casstore.session.data import UNFENCED, Checkpoint, Commit, NodeDraft
@@ -73,9 +75,9 @@ class Intake:
 
         ``draft`` has what else changes with it.
         """
-        check_row(rest.row)
         ground, session = self._ground, self._session
         fresh = self._fresh(messages)
+        check_rest(rest, fresh[-1].number if fresh else self.last)
         for fold in rest.folds:
             flat = [each for run in fold.runs for each in run]
             key = (session, digits(fold.number))
@@ -86,8 +88,6 @@ class Intake:
         if rest.totals != UsageTotals():
             draft.put(ground.totals, (session,), list(rest.totals))
         beside = born(ground, draft, session, rest.row)
-        last = fresh[-1].number if fresh else self.last
-        _require_sound(rest.state, last)
         self._commit(fresh, rest.state, beside)
 
     def _fresh(self, messages: Sequence[Arrived]) -> list[Arrived]:
@@ -129,9 +129,46 @@ class Intake:
             self.last = fresh[-1].number
 
 
-def _require_sound(state: LogState, last: int) -> None:
-    """Refuse a state that speaks of messages which are not there."""
-    named = [number for run in state.view.runs for number in run]
-    named += [state.view.upto, state.calling, *state.notes]
-    if any(type(number) is not int or not 0 <= number <= last for number in named):
-        raise InvalidInputError(f"the session's state names messages behind the last, {last}")
+def check_rest(rest: Rest, last: int) -> None:
+    """Refuse what no session is whose last message is ``last``."""
+    check_row(rest.row)
+    check_number(rest.row.created_at_ms, "the time when a session began", least=1)
+    check_number(rest.row.updated_at_ms, "the time when a session changed", least=1)
+    state = rest.state
+    for number in (state.send, state.round, state.folds):
+        check_number(number, "a send, a round or a number of folds")
+    if any(type(call) is not str for call in state.calls):
+        raise InvalidInputError(f"calls are named by texts, not {state.calls!r:.80}")
+    fault = state_fault(state, last)
+    if fault is not None:
+        raise InvalidInputError(f"the session's state {fault}")
+    before = 0
+    for fold in rest.folds:
+        _check_fold(fold, last)
+        if not before < fold.number <= state.folds:
+            raise InvalidInputError(f"fold {fold.number} does not follow {before}")
+        before = fold.number
+    for used in rest.usage:
+        check_number(used.send, "a send")
+        check_number(used.round, "a round")
+        check_number(used.created_at_ms, "the time of a round")
+        check_tokens(used.tokens)
+    used_rounds = [(1, *[number or 0 for number in used.tokens[:3]]) for used in rest.usage]
+    for at, total in enumerate(rest.totals):
+        check_number(total, "a total")
+        if total < sum([each[at] for each in used_rounds]):
+            raise InvalidInputError("the totals are less than what the rounds have used")
+
+
+def _check_fold(fold: Fold, last: int) -> None:
+    check_number(fold.number, "a fold")
+    check_number(fold.created_at_ms, "the time of a fold")
+    for number in (fold.before_tokens, fold.after_tokens, fold.round):
+        if number is not None:
+            check_number(number, "what a fold counts")
+    for number in (fold.note, *[each for run in fold.runs for each in run]):
+        check_number(number, "a message of a fold")
+    if not fold.runs or any(first > end for first, end in fold.runs):
+        raise InvalidInputError(f"fold {fold.number} is of no messages")
+    if not fold.last < fold.note <= last:
+        raise InvalidInputError(f"fold {fold.number} is of messages that are not there")

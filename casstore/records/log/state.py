@@ -15,6 +15,7 @@ What is 0 or nothing is left out. A fork or a rewind takes all of it along with 
 from __future__ import annotations
 
 from collections import OrderedDict
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from casstore.errors import CorruptionError, NotALogError
@@ -87,6 +88,22 @@ def unpack(session: str, packed: Any) -> LogState:
         )
     except (TypeError, ValueError, AttributeError) as exc:
         raise CorruptionError(f"the log's state of session {session!r} is damaged") from exc
+
+
+def state_fault(state: LogState, last: int) -> str | None:
+    """What is wrong with a state of a session whose last message is ``last``; None: nothing."""
+    named = [number for run in state.view.runs for number in run]
+    named += [state.view.upto, state.calling, *state.notes]
+    if any(type(number) is not int or not 0 <= number <= last for number in named):
+        return f"names messages behind the last, {last}"
+    runs = sorted(state.view.runs)
+    if any(first > end for first, end in runs) or any(
+        one[1] >= next_one[0] for one, next_one in pairwise(runs)
+    ):
+        return "shows messages twice"
+    if any(not state.view.shows(note) for note in state.notes):
+        return "has a note that it does not show"
+    return None
 
 
 class States:

@@ -52,7 +52,7 @@ def _entries(
     for node in numbered.nodes:
         yield {"message": [int(node.id), node.payload, node.time]}
         count += 1
-    for fold in folding.folds(ground, session):
+    for fold in folding.folds_of(ground, session, state):
         flat = [each for run in fold.runs for each in run]
         yield {"fold": [fold.number, fold.note, flat, *fold[3:]]}
         count += 1
@@ -93,10 +93,12 @@ def bring_in(ground: Ground, entries: Iterable[Any], session: str) -> None:
             elif kind == "totals":
                 totals = UsageTotals(*body)
             elif kind == "end":
-                ended = body == count
+                if body != count:
+                    raise ValueError(f"{body!r:.40} entries should come before it")
+                ended = True
             else:
                 raise ValueError(f"nothing is called {kind!r:.40}")
-        except (TypeError, ValueError, IndexError) as exc:
+        except (TypeError, ValueError, LookupError) as exc:
             raise InvalidInputError(f"entry {count} of the export is damaged: {exc}") from exc
         count += 1
     if not ended:

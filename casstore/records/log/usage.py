@@ -31,7 +31,7 @@ def note(
     number = at.state.round if round_index is None else round_index
     check_number(number, "a round")
     check_number(send, "a send")
-    _check(tokens)
+    check_tokens(tokens)
     key = (at.session, digits(send), digits(number))
     places: list[tuple[Table, tuple[str, ...]]] = [
         (ground.usage, key),
@@ -71,7 +71,8 @@ def record(
     raise BusyError(f"the usage of session {session!r} kept changing; try again")
 
 
-def _check(tokens: Tokens) -> None:
+def check_tokens(tokens: Tokens) -> None:
+    """Refuse what no round has used."""
     if not isinstance(tokens, Tokens):
         raise InvalidInputError(f"usage is given as Tokens, not {type(tokens).__name__}")
     for count in tokens[:3]:

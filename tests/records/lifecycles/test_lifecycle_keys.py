@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from casstore.compat.agent_state import UserStore
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.protocol import PutRow, Write
 from casstore.errors import (
@@ -21,13 +22,14 @@ from casstore.errors import (
     KeyDestroyedError,
     KeyMissingError,
     LimitError,
+    RecordNotFoundError,
     StorageError,
 )
 from casstore.format.canonical import Link
 from casstore.format.hashing import subject_hash
 from casstore.maintenance import backup, compact, erasure, gc
 from casstore.maintenance.lifecycle_erasure import LifecycleErasure
-from casstore.records.lifecycles import Annotation, FileKeys, Hold, Lifecycles, Seal
+from casstore.records.lifecycles import Annotation, FileKeys, Hold, Lifecycles, Ref, Seal
 from casstore.records.lifecycles.user_data import NewValue
 from casstore.store import Store
 from tests.records.conftest import Clock
@@ -317,6 +319,18 @@ def test_keys_that_a_write_did_not_need_are_destroyed(locked: Lifecycles, tmp_pa
     assert len(names(tmp_path / "keys", ".destroyed")) == 1
 
 
+def test_a_value_that_is_refused_leaves_no_key(locked: Lifecycles, tmp_path: Path) -> None:
+    nowhere = Annotation(hold=Hold("law", 2**42), sources=[Ref("record", "no", "where")])
+    with pytest.raises(InvalidValueError):
+        locked.users.put("anna", "x", object())
+    with pytest.raises(RecordNotFoundError):
+        locked.users.put("anna", "x", 1, nowhere)
+    assert names(tmp_path / "keys") == []
+    locked.users.put("anna", "x", 1)
+    locked.users.erase("anna")
+    assert names(tmp_path / "keys") == []
+
+
 class Interrupted(FileKeys):
     """A key store on the way to which somebody else gets in between, once."""
 
@@ -340,6 +354,9 @@ def test_a_key_that_is_destroyed_on_the_way_to_it_is_looked_for_anew(
     assert locked.users.get("anna", "x") == 2
     keys.between = lambda: locked.users.erase("anna")
     assert other.users.get("anna", "x", "gone") == "gone"
+    locked.users.put("anna", "x", 3)
+    keys.between = lambda: locked.users.erase("anna")
+    assert UserStore(store=locked.store, keys=keys).get("anna", "x", "gone") == "gone"
     locked.users.put("anna", "x", 3)
     keys.between = lambda: (locked.users.erase("anna"), locked.users.put("anna", "x", 4))
     assert other.users.get("anna", "x") == 4
@@ -385,6 +402,23 @@ def test_a_destroyed_key_is_overwritten_and_its_name_used_up(
     with pytest.raises(KeyMissingError):
         keys.get("unknown")
     assert keys.create("unknown")
+
+
+def test_two_may_destroy_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys, other = FileKeys(tmp_path / "k"), FileKeys(tmp_path / "k")
+    for last in ("open", "unlink"):
+        keys.create(f"a.{last}")
+        real = getattr(Path, last)
+
+        def late(path: Path, *given: Any, real: Any = real, last: str = last) -> Any:
+            monkeypatch.undo()
+            assert other.destroy(f"a.{last}")
+            return real(path, *given)
+
+        monkeypatch.setattr(Path, last, late)
+        assert keys.destroy(f"a.{last}")
+        with pytest.raises(KeyDestroyedError):
+            keys.get(f"a.{last}")
 
 
 def test_a_crash_at_any_step_of_destroying_leaves_a_key_whole_or_gone(

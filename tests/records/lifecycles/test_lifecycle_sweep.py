@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from casstore.errors import InvalidInputError
+from casstore.errors import InvalidInputError, RecordNotFoundError
 from casstore.maintenance import erasure
 from casstore.maintenance.erasure import ErasurePlan
 from casstore.maintenance.lifecycle_erasure import LifecycleErasure, explain, find_refs
@@ -170,6 +170,40 @@ def test_what_was_derived_from_a_session_of_the_store_goes_with_it(life: Lifecyc
     assert find_refs(life, "anna") == [fact]
     report = erase(life.store, "anna")
     assert (report.records_erased, report.sessions_deleted) == (1, 1)
+
+
+def test_what_was_derived_from_a_session_is_found_though_that_was_deleted(
+    life: Lifecycles,
+) -> None:
+    life.store.create_session("chat", subjects=["anna"])
+    said = Annotation(["learned_context"], sources=[Ref("session", "chat")])
+    fact = life.records.put("c", "fact", 1, said)
+    value = life.users.put("berta", "value", 1, said)
+    info = life.create_session("s").checkpoint("begun", annotation=said)
+    life.store.delete_session("chat")
+    assert find_refs(life, "anna") == [info.ref, fact, value]
+    for derive in (
+        lambda: life.records.put("c", "late", 1, said),
+        lambda: life.users.put("berta", "late", 1, said),
+        lambda: life.restore("s").checkpoint("late", annotation=said),
+    ):
+        with pytest.raises(RecordNotFoundError, match="chat"):
+            derive()
+
+
+def test_a_session_that_changes_meanwhile_is_looked_at_again(life: Lifecycles) -> None:
+    life.store.create_session("chat", subjects=["anna"])
+    said = Annotation(["process"], sources=[Ref("session", "chat")])
+
+    def add() -> None:
+        life.store.session("chat").add_subjects(["berta"])
+
+    other = Lifecycles(interrupted(life.store, before=add))
+    fact = other.records.put("c", "fact", 1, said)
+    assert find_refs(life, "berta") == [fact]
+    gone = interrupted(life.store, before=lambda: life.store.delete_session("chat"))
+    with pytest.raises(RecordNotFoundError, match="chat"):
+        Lifecycles(gone).records.put("c", "late", 1, said)
 
 
 def test_a_source_that_is_erased_meanwhile_takes_the_new_record_along(life: Lifecycles) -> None:

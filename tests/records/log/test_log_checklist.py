@@ -976,6 +976,7 @@ def test_export_import__refuses_newer_versions_existing_ids_and_damage(log: Sess
     full(log, "s")
     entries = list(log.export("s"))
     first, rest = entries[0], entries[1:]
+    rest_but_end, end = entries[:-1], {"end": len(entries)}
     before = everything(log, "s")
     with pytest.raises(FormatError):
         log.import_session([{**first, "log": 2}, *rest])
@@ -998,6 +999,16 @@ def test_export_import__refuses_newer_versions_existing_ids_and_damage(log: Sess
         [{**first, "session": {}}, *rest],
         [{**first, "state": {"log": 1, "upto": 99}}, *rest],
         [{**first, "session": {**first["session"], "status": "gone"}}, *rest],
+        [{**first, "session": {**first["session"], "created_at_ms": "today"}}, *rest],
+        [{**first, "state": {"log": 1, "round": "x"}}, *rest],
+        [{**first, "state": {"log": 1, "view": [1, 1, 1, 1], "upto": 1}}, *rest],
+        [{"end": len(entries)} if each is entries[1] else each for each in entries],
+        [*rest_but_end, {"fold": ["x", 2, [1, 1], None, None, None, 1]}, end],
+        [*rest_but_end, {"usage": {"a": 1}}, end],
+        [*rest_but_end, {"usage": [0, "x", 1, 1, 1, None, 1]}, end],
+        [*rest_but_end, {"usage": [0, 7, "x", 1, 1, None, 1]}, end],
+        [*rest_but_end, {"usage": [0, 7, 99, 99, 99, None, 1]}, end],
+        [*rest_but_end, {"totals": [0, 0, 0, -1]}, end],
     ]
     for number, each in enumerate(damaged):
         with pytest.raises(InvalidInputError):
@@ -1005,6 +1016,33 @@ def test_export_import__refuses_newer_versions_existing_ids_and_damage(log: Sess
         assert log.find(f"damaged {number}") is None
     assert everything(log, "s") == before
     assert [one.id for one in log.sessions()] == ["above", "s"]
+
+
+def test_export_import__what_somebody_else_has_finished_takes_messages(log: SessionLog) -> None:
+    log.create("s")
+    log.extend("s", [user(f"m{at}") for at in range(1100)])
+    entries = list(log.export("s"))
+
+    def cut() -> Any:
+        yield from entries[:1090]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        log.import_session(cut(), "t")
+    # As another process would, which tells this one nothing.
+    SessionLog(Store(log.store.engine)).import_session(entries, "t")
+    assert log.append("t", user("hello")) == 1101
+
+
+def test_export_import__a_fold_that_comes_meanwhile_is_not_part_of_it(log: SessionLog) -> None:
+    log.create("s")
+    log.extend("s", [user(f"m{at}") for at in range(4)])
+    entries = log.export("s")
+    started = [next(entries)]
+    log.fold("s", [1, 2], "a note")
+    log.import_session([*started, *entries], "t")
+    assert log.folds("t") == []
+    assert log.fold("t", [3], "its own").number == 1
 
 
 def test_export_import__a_long_one_that_was_cut_short_is_not_seen_and_goes_on(
