@@ -25,7 +25,7 @@ from casstore.errors import ClosedError, InvalidValueError, ObjectNotFoundError,
 TIMEOUT_S = 60.0
 
 
-def run(main: Coroutine[Any, Any, None]) -> None:
+def run(main: Coroutine[Any, Any, Any]) -> None:
     """Run to the end; a deadlock ends as a failure."""
     asyncio.run(asyncio.wait_for(main, TIMEOUT_S))
 
