@@ -112,7 +112,7 @@ def test_the_event_loop_does_not_wait_for_a_store_to_be_opened(tmp_path: Path, g
         await asyncio.sleep(0)
         # Only this loop lets the store be opened: were it waiting, it would wait for ever.
         gate.go.set()
-        assert await asyncio.gather(first, second) == [None, None]
+        assert (await first, await second) == (None, None)
         assert len(gate.opened) == 1
         saver.close()
 
