@@ -67,8 +67,10 @@ def open(
     ``path`` is a directory, or ``postgresql://…`` for a store on a server that many machines
     share (``docs/postgres.md``); what is said of LMDB and its file below is then refused.
     ``durability`` names what a returned write survives: ``full`` everything, power
-    loss included; ``relaxed`` the same, but power loss may undo the last commits;
-    ``process`` the death of this process, not of the operating system.
+    loss included; ``relaxed`` the same, but power loss may undo what was committed within the last
+    moment; ``process`` the death of this process, not of the operating system. All who
+    write to a store at the same time use the same; ``any`` is what they use, ``full`` if there
+    are none.
     ``readonly`` never writes and never creates. ``verify`` checks the whole file before
     LMDB maps it and every digest after; it needs the store for itself.
     ``map_bytes`` bounds the file (address space, not disk) and must be the same in every

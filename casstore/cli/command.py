@@ -93,7 +93,7 @@ _QUIET: Final = click.Option(
 _DURABILITY: Final = click.Option(
     ["--durability"],
     type=click.Choice(DURABILITIES),
-    help="What a write survives. Must fit what agents at work on the store use; full if not given.",
+    help="What a write survives. If not given, what agents at work on the store use; else full.",
 )
 COMMON: Final = (_STORE, _JSON, _QUIET, _DURABILITY)
 COMMON_NAMES: Final = ("store", "as_json", "quiet", "durability")
@@ -118,7 +118,7 @@ def command(
                 store=asked["store"],
                 as_json=bool(asked["as_json"]),
                 quiet=bool(asked["quiet"]),
-                durability=asked["durability"] or "full",
+                durability=asked["durability"] or "any",
             )
             # click has made sure that these are the function's own options.
             call: Callable[..., None] = function

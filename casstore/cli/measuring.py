@@ -17,7 +17,8 @@ from casstore.engine.protocol import Engine, ObjectInfo, Row
 from casstore.format import tree
 from casstore.format.digest import Digest
 from casstore.format.hashing import Kind
-from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.object_pass import newest_first
+from casstore.maintenance.progress import Progress
 from casstore.maintenance.roots import ROOTS
 from casstore.objects.pieces import PieceReader
 from casstore.session import keys
@@ -25,7 +26,6 @@ from casstore.session.heads import decode_head
 from casstore.session.scanning import scan
 from casstore.store import Store
 
-_PAGE: Final = 1000
 # Sessions that one pass can tell from each other: a bit for each, and one for everybody else.
 AT_ONCE: Final = 62
 _OTHERS: Final = 1 << 63
@@ -88,17 +88,6 @@ class Share(NamedTuple):
         return self.size_bytes - self.own_bytes
 
 
-def _objects(engine: Engine, phase: str, progress: Progress | None) -> Iterator[ObjectInfo]:
-    before: int | None = None
-    seen = 0
-    while page := engine.scan_objects(before=before, limit=_PAGE):
-        yield from page
-        seen += len(page)
-        before = page[-1].id
-        if progress is not None:
-            progress(Step(phase, seen, None, "objects"))
-
-
 def _roots(engine: Engine) -> Iterator[tuple[str, Row, bytes]]:
     """Every digest that a row names: the table, the row, the digest."""
     now_ms = engine.now_ms()
@@ -119,7 +108,7 @@ def measure_contents(store: Store, *, listed: int, progress: Progress | None = N
             if digest == head.manifest:
                 committed_at_ms = head.committed_at_ms
         counter.name(digest, committed_at_ms)
-    for info in _objects(engine, "count", progress):
+    for info in newest_first(engine, "count", progress):
         counter.add(info)
     return counter.contents()
 
@@ -248,7 +237,7 @@ def _shares(store: Store, sessions: Sequence[str], progress: Progress | None) ->
         named[digest] = named.get(digest, 0) | bit
     reached: array[int] | None = None
     counts: dict[int, list[int]] = {}
-    for info in _objects(engine, "sessions", progress):
+    for info in newest_first(engine, "sessions", progress):
         if reached is None:
             reached = array("Q", bytes(8 * (info.id + 1)))
         mask = reached[info.id] | named.get(info.digest, 0)

@@ -46,7 +46,7 @@ class Care(NamedTuple):
     prune: bool = False
     vacuum: bool = False
     pack: bool = False
-    durability: str = "full"
+    durability: str = "any"
 
 
 # What a configuration may say of a store, and of what type it is.

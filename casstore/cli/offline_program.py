@@ -66,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--grace", help="what was put within this time stays (1h)")
     made.add_argument("--batch", type=int, help="objects removed in one transaction (256)")
     made.add_argument("--durability", choices=("full", "relaxed", "process"),
-                      help="must fit what agents at work use (full)")  # fmt: skip
+                      help="of what is written (as agents at work have it, else full)")  # fmt: skip
     keep = made.add_argument_group("retention: without any of these nothing is pruned")
     keep.add_argument("--prune", action="store_true", help="by the policies in the store")
     for name in ("last", "hourly", "daily", "weekly", "monthly", "yearly"):

@@ -16,13 +16,13 @@ from typing import Final, NamedTuple
 
 from casstore.engine.protocol import Engine, ObjectInfo
 from casstore.format.digest import Digest
-from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.object_pass import newest_first
+from casstore.maintenance.progress import Progress
 
 #: How many names of others are kept for an object; what reaches it beyond is not counted.
 NAMES_KEPT: Final = 8
 # How many roots of others are followed in one pass, each for a few hundred bytes of memory.
 _ROOTS_AT_ONCE: Final = 200_000
-_PAGE: Final = 1000
 
 
 class Root(NamedTuple):
@@ -93,17 +93,6 @@ def survey(
     )
 
 
-def _objects(engine: Engine, progress: Progress | None) -> Iterator[ObjectInfo]:
-    before: int | None = None
-    seen = 0
-    while page := engine.scan_objects(before=before, limit=_PAGE):
-        yield from page
-        seen += len(page)
-        before = page[-1].id
-        if progress is not None:
-            progress(Step("survey", seen, None, "objects"))
-
-
 class _Ids:
     """A set of ids, one bit for each."""
 
@@ -131,7 +120,7 @@ class _Reached:
     def __init__(self, engine: Engine, roots: set[bytes], progress: Progress | None) -> None:
         self.ids = _Ids()
         self.objects = self.size_bytes = 0
-        for info in _objects(engine, progress) if roots else ():
+        for info in newest_first(engine, "survey", progress) if roots else ():
             if info.digest in roots or info.id in self.ids:
                 self.ids.add(info.id)
                 self.objects += 1
@@ -179,7 +168,7 @@ def _owned(
             groups.append(owners)
         named[root.digest] = joined(named.get(root.digest, 0), number)
     reached: array[int] | None = None
-    for info in _objects(engine, progress):
+    for info in newest_first(engine, "survey", progress):
         if reached is None:
             # The first has the highest id, and children have lower ones.
             reached = array("I", bytes(4 * (info.id + 1)))

@@ -292,5 +292,6 @@ def test_a_killed_process_is_resumed_by_another(tmp_path: Path, kill_after: int)
     assert answer.returncode == -9, answer.stderr
     with CasstoreSaver.from_path(tmp_path / "s", "process") as saver:
         graph = graphs.delta(saver)
-        assert graph.get_state(on()).next
+        # Not `next`: it leaves out a task whose writes another thread stored before the end.
+        assert graph.get_state(on()).tasks
         assert graph.invoke(None, on())["log"] == ["in", "count 0", "left 1", "right 1"]

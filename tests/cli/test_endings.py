@@ -115,8 +115,10 @@ def test_a_durability_that_others_exclude_is_refused(own: str) -> None:
     assert holder.stdout is not None
     holder.stdout.readline()
     try:
-        assert "does not flush" in run("label", "agent", "x", store=own, ends=7).err
+        refused = run("label", "agent", "x", "--durability", "full", store=own, ends=7)
+        assert "cannot be mixed" in refused.err
         run("label", "agent", "x", "--durability", "process", store=own)
+        run("label", "agent", "y", store=own)
     finally:
         holder.communicate()
 

@@ -228,25 +228,33 @@ class TestTogether:
             assert store.missing(digests) == []
             assert store.get_many(digests)[150] == {"by": "b", "number": 1}
 
-    def test_durabilities_with_and_without_flushes_exclude_each_other(self, place: Path) -> None:
+    def test_durabilities_exclude_each_other(self, place: Path) -> None:
         holder = """
 import sys, casstore
 store = casstore.open(sys.argv[1], sys.argv[2])
 print("open", flush=True)
 sys.stdin.readline()
 """
-        for held, refused, allowed in (
-            ("process", "full", "process"),
-            ("relaxed", "process", "full"),
-        ):
+        kinds = ("full", "relaxed", "process")
+        for held in kinds:
             other = python(holder, place, held)
             assert first_line(other) == "open"
-            with pytest.raises(BusyError):
-                casstore.open(place, refused)
-            casstore.open(place, allowed).close()
+            for refused in kinds:
+                if refused != held:
+                    with pytest.raises(BusyError, match=f"{held}.*{refused}"):
+                        casstore.open(place, refused)
+            for allowed in (held, "any"):
+                with casstore.open(place, allowed) as store:
+                    assert isinstance(store.engine, LmdbEngine)
+                    assert store.engine.durability == held
             casstore.open(place, readonly=True).close()
             finish(other, "done\n")
-            casstore.open(place, refused).close()
+        with casstore.open(place, "any") as store:
+            assert isinstance(store.engine, LmdbEngine)
+            assert store.engine.durability == "full"
+            casstore.open(place, "any").close()
+            with pytest.raises(BusyError):
+                casstore.open(place, "relaxed")
 
     def test_opening_twice_in_one_process_shares_one_store(self, place: Path) -> None:
         with casstore.open(place) as first:
@@ -286,18 +294,18 @@ with store.engine._env.reading() as txn:
     print("inside", flush=True)
     sys.stdin.readline()
 """
-        with casstore.open(place, "relaxed") as store:
+        with casstore.open(place, "process") as store:
             churn(store, 5)
         other = python(reader, place)
         assert first_line(other) == "inside"
-        with casstore.open(place, "relaxed") as store:
+        with casstore.open(place, "process") as store:
             before = (place / "data.mdb").stat().st_size
             churn(store, 40)
             held = (place / "data.mdb").stat().st_size
             assert held > before + 40 * 10_000, "a live reader keeps its pages"
             other.send_signal(signal.SIGKILL)
             other.communicate()
-        with casstore.open(place, "relaxed") as store:
+        with casstore.open(place, "process") as store:
             # Opening cleared the slot; from here on the file has all the room it needs.
             churn(store, 5)
             settled = (place / "data.mdb").stat().st_size

@@ -23,7 +23,7 @@ def report(scratch: Path) -> Report:
 def test_power_loss_breaks_no_promise_of_any_durability(report: Report) -> None:
     assert report.findings == ()
     assert report.kept()
-    assert report.trials == 4 * IMAGES
+    assert report.trials == 5 * IMAGES
 
 
 def test_full_durability_loses_no_acknowledged_commit(report: Report) -> None:
@@ -37,5 +37,13 @@ def test_without_a_flush_the_next_boot_finds_a_sound_store_or_refuses(report: Re
     assert report.total(f"{label}: refused") > 0
 
 
-def test_the_negative_control_is_violated(report: Report) -> None:
-    assert report.total("violations (the negative control)") > 0
+def test_behind_a_kept_state_commits_may_be_lost_and_nothing_else(report: Report) -> None:
+    label = "relaxed, other boot"
+    lost = report.total(f"{label}: sound, commits lost")
+    assert report.total(f"{label}: sound") == IMAGES
+    assert lost > 0
+
+
+@pytest.mark.parametrize("durability", ["relaxed", "process"])
+def test_the_negative_controls_are_violated(report: Report, durability: str) -> None:
+    assert report.total(f"{durability}, same boot: violations (the negative control)") > 0

@@ -5,6 +5,7 @@
     compact/             a store being compacted, until its file is renamed over data.mdb
     locks/               empty files, held with flock while a process has the store open
     unsynced             the boot under which writes were last made without a flush
+    kept                 the state to return to if that boot ended with some of them lost
 
 flock belongs to the open file, not to the process, so an unrelated close elsewhere
 in the program cannot drop it, and the kernel lets go when the holder dies. A forked child has
@@ -27,6 +28,7 @@ from casstore.engine import forks
 from casstore.engine.files import FULL_DISK as FULL_DISK
 from casstore.engine.files import storage_error as storage_error
 from casstore.engine.files import sync_directory as sync_directory
+from casstore.engine.lmdb.kept import KEPT_FILE
 from casstore.errors import (
     BusyError,
     ForeignStoreError,
@@ -43,7 +45,7 @@ LOCKS: Final = "locks"
 _MARKER: Final = "unsynced"
 _COMPACT: Final = "compact"
 _OWN_NAMES: Final = frozenset(
-    (DATA_FILE, NEW_FILE, NEW_LOCK_FILE, LOCK_FILE, LOCKS, _MARKER, _COMPACT)
+    (DATA_FILE, NEW_FILE, NEW_LOCK_FILE, LOCK_FILE, LOCKS, _MARKER, KEPT_FILE, _COMPACT)
 )
 
 FILE_MODE: Final = 0o600
@@ -53,7 +55,11 @@ FULL: Final = "full"
 RELAXED: Final = "relaxed"
 PROCESS: Final = "process"
 DURABILITIES: Final = (FULL, RELAXED, PROCESS)
-
+#: What others use who have the store open; ``full`` if nobody has.
+ANY: Final = "any"
+# The file in ``locks/`` that those hold who write so.
+_LOCK_OF: Final = {FULL: "synced", RELAXED: "kept", PROCESS: "unsynced"}
+_READERS: Final = "readers"
 
 # LMDB's lock file: two cache lines of its own, and one for each reader.
 _LOCK_HEADER_BYTES: Final = 4096
@@ -88,6 +94,7 @@ class StoreDirectory:
         self.path = path
         self._readonly = readonly
         self.data_path = os.path.join(path, DATA_FILE)
+        self.kept_path = os.path.join(path, KEPT_FILE)
         self._held: list[forks.Descriptor] = []
         # Does this very object hold the mutex for longer than an opening?
         self._alone = False
@@ -190,29 +197,31 @@ class StoreDirectory:
             os.close(handle)
         return False
 
-    def hold(self, durability: str | None) -> None:
-        """Announce this process until ``release``; None announces a reader.
+    def hold(self, durability: str | None) -> str | None:
+        """Announce this process until ``release``; what it is announced as. None: a reader.
 
-        Writers that flush and writers that do not exclude each other: a commit
-        without a flush may overwrite pages that another's flushed commit relies on
-        after a power loss, so the promise of the one would break that of the other.
-        Call inside ``exclusive``.
+        Writers of different durabilities exclude each other: a commit without a flush may
+        overwrite pages that another's flushed commit relies on after a power loss, and a
+        power loss would undo flushed commits behind a kept state. Call inside ``exclusive``.
         """
         if durability is None:
-            self._share("readers")
-            return
-        own, other = ("unsynced", "synced") if durability == PROCESS else ("synced", "unsynced")
-        if self._others_hold(other):
-            raise BusyError(
-                f"{self.path} is open in another process that "
-                + ("flushes" if other == "synced" else "does not flush")
-                + f" its commits; durability {durability!r} cannot be mixed with that"
-            )
-        self._share(own)
+            self._share(_READERS)
+            return None
+        used = [each for each in DURABILITIES if self._others_hold(_LOCK_OF[each])]
+        if durability == ANY:
+            durability = used[0] if used else FULL
+        for other in used:
+            if other != durability:
+                raise BusyError(
+                    f"{self.path} is open in another process at durability {other!r}, which "
+                    f"cannot be mixed with {durability!r}; use the same, or wait for it"
+                )
+        self._share(_LOCK_OF[durability])
+        return durability
 
     def others_present(self) -> bool:
         """Does any other process hold the store? Call inside ``exclusive``, before ``hold``."""
-        return any(self._others_hold(name) for name in ("synced", "unsynced", "readers"))
+        return any(self._others_hold(name) for name in (*_LOCK_OF.values(), _READERS))
 
     def lock_collector(self) -> forks.Descriptor | None:
         """A descriptor that holds the right to collect, or None if another holds it."""
@@ -358,6 +367,9 @@ class StoreDirectory:
 
     def mark_unsynced(self) -> None:
         """Record this boot, durably, before the first write without a flush."""
+        if self.unsynced_boot() == boot_id():
+            # Others rely on it, and it must not be empty for a moment.
+            return
         marker = os.path.join(self.path, _MARKER)
         try:
             handle = os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
@@ -372,11 +384,23 @@ class StoreDirectory:
 
     def clear_unsynced(self) -> None:
         """Forget the marker, after a flush and while nobody writes without one."""
+        self._remove(_MARKER)
+        # Without the marker nobody looks at it.
+        self.forget_kept()
+
+    def forget_kept(self) -> None:
+        """Let no power loss lead back to an earlier state."""
+        self._remove(KEPT_FILE)
+
+    def _remove(self, name: str) -> None:
+        path = os.path.join(self.path, name)
         try:
-            os.unlink(os.path.join(self.path, _MARKER))
+            os.unlink(path)
+            self.sync_names()
         except FileNotFoundError:
             return
-        self.sync_names()
+        except OSError as exc:
+            raise storage_error(f"cannot remove {path}", exc) from exc
 
     def sync_names(self) -> None:
         """Make created, renamed and removed files survive a power loss."""

@@ -37,7 +37,7 @@ from casstore.engine.lmdb.dictionaries import (
     DictionaryShelf,
     try_dictionary,
 )
-from casstore.engine.lmdb.directory import DURABILITIES, FULL, PROCESS
+from casstore.engine.lmdb.directory import ANY, DURABILITIES, FULL, PROCESS, RELAXED
 from casstore.engine.lmdb.environment import (
     DEFAULT_MAP_BYTES,
     Environment,
@@ -88,6 +88,9 @@ _MAX_ATTEMPTS: Final = 16
 # reused, and learns of dictionaries that other processes have trained.
 _HOUSEKEEPING_COMMITS: Final = 1024
 _SYNC_INTERVAL_S: Final = 1.0
+# How long commits gather before a state is kept behind them: the most that a power loss undoes,
+# but for the time of two flushes.
+_GATHER_S: Final = 0.005
 # A write this long is prepared by its own thread, beside others. A shorter one is left to
 # the leader of its batch: py-lmdb and zstandard give the interpreter away in every call,
 # and with many writers each such call is a fight for it that costs more than the work.
@@ -112,9 +115,10 @@ class LmdbEngine:
         auto_pack: bool = False,
         clock: Callable[[], int] | None = None,
     ) -> None:
-        if durability not in DURABILITIES:
+        if durability not in (*DURABILITIES, ANY):
             raise InvalidInputError(
-                f"no durability {durability!r}; there are {', '.join(DURABILITIES)}"
+                f"no durability {durability!r}; there are {', '.join(DURABILITIES)}, and {ANY} for "
+                "what others use who have the store open"
             )
         self._clock = clock or wall_clock_ms
         self._env = Environment(
@@ -149,9 +153,10 @@ class LmdbEngine:
         except BaseException:
             self._env.close()
             raise
-        if durability == PROCESS and not readonly:
+        behind = {PROCESS: self._sync_now_and_then, RELAXED: self._keep_behind}
+        if self._env.durability in behind and not readonly:
             threading.Thread(
-                target=self._sync_now_and_then, name="casstore-sync", daemon=True
+                target=behind[self._env.durability], name="casstore-sync", daemon=True
             ).start()
         #: The thread that packs now and then, if this engine was opened with one.
         self.packer: BackgroundPacker | None = None
@@ -425,6 +430,23 @@ class LmdbEngine:
                 # Nobody waits for this flush; the next writer is told.
                 self._sync_failure = exc
 
+    def _keep_behind(self) -> None:
+        """Keep a state soon after every commit, of this process or another: ``relaxed``.
+
+        Of another's, because the reader that stands on the state before keeps its pages from
+        being used again.
+        """
+        while not self._stop_syncing.is_set():
+            self._env.unkept.wait(_SYNC_INTERVAL_S)
+            if self._stop_syncing.wait(_GATHER_S):
+                return
+            try:
+                self._env.flush()
+            except ClosedError:
+                return
+            except CasstoreError as exc:
+                self._sync_failure = exc
+
     def close(self) -> None:
         """Let go of all resources. Closing twice is allowed; every other call then fails."""
         if os.getpid() != self._pid:
@@ -432,6 +454,7 @@ class LmdbEngine:
             # have held a lock at that moment, which nobody will ever release here.
             return
         self._stop_syncing.set()
+        self._env.unkept.set()
         if self.packer is not None:
             self.packer.stop()
         training = self._training

@@ -39,10 +39,13 @@ from casstore.engine.lmdb.directory import (
     FULL_DISK,
     LOCK_FILE,
     PROCESS,
+    RELAXED,
     StoreDirectory,
     boot_id,
+    storage_error,
 )
 from casstore.engine.lmdb.gate import Gate
+from casstore.engine.lmdb.kept import KeptFile, KeptState, read_kept
 from casstore.errors import (
     BusyError,
     CasstoreError,
@@ -126,6 +129,17 @@ class Environment:
         self.gate = Gate()
         self.write_lock = threading.Lock()
         self._covered_bytes = 0
+        # What a power loss leads back to, and the readers that keep LMDB from writing over it.
+        # Taken before ``write_lock`` by whoever keeps another state.
+        self._keeping = threading.Lock()
+        self._kept: KeptFile | None = None
+        self._standing: list[lmdb.Transaction[bytes]] = []
+        self._kept_transaction = -1
+        # Why nothing more may be written. Once a flush has failed, a later one says nothing of
+        # the pages that the first one lost.
+        self._lost: StorageError | None = None
+        #: Set by every commit: there is something to keep.
+        self.unkept = threading.Event()
         # To be woken when this closes; they belong to those who wait. Add inside the gate.
         self.watches: WeakSet[DescriptorWatch] = WeakSet()
 
@@ -134,10 +148,12 @@ class Environment:
             if not readonly:
                 self._tidy_up()
             self._create_if_absent()
+            suspect = self._return_to_kept()
             self._check_file(verify=verify)
-            suspect = self._is_suspect()
+            suspect = self._is_suspect() or suspect
             try:
-                self._directory.hold(None if readonly else durability)
+                held = self._directory.hold(None if readonly else durability)
+                self.durability = held or FULL
                 # A child would inherit what it cannot find and close, and LMDB opens nothing twice.
                 with _fork_lock:
                     self._open()
@@ -215,17 +231,60 @@ class Environment:
         guard.verify_structure(self._directory.data_path)
         return True
 
+    def _return_to_kept(self) -> bool:
+        """After a power loss, undo what came after the last state that was kept.
+
+        True if the file should prove itself nevertheless. Does nothing where no state was kept, or
+        none of this file: whether it is whole is then for ``_is_suspect`` to see to.
+        """
+        boot = self._directory.unsynced_boot()
+        if boot is None or boot == boot_id():
+            return False
+        found = read_kept(self._directory.kept_path, boot)
+        state = found.newest
+        if state is None or not guard.may_return(self._directory.data_path, state.transaction):
+            return False
+        if self.readonly:
+            raise StorageError(
+                f"{self.path} was being written when the machine went down; open it once for "
+                "writing, which returns it to the last state that is whole"
+            )
+        guard.write_metas(self._directory.data_path, state.pages)
+        self._directory.clear_unsynced()
+        return found.doubtful
+
     def _note_durability(self) -> None:
         """Leave the marker if this process will write without a flush; else make it needless."""
         if self.readonly:
             return
-        if self.durability == PROCESS:
+        boot = self._directory.unsynced_boot()
+        if self.durability == RELAXED:
+            # The file of one who was killed just now still says what the disk has of the rest.
+            self._begin_keeping(fresh=boot != boot_id())
             self._directory.mark_unsynced()
-        elif self._directory.unsynced_boot() is not None:
+        elif self.durability == PROCESS:
+            # Its pages are written over from now on.
+            self._directory.forget_kept()
+            self._directory.mark_unsynced()
+        elif boot is not None:
             # A writer without flushes was killed. The system's cache still holds what it
             # wrote; once that is on the disk there is nothing left to mark.
             self.flush()
             self._directory.clear_unsynced()
+
+    def _begin_keeping(self, *, fresh: bool) -> None:
+        """Keep the state that this process begins with, before it writes anything."""
+        kept = KeptFile(self._directory.kept_path, boot_id(), FILE_MODE)
+        try:
+            kept.prepare(self._page_bytes, self._inode(), fresh=fresh)
+            self._directory.sync_names()
+            self._kept = kept
+            with self.write_lock:
+                self._settle(self._stand())
+        except BaseException:
+            self._kept = None
+            kept.close()
+            raise
 
     def _open(self) -> None:
         self._lock_inode = self._directory.reserve_lock_file(LOCK_FILE, MAX_READERS)
@@ -235,7 +294,7 @@ class Environment:
                 map_size=self.map_bytes,
                 readonly=self.readonly,
                 metasync=self.durability == FULL,
-                sync=self.durability != PROCESS,
+                sync=self.durability == FULL,
                 mode=FILE_MODE,
                 create=False,
                 writemap=False,
@@ -298,6 +357,7 @@ class Environment:
 
     def begin_write(self) -> lmdb.Transaction[bytes]:
         """Begin the process's one write transaction; hold ``write_lock``."""
+        self._require_flushed()
         try:
             return self.handle.begin(write=True)
         except lmdb.PanicError:
@@ -342,6 +402,7 @@ class Environment:
         """Raise unless this environment takes writes."""
         if self.readonly:
             raise ReadOnlyError(f"{self.path} is open read-only")
+        self._require_flushed()
 
     def lock_collector(self) -> Descriptor:
         """A descriptor that holds the right to collect; closing it gives that back."""
@@ -359,6 +420,8 @@ class Environment:
 
     def announce(self) -> None:
         """After a commit: wake those who watch the file, here and in other processes."""
+        if not self.unkept.is_set():
+            self.unkept.set()
         try:
             os.utime(self.data_handle)
         except OSError:
@@ -367,7 +430,11 @@ class Environment:
             return
 
     def flush(self) -> None:
-        """Write everything committed so far through to the disk."""
+        """Make everything committed so far survive a power loss."""
+        self.gate.check()
+        if self._kept is not None:
+            self._keep()
+            return
         self.gate.enter()
         try:
             self.handle.sync(True)
@@ -380,10 +447,96 @@ class Environment:
         """Open LMDB anew, after an error that left its environment unusable."""
         self.gate.pause()
         try:
+            # They end with the environment that they were begun in.
+            self._standing = []
             self.handle.close()
             self._open()
+            if self._kept is not None:
+                self._stand_again()
         finally:
             self.gate.resume()
+
+    # --- what a power loss leads back to (``kept``) --------------------------------------
+
+    def _keep(self) -> None:
+        """Keep the newest state, unless it is the one that was kept last."""
+        with self._keeping:
+            with self.write_lock:
+                self.gate.check()
+                self.unkept.clear()
+                if self._is_kept():
+                    return
+                state = self._stand()
+            # Writers go on. Who closes or forks waits.
+            self.gate.enter()
+            try:
+                self._settle(state)
+            finally:
+                self.gate.leave()
+
+    def _is_kept(self) -> bool:
+        newest: int = self.handle.info()["last_txnid"]
+        return self._kept_transaction == newest
+
+    def _stand(self) -> KeptState:
+        """Take the newest state, and have a reader stand on it; hold ``write_lock``."""
+        try:
+            # No process commits while this one could.
+            txn = self.begin_write()
+            try:
+                pages = os.pread(self.data_handle, 2 * self._page_bytes, 0)
+                reader = self.handle.begin()
+                newest = txn.id() - 1
+            finally:
+                txn.abort()
+        except lmdb.Error as exc:
+            raise translate(exc, self.path) from exc
+        except OSError as exc:
+            raise storage_error(f"cannot read {self.data_path}", exc) from exc
+        self._standing.append(reader)
+        return KeptState(newest, pages, self._inode())
+
+    def _stand_again(self) -> None:
+        """Keep a state in a new environment, before anything is written in it."""
+        try:
+            self._settle(self._stand())
+        except CasstoreError as exc:
+            # Nobody stands on the kept state any more, and its pages would be written over.
+            self._lost = StorageError(f"{exc}; close the store, and open it again")
+            raise self._lost from exc
+
+    def _inode(self) -> int:
+        return os.fstat(self.data_handle).st_ino
+
+    def _require_flushed(self) -> None:
+        """Raise if a state could not be kept, in a way that later ones do not make good."""
+        if self._lost is not None:
+            raise StorageError(*self._lost.args)
+
+    def _settle(self, state: KeptState) -> None:
+        """See a state onto the disk and keep it; from then on nobody need stand on older ones."""
+        assert self._kept is not None
+        *older, reader = self._standing
+        try:
+            self._require_flushed()
+            try:
+                self.handle.sync(True)
+            except lmdb.Error as exc:
+                self._lost = StorageError(
+                    f"{translate(exc, self.path)}; what was committed since then may be lost: "
+                    "close the store, and open it when the disk is sound"
+                )
+                raise self._lost from exc
+            self._kept.keep(state)
+        except BaseException:
+            # The state before stays the kept one, and whoever stands on it stays, too.
+            self._standing.remove(reader)
+            reader.abort()
+            raise
+        self._kept_transaction = state.transaction
+        self._standing = [reader]
+        for earlier in older:
+            earlier.abort()
 
     def close(self) -> None:
         """Wait for transactions to end, flush what is pending, and let go of the files."""
@@ -391,14 +544,19 @@ class Environment:
             if self.gate.is_shut:
                 return
             self.gate.shut(ClosedError(f"{self.path} is closed"))
+            unflushed = self.durability != FULL and not self.readonly
             try:
-                if self.durability == PROCESS and not self.readonly:
+                if self._kept is not None:
+                    if not self._is_kept():
+                        # Others may have the store open still, who keep states of their own.
+                        self._settle(self._stand())
+                elif unflushed:
                     self.handle.sync(True)
             except lmdb.Error as exc:
                 raise translate(exc, self.path) from exc
             finally:
                 self._let_go()
-            if self.durability == PROCESS and not self.readonly:
+            if unflushed:
                 with self._directory.exclusive():
                     # Another writer without flushes may have written since our own flush.
                     if not self._directory.others_present():
@@ -408,7 +566,10 @@ class Environment:
         """Close everything; hold ``write_lock``, so that no fork comes in between."""
         for watch in list(self.watches):
             watch.wake()
+        self._standing = []
         self.handle.close()
+        if self._kept is not None:
+            self._kept.close()
         os.close(self.data_handle)
         self._directory.release()
         _OPEN.discard(self)

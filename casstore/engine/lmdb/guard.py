@@ -17,6 +17,7 @@ import os
 from struct import Struct
 from typing import Final, NamedTuple
 
+from casstore.engine.files import storage_error
 from casstore.errors import CorruptionError, FormatVersionError, StorageError
 
 META_MAGIC: Final = 0xBEEFC0DE
@@ -107,6 +108,30 @@ def _find_header(head: bytes, path: str) -> int:
                 raise FormatVersionError(f"{path} (LMDB's own file)", found, version)
             return header_bytes
     raise CorruptionError(f"{path} is not an LMDB file, or its first page is damaged")
+
+
+def may_return(path: str, transaction: int) -> bool:
+    """May a state of this transaction be of this file? Not if it has not come so far yet.
+
+    Meta pages that a power loss has left unreadable do not speak against it.
+    """
+    try:
+        return max(read_extent(path).transactions) >= transaction
+    except CorruptionError:
+        return True
+
+
+def write_metas(path: str, pages: bytes) -> None:
+    """Put both meta pages back as they were once, durably; nobody may have the file open."""
+    try:
+        handle = os.open(path, os.O_RDWR)
+        try:
+            os.pwrite(handle, pages, 0)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as exc:
+        raise storage_error(f"cannot write {path}", exc) from exc
 
 
 def verify_structure(path: str) -> None:

@@ -210,6 +210,8 @@ def _replace(data: str, target: str) -> None:
     with directory.exclusive():
         if directory.others_present():
             raise BusyError(f"{target} is open; close it before it is replaced")
+        # It is a state of the old file.
+        directory.forget_kept()
         os.replace(data, directory.data_path)
         directory.clear_unsynced()
         directory.sync_names()

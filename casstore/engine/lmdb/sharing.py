@@ -10,6 +10,7 @@ import os
 import threading
 from typing import Any
 
+from casstore.engine.lmdb.directory import ANY
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.errors import BusyError
 
@@ -36,10 +37,12 @@ def acquire(path: str, *, verify: bool, cache_bytes: int, **options: Any) -> Lmd
         held = _shared.get(place)
         if held is None:
             engine = LmdbEngine(path, verify=verify, cache_bytes=cache_bytes, **options)
-            _shared[place] = _Shared(engine, options)
+            _shared[place] = _Shared(engine, {**options, "durability": engine.durability})
             return engine
         if verify:
             raise BusyError(f"{path} is open in this process; it can be verified only when closed")
+        if options["durability"] == ANY:
+            options["durability"] = held.options["durability"]
         for name, value in options.items():
             if name not in ("create", "lmdb_version") and held.options[name] != value:
                 raise BusyError(

@@ -46,6 +46,8 @@ from casstore.errors import (
 )
 
 DURABILITIES: Final = ("full", "relaxed", "process")
+# On a server everybody chooses for himself, so there is nothing to go by.
+_ANY: Final = "any"
 _DEFAULT_CACHE_BYTES: Final = 32 << 20
 # For so long the server's time is reckoned from what it said last.
 _HEARD_LATELY_S: Final = 1.0
@@ -71,7 +73,7 @@ class PostgresEngine(Examining):
         spare: SpareObjects | None = None,
         clock: Callable[[], int] | None = None,
     ) -> None:
-        if durability not in DURABILITIES:
+        if durability not in (*DURABILITIES, _ANY):
             raise InvalidInputError(
                 f"a durability is one of {', '.join(DURABILITIES)}, not {durability!r}"
             )
@@ -86,7 +88,7 @@ class PostgresEngine(Examining):
             self._epoch = 0 if spare is None else self._read_epoch(connection)
         self.store_number = identity.store
         self.cache = ObjectCache(cache_bytes)
-        self._lasting = durability == "full"
+        self._lasting = durability in ("full", _ANY)
         self._compressor = Compressor(_no_dictionary)
         self._spare = spare
         if spare is not None:

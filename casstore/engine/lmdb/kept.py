@@ -1,0 +1,161 @@
+"""The state that a power loss leads back to, for writers that do not flush (``relaxed``).
+
+Such a writer leaves its commits to the system's cache, and somebody keeps a state behind it:
+
+    1. take the newest state: its meta pages, and a reader that stands on it
+    2. flush the file
+    3. write the meta pages into the file ``kept``, and flush that
+    4. let go of the reader that stood on the state kept before
+
+LMDB overwrites no page that a reader may still see. So the kept state stays whole on the disk,
+whatever the system writes of later ones, and in whatever order. After a power loss both meta pages
+are put back, and what came later has not happened.
+
+The file has two places, which are written by turns: one is always whole. Each process that writes
+has a reader of its own, on the kept state or an older one, from before its first commit: another
+that dies takes only its own away.
+
+    magic 8 ‖ page size 4 ‖ inode 8 ‖ transaction 8 ‖ boot id 64 ‖ BLAKE3 32 ‖ two meta pages
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from struct import Struct
+from typing import Final, NamedTuple
+
+from casstore.engine import forks
+from casstore.engine.files import storage_error
+from casstore.format.hashing import DIGEST_BYTES, plain_hash
+
+KEPT_FILE: Final = "kept"
+
+_MAGIC: Final = b"casskept"
+# Little-endian, as LMDB's own file is wherever this runs.
+_HEAD: Final = Struct("<8sIQQ64s")
+_HEAD_BYTES: Final = _HEAD.size + DIGEST_BYTES
+_PLACES: Final = 2
+
+
+class KeptState(NamedTuple):
+    """A committed state, as the two meta pages say it."""
+
+    transaction: int
+    pages: bytes
+    #: Which data file it is of. Who copies a store gives it another.
+    inode: int
+
+
+class KeptFile:
+    """The file ``kept``, open for writing; whoever wants to write waits for whoever does."""
+
+    def __init__(self, path: str, boot: str, mode: int) -> None:
+        """Open, or make, the file; raises StorageError."""
+        self._path = path
+        self._boot = boot
+        try:
+            self._handle = forks.open_file(path, os.O_RDWR | os.O_CREAT, mode)
+        except OSError as exc:
+            raise storage_error(f"cannot open {path}", exc) from exc
+
+    def prepare(self, page_bytes: int, inode: int, *, fresh: bool) -> None:
+        """Take the room for all that will ever be kept.
+
+        ``fresh``: forget what is there; so if it is of another data file than this one.
+        """
+        length = _PLACES * (_HEAD_BYTES + 2 * page_bytes)
+        handle = self._handle.fileno()
+        try:
+            content = _all_of(handle)
+            strange = any(
+                state is not None and state.inode != inode
+                for state in _read_places(content, self._boot)
+            )
+            if not fresh and not strange and len(content) == length:
+                return
+            os.ftruncate(handle, 0)
+            # Written, not only reserved: what is kept later needs no room that may have gone.
+            os.pwrite(handle, bytes(length), 0)
+            os.fsync(handle)
+        except OSError as exc:
+            raise storage_error(f"no room for {self._path}", exc) from exc
+
+    def keep(self, state: KeptState) -> None:
+        """Make a state, which the disk has, the one to return to, unless a later one is."""
+        head = _HEAD.pack(
+            _MAGIC, len(state.pages) // 2, state.inode, state.transaction, self._boot.encode()
+        )
+        content = head + plain_hash(head + state.pages) + state.pages
+        handle = self._handle.fileno()
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            try:
+                known = [
+                    -1 if found is None else found.transaction
+                    for found in _read_places(_all_of(handle), self._boot)
+                ]
+                if max(known) < state.transaction:
+                    # Over the older one: until this is on the disk, the other counts.
+                    os.pwrite(handle, content, known.index(min(known)) * len(content))
+                    os.fdatasync(handle)
+            finally:
+                fcntl.flock(handle, fcntl.LOCK_UN)
+        except OSError as exc:
+            raise storage_error(f"cannot write {self._path}", exc) from exc
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._handle.close()
+
+
+class Found(NamedTuple):
+    """What a file ``kept`` holds of one boot."""
+
+    newest: KeptState | None
+    #: Is one of its places neither empty nor whole? Torn by the power loss, or damaged.
+    doubtful: bool
+
+
+def read_kept(path: str, boot: str) -> Found:
+    """The last state that was kept under this boot; raises StorageError."""
+    try:
+        with open(path, "rb") as source:
+            content = source.read()
+    except FileNotFoundError:
+        return Found(None, doubtful=False)
+    except OSError as exc:
+        raise storage_error(f"cannot read {path}", exc) from exc
+    places = _read_places(content, boot)
+    whole = [found for found in places if found is not None]
+    length = len(content) // _PLACES
+    doubtful = any(
+        found is None and any(content[at * length : (at + 1) * length])
+        for at, found in enumerate(places)
+    )
+    newest = max(whole, key=lambda state: state.transaction, default=None)
+    return Found(newest, doubtful=doubtful)
+
+
+def _all_of(handle: int) -> bytes:
+    return os.pread(handle, os.fstat(handle).st_size, 0)
+
+
+def _read_places(content: bytes, boot: str) -> list[KeptState | None]:
+    length = len(content) // _PLACES
+    return [_read_place(content[at * length : (at + 1) * length], boot) for at in range(_PLACES)]
+
+
+def _read_place(content: bytes, boot: str) -> KeptState | None:
+    if len(content) < _HEAD_BYTES:
+        return None
+    magic, page_bytes, inode, transaction, name = _HEAD.unpack_from(content)
+    head, pages = content[: _HEAD.size], content[_HEAD_BYTES:]
+    if (
+        magic != _MAGIC
+        or len(pages) != 2 * page_bytes
+        or plain_hash(head + pages) != content[_HEAD.size : _HEAD_BYTES]
+        or name.rstrip(b"\0") != boot.encode()
+    ):
+        return None
+    return KeptState(transaction, pages, inode)

@@ -1,0 +1,507 @@
+"""Durability ``relaxed``: what a power loss leads back to is whole, whatever came later."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import lmdb
+import pytest
+
+import casstore
+from casstore.engine.lmdb import directory, environment, verification
+from casstore.engine.lmdb import engine as lmdb_engine
+from casstore.engine.lmdb.engine import LmdbEngine
+from casstore.engine.lmdb.kept import KeptFile, KeptState, read_kept
+from casstore.engine.protocol import PutRow, RowKey, Write
+from casstore.errors import CorruptionError, StorageError
+from tests.faults.children import in_child
+
+PAGE = 4096
+LONG_AGO = 3600.0
+
+
+def engine_of(store: casstore.Store) -> LmdbEngine:
+    assert isinstance(store.engine, LmdbEngine)
+    return store.engine
+
+
+def standing(store: casstore.Store) -> list[int]:
+    return [reader.id() for reader in engine_of(store)._env._standing]
+
+
+def put(store: casstore.Store, name: str, size: int = 3000) -> casstore.Digest:
+    """Commit a blob and a row; the row of the same name is replaced again and again."""
+    digest = store.put_blob(random.Random(name).randbytes(size))
+    store.engine.write(Write(rows=[PutRow("heads", b"latest", name.encode())]))
+    return digest
+
+
+def latest(store: casstore.Store) -> bytes | None:
+    return store.engine.get_rows([RowKey("heads", b"latest")])[0]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody keeps a state unless told to."""
+    monkeypatch.setattr(lmdb_engine, "_GATHER_S", LONG_AGO)
+
+
+@pytest.fixture
+def other_boot(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (directory, environment):
+        monkeypatch.setattr(module, "boot_id", lambda: "another boot")
+
+
+WRITE = """
+import sys
+sys.path.insert(0, sys.argv[2])
+import casstore
+from pathlib import Path
+from casstore.engine.lmdb import engine
+from tests.faults.test_kept import put
+place = Path(sys.argv[1])
+engine._GATHER_S = 3600
+store = casstore.open(place, "relaxed", lmdb_version=int(sys.argv[3]), auto_train=False)
+for number in range(30):
+    put(store, f"before {number}")
+store.flush()
+(place.parent / "kept image").write_bytes((place / "data.mdb").read_bytes())
+for number in range(60):
+    put(store, f"after {number}")
+print("written", flush=True)
+sys.stdin.readline()
+"""
+
+
+def written_and_killed(place: Path, lmdb_version: int) -> bytes:
+    """The file as it was when its state was kept; much was committed after that."""
+    root = Path(__file__).parents[2]
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITE, str(place), str(root), str(lmdb_version)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"written\n"
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    return (place.parent / "kept image").read_bytes()
+
+
+@pytest.mark.parametrize("lmdb_version", [0, 1])
+def test_whatever_pages_arrived_later_the_kept_state_is_whole(
+    place: Path, lmdb_version: int, other_boot: None
+) -> None:
+    before = written_and_killed(place, lmdb_version)
+    data = place / "data.mdb"
+    after = data.read_bytes()
+    assert after != before
+    files = {name: (place / name).read_bytes() for name in ("kept", "unsynced")}
+    for image in mixtures(before, after, 12):
+        data.write_bytes(image)
+        for name, content in files.items():
+            (place / name).write_bytes(content)
+        with casstore.open(place, verify=True) as store:
+            assert latest(store) == b"before 29"
+            assert sorted(os.listdir(place)) == ["data.mdb", "lock.mdb", "locks"]
+            digest = put(store, "and on it goes")
+            assert digest in store
+        casstore.open(place, verify=True).close()
+
+
+FIRST = """
+import sys
+sys.path.insert(0, sys.argv[2])
+import casstore
+from casstore.engine.lmdb import engine
+from tests.faults.test_kept import put
+engine._GATHER_S = 3600
+store = casstore.open(sys.argv[1], "relaxed", auto_train=False)
+for number in range(20):
+    put(store, f"first {number}")
+print("written", flush=True)
+sys.stdin.readline()
+"""
+SECOND = """
+import sys
+sys.path.insert(0, sys.argv[2])
+import casstore
+from pathlib import Path
+from casstore.engine.lmdb import engine
+from tests.faults.test_kept import put
+place = Path(sys.argv[1])
+engine._GATHER_S = 3600
+store = casstore.open(place, "relaxed", auto_train=False)
+(place.parent / "kept image").write_bytes((place / "data.mdb").read_bytes())
+print("open", flush=True)
+sys.stdin.readline()
+store.engine._env.handle.reader_check()
+for number in range(60):
+    put(store, f"second {number}")
+print("written", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_writer_that_dies_takes_nobody_elses_state_away(place: Path, other_boot: None) -> None:
+    writers = []
+    for script, word in ((FIRST, b"written\n"), (SECOND, b"open\n")):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", script, str(place), str(Path(__file__).parents[2])],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == word
+        writers.append(writer)
+    first, second = writers
+    first.kill()
+    first.communicate()
+    assert second.stdin is not None
+    assert second.stdout is not None
+    second.stdin.write(b"go\n")
+    second.stdin.flush()
+    assert second.stdout.readline() == b"written\n"
+    second.kill()
+    second.communicate()
+    before = (place.parent / "kept image").read_bytes()
+    after = (place / "data.mdb").read_bytes()
+    for image in mixtures(before, after, 6):
+        (place / "data.mdb").write_bytes(image)
+        marks = {name: (place / name).read_bytes() for name in ("kept", "unsynced")}
+        with casstore.open(place, verify=True) as store:
+            assert latest(store) == b"first 19"
+        for name, content in marks.items():
+            (place / name).write_bytes(content)
+
+
+def mixtures(before: bytes, after: bytes, count: int) -> Iterator[bytes]:
+    """A page that was not flushed is on the disk as it was before, or as it became."""
+    rng = random.Random(7)
+    for _ in range(count):
+        yield b"".join(
+            (after if rng.random() < 0.5 else before)[at : at + PAGE].ljust(PAGE, b"\0")
+            for at in range(0, len(after), PAGE)
+        )
+
+
+@pytest.mark.parametrize("durability", ["full", "relaxed", "process", "any"])
+def test_under_the_same_boot_nothing_is_undone(place: Path, durability: str) -> None:
+    written_and_killed(place, 0)
+    with casstore.open(place, durability) as store:
+        assert latest(store) == b"after 59"
+    with casstore.open(place, verify=True) as store:
+        assert latest(store) == b"after 59"
+
+
+def test_who_may_only_read_does_not_undo(place: Path, other_boot: None) -> None:
+    written_and_killed(place, 0)
+    for _ in range(2):
+        with pytest.raises(StorageError, match="open it once for writing"):
+            casstore.open(place, readonly=True)
+    casstore.open(place).close()
+    with casstore.open(place, readonly=True) as store:
+        assert latest(store) == b"before 29"
+
+
+def test_a_torn_place_is_told_from_a_whole_one_and_the_file_proves_itself(
+    place: Path, other_boot: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written_and_killed(place, 0)
+    kept = bytearray((place / "kept").read_bytes())
+    half = len(kept) // 2
+    # The place of the older state: the newer one counts, but what tore the one may have hurt more.
+    boot = (place / "unsynced").read_text()
+    newest = read_kept(str(place / "kept"), boot).newest
+    assert newest is not None
+    older = 0 if kept[half:].find(newest.pages) >= 0 else half
+    kept[older + 300] ^= 1
+    (place / "kept").write_bytes(kept)
+    proven = []
+    prove = verification.verify_content
+
+    def verify_content(env: environment.Environment) -> int:
+        proven.append(env.path)
+        return prove(env)
+
+    monkeypatch.setattr(lmdb_engine, "verify_content", verify_content)
+    with casstore.open(place) as store:
+        assert latest(store) == b"before 29"
+    assert len(proven) == 1
+
+
+def test_without_a_kept_state_the_file_proves_itself_or_is_refused(
+    place: Path, other_boot: None
+) -> None:
+    before = written_and_killed(place, 0)
+    (place / "kept").unlink()
+    data = place / "data.mdb"
+    after = data.read_bytes()
+    data.write_bytes(after[: 2 * PAGE] + before[2 * PAGE :].ljust(len(after) - 2 * PAGE, b"\0"))
+    with pytest.raises(CorruptionError):
+        casstore.open(place)
+
+
+def test_a_kept_state_of_another_file_is_not_returned_to(place: Path, other_boot: None) -> None:
+    written_and_killed(place, 0)
+    with casstore.open(place.parent / "young", lmdb_version=0) as store:
+        put(store, "young")
+    (place / "data.mdb").write_bytes((place.parent / "young" / "data.mdb").read_bytes())
+    with casstore.open(place) as store:
+        assert latest(store) == b"young"
+
+
+def test_flushing_and_closing_keep_and_a_clean_end_leaves_nothing(
+    place: Path, unhurried: None
+) -> None:
+    with casstore.open(place, "relaxed") as store:
+        [first] = standing(store)
+        put(store, "one")
+        assert standing(store) == [first]
+        store.flush()
+        [second] = standing(store)
+        assert second > first
+        store.flush()
+        assert standing(store) == [second]
+        boot = (place / "unsynced").read_text()
+        newest = read_kept(str(place / "kept"), boot).newest
+        assert newest is not None
+        assert newest.transaction == second
+        put(store, "two")
+    assert sorted(os.listdir(place)) == ["data.mdb", "lock.mdb", "locks"]
+
+
+def test_a_marker_that_others_rely_on_is_not_written_anew(place: Path) -> None:
+    """It would be empty for a moment, and a power loss then leads nowhere."""
+    written_and_killed(place, 0)
+    before = (place / "unsynced").stat()
+    with casstore.open(place, "relaxed"):
+        after = (place / "unsynced").stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+
+
+def test_who_closes_while_others_stay_leaves_its_commits_kept(place: Path, unhurried: None) -> None:
+    casstore.open(place).close()
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[2])\n"
+        "import casstore\n"
+        "store = casstore.open(sys.argv[1], 'relaxed')\n"
+        "print('open', flush=True); sys.stdin.readline()"
+    )
+    root = Path(__file__).parents[2]
+    other = subprocess.Popen(
+        [sys.executable, "-c", script, str(place), str(root)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"open\n"
+        with casstore.open(place, "relaxed") as store:
+            put(store, "mine")
+            newest = engine_of(store)._env.handle.info()["last_txnid"]
+        found = read_kept(str(place / "kept"), (place / "unsynced").read_text())
+        assert found.newest is not None
+        assert found.newest.transaction >= newest
+    finally:
+        other.kill()
+        other.communicate()
+
+
+def test_behind_a_commit_a_state_is_kept_without_anybody_asking(place: Path) -> None:
+    with casstore.open(place, "relaxed") as store:
+        put(store, "one")
+        newest = engine_of(store)._env.handle.info()["last_txnid"]
+        while standing(store) != [newest]:
+            time.sleep(0.001)
+
+
+def test_an_idle_writer_does_not_keep_pages_from_others(place: Path) -> None:
+    """It stands on a state that others have long left, until it looks again."""
+    casstore.open(place).close()
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[2])\n"
+        "import casstore\n"
+        "from tests.faults.test_kept import put\n"
+        "with casstore.open(sys.argv[1], 'relaxed') as store:\n"
+        "    put(store, 'theirs')\n"
+        "    print(store.engine._env.handle.info()['last_txnid'])\n"
+    )
+    root = Path(__file__).parents[2]
+    with casstore.open(place, "relaxed") as store:
+        answer = subprocess.run(
+            [sys.executable, "-c", script, str(place), str(root)],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        while standing(store)[-1] < int(answer.stdout):
+            time.sleep(0.01)
+
+
+def test_a_forked_child_takes_nothing_from_what_its_parent_stands_on(
+    place: Path, unhurried: None
+) -> None:
+    with casstore.open(place, "relaxed") as store:
+        put(store, "one")
+        store.flush()
+
+        def use_and_close() -> str:
+            store.close()
+            with casstore.open(place, "relaxed") as again:
+                return str(put(again, "by the child"))
+
+        assert bytes.fromhex(in_child(use_and_close)) in store
+        [stood] = standing(store)
+        readers = engine_of(store)._env.handle.readers()
+        assert f"{os.getpid()} " in readers
+        assert any(
+            line.split()[0] == str(os.getpid()) and line.split()[-1] == str(stood)
+            for line in readers.splitlines()[1:]
+        )
+
+
+def test_a_flush_that_failed_is_not_made_good_by_a_later_one(
+    place: Path, unhurried: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system forgets pages that it could not write; a later flush knows nothing of them."""
+    store = casstore.open(place, "relaxed")
+    put(store, "one")
+    env = engine_of(store)._env
+    stood = standing(store)
+    handle = env.handle
+
+    class Failing:
+        def __getattr__(self, name: str) -> object:
+            return getattr(handle, name)
+
+        def sync(self, force: bool) -> None:
+            error = lmdb.DiskError("mdb_env_sync: Input/output error")
+            error.code = errno.EIO  # type: ignore[misc]
+            raise error
+
+    monkeypatch.setattr(env, "handle", Failing())
+    with pytest.raises(StorageError, match="may be lost"):
+        store.flush()
+    monkeypatch.setattr(env, "handle", handle)
+    assert standing(store) == stood
+    with pytest.raises(StorageError, match="may be lost"):
+        store.flush()
+    with pytest.raises(StorageError, match="may be lost"):
+        put(store, "two")
+    with pytest.raises(StorageError, match="may be lost"):
+        store.close()
+    # Neither the marker nor the state before has gone.
+    assert (place / "unsynced").exists()
+    found = read_kept(str(place / "kept"), (place / "unsynced").read_text())
+    assert found.newest is not None
+    assert found.newest.transaction == stood[0]
+
+
+@pytest.mark.parametrize("sound", [True, False])
+def test_an_environment_opened_anew_stands_again_before_it_writes(
+    place: Path, unhurried: None, monkeypatch: pytest.MonkeyPatch, sound: bool
+) -> None:
+    with casstore.open(place, "relaxed") as store:
+        put(store, "one")
+        env = engine_of(store)._env
+        [before] = standing(store)
+        if sound:
+            with env.write_lock:
+                env.reopen()
+            [after] = standing(store)
+            assert after > before
+            put(store, "two")
+            return
+        assert env._kept is not None
+        with monkeypatch.context() as patch:
+            patch.setattr(env._kept, "_path", "kept")
+            patch.setattr(os, "fdatasync", _refuse)
+            with env.write_lock, pytest.raises(StorageError, match="open it again"):
+                env.reopen()
+        with pytest.raises(StorageError, match="open it again"):
+            put(store, "two")
+        with pytest.raises(StorageError, match="open it again"):
+            store.close()
+    with casstore.open(place) as store:
+        assert latest(store) == b"one"
+
+
+def _refuse(handle: int) -> None:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+# --- the file itself ------------------------------------------------------------------------
+
+
+def state(transaction: int, inode: int = 5) -> KeptState:
+    return KeptState(transaction, bytes([transaction]) * 2 * PAGE, inode)
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> KeptFile:
+    file = KeptFile(str(tmp_path / "kept"), "a boot", 0o600)
+    file.prepare(PAGE, 5, fresh=True)
+    return file
+
+
+def test_the_newest_state_of_the_right_boot_is_found(kept: KeptFile, tmp_path: Path) -> None:
+    path = str(tmp_path / "kept")
+    assert read_kept(path, "a boot") == (None, False)
+    for transaction in (1, 4, 9):
+        kept.keep(state(transaction))
+        assert read_kept(path, "a boot") == (state(transaction), False)
+    assert read_kept(path, "another").newest is None
+    assert read_kept(str(tmp_path / "none"), "a boot") == (None, False)
+    # Somebody else was quicker.
+    kept.keep(state(3))
+    assert read_kept(path, "a boot").newest == state(9)
+
+
+def test_while_one_place_is_written_the_other_counts(kept: KeptFile, tmp_path: Path) -> None:
+    path = tmp_path / "kept"
+    kept.keep(state(1))
+    kept.keep(state(2))
+    two = path.read_bytes()
+    kept.keep(state(3))
+    three = path.read_bytes()
+    for cut in range(0, len(two) + 1, 512):
+        # Some sectors have arrived and others not.
+        for mixed in (three[:cut] + two[cut:], two[:cut] + three[cut:]):
+            path.write_bytes(mixed)
+            found = read_kept(str(path), "a boot")
+            assert found.newest in (state(2), state(3))
+
+
+def test_a_place_that_a_killed_writer_left_half_written_is_written_next(
+    kept: KeptFile, tmp_path: Path
+) -> None:
+    path = tmp_path / "kept"
+    kept.keep(state(1))
+    kept.keep(state(2))
+    content = bytearray(path.read_bytes())
+    # The newer one: it claims to be the newest, and is not whole.
+    content[-1] ^= 1
+    path.write_bytes(content)
+    kept.keep(state(3))
+    assert read_kept(str(path), "a boot") == (state(3), False)
+
+
+def test_states_of_a_file_that_was_replaced_are_forgotten(kept: KeptFile, tmp_path: Path) -> None:
+    path = str(tmp_path / "kept")
+    kept.keep(state(7))
+    kept.prepare(PAGE, 5, fresh=False)
+    assert read_kept(path, "a boot").newest == state(7)
+    kept.prepare(PAGE, 6, fresh=False)
+    assert read_kept(path, "a boot").newest is None
+    kept.keep(state(2, inode=6))
+    kept.prepare(PAGE, 6, fresh=True)
+    assert read_kept(path, "a boot").newest is None
