@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import io
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from pathlib import Path
@@ -23,7 +25,7 @@ from casstore.errors import ClosedError, InvalidValueError, ObjectNotFoundError,
 TIMEOUT_S = 60.0
 
 
-def run(main: Coroutine[Any, Any, None]) -> None:
+def run(main: Coroutine[Any, Any, Any]) -> None:
     """Run to the end; a deadlock ends as a failure."""
     asyncio.run(asyncio.wait_for(main, TIMEOUT_S))
 
@@ -330,3 +332,28 @@ def test_a_cancelled_start_leaves_nothing_open() -> None:
         if thread.name.startswith("casstore"):
             thread.join(TIMEOUT_S)
     assert engine.closed
+
+
+PROGRAM = """
+import asyncio, sys
+import casstore, casstore.aio
+
+store = casstore.aio.open(sys.argv[1], "process")
+
+async def main():
+    await store.start()
+    await store.put_value(1)
+
+asyncio.run(main())
+if sys.argv[2] == "close":
+    asyncio.run(store.close())
+"""
+
+
+@pytest.mark.parametrize("end", ["close", "leave"])
+def test_a_program_that_ends_says_nothing_about_it(tmp_path: Path, end: str) -> None:
+    """A store that lived as long as its module left the traceback of a weak method."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "s"), end], capture_output=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")

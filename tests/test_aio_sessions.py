@@ -442,21 +442,20 @@ def test_a_cancelled_commit_may_happen_and_its_turn_makes_the_retry_safe() -> No
 
 async def asleep(store: AsyncStore, count: int = 1) -> None:
     """Return when so many tasks wait, all of which have looked, and nothing would wake them."""
-    changes = store._changes
-    assert changes is not None
+    assert store._changes is not None
     while (
-        len(changes._waiting) != count
+        (changes := store._changes._by_loop.get(asyncio.get_running_loop())) is None
+        or len(changes._waiting) != count
         or not all(event._waiters for event in changes._waiting)
         or changes._reading is None
-        or select.select([changes._reading[1]], [], [], 0)[0]
+        or select.select([changes._reading], [], [], 0)[0]
     ):
         await asyncio.sleep(0.001)
 
 
 def nobody_waits(store: AsyncStore) -> bool:
     """Is there no waiter, and nothing that was there for one?"""
-    changes = store._changes
-    return changes is None or not (changes._waiting or changes._making or changes._reading)
+    return store._changes is None or not store._changes._by_loop
 
 
 def open_descriptors() -> int:
@@ -475,12 +474,14 @@ async def waiters(store: AsyncStore, count: int) -> AsyncIterator[list[asyncio.T
     await asleep(store, count)
     assert open_descriptors() > before
     assert store._changes is not None
-    assert store._changes._reading is not None
-    loop, handle = store._changes._reading
+    [(loop, changes)] = store._changes._by_loop.items()
+    handle = changes._reading
+    assert handle is not None
     yield tasks
     await asyncio.wait(tasks)
     assert open_descriptors() <= before
     assert nobody_waits(store)
+    assert (changes._waiting, changes._making, changes._reading) == (set(), None, None)
     assert not loop.remove_reader(handle), "the event loop still knew it"
 
 
@@ -741,6 +742,72 @@ def test_a_hundred_wait_with_one_watch_and_without_a_thread(opener: Opener) -> N
                 assert [head.revision for head in heads] == [2] * WAITERS
 
     run(main())
+
+
+def on_loops(store: AsyncStore, count: int) -> tuple[list[threading.Thread], list[Any]]:
+    """Tasks that wait for the session to get past revision 1, each asleep on a loop of its own."""
+    ended: list[Any] = []
+
+    async def wait() -> None:
+        waiting = asyncio.create_task(store.session("alpha").wait(1))
+        await asleep(store)
+        ready.release()
+        [answer] = await asyncio.gather(waiting, return_exceptions=True)
+        ended.append(answer)
+
+    ready = threading.Semaphore(0)
+    threads = [threading.Thread(target=run, args=(wait(),)) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for _ in threads:
+        assert ready.acquire(timeout=TIMEOUT_S)
+    return threads, ended
+
+
+def test_a_commit_wakes_who_waits_on_other_loops(opener: Opener) -> None:
+    """Only the loop on which the first had begun to wait was ever told."""
+    store = opener()
+    run(store.start())
+    run(store.session("alpha").commit(step("first")))
+    threads, ended = on_loops(store, 3)
+    run(store.session("alpha").commit(step("second")))
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    assert [head.revision for head in ended] == [2, 2, 2]
+    assert nobody_waits(store)
+    run(store.close())
+
+
+def test_a_loop_that_ends_leaves_the_others_waiting(opener: Opener) -> None:
+    store = opener()
+    run(store.start())
+    run(store.session("alpha").commit(step("first")))
+
+    others: list[tuple[list[threading.Thread], list[Any]]] = []
+
+    async def give_up() -> None:
+        waiting = asyncio.create_task(store.session("alpha").wait(1))
+        await asleep(store)
+        others.append(await asyncio.to_thread(on_loops, store, 1))
+        waiting.cancel()
+
+    run(give_up())
+    [(threads, ended)] = others
+    run(store.session("alpha").commit(step("second")))
+    threads[0].join(TIMEOUT_S)
+    assert [head.revision for head in ended] == [2]
+    run(store.close())
+
+
+def test_closing_ends_the_waits_on_all_loops(opener: Opener) -> None:
+    store = opener()
+    run(store.start())
+    run(store.session("alpha").commit(step("first")))
+    threads, ended = on_loops(store, 3)
+    run(store.close())
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    assert [type(each) for each in ended] == [ClosedError] * 3
 
 
 def test_deleting_the_session_ends_a_wait(opener: Opener) -> None:

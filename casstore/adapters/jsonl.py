@@ -151,7 +151,8 @@ class _Lines:
             number += 1
             try:
                 if len(raw) > self._max_line_bytes:
-                    self._pass_over()
+                    if not raw.endswith(b"\n"):
+                        self._pass_over()
                     raise BadLineError(number, f"longer than {self._max_line_bytes} bytes")
                 if not raw.strip():
                     continue

@@ -1,7 +1,7 @@
 """Tasks that wait for a store to change: they share one watch, and take no thread.
 
-The kernel grants a user few watches (128 on most Linux systems). So a store has one,
-however many tasks wait, and gives it back as soon as the last of them has gone.
+The kernel grants a user few watches (128 on most Linux systems). So a store has one for each
+event loop, however many tasks wait, and gives it back as soon as the last of them has gone.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from casstore.aio.threads import Submit, close_unused
+from casstore.engine.forks import Lock
 from casstore.engine.protocol import Engine, Watch
 from casstore.errors import CasstoreError
 
@@ -19,21 +20,71 @@ Found = TypeVar("Found")
 
 
 class Changes:
-    """The tasks that wait for changes of one engine. Belongs to one event loop."""
+    """The tasks that wait for changes of one engine, on any number of event loops."""
 
     def __init__(self, submit: Submit, engine: Engine) -> None:
         self._submit = submit
         self._engine = engine
-        self._waiting: set[asyncio.Event] = set()
-        self._making: Future[Watch] | None = None
-        self._reading: tuple[asyncio.AbstractEventLoop, int] | None = None
+        self._lock = Lock()
+        self._by_loop: dict[asyncio.AbstractEventLoop, LoopChanges] = {}
 
     async def until(
         self, look: Callable[[], Awaitable[Found | None]], timeout_s: float | None
     ) -> Found | None:
         """What ``look`` finds, now or after a change; None if the time is up before."""
         loop = asyncio.get_running_loop()
-        deadline = None if timeout_s is None else loop.time() + timeout_s
+        with self._lock:
+            own = self._by_loop.get(loop)
+            if own is None:
+                own = self._by_loop[loop] = LoopChanges(loop, self._submit, self._engine)
+        try:
+            return await own.until(look, timeout_s)
+        finally:
+            # Nobody joins in between: who would, runs on this loop.
+            if own.is_idle:
+                with self._lock:
+                    self._by_loop.pop(loop, None)
+
+    def wake(self) -> None:
+        """Let every task that waits look again. May be called on any thread."""
+        with self._lock:
+            known = list(self._by_loop.items())
+        for loop, own in known:
+            try:
+                loop.call_soon_threadsafe(own.wake)
+            except RuntimeError:
+                # The loop was closed, and its tasks will never go on.
+                continue
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: forget who waits, and watches that no thread will ever have made."""
+        for own in self._by_loop.values():
+            own.leave_to_parent()
+        self._by_loop.clear()
+
+
+class LoopChanges:
+    """Those of one event loop, on whose thread everything in here is called."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, submit: Submit, engine: Engine) -> None:
+        self._loop = loop
+        self._submit = submit
+        self._engine = engine
+        self._waiting: set[asyncio.Event] = set()
+        self._making: Future[Watch] | None = None
+        #: The descriptor that the loop looks at.
+        self._reading: int | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Does nobody wait?"""
+        return not self._waiting
+
+    async def until(
+        self, look: Callable[[], Awaitable[Found | None]], timeout_s: float | None
+    ) -> Found | None:
+        """As ``Changes.until``."""
+        deadline = None if timeout_s is None else self._loop.time() + timeout_s
         changed = asyncio.Event()
         self._waiting.add(changed)
         try:
@@ -42,7 +93,7 @@ class Changes:
             while True:
                 changed.clear()
                 found = await look()
-                if found is not None or (deadline is not None and loop.time() >= deadline):
+                if found is not None or (deadline is not None and self._loop.time() >= deadline):
                     return found
                 try:
                     async with asyncio.timeout_at(deadline):
@@ -60,7 +111,7 @@ class Changes:
             changed.set()
 
     def leave_to_parent(self) -> None:
-        """In a forked child: forget who waits, and a watch that no thread will ever have made."""
+        """In a forked child: as ``Changes.leave_to_parent``."""
         self._waiting.clear()
         self._making = self._reading = None
 
@@ -71,8 +122,8 @@ class Changes:
         # Shielded: the watch is made for all, and one who is cancelled must not stop it.
         watch = await asyncio.shield(asyncio.wrap_future(self._making))
         if self._reading is None:
-            self._reading = asyncio.get_running_loop(), watch.fileno()
-            self._reading[0].add_reader(self._reading[1], self._note, watch)
+            self._reading = watch.fileno()
+            self._loop.add_reader(self._reading, self._note, watch)
 
     def _note(self, watch: Watch) -> None:
         try:
@@ -86,9 +137,8 @@ class Changes:
     def _stop_reading(self) -> None:
         # By its number: a watch whose engine is closed does not give it any more.
         if self._reading is not None:
-            loop, handle = self._reading
-            self._reading = None
-            loop.remove_reader(handle)
+            handle, self._reading = self._reading, None
+            self._loop.remove_reader(handle)
 
     def _stop(self) -> None:
         self._stop_reading()

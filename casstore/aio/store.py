@@ -43,7 +43,7 @@ def open(path: str | os.PathLike[str], durability: str = "full", **options: Any)
 
 
 class AsyncStore:
-    """A ``Store`` whose operations are awaited."""
+    """A ``Store`` whose operations are awaited, on any number of event loops."""
 
     def __init__(self, opener: Callable[[], sync.Store]) -> None:
         self._opener = opener
@@ -117,16 +117,24 @@ class AsyncStore:
     @property
     def sync(self) -> sync.Store:
         """The synchronous store behind this one."""
-        if self._store is None:
-            raise ClosedError("this store is not open; use 'async with'")
-        return self._store
+        store = self._store
+        if store is None:
+            raise _not_open()
+        return store
 
     def _submit(self, call: Callable[[], Result], /) -> Future[Result]:
         if self._is_inherited:
             raise _forked()
-        if self._pool is None:
-            raise ClosedError("this store is not open; use 'async with'")
-        return self._pool.submit(call)
+        pool = self._pool
+        if pool is None:
+            raise _not_open()
+        try:
+            return pool.submit(call)
+        except RuntimeError as exc:
+            # Closed just now, on another thread's event loop?
+            if self._pool is pool:
+                raise
+            raise _not_open() from exc
 
     async def run(
         self,
@@ -207,10 +215,10 @@ class AsyncStore:
 
     def session(self, session_id: str) -> AsyncSession:
         """As ``Store.session``, with awaited operations; not awaited itself."""
-        session = self.sync.session(session_id)
-        if self._changes is None:
-            raise _forked()
-        return AsyncSession(self.run, self._changes, session)
+        session, changes = self.sync.session(session_id), self._changes
+        if changes is None:
+            raise _forked() if self._is_inherited else _not_open()
+        return AsyncSession(self.run, changes, session)
 
     async def create_session(
         self,
@@ -301,6 +309,10 @@ class AsyncStore:
     def pins(self, *, prefix: str = "", expired: bool = False) -> AsyncIterator[Pin]:
         """As ``Store.pins``: ``async for pin in store.pins()``."""
         return iterate(self.run, partial(self.sync.pins, prefix=prefix, expired=expired))
+
+
+def _not_open() -> ClosedError:
+    return ClosedError("this store is not open; use 'async with'")
 
 
 def _forked() -> ForkedError:

@@ -15,14 +15,30 @@ import sys
 import threading
 from collections.abc import Callable
 from typing import Any, Final
-from weakref import WeakMethod
+from weakref import ref
 
 _PACKAGE: Final = __name__.partition(".")[0]
 
 # Held while a descriptor comes or goes, so that a fork finds all of them.
 _changing = threading.Lock()
 _descriptors: set[Descriptor] = set()
-_renewals: set[WeakMethod[Callable[[], None]]] = set()
+_renewals: set[_Renewal] = set()
+
+
+class _Renewal(ref[Any]):
+    """A method of an object, and no reason for the object to stay.
+
+    Python's own WeakMethod does the same, but complains on stderr if the object goes when the
+    interpreter itself is being taken down.
+    """
+
+    __slots__ = ("method",)
+
+    method: Callable[[Any], None]
+
+    # Each stands for itself, also once its object is gone.
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
 
 
 class Descriptor:
@@ -97,7 +113,10 @@ def renew_in_child(renew: Callable[[], None]) -> None:
 
     It makes new locks, because those that there are may be held for ever.
     """
-    _renewals.add(WeakMethod(renew, _renewals.discard))
+    bound: Any = renew
+    reference = _Renewal(bound.__self__, _renewals.discard)
+    reference.method = bound.__func__
+    _renewals.add(reference)
 
 
 def _finish_imports() -> None:
@@ -137,9 +156,9 @@ def _after_fork_in_child() -> None:
     for descriptor in list(_descriptors):
         descriptor._close()
     for reference in list(_renewals):
-        renew = reference()
-        if renew is not None:
-            renew()
+        owner = reference()
+        if owner is not None:
+            reference.method(owner)
 
 
 os.register_at_fork(

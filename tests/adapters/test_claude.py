@@ -230,6 +230,20 @@ def test_an_entry_told_twice_is_kept_once(store: Store, sessions: Any) -> None:
     assert run(sessions.load(KEY)) == expected
 
 
+@pytest.mark.parametrize("odd", [None, 5, True, [], ["a"], {"a": 1}], ids=str)
+def test_an_id_that_is_no_text_keeps_nobody_from_going_on(
+    store: Store, sessions: Any, odd: Any
+) -> None:
+    """A process that had not written the transcript itself could not append to it any more."""
+    entry = {"type": "x", "uuid": odd}
+    run(sessions.append(KEY, [entry]))
+    other: Any = CasstoreSessionStore(store)
+    run(other.append(KEY, [entry, {"type": "x", "uuid": "b"}]))
+    run(sessions.append(KEY, [{"type": "x", "uuid": "b"}]))
+    # Without an id of its own an entry is new each time.
+    assert run(sessions.load(KEY)) == [entry, entry, {"type": "x", "uuid": "b"}]
+
+
 def test_a_batch_that_is_there_already_changes_nothing(sessions: Any) -> None:
     entries = transcript(SESSION, 3, chars=20)
     run(sessions.append(KEY, entries))

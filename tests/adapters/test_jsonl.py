@@ -215,6 +215,17 @@ def test_no_more_of_a_long_line_is_held_than_allowed(store: Store) -> None:
         import_jsonl(store, stream([]), max_line_bytes=0)
 
 
+@pytest.mark.parametrize("more", [-1, 0, 1, 2, 3])
+def test_what_follows_a_line_that_is_just_too_long_is_read(store: Store, more: int) -> None:
+    """One that was too long by its line feed alone took the next line with it."""
+    limit = 2 * len(GOOD)
+    long = GOOD + b" " * (limit - len(GOOD) + more) + b"\n"
+    source = io.BytesIO(GOOD + b"\n" + long + GOOD + b"\n" + GOOD)
+    report = import_jsonl(store, source, session_id="s", max_line_bytes=limit, skip_bad=True)
+    bad = (2,) if len(long) > limit else ()
+    assert (report.imported, report.bad_lines) == (4 - len(bad), bad)
+
+
 def test_only_some_of_many_bad_lines_are_named(store: Store) -> None:
     source = io.BytesIO(b"bad\n" * 500 + GOOD)
     report = import_jsonl(store, source, session_id="s", skip_bad=True)

@@ -61,7 +61,9 @@ def entry_id(entry: dict[str, Any]) -> Any:
 
 def head_id(head: Any) -> Any:
     """The same, of a stored head."""
-    return head.get("u") if type(head) is dict else None
+    found = head.get("u") if type(head) is dict else None
+    # In a list: a field of that name which is no text, and tells nothing apart.
+    return found if type(found) in (str, bytes) else None
 
 
 def pack(draft: Draft, session: str, entries: Iterable[dict[str, Any]]) -> Packed:

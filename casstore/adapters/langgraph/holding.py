@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
 from typing import Final, Self
@@ -33,21 +33,55 @@ class StoreHolder:
     def _renew(self) -> None:
         # Also in a forked child, which has none of the threads. A store that was not yet opened
         # is opened there when it is needed; one that was says that it is the parent's.
+        # The first is held while the store is opened, which may take a while. The second never
+        # for long: an event loop asks for it.
+        self._opening = threading.Lock()
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
 
     @property
     def store(self) -> Store:
         """The store, opened if it is not yet; ClosedError once this is closed."""
+        found = self._find_store()
+        if found is not None:
+            return found
+        with self._opening:
+            found = self._find_store()
+            if found is None:
+                found = self._opener()
+                with self._lock:
+                    self._store = found
+            return found
+
+    def _find_store(self) -> Store | None:
         with self._lock:
             self._require_open()
-            if self._store is None:
-                self._store = self._opener()
             return self._store
+
+    async def open(self) -> None:
+        """Open the store, off the event loop."""
+        with self._lock:
+            was_open = self._store is not None
+        opening = self._submit(lambda: self.store)
+        try:
+            await asyncio.wrap_future(opening)
+        except BaseException:
+            if not was_open:
+                # Cancelled, the opener runs on in its thread: what it opens must be closed.
+                opening.add_done_callback(lambda _: self._let_go())
+            raise
+
+    def _let_go(self) -> None:
+        """Close the store; it is opened again when it is needed."""
+        with self._opening:
+            with self._lock:
+                store, self._store = self._store, None
+            if store is not None and self._owned:
+                store.close()
 
     def close(self) -> None:
         """Wait for calls under way; close the store if it was opened here."""
-        with self._lock:
+        with self._opening, self._lock:
             pool, store = self._pool, self._store
             self._pool, self._store, self._closed = None, None, True
         if pool is not None:
@@ -67,12 +101,14 @@ class StoreHolder:
         **options: Parameters.kwargs,
     ) -> Result:
         """Run a call in a thread, so that the event loop never waits for a disk."""
+        return await asyncio.wrap_future(self._submit(partial(call, *args, **options)))
+
+    def _submit(self, call: Callable[[], Result]) -> Future[Result]:
         with self._lock:
             self._require_open()
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="casstore-langgraph")
-            work = self._pool.submit(partial(call, *args, **options))
-        return await asyncio.wrap_future(work)
+            return self._pool.submit(call)
 
     def _require_open(self) -> None:
         if self._closed:
@@ -101,7 +137,7 @@ class HoldsStore:
         self.close()
 
     async def __aenter__(self) -> Self:
-        await self._holder.run(lambda: self._holder.store)
+        await self._holder.open()
         return self
 
     async def __aexit__(

@@ -1,0 +1,131 @@
+"""The store of a saver: opened off the event loop, and closed whoever is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("langgraph.checkpoint", reason="pip install 'casstore[langgraph]'")
+
+import casstore
+from casstore.adapters.langgraph import CasstoreSaver, CasstoreStore
+from casstore.errors import ClosedError, StoreNotFoundError
+from casstore.store import Store
+from tests.adapters.langgraph_graphs import on
+
+TIMEOUT_S = 60.0
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(main, TIMEOUT_S))
+
+
+def is_closed(store: Store) -> bool:
+    try:
+        store.put_value(1)
+    except ClosedError:
+        return True
+    return False
+
+
+class Gate:
+    """Opens stores only when it is told to."""
+
+    def __init__(self, open_store: Callable[..., Store]) -> None:
+        self._open = open_store
+        self.asked = threading.Event()
+        self.go = threading.Event()
+        self.opened: list[Store] = []
+
+    def __call__(self, *args: Any, **options: Any) -> Store:
+        self.asked.set()
+        assert self.go.wait(TIMEOUT_S)
+        self.opened.append(self._open(*args, **options))
+        return self.opened[-1]
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    gate = Gate(casstore.open)
+    monkeypatch.setattr(casstore.store, "open", gate)
+    return gate
+
+
+@pytest.mark.parametrize("kind", [CasstoreSaver, CasstoreStore])
+def test_entering_that_is_cancelled_leaves_nothing_open(
+    tmp_path: Path, gate: Gate, kind: Any
+) -> None:
+    """The store was opened all the same, and nobody ever closed it."""
+
+    async def main() -> None:
+        made = kind.from_path(tmp_path / "s", "process")
+        entering = asyncio.create_task(made.__aenter__())
+        assert await asyncio.to_thread(gate.asked.wait, TIMEOUT_S)
+        entering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await entering
+        gate.go.set()
+        while not gate.opened or not is_closed(gate.opened[0]):
+            await asyncio.sleep(0.001)
+        # It may be tried again.
+        async with made:
+            pass
+        assert [is_closed(store) for store in gate.opened] == [True, True]
+
+    run(main())
+
+
+def test_a_cancelled_entering_closes_no_store_that_was_open(store: Store, tmp_path: Path) -> None:
+    async def cancelled(saver: CasstoreSaver) -> None:
+        entering = asyncio.create_task(saver.__aenter__())
+        await asyncio.sleep(0)
+        entering.cancel()
+        await asyncio.gather(entering, return_exceptions=True)
+
+    async def main() -> None:
+        await cancelled(CasstoreSaver(store))
+        own = CasstoreSaver.from_path(tmp_path / "own", "process")
+        assert await own.aget_tuple(on()) is None
+        behind = own._holder.store
+        await cancelled(own)
+        assert await own.aget_tuple(on()) is None
+        assert own._holder.store is behind
+        own.close()
+
+    run(main())
+    store.put_value("still open")
+
+
+def test_the_event_loop_does_not_wait_for_a_store_to_be_opened(tmp_path: Path, gate: Gate) -> None:
+    """A second call on the loop waited for the first to have opened the store."""
+
+    async def main() -> None:
+        saver = CasstoreSaver.from_path(tmp_path / "s", "process")
+        first = asyncio.create_task(saver.aget_tuple(on()))
+        assert await asyncio.to_thread(gate.asked.wait, TIMEOUT_S)
+        second = asyncio.create_task(saver.aget_tuple(on()))
+        await asyncio.sleep(0)
+        # Only this loop lets the store be opened: were it waiting, it would wait for ever.
+        gate.go.set()
+        assert (await first, await second) == (None, None)
+        assert len(gate.opened) == 1
+        saver.close()
+
+    run(main())
+
+
+def test_a_store_that_cannot_be_opened_may_be_tried_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        saver = CasstoreSaver.from_path(tmp_path / "s", "process", create=False)
+        with pytest.raises(StoreNotFoundError):
+            await saver.__aenter__()
+        casstore.open(tmp_path / "s", "process").close()
+        async with saver:
+            assert await saver.aget_tuple(on()) is None
+
+    run(main())
