@@ -15,12 +15,19 @@ from typing import Any
 import pytest
 
 from casstore import Append, Digest, Set, Store, aio
+from casstore import open as open_store
 from casstore.aio import AsyncStore
 from casstore.engine.lmdb import sharing
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import Write, WriteResult
-from casstore.errors import ClosedError, InvalidValueError, ObjectNotFoundError, PathNotFoundError
+from casstore.errors import (
+    ClosedError,
+    InvalidValueError,
+    ObjectNotFoundError,
+    PathNotFoundError,
+    StorageError,
+)
 
 TIMEOUT_S = 60.0
 
@@ -332,6 +339,87 @@ def test_a_cancelled_start_leaves_nothing_open() -> None:
         if thread.name.startswith("casstore"):
             thread.join(TIMEOUT_S)
     assert engine.closed
+
+
+@pytest.mark.parametrize("cancelled", [0, 1, 2])
+def test_all_who_start_at_once_wait_for_one_opening(tmp_path: Path, cancelled: int) -> None:
+    opening, may_open = threading.Event(), threading.Event()
+    opened: list[Store] = []
+
+    def opener() -> Store:
+        opening.set()
+        assert may_open.wait(TIMEOUT_S)
+        opened.append(open_store(tmp_path / "s", "process"))
+        return opened[-1]
+
+    async def main() -> None:
+        store = AsyncStore(opener)
+
+        async def use(number: int) -> Digest:
+            await store.start()
+            return await store.put_value(number)
+
+        users = [asyncio.create_task(use(number)) for number in range(3)]
+        await asyncio.to_thread(opening.wait, TIMEOUT_S)
+        for user in users[:cancelled]:
+            user.cancel()
+        await asyncio.sleep(0)
+        may_open.set()
+        results = await asyncio.gather(*users, return_exceptions=True)
+        assert [type(result) for result in results] == [
+            *[asyncio.CancelledError] * cancelled,
+            *[Digest] * (3 - cancelled),
+        ]
+        assert len(opened) == 1
+        await store.close()
+
+    run(main())
+    assert sharing._shared == {}
+
+
+def test_an_opening_that_fails_fails_for_all_and_may_be_tried_again() -> None:
+    asked = 0
+
+    def opener() -> Store:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            raise StorageError("not yet")
+        return Store(Gate())
+
+    async def main() -> None:
+        store = AsyncStore(opener)
+        results = await asyncio.gather(store.start(), store.start(), return_exceptions=True)
+        assert [str(result) for result in results] == ["not yet", "not yet"]
+        await store.start()
+        await store.close()
+
+    run(main())
+    assert asked == 2
+
+
+def test_closing_what_is_being_opened_closes_it() -> None:
+    opening, may_open = threading.Event(), threading.Event()
+    engine = Gate()
+
+    def opener() -> Store:
+        opening.set()
+        assert may_open.wait(TIMEOUT_S)
+        return Store(engine)
+
+    async def main() -> None:
+        store = AsyncStore(opener)
+        start = asyncio.create_task(store.start())
+        await asyncio.to_thread(opening.wait, TIMEOUT_S)
+        close = asyncio.create_task(store.close())
+        await asyncio.sleep(0)
+        may_open.set()
+        await close
+        assert engine.closed
+        with pytest.raises(ClosedError):
+            await start
+
+    run(main())
 
 
 PROGRAM = """

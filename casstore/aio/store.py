@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from casstore import store as sync
 from casstore.aio.changes import Changes
 from casstore.aio.session import AsyncSession
-from casstore.aio.threads import Parameters, Result, Run, close_unused, iterate
-from casstore.engine.forks import renew_in_child
+from casstore.aio.threads import Parameters, Result, Run, close_unused, iterate, wait_for
+from casstore.engine.forks import Lock, renew_in_child
 from casstore.engine.protocol import COLD_AGE_MS
 from casstore.errors import ClosedError, ForkedError, PathStep
 from casstore.format.digest import Digest
@@ -42,6 +42,22 @@ def open(path: str | os.PathLike[str], durability: str = "full", **options: Any)
     return AsyncStore(partial(sync.open, path, durability, **options))
 
 
+class _Opening:
+    """A store on its way, and how many wait for it."""
+
+    __slots__ = ("future", "pool", "waiting")
+
+    def __init__(self, opener: Callable[[], sync.Store]) -> None:
+        self.pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="casstore")
+        self.future = self.pool.submit(opener)
+        self.waiting = 0
+
+    def give_up(self) -> None:
+        """The opener runs on in its thread: what it opens is closed."""
+        self.future.add_done_callback(close_unused)
+        self.pool.shutdown(wait=False)
+
+
 class AsyncStore:
     """A ``Store`` whose operations are awaited, on any number of event loops."""
 
@@ -51,32 +67,50 @@ class AsyncStore:
         self._pool: ThreadPoolExecutor | None = None
         self._changes: Changes | None = None
         self._is_inherited = False
+        # Held where one of these becomes another: event loops may be in several threads.
+        self._lock = Lock()
+        self._opening: _Opening | None = None
         renew_in_child(self._leave_to_parent)
 
     def _leave_to_parent(self) -> None:
         """In a forked child: the threads are the parent's, and so are those who wait."""
         if self._changes is not None:
             self._changes.leave_to_parent()
-        if self._pool is not None:
-            self._pool = self._changes = None
+        if self._pool is not None or self._opening is not None:
+            self._pool = self._changes = self._opening = None
             self._is_inherited = True
 
     async def start(self) -> AsyncStore:
-        """Open the store; done by ``async with``."""
+        """Open the store; done by ``async with``. Whoever comes meanwhile waits for it, too."""
         if self._is_inherited:
             raise _forked()
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="casstore")
-            opening = self._submit(self._opener)
-            try:
-                self._store = await asyncio.wrap_future(opening)
-            except BaseException:
-                # Cancelled, the opener runs on in its thread: what it opens must be closed.
-                opening.add_done_callback(close_unused)
-                self._pool.shutdown(wait=False)
-                self._pool = None
-                raise
-            self._changes = Changes(self._submit, self._store.engine)
+        with self._lock:
+            if self._store is not None:
+                return self
+            if self._opening is None:
+                self._opening = _Opening(self._opener)
+            opening = self._opening
+            opening.waiting += 1
+        try:
+            await wait_for(opening.future)
+            store = opening.future.result()
+        except BaseException:
+            with self._lock:
+                opening.waiting -= 1
+                # The others go on waiting for it.
+                is_last = opening.waiting == 0 and self._opening is opening
+                if is_last:
+                    self._opening = None
+            if is_last:
+                opening.give_up()
+            raise
+        with self._lock:
+            if self._opening is opening:
+                self._pool, self._store, self._opening = opening.pool, store, None
+                self._changes = Changes(self._submit, store.engine)
+            elif self._store is not store:
+                # Closed before it was open.
+                raise _not_open()
         return self
 
     async def close(self) -> None:
@@ -89,10 +123,15 @@ class AsyncStore:
             if inherited is not None:
                 inherited.close()
             return
-        pool, store, changes = self._pool, self._store, self._changes
+        with self._lock:
+            opening = self._opening
+            pool, store, changes = self._pool, self._store, self._changes
+            self._pool = self._store = self._changes = self._opening = None
+        if opening is not None:
+            opening.give_up()
+            await wait_for(opening.future)
         if pool is None or store is None or changes is None:
             return
-        self._pool = self._store = self._changes = None
         # Here, because the engine may stay open: others in this process may share it.
         changes.wake()
 

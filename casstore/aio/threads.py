@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from itertools import islice
 from typing import Final, ParamSpec, Protocol, TypeVar
 
@@ -47,6 +49,20 @@ def close_unused(making: Future[Made]) -> None:
     """Close what a call has made and nobody has waited for: to be called when it is done."""
     if not making.cancelled() and making.exception() is None:
         making.result().close()
+
+
+async def wait_for(making: Future[Made]) -> None:
+    """Wait until a call in a thread is done. Whoever is cancelled leaves it to the others."""
+    loop = asyncio.get_running_loop()
+    done = asyncio.Event()
+
+    def wake(_: Future[Made]) -> None:
+        # Its loop may have ended, with nobody left to wake.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(done.set)
+
+    making.add_done_callback(wake)
+    await done.wait()
 
 
 async def iterate(
