@@ -147,7 +147,7 @@ def replace_function(engine: PostgresEngine, text: str, *changes: tuple[str, str
         text = text.replace(old, new)
     text = text.replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION")
     with psycopg.connect(engine.address.conninfo, autocommit=True) as connection:
-        connection.execute(spelled(text, engine.address.schema))
+        connection.execute(spelled(text, engine.address.schema, engine.store_number))
 
 
 def without_touches() -> tuple[str, str]:

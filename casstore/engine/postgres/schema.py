@@ -3,7 +3,8 @@
 Who finds no store makes one under a lock of the whole database, so any number may open it for the
 first time at once. A schema that holds anything else is never taken over. Functions name their
 schema in full; where it was renamed, they would read and write what has the old name now, so they
-are made anew.
+are made anew. They also have their store's number in them: whoever has opened one that was dropped
+since, and made anew under the same name, is refused by the new one.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ _HOLDS_ANYTHING: Final = """
 
 _FUNCTIONS_OF: Final = """
     SELECT count(*) FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
-        WHERE n.nspname = %s AND p.proname = 'write' AND strpos(p.prosrc, %s) > 0
+        WHERE n.nspname = %s AND p.proname = 'write'
+            AND strpos(p.prosrc, %s) > 0 AND strpos(p.prosrc, %s) > 0
 """
 
 
@@ -72,12 +74,12 @@ def ready(
     """
     found = _find(connection, place, schema)
     if found is not None and found.version == VERSION:
-        if _functions_are_its_own(connection, schema):
+        if _functions_are_its_own(connection, schema, found.store):
             return found
         if readonly:
             raise StorageError(
-                f"the functions of {place} are those of a schema of another name; it was renamed, "
-                "and its owner must open it once"
+                f"the functions of {place} are those of another schema or release; it was renamed "
+                "or is older, and its owner must open it once"
             )
     elif found is not None and (found.version > VERSION or readonly):
         raise FormatVersionError(place, found.version, VERSION)
@@ -86,15 +88,16 @@ def ready(
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
         # Others may have been at it while we waited.
-        found = _find(connection, place, schema)
-        if found is None:
+        before = _find(connection, place, schema)
+        if before is None:
             _create(connection, schema)
-        elif found.version < VERSION:
-            _upgrade(connection, place, schema, found.version)
-        if not _functions_are_its_own(connection, schema):
-            _make_functions_anew(connection, schema)
+        elif before.version < VERSION:
+            _upgrade(connection, place, schema, before)
         found = _find(connection, place, schema)
-    assert found is not None
+        assert found is not None
+        is_older = before is not None and before.version < VERSION
+        if is_older or not _functions_are_its_own(connection, schema, found.store):
+            _make_functions_anew(connection, schema, found.store)
     return found
 
 
@@ -132,21 +135,23 @@ def _create(connection: psycopg.Connection[Any], schema: str) -> None:
     name = sql.Identifier(schema)
     if connection.execute(_SCHEMA_THERE, (schema,)).fetchone() is None:
         connection.execute(sql.SQL("CREATE SCHEMA {s}").format(s=name))
+    store = _new_number()
     for text in tables.CREATION:
-        connection.execute(spelled(text, schema))
-    said = {"family": FAMILY, "version": str(VERSION), "store": str(_new_number())}
+        connection.execute(spelled(text, schema, store))
+    said = {"family": FAMILY, "version": str(VERSION), "store": str(store)}
     insert = sql.SQL("INSERT INTO {s}.meta (name, value) VALUES (%s, %s)").format(s=name)
     with connection.cursor() as cursor:
         cursor.executemany(insert, list(said.items()))
 
 
-def _upgrade(connection: psycopg.Connection[Any], place: str, schema: str, version: int) -> None:
+def _upgrade(connection: psycopg.Connection[Any], place: str, schema: str, found: Identity) -> None:
+    version = found.version
     while version < VERSION:
         steps = UPGRADES.get(version)
         if steps is None:
             raise FormatVersionError(place, version, VERSION)
         for text in steps:
-            connection.execute(spelled(text, schema))
+            connection.execute(spelled(text, schema, found.store))
         version += 1
         connection.execute(
             sql.SQL("UPDATE {s}.meta SET value = %s WHERE name = 'version'").format(
@@ -156,20 +161,20 @@ def _upgrade(connection: psycopg.Connection[Any], place: str, schema: str, versi
         )
 
 
-def _functions_are_its_own(connection: psycopg.Connection[Any], schema: str) -> bool:
+def _functions_are_its_own(connection: psycopg.Connection[Any], schema: str, store: int) -> bool:
     own = sql.Identifier(schema).as_string(connection) + ".rows"
-    row = connection.execute(_FUNCTIONS_OF, (schema, own)).fetchone()
+    row = connection.execute(_FUNCTIONS_OF, (schema, own, str(store))).fetchone()
     return row is not None and row[0] > 0
 
 
-def _make_functions_anew(connection: psycopg.Connection[Any], schema: str) -> None:
+def _make_functions_anew(connection: psycopg.Connection[Any], schema: str, store: int) -> None:
     for text in tables.FUNCTIONS:
         again = text.replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION")
-        connection.execute(spelled(again, schema))
+        connection.execute(spelled(again, schema, store))
 
 
-def spelled(text: str, schema: str) -> bytes:
-    """A statement of ours with the schema's name in it, as an identifier.
+def spelled(text: str, schema: str, store: int = 0) -> bytes:
+    """A statement of ours with the schema's name in it, as an identifier, and a store's number.
 
     ``text`` is a constant of this package: nothing that was given by anybody becomes SQL.
     """
@@ -177,6 +182,9 @@ def spelled(text: str, schema: str) -> bytes:
         s=sql.Identifier(schema),
         touch=sql.Literal(tables.TOUCH_INTERVAL_MS),
         planned=sql.SQL(tables.PLANNED_SQL),
+        store=sql.Literal(store),
+        # As a lock that is shared comes (``request``).
+        inverted=sql.Literal(~store),
     )
     return made.as_bytes(None)
 

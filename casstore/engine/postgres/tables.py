@@ -129,7 +129,13 @@ DECLARE
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed'
         OR lasting = (current_setting('synchronous_commit') IN ('off', 'local'))
+        OR locks[1] NOT IN ({store}, {inverted})
     THEN
+        IF locks[1] NOT IN ({store}, {inverted}) THEN
+            -- Those who know this store by its number would not wait for this one.
+            RAISE EXCEPTION 'this is another store than the one that was opened'
+                USING ERRCODE = '3F000';
+        END IF;
         IF current_setting('transaction_isolation') <> 'read committed' THEN
             RAISE EXCEPTION 'a write runs as READ COMMITTED' USING ERRCODE = '25001';
         END IF;
@@ -355,6 +361,10 @@ CREATE FUNCTION {s}.begin_collection(
 DECLARE
     the_epoch bigint;
 BEGIN
+    IF the_store <> {store} THEN
+        RAISE EXCEPTION 'this is another store than the one that was opened'
+            USING ERRCODE = '3F000';
+    END IF;
     -- Asked again because the answer was lost: it has begun.
     SELECT epoch INTO the_epoch FROM {s}.state WHERE collector = the_collector;
     IF FOUND THEN
@@ -432,7 +442,8 @@ END
 $body$;
 """
 
-#: All functions. They name the schema they were made in, wherever they are.
+#: All functions. They name the schema that they were made in, wherever they are, and the number
+#: of their store.
 FUNCTIONS: Final = (NOW_SQL, READ_SQL, WRITE_SQL, BEGIN_SQL, SWEEP_SQL)
 #: Everything that makes a store of an empty schema, in order.
 CREATION: Final = (TABLES_SQL, *FUNCTIONS)
