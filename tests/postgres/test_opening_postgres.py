@@ -495,8 +495,10 @@ def test_a_full_write_lasts_even_where_the_server_would_not_wait(
         store.engine.write(Write(rows=[PutRow("records", b"1", b"")]))
     with casstore.open(postgres_url, "relaxed") as store:
         store.engine.write(Write(rows=[PutRow("records", b"2", b"")]))
+    with casstore.open(postgres_url, "any") as store:
+        store.engine.write(Write(rows=[PutRow("records", b"3", b"")]))
     seen = sql.execute(f"SELECT setting FROM {schema}.seen".encode()).fetchall()
-    assert seen == [("on",), ("off",)]
+    assert seen == [("on",), ("off",), ("on",)]
 
 
 def test_calls_under_way_when_it_is_closed_end_with_an_error_of_ours(postgres_url: str) -> None:
