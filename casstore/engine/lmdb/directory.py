@@ -214,7 +214,8 @@ class StoreDirectory:
             if other != durability:
                 raise BusyError(
                     f"{self.path} is open in another process at durability {other!r}, which "
-                    f"cannot be mixed with {durability!r}; use the same, or wait for it"
+                    f"cannot be mixed with {durability!r}; use the same ({ANY!r} is whatever "
+                    "others use), or wait for it"
                 )
         self._share(_LOCK_OF[durability])
         return durability
