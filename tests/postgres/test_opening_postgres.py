@@ -22,6 +22,7 @@ from casstore.engine.postgres.address import Address, parse
 from casstore.engine.postgres.engine import PostgresEngine
 from casstore.engine.protocol import PutRow, RowKey, StoredObject, Write
 from casstore.errors import (
+    BusyError,
     ClosedError,
     CorruptionError,
     ForeignStoreError,
@@ -271,6 +272,25 @@ def test_a_store_that_was_dropped_and_made_anew_is_not_written_by_who_has_the_ol
             gc.collect(new, grace_ms=0)
     with casstore.open(postgres_url) as again:
         assert again.engine.get_rows([RowKey("records", b"key")]) == [b"value"]
+
+
+def test_what_a_time_limit_ends_is_told_as_that(
+    postgres_url: str, schema: str, sql: psycopg.Connection[Any]
+) -> None:
+    casstore.open(postgres_url).close()
+    with sql.transaction():
+        sql.execute(f"LOCK TABLE {schema}.rows".encode())
+        hurried = postgres_url + "&options=-c%20statement_timeout%3D50"
+        with (
+            casstore.open(hurried) as store,
+            pytest.raises(BusyError, match=r"(?s)statement timeout.*allow more"),
+        ):
+            store.engine.write(Write(rows=[PutRow("records", b"key", b"value")]))
+
+
+def test_a_port_where_nobody_listens_may_be_the_wrong_one() -> None:
+    with pytest.raises(StorageUnavailableError, match="if host, port and user are right"):
+        casstore.open("postgresql://127.0.0.1:1/nothing")
 
 
 # --- versions ------------------------------------------------------------------------------------

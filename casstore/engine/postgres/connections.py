@@ -72,7 +72,9 @@ _AWAY: Final = frozenset(("57P01", "57P02", "57P03", "57P05", "53300"))
 _COLLIDED: Final = frozenset(("40001", "40P01", "23505"))
 _FORBIDDEN: Final = frozenset(("42501", "25006"))
 _FULL: Final = frozenset(("53100", "54000"))
-_LOCKED: Final = frozenset(("55P03", "57014"))
+_LOCKED: Final = frozenset(("55P03",))
+# A time limit of the server's, or somebody's pg_cancel_backend.
+_CANCELLED: Final = frozenset(("57014",))
 _NOT_THERE: Final = frozenset(("42P01", "42883", "3F000"))
 
 
@@ -347,12 +349,18 @@ def in_our_words(exc: psycopg.Error, address: Address) -> CasstoreError:
     """What a caller would do about an error of the server."""
     state = exc.sqlstate or ""
     said = f"{address.place}: {str(exc).strip()}"
+    if is_away(exc) and exc.sqlstate is None:
+        return StorageUnavailableError(
+            f"{said}; try again when the server is back, if host, port and user are right"
+        )
     if is_away(exc):
         return StorageUnavailableError(f"{said}; try again when the server is back")
     if state in _FORBIDDEN:
         return ReadOnlyError(f"{said}; use a role that may write, and the primary server")
     if has_collided(exc) or state in _LOCKED:
         return BusyError(f"{said}; others hold what this needs, try again")
+    if state in _CANCELLED:
+        return BusyError(f"{said}; try again, and if it is a time limit, allow more")
     if state in _FULL:
         return StorageFullError(said)
     if state in _NOT_THERE:
