@@ -474,6 +474,17 @@ def test_the_newest_state_of_the_right_boot_is_found(kept: KeptFile, tmp_path: P
     assert read_kept(path, "a boot").newest == state(9)
 
 
+def test_a_later_state_is_flushed_by_whoever_relies_on_it(
+    kept: KeptFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who wrote it may have been killed before."""
+    kept.keep(state(2))
+    flushed = []
+    monkeypatch.setattr(os, "fdatasync", flushed.append)
+    kept.keep(state(1))
+    assert len(flushed) == 1
+
+
 def test_while_one_place_is_written_the_other_counts(kept: KeptFile, tmp_path: Path) -> None:
     path = tmp_path / "kept"
     kept.keep(state(1))

@@ -98,7 +98,8 @@ class KeptFile:
                 if max(known) < state.transaction:
                     # Over the older one: until this is on the disk, the other counts.
                     os.pwrite(handle, content, known.index(min(known)) * len(content))
-                    os.fdatasync(handle)
+                # A later one, too: who wrote it may have been killed before it was on the disk.
+                os.fdatasync(handle)
             finally:
                 fcntl.flock(handle, fcntl.LOCK_UN)
         except OSError as exc:
