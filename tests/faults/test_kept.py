@@ -479,7 +479,7 @@ def test_a_later_state_is_flushed_by_whoever_relies_on_it(
 ) -> None:
     """Who wrote it may have been killed before."""
     kept.keep(state(2))
-    flushed = []
+    flushed: list[int] = []
     monkeypatch.setattr(os, "fdatasync", flushed.append)
     kept.keep(state(1))
     assert len(flushed) == 1
