@@ -42,7 +42,7 @@ class SqliteSource:
         mode = "mode=ro" if self._opened is None else "mode=ro&immutable=1"
         try:
             self._database = sqlite3.connect(
-                f"{self.path.absolute().as_uri()}?{mode}", _PATIENCE_S, uri=True
+                f"{self.path.absolute().as_uri()}?{mode}", timeout=_PATIENCE_S, uri=True
             )
             try:
                 #: The tables that there are.
