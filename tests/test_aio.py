@@ -313,22 +313,31 @@ def test_a_cancelled_call_leaves_the_store_fine(tmp_path: Path) -> None:
     assert sharing._shared == {}
 
 
-def test_a_cancelled_start_leaves_nothing_open() -> None:
-    opening, may_open = threading.Event(), threading.Event()
-    engine = Gate()
+class HeldUp:
+    """An opener that says when it is asked, and waits until it may."""
 
-    def opener() -> Store:
-        opening.set()
-        assert may_open.wait(TIMEOUT_S)
-        return Store(engine)
+    def __init__(self, open_one: Callable[[], Store]) -> None:
+        self._open_one = open_one
+        self.opening = threading.Event()
+        self.may_open = threading.Event()
+
+    def __call__(self) -> Store:
+        self.opening.set()
+        assert self.may_open.wait(TIMEOUT_S)
+        return self._open_one()
+
+
+def test_a_cancelled_start_leaves_nothing_open() -> None:
+    engine = Gate()
+    opener = HeldUp(lambda: Store(engine))
 
     async def main() -> None:
         store = AsyncStore(opener)
         start = asyncio.create_task(store.start())
-        await asyncio.to_thread(opening.wait, TIMEOUT_S)
+        await asyncio.to_thread(opener.opening.wait, TIMEOUT_S)
         start.cancel()
         await asyncio.sleep(0)
-        may_open.set()
+        opener.may_open.set()
         with pytest.raises(asyncio.CancelledError):
             await start
         await store.close()
@@ -343,14 +352,13 @@ def test_a_cancelled_start_leaves_nothing_open() -> None:
 
 @pytest.mark.parametrize("cancelled", [0, 1, 2])
 def test_all_who_start_at_once_wait_for_one_opening(tmp_path: Path, cancelled: int) -> None:
-    opening, may_open = threading.Event(), threading.Event()
     opened: list[Store] = []
 
-    def opener() -> Store:
-        opening.set()
-        assert may_open.wait(TIMEOUT_S)
+    def open_one() -> Store:
         opened.append(open_store(tmp_path / "s", "process"))
         return opened[-1]
+
+    opener = HeldUp(open_one)
 
     async def main() -> None:
         store = AsyncStore(opener)
@@ -360,11 +368,11 @@ def test_all_who_start_at_once_wait_for_one_opening(tmp_path: Path, cancelled: i
             return await store.put_value(number)
 
         users = [asyncio.create_task(use(number)) for number in range(3)]
-        await asyncio.to_thread(opening.wait, TIMEOUT_S)
+        await asyncio.to_thread(opener.opening.wait, TIMEOUT_S)
         for user in users[:cancelled]:
             user.cancel()
         await asyncio.sleep(0)
-        may_open.set()
+        opener.may_open.set()
         results = await asyncio.gather(*users, return_exceptions=True)
         assert [type(result) for result in results] == [
             *[asyncio.CancelledError] * cancelled,
@@ -399,21 +407,16 @@ def test_an_opening_that_fails_fails_for_all_and_may_be_tried_again() -> None:
 
 
 def test_closing_what_is_being_opened_closes_it() -> None:
-    opening, may_open = threading.Event(), threading.Event()
     engine = Gate()
-
-    def opener() -> Store:
-        opening.set()
-        assert may_open.wait(TIMEOUT_S)
-        return Store(engine)
+    opener = HeldUp(lambda: Store(engine))
 
     async def main() -> None:
         store = AsyncStore(opener)
         start = asyncio.create_task(store.start())
-        await asyncio.to_thread(opening.wait, TIMEOUT_S)
+        await asyncio.to_thread(opener.opening.wait, TIMEOUT_S)
         close = asyncio.create_task(store.close())
         await asyncio.sleep(0)
-        may_open.set()
+        opener.may_open.set()
         await close
         assert engine.closed
         with pytest.raises(ClosedError):

@@ -7,7 +7,7 @@ import errno
 import lmdb
 import pytest
 
-from casstore.engine.lmdb.environment import translate
+from casstore.engine.lmdb.translation import translate
 from casstore.errors import (
     BusyError,
     CasstoreError,

@@ -19,6 +19,7 @@ import casstore
 from casstore.engine.lmdb import directory, environment, verification
 from casstore.engine.lmdb import engine as lmdb_engine
 from casstore.engine.lmdb.engine import LmdbEngine
+from casstore.engine.lmdb.keeping import Keeper
 from casstore.engine.lmdb.kept import KeptFile, KeptState, read_kept
 from casstore.engine.protocol import PutRow, RowKey, Write
 from casstore.errors import CorruptionError, StorageError
@@ -33,8 +34,14 @@ def engine_of(store: casstore.Store) -> LmdbEngine:
     return store.engine
 
 
+def keeper_of(store: casstore.Store) -> Keeper:
+    keeper = engine_of(store)._env.keeper
+    assert keeper is not None
+    return keeper
+
+
 def standing(store: casstore.Store) -> list[int]:
-    return [reader.id() for reader in engine_of(store)._env._standing]
+    return keeper_of(store).standing
 
 
 def put(store: casstore.Store, name: str, size: int = 3000) -> casstore.Digest:
@@ -61,8 +68,7 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def other_boot(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (directory, environment):
-        monkeypatch.setattr(module, "boot_id", lambda: "another boot")
+    monkeypatch.setattr(directory, "boot_id", lambda: "another boot")
 
 
 WRITE = """
@@ -429,9 +435,7 @@ def test_an_environment_opened_anew_stands_again_before_it_writes(
             assert after > before
             put(store, "two")
             return
-        assert env._kept is not None
         with monkeypatch.context() as patch:
-            patch.setattr(env._kept, "_path", "kept")
             patch.setattr(os, "fdatasync", _refuse)
             with env.write_lock, pytest.raises(StorageError, match="open it again"):
                 env.reopen()

@@ -16,12 +16,13 @@ import lmdb
 from casstore.engine.compression import Compressor
 from casstore.engine.lmdb import notes
 from casstore.engine.lmdb import slab as slabs
-from casstore.engine.lmdb.environment import Environment, is_over, translate
+from casstore.engine.lmdb.environment import Environment, is_over
 from casstore.engine.lmdb.group import Ticket
 from casstore.engine.lmdb.index import PREFIX_BYTES, Index, Proven, index_key
 from casstore.engine.lmdb.journal import Journal
 from casstore.engine.lmdb.tail import Tail
 from casstore.engine.lmdb.transaction import Job, Plan, Transaction
+from casstore.engine.lmdb.translation import translate
 from casstore.engine.protocol import NewObject, WriteResult
 from casstore.errors import CasstoreError, StorageError
 from casstore.format.hashing import Kind

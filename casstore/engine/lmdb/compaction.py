@@ -35,9 +35,10 @@ from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.creation import DICTIONARIES, INDEX, JOURNAL, META, SLABS
 from casstore.engine.lmdb.dictionaries import DictionaryShelf, dictionary_key
 from casstore.engine.lmdb.directory import StoreDirectory, storage_error
-from casstore.engine.lmdb.environment import Environment, translate
+from casstore.engine.lmdb.environment import Environment
 from casstore.engine.lmdb.journal import laid_rows, laid_sum, read_pending
 from casstore.engine.lmdb.rows import SUM_KEY
+from casstore.engine.lmdb.translation import translate
 from casstore.engine.lmdb.verification import verify_content
 from casstore.errors import BusyError, CorruptionError, InvalidInputError
 

@@ -20,7 +20,8 @@ from casstore.engine.compression import (
     inflate_alone,
     train,
 )
-from casstore.engine.lmdb.environment import Environment, translate
+from casstore.engine.lmdb.environment import Environment
+from casstore.engine.lmdb.translation import translate
 from casstore.errors import CorruptionError
 from casstore.format.hashing import plain_hash
 

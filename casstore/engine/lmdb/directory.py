@@ -49,6 +49,8 @@ _OWN_NAMES: Final = frozenset(
 )
 
 FILE_MODE: Final = 0o600
+#: How many may read a store at once: places in LMDB's lock file.
+MAX_READERS: Final = 2048
 DIRECTORY_MODE: Final = 0o700
 
 FULL: Final = "full"
@@ -365,6 +367,15 @@ class StoreDirectory:
             return None
         except OSError as exc:
             raise storage_error(f"cannot read the marker of {self.path}", exc) from exc
+
+    def ended_boot(self) -> str | None:
+        """The boot that ended with writes unflushed, which may be lost; None if none did."""
+        boot = self.unsynced_boot()
+        return None if boot is None or boot == boot_id() else boot
+
+    def boot(self) -> str:
+        """What the present boot is called."""
+        return boot_id()
 
     def mark_unsynced(self) -> None:
         """Record this boot, durably, before the first write without a flush."""

@@ -436,12 +436,14 @@ class LmdbEngine:
         Of another's, because the reader that stands on the state before keeps its pages from
         being used again.
         """
+        keeper = self._env.keeper
+        assert keeper is not None
         while not self._stop_syncing.is_set():
-            self._env.unkept.wait(_SYNC_INTERVAL_S)
+            keeper.unkept.wait(_SYNC_INTERVAL_S)
             if self._stop_syncing.wait(_GATHER_S):
                 return
             try:
-                self._env.flush()
+                keeper.keep()
             except ClosedError:
                 return
             except CasstoreError as exc:
@@ -454,7 +456,8 @@ class LmdbEngine:
             # have held a lock at that moment, which nobody will ever release here.
             return
         self._stop_syncing.set()
-        self._env.unkept.set()
+        if self._env.keeper is not None:
+            self._env.keeper.unkept.set()
         if self.packer is not None:
             self.packer.stop()
         training = self._training

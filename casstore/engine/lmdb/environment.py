@@ -1,4 +1,4 @@
-"""LMDB, opened with care: the one module that begins transactions and knows its errors.
+"""LMDB, opened with care: the one module that begins transactions.
 
 What it adds to py-lmdb: a file that is checked before it is mapped; creation that
 is complete or absent; a gate that closes for ``close`` and for ``fork``; typed
@@ -36,25 +36,22 @@ from casstore.engine.lmdb.creation import (
 from casstore.engine.lmdb.directory import (
     FILE_MODE,
     FULL,
-    FULL_DISK,
     LOCK_FILE,
+    MAX_READERS,
     PROCESS,
     RELAXED,
     StoreDirectory,
-    boot_id,
-    storage_error,
 )
 from casstore.engine.lmdb.gate import Gate
-from casstore.engine.lmdb.kept import KeptFile, KeptState, read_kept
+from casstore.engine.lmdb.keeping import Keeper, return_to_kept
+from casstore.engine.lmdb.translation import translate
 from casstore.errors import (
     BusyError,
-    CasstoreError,
     ClosedError,
     CorruptionError,
     ForkedError,
     ReadOnlyError,
     StorageError,
-    StorageFullError,
 )
 from casstore.format.header import require_header
 
@@ -64,40 +61,12 @@ if TYPE_CHECKING:
 # Address space, not disk: the same in every process, so that no process ever has to
 # grow the map under another's feet.
 DEFAULT_MAP_BYTES: Final = 1 << 40
-MAX_READERS: Final = 2048
 
 # How long an opener waits for a short file to be covered by its writer.
 _COVER_TRIES: Final = 50
 # How often a read begins anew because commits came in between.
 _BEGIN_TRIES: Final = 16
 _COVER_PAUSE_S: Final = 0.002
-
-# What LMDB says of a file that is not as it left it. No handle of a database is ever closed
-# here: one that does not fit any more was changed in the file.
-_DAMAGE: Final = (
-    lmdb.BadDbiError,
-    lmdb.CorruptedError,
-    lmdb.InvalidError,
-    lmdb.PageNotFoundError,
-    lmdb.VersionMismatchError,
-)
-
-
-def translate(exc: lmdb.Error, path: str) -> CasstoreError:
-    """The casstore error for an LMDB one, by what the caller can do about it."""
-    if isinstance(exc, lmdb.MapFullError):
-        return StorageFullError(f"the map of {path} is full; open it with a larger map_bytes")
-    if isinstance(exc, lmdb.ReadersFullError):
-        return BusyError(f"{path} has {MAX_READERS} readers already")
-    if isinstance(exc, lmdb.ReadonlyError):
-        return ReadOnlyError(f"{path} is open read-only")
-    if isinstance(exc, _DAMAGE):
-        return CorruptionError(f"{path} is damaged: {exc}")
-    if exc.code in FULL_DISK or "SHORT_WRITE" in str(exc):
-        return StorageFullError(f"no room for {path}: {exc}")
-    if "closed" in str(exc):
-        return ClosedError(f"{path} was closed")
-    return StorageError(f"{path}: {exc}")
 
 
 class Environment:
@@ -129,17 +98,8 @@ class Environment:
         self.gate = Gate()
         self.write_lock = threading.Lock()
         self._covered_bytes = 0
-        # What a power loss leads back to, and the readers that keep LMDB from writing over it.
-        # Taken before ``write_lock`` by whoever keeps another state.
-        self._keeping = threading.Lock()
-        self._kept: KeptFile | None = None
-        self._standing: list[lmdb.Transaction[bytes]] = []
-        self._kept_transaction = -1
-        # Why nothing more may be written. Once a flush has failed, a later one says nothing of
-        # the pages that the first one lost.
-        self._lost: StorageError | None = None
-        #: Set by every commit: there is something to keep.
-        self.unkept = threading.Event()
+        #: Who keeps a state behind the writers, if they do not flush (``relaxed``).
+        self.keeper: Keeper | None = None
         # To be woken when this closes; they belong to those who wait. Add inside the gate.
         self.watches: WeakSet[DescriptorWatch] = WeakSet()
 
@@ -148,7 +108,7 @@ class Environment:
             if not readonly:
                 self._tidy_up()
             self._create_if_absent()
-            self._return_to_kept()
+            return_to_kept(self._directory, readonly=readonly)
             self._check_file(verify=verify)
             suspect = self._is_suspect()
             try:
@@ -225,66 +185,27 @@ class Environment:
 
     def _is_suspect(self) -> bool:
         """Did the machine go down with writes unflushed? Then the file proves itself first."""
-        boot = self._directory.unsynced_boot()
-        if boot is None or boot == boot_id():
+        if self._directory.ended_boot() is None:
             return False
         guard.verify_structure(self._directory.data_path)
         return True
-
-    def _return_to_kept(self) -> None:
-        """After a power loss, undo what came after the last state that was kept.
-
-        Where none was kept, or none of this file, or what was kept is damaged, the marker stays,
-        and ``_is_suspect`` has the file prove itself.
-        """
-        boot = self._directory.unsynced_boot()
-        if boot is None or boot == boot_id():
-            return
-        found = read_kept(self._directory.kept_path, boot)
-        state = found.newest
-        if state is None or not guard.may_return(self._directory.data_path, state.transaction):
-            return
-        if self.readonly:
-            raise StorageError(
-                f"{self.path} was being written when the machine went down; open it once for "
-                "writing, which returns it to the last state that is whole"
-            )
-        guard.write_metas(self._directory.data_path, state.pages)
-        if not found.doubtful:
-            self._directory.clear_unsynced()
 
     def _note_durability(self) -> None:
         """Leave the marker if this process will write without a flush; else make it needless."""
         if self.readonly:
             return
-        boot = self._directory.unsynced_boot()
         if self.durability == RELAXED:
-            # The file of one who was killed just now still says what the disk has of the rest.
-            self._begin_keeping(fresh=boot != boot_id())
+            self.keeper = Keeper(self, self._directory, self._page_bytes)
             self._directory.mark_unsynced()
         elif self.durability == PROCESS:
             # Its pages are written over from now on.
             self._directory.forget_kept()
             self._directory.mark_unsynced()
-        elif boot is not None:
+        elif self._directory.unsynced_boot() is not None:
             # A writer without flushes was killed. The system's cache still holds what it
             # wrote; once that is on the disk there is nothing left to mark.
             self.flush()
             self._directory.clear_unsynced()
-
-    def _begin_keeping(self, *, fresh: bool) -> None:
-        """Keep the state that this process begins with, before it writes anything."""
-        kept = KeptFile(self._directory.kept_path, boot_id(), FILE_MODE)
-        try:
-            kept.prepare(self._page_bytes, self._inode(), fresh=fresh)
-            self._directory.sync_names()
-            self._kept = kept
-            with self.write_lock:
-                self._settle(self._stand())
-        except BaseException:
-            self._kept = None
-            kept.close()
-            raise
 
     def _open(self) -> None:
         self._lock_inode = self._directory.reserve_lock_file(LOCK_FILE, MAX_READERS)
@@ -404,6 +325,10 @@ class Environment:
             raise ReadOnlyError(f"{self.path} is open read-only")
         self._require_flushed()
 
+    def _require_flushed(self) -> None:
+        if self.keeper is not None:
+            self.keeper.require_flushed()
+
     def lock_collector(self) -> Descriptor:
         """A descriptor that holds the right to collect; closing it gives that back."""
         handle = self._directory.lock_collector()
@@ -420,8 +345,8 @@ class Environment:
 
     def announce(self) -> None:
         """After a commit: wake those who watch the file, here and in other processes."""
-        if not self.unkept.is_set():
-            self.unkept.set()
+        if self.keeper is not None and not self.keeper.unkept.is_set():
+            self.keeper.unkept.set()
         try:
             os.utime(self.data_handle)
         except OSError:
@@ -432,8 +357,8 @@ class Environment:
     def flush(self) -> None:
         """Make everything committed so far survive a power loss."""
         self.gate.check()
-        if self._kept is not None:
-            self._keep()
+        if self.keeper is not None:
+            self.keeper.keep()
             return
         self.gate.enter()
         try:
@@ -447,96 +372,14 @@ class Environment:
         """Open LMDB anew, after an error that left its environment unusable."""
         self.gate.pause()
         try:
-            # They end with the environment that they were begun in.
-            self._standing = []
+            if self.keeper is not None:
+                self.keeper.step_down()
             self.handle.close()
             self._open()
-            if self._kept is not None:
-                self._stand_again()
+            if self.keeper is not None:
+                self.keeper.stand_again()
         finally:
             self.gate.resume()
-
-    # --- what a power loss leads back to (``kept``) --------------------------------------
-
-    def _keep(self) -> None:
-        """Keep the newest state, unless it is the one that was kept last."""
-        with self._keeping:
-            with self.write_lock:
-                self.gate.check()
-                self.unkept.clear()
-                if self._is_kept():
-                    return
-                state = self._stand()
-            # Writers go on. Who closes or forks waits.
-            self.gate.enter()
-            try:
-                self._settle(state)
-            finally:
-                self.gate.leave()
-
-    def _is_kept(self) -> bool:
-        newest: int = self.handle.info()["last_txnid"]
-        return self._kept_transaction == newest
-
-    def _stand(self) -> KeptState:
-        """Take the newest state, and have a reader stand on it; hold ``write_lock``."""
-        try:
-            # No process commits while this one could.
-            txn = self.begin_write()
-            try:
-                pages = os.pread(self.data_handle, 2 * self._page_bytes, 0)
-                reader = self.handle.begin()
-                newest = txn.id() - 1
-            finally:
-                txn.abort()
-        except lmdb.Error as exc:
-            raise translate(exc, self.path) from exc
-        except OSError as exc:
-            raise storage_error(f"cannot read {self.data_path}", exc) from exc
-        self._standing.append(reader)
-        return KeptState(newest, pages, self._inode())
-
-    def _stand_again(self) -> None:
-        """Keep a state in a new environment, before anything is written in it."""
-        try:
-            self._settle(self._stand())
-        except CasstoreError as exc:
-            # Nobody stands on the kept state any more, and its pages would be written over.
-            self._lost = StorageError(f"{exc}; close the store, and open it again")
-            raise self._lost from exc
-
-    def _inode(self) -> int:
-        return os.fstat(self.data_handle).st_ino
-
-    def _require_flushed(self) -> None:
-        """Raise if a state could not be kept, in a way that later ones do not make good."""
-        if self._lost is not None:
-            raise StorageError(*self._lost.args)
-
-    def _settle(self, state: KeptState) -> None:
-        """See a state onto the disk and keep it; from then on nobody need stand on older ones."""
-        assert self._kept is not None
-        *older, reader = self._standing
-        try:
-            self._require_flushed()
-            try:
-                self.handle.sync(True)
-            except lmdb.Error as exc:
-                self._lost = StorageError(
-                    f"{translate(exc, self.path)}; what was committed since then may be lost: "
-                    "close the store, and open it when the disk is sound"
-                )
-                raise self._lost from exc
-            self._kept.keep(state)
-        except BaseException:
-            # The state before stays the kept one, and whoever stands on it stays, too.
-            self._standing.remove(reader)
-            reader.abort()
-            raise
-        self._kept_transaction = state.transaction
-        self._standing = [reader]
-        for earlier in older:
-            earlier.abort()
 
     def close(self) -> None:
         """Wait for transactions to end, flush what is pending, and let go of the files."""
@@ -546,10 +389,8 @@ class Environment:
             self.gate.shut(ClosedError(f"{self.path} is closed"))
             unflushed = self.durability != FULL and not self.readonly
             try:
-                if self._kept is not None:
-                    if not self._is_kept():
-                        # Others may have the store open still, who keep states of their own.
-                        self._settle(self._stand())
+                if self.keeper is not None:
+                    self.keeper.keep_last()
                 elif unflushed:
                     self.handle.sync(True)
             except lmdb.Error as exc:
@@ -566,10 +407,11 @@ class Environment:
         """Close everything; hold ``write_lock``, so that no fork comes in between."""
         for watch in list(self.watches):
             watch.wake()
-        self._standing = []
+        if self.keeper is not None:
+            self.keeper.step_down()
         self.handle.close()
-        if self._kept is not None:
-            self._kept.close()
+        if self.keeper is not None:
+            self.keeper.close()
         os.close(self.data_handle)
         self._directory.release()
         _OPEN.discard(self)

@@ -34,7 +34,8 @@ from casstore.engine.lmdb.directory import (
     storage_error,
     sync_directory,
 )
-from casstore.engine.lmdb.environment import Environment, translate
+from casstore.engine.lmdb.environment import Environment
+from casstore.engine.lmdb.translation import translate
 from casstore.engine.lmdb.verification import verify_content
 from casstore.engine.protocol import HotCopyReport
 from casstore.errors import (

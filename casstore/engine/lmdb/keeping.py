@@ -1,0 +1,180 @@
+"""Keeping states behind the writers of an environment, and returning to one (``relaxed``).
+
+What a kept state is, and why it stays whole on the disk, ``kept`` says. Here is who keeps it: one
+keeper for each environment that writes without flushes, with the read transactions that stand on
+what it kept.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+import lmdb
+
+from casstore.engine.lmdb import guard
+from casstore.engine.lmdb.directory import FILE_MODE, StoreDirectory, storage_error
+from casstore.engine.lmdb.kept import KeptFile, KeptState, read_kept
+from casstore.engine.lmdb.translation import translate
+from casstore.errors import CasstoreError, StorageError
+
+if TYPE_CHECKING:
+    from casstore.engine.lmdb.environment import Environment
+
+
+def return_to_kept(directory: StoreDirectory, *, readonly: bool) -> None:
+    """After a power loss, undo what came after the last state that was kept.
+
+    Where none was kept, or none of this file, or what was kept is damaged, the marker stays,
+    and the file has to prove itself. Call inside ``exclusive``, before LMDB sees the file.
+    """
+    boot = directory.ended_boot()
+    if boot is None:
+        return
+    found = read_kept(directory.kept_path, boot)
+    state = found.newest
+    if state is None or not guard.may_return(directory.data_path, state.transaction):
+        return
+    if readonly:
+        raise StorageError(
+            f"{directory.path} was being written when the machine went down; open it once for "
+            "writing, which returns it to the last state that is whole"
+        )
+    guard.write_metas(directory.data_path, state.pages)
+    if not found.doubtful:
+        directory.clear_unsynced()
+
+
+class Keeper:
+    """Keeps states of one environment, and has readers stand on what was kept last."""
+
+    def __init__(self, env: Environment, directory: StoreDirectory, page_bytes: int) -> None:
+        """Keep the state that this process begins with, before it writes anything."""
+        self._env = env
+        self._page_bytes = page_bytes
+        # Taken before the environment's ``write_lock`` by whoever keeps another state.
+        self._keeping = threading.Lock()
+        # What keeps LMDB from writing over the kept state.
+        self._readers: list[lmdb.Transaction[bytes]] = []
+        self._kept_transaction = -1
+        # Why nothing more may be written. Once a flush has failed, a later one says nothing of
+        # the pages that the first one lost.
+        self._lost: StorageError | None = None
+        #: Set by every commit: there is something to keep.
+        self.unkept = threading.Event()
+        boot = directory.boot()
+        self._file = KeptFile(directory.kept_path, boot, FILE_MODE)
+        try:
+            # The file of one who was killed just now still says what the disk has of the rest.
+            fresh = directory.unsynced_boot() != boot
+            self._file.prepare(page_bytes, self._inode(), fresh=fresh)
+            directory.sync_names()
+            with env.write_lock:
+                self._settle(self._stand())
+        except BaseException:
+            self.step_down()
+            self.close()
+            raise
+
+    @property
+    def standing(self) -> list[int]:
+        """The transactions that readers stand on."""
+        return [reader.id() for reader in self._readers]
+
+    def keep(self) -> None:
+        """Keep the newest state, unless it is the one that was kept last."""
+        env = self._env
+        with self._keeping:
+            with env.write_lock:
+                env.gate.check()
+                self.unkept.clear()
+                if self._is_kept():
+                    return
+                state = self._stand()
+            # Writers go on. Who closes or forks waits.
+            env.gate.enter()
+            try:
+                self._settle(state)
+            finally:
+                env.gate.leave()
+
+    def keep_last(self) -> None:
+        """Keep the state that this process leaves behind; hold ``write_lock``, the gate shut.
+
+        Others may have the store open still, who keep states of their own.
+        """
+        if not self._is_kept():
+            self._settle(self._stand())
+
+    def step_down(self) -> None:
+        """Let go of the readers: the environment that they were begun in is closed next."""
+        self._readers = []
+
+    def stand_again(self) -> None:
+        """Keep a state in a new environment, before anything is written in it."""
+        try:
+            self._settle(self._stand())
+        except CasstoreError as exc:
+            # Nobody stands on the kept state any more, and its pages would be written over.
+            self._lost = StorageError(f"{exc}; close the store, and open it again")
+            raise self._lost from exc
+
+    def require_flushed(self) -> None:
+        """Raise if a state could not be kept, in a way that later ones do not make good."""
+        if self._lost is not None:
+            raise StorageError(*self._lost.args)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+    def _is_kept(self) -> bool:
+        newest: int = self._env.handle.info()["last_txnid"]
+        return self._kept_transaction == newest
+
+    def _inode(self) -> int:
+        return os.fstat(self._env.data_handle).st_ino
+
+    def _stand(self) -> KeptState:
+        """Take the newest state, and have a reader stand on it; hold ``write_lock``."""
+        env = self._env
+        try:
+            # No process commits while this one could.
+            txn = env.begin_write()
+            try:
+                pages = os.pread(env.data_handle, 2 * self._page_bytes, 0)
+                reader = env.handle.begin()
+                newest = txn.id() - 1
+            finally:
+                txn.abort()
+        except lmdb.Error as exc:
+            raise translate(exc, env.path) from exc
+        except OSError as exc:
+            raise storage_error(f"cannot read {env.data_path}", exc) from exc
+        self._readers.append(reader)
+        return KeptState(newest, pages, self._inode())
+
+    def _settle(self, state: KeptState) -> None:
+        """See a state onto the disk and keep it; from then on nobody need stand on older ones."""
+        *older, reader = self._readers
+        try:
+            self.require_flushed()
+            try:
+                self._env.handle.sync(True)
+            except lmdb.Error as exc:
+                self._lost = StorageError(
+                    f"{translate(exc, self._env.path)}; what was committed since then may be lost: "
+                    "close the store, and open it when the disk is sound"
+                )
+                raise self._lost from exc
+            self._file.keep(state)
+        except BaseException:
+            # The state before stays the kept one, and whoever stands on it stays, too.
+            self._readers.remove(reader)
+            reader.abort()
+            raise
+        self._kept_transaction = state.transaction
+        self._readers = [reader]
+        for earlier in older:
+            earlier.abort()

@@ -1,0 +1,45 @@
+"""What LMDB's errors mean to those who use a store."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import lmdb
+
+from casstore.engine.lmdb.directory import FULL_DISK, MAX_READERS
+from casstore.errors import (
+    BusyError,
+    CasstoreError,
+    ClosedError,
+    CorruptionError,
+    ReadOnlyError,
+    StorageError,
+    StorageFullError,
+)
+
+# What LMDB says of a file that is not as it left it. No handle of a database is ever closed
+# here: one that does not fit any more was changed in the file.
+_DAMAGE: Final = (
+    lmdb.BadDbiError,
+    lmdb.CorruptedError,
+    lmdb.InvalidError,
+    lmdb.PageNotFoundError,
+    lmdb.VersionMismatchError,
+)
+
+
+def translate(exc: lmdb.Error, path: str) -> CasstoreError:
+    """The casstore error for an LMDB one, by what the caller can do about it."""
+    if isinstance(exc, lmdb.MapFullError):
+        return StorageFullError(f"the map of {path} is full; open it with a larger map_bytes")
+    if isinstance(exc, lmdb.ReadersFullError):
+        return BusyError(f"{path} has {MAX_READERS} readers already")
+    if isinstance(exc, lmdb.ReadonlyError):
+        return ReadOnlyError(f"{path} is open read-only")
+    if isinstance(exc, _DAMAGE):
+        return CorruptionError(f"{path} is damaged: {exc}")
+    if exc.code in FULL_DISK or "SHORT_WRITE" in str(exc):
+        return StorageFullError(f"no room for {path}: {exc}")
+    if "closed" in str(exc):
+        return ClosedError(f"{path} was closed")
+    return StorageError(f"{path}: {exc}")
