@@ -545,3 +545,34 @@ def test_a_counter_in_one_process_is_exact_too(store: casstore.Store) -> None:
     for thread in threads:
         thread.join()
     assert store.engine.get_rows([COUNTER]) == [b"200"]
+
+
+OTHERS_READERS = """
+import sys
+import casstore
+with casstore.open(sys.argv[1], "process") as store:
+    store.engine._env.handle.reader_check()
+    print(store.engine._env.handle.readers().replace("\\n", ";"))
+"""
+
+
+@pytest.mark.parametrize("again", ["under another name", "beside what shares it"])
+def test_who_opens_a_store_twice_leaves_the_first_its_readers(place: Path, again: str) -> None:
+    """LMDB's locks on its lock file go when this process closes any descriptor of it.
+
+    Another process then took the readers here for dead, and the whole table for its own.
+    """
+    with casstore.open(place, "process") as store:
+        if again == "under another name":
+            place = place.rename(place.with_name("elsewhere"))
+        engine = store.engine
+        assert isinstance(engine, LmdbEngine)
+        with engine._env.reading() as txn:
+            with pytest.raises(BusyError, match="already open in this process"):
+                LmdbEngine(str(place), durability="process")
+            readers = finish(python(OTHERS_READERS, place))
+            assert any(
+                line.split()[0] == str(os.getpid()) and line.split()[-1] == str(txn.id())
+                for line in readers.split(";")[1:]
+                if line.strip()
+            )

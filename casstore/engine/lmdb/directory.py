@@ -276,8 +276,8 @@ class StoreDirectory:
                 return None
             raise storage_error(f"cannot lock {self.path}", exc) from exc
 
-    def reserve_lock_file(self, name: str, readers: int) -> int | None:
-        """Give LMDB's lock file its disk space before LMDB maps it; the number of its inode.
+    def reserve_lock_file(self, name: str, readers: int) -> os.stat_result | None:
+        """Give LMDB's lock file its disk space before LMDB maps it; which file that is.
 
         LMDB makes the file long without writing it; on a full disk the first touch of
         such a page kills the process. Here the same shortage is an error. None: a reader on a
@@ -295,7 +295,7 @@ class StoreDirectory:
                 os.posix_fallocate(handle, 0, size)
             elif os.fstat(handle).st_size < size:
                 os.pwrite(handle, bytes(size), 0)
-            return os.fstat(handle).st_ino
+            return os.fstat(handle)
         except OSError as exc:
             raise storage_error(f"no room for {name} of {self.path}", exc) from exc
         finally:

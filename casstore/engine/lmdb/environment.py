@@ -208,7 +208,8 @@ class Environment:
             self._directory.clear_unsynced()
 
     def _open(self) -> None:
-        self._lock_inode = self._directory.reserve_lock_file(LOCK_FILE, MAX_READERS)
+        self._require_first()
+        self._lock_file = self._directory.reserve_lock_file(LOCK_FILE, MAX_READERS)
         try:
             handle = lmdb.open(
                 self.path,
@@ -241,6 +242,22 @@ class Environment:
             raise
         self.handle = handle
         self._page_bytes = handle.stat()["psize"]
+
+    def _require_first(self) -> None:
+        """Raise if this process has the store open already, under whatever name.
+
+        The system drops all locks that a process has on a file when it closes any descriptor of
+        it, and LMDB relies on such locks: others would take the readers here for dead.
+        """
+        try:
+            there = os.stat(os.path.join(self.path, LOCK_FILE))
+        except OSError:
+            # Nobody can have it open, or whoever opens it next says why not.
+            return
+        for other in list(_OPEN):
+            known = other._lock_file
+            if other is not self and known is not None and os.path.samestat(known, there):
+                raise BusyError(f"{self.path} is already open in this process, as {other.path}")
 
     def _open_databases(self, handle: lmdb.Environment) -> None:
         # Without a transaction of ours: py-lmdb resets a read transaction where LMDB
@@ -450,7 +467,7 @@ class Environment:
         )
         from casstore.engine.lmdb.inheritance import leave_open, unshare_readers
 
-        if self._lock_inode is None or unshare_readers(self.path, self._lock_inode):
+        if self._lock_file is None or unshare_readers(self.path, self._lock_file.st_ino):
             self.handle.close()
         else:
             # The parent's readers before all. This process cannot open the store a second time.
