@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import lmdb
 import pytest
 
 import casstore
-from casstore.engine.lmdb import directory, environment, verification
+from casstore.engine.lmdb import directory, environment, guard, verification
 from casstore.engine.lmdb import engine as lmdb_engine
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.lmdb.keeping import Keeper
@@ -267,13 +268,42 @@ def test_without_a_kept_state_the_file_proves_itself_or_is_refused(
         casstore.open(place)
 
 
-def test_a_kept_state_of_another_file_is_not_returned_to(place: Path, other_boot: None) -> None:
+@pytest.mark.parametrize("commits", [1, 200])
+def test_a_kept_state_of_another_file_is_not_returned_to(
+    place: Path, other_boot: None, commits: int
+) -> None:
+    """As when a backup is put in the place of the file, which has come less far, or further."""
     written_and_killed(place, 0)
-    with casstore.open(place.parent / "young", lmdb_version=0) as store:
-        put(store, "young")
-    (place / "data.mdb").write_bytes((place.parent / "young" / "data.mdb").read_bytes())
-    with casstore.open(place) as store:
-        assert latest(store) == b"young"
+    with casstore.open(place.parent / "backup", "process", lmdb_version=0) as store:
+        for number in range(commits):
+            put(store, f"backup {number}")
+    (place / "data.mdb").write_bytes((place.parent / "backup" / "data.mdb").read_bytes())
+    with casstore.open(place, verify=True) as store:
+        assert latest(store) == f"backup {commits - 1}".encode()
+
+
+def test_a_copied_store_returns_to_what_was_kept_and_proves_itself(
+    place: Path, other_boot: None
+) -> None:
+    """Who copies a directory in use gets a file and a kept state of different moments."""
+    before = written_and_killed(place, 0)
+    copy = place.parent / "copy"
+    shutil.copytree(place, copy)
+    data = copy / "data.mdb"
+    content = data.read_bytes()
+    found = read_kept(str(copy / "kept"), (copy / "unsynced").read_text()).newest
+    assert found is not None
+    with data.open("rb") as source:
+        root = content.index(guard.read_root(source.fileno(), found.pages))
+    torn = content[: 2 * PAGE].ljust(root, b"\0") + content[root : root + PAGE]
+    data.write_bytes(torn.ljust(len(content), b"\0"))
+    with pytest.raises(CorruptionError):
+        casstore.open(copy)
+    # And it is left as it was, for whoever can make more of it.
+    assert data.read_bytes() == torn.ljust(len(content), b"\0")
+    data.write_bytes(content[: 2 * PAGE] + before[2 * PAGE :].ljust(len(content), b"\0"))
+    with casstore.open(copy) as store:
+        assert latest(store) == b"before 29"
 
 
 def test_flushing_and_closing_keep_and_a_clean_end_leaves_nothing(
@@ -455,7 +485,7 @@ def _refuse(handle: int) -> None:
 
 
 def state(transaction: int, inode: int = 5) -> KeptState:
-    return KeptState(transaction, bytes([transaction]) * 2 * PAGE, inode)
+    return KeptState(transaction, bytes([transaction]) * 2 * PAGE, inode, bytes(32))
 
 
 @pytest.fixture

@@ -25,8 +25,13 @@ META_MAGIC: Final = 0xBEEFC0DE
 # after 16 bytes, LMDB 1.0 version 3 after 24.
 META_VERSIONS: Final = {16: 1, 24: 3}
 # magic, version, address, map size, then two database records of 48 bytes (the first
-# starts with the page size), last page, transaction
-_META: Final = Struct("=IIQQI44x48xQQ")
+# starts with the page size, the second ends with the page that the tree of tables begins with),
+# last page, transaction
+_META: Final = Struct("=IIQQI44x40xQQQ")
+
+
+# The system reads no file at an offset above 2^63, whatever a damaged meta page says.
+_MAX_PAGES: Final = 1 << 47
 
 
 class Extent(NamedTuple):
@@ -78,7 +83,7 @@ def read_extent(path: str) -> Extent:
     for start in (0, page_bytes):
         if len(head) < start + header_bytes + _META.size:
             raise CorruptionError(f"{path} has {file_bytes} bytes, too few for its meta pages")
-        magic, version, _, map_bytes, _, page, transaction = _META.unpack_from(
+        magic, version, _, map_bytes, _, _, page, transaction = _META.unpack_from(
             head, start + header_bytes
         )
         if magic != META_MAGIC or version != META_VERSIONS[header_bytes]:
@@ -110,15 +115,18 @@ def _find_header(head: bytes, path: str) -> int:
     raise CorruptionError(f"{path} is not an LMDB file, or its first page is damaged")
 
 
-def may_return(path: str, transaction: int) -> bool:
-    """May a state of this transaction be of this file? Not if it has not come so far yet.
+def read_root(handle: int, metas: bytes) -> bytes:
+    """The page that the tree of all tables begins with, in the state that two meta pages say.
 
-    Meta pages that a power loss has left unreadable do not speak against it.
+    Every commit writes it anew, so it tells a state from others, and a file. Raises OSError, and
+    CorruptionError if these are no meta pages.
     """
-    try:
-        return max(read_extent(path).transactions) >= transaction
-    except CorruptionError:
-        return True
+    header_bytes = _find_header(metas, "a state")
+    page_bytes = len(metas) // 2
+    found = [_META.unpack_from(metas, start + header_bytes) for start in (0, page_bytes)]
+    root = max(found, key=lambda meta: meta[-1])[-3]
+    # Of a strange file, the number may be anything.
+    return os.pread(handle, page_bytes, root * page_bytes) if root < _MAX_PAGES else b""
 
 
 def write_metas(path: str, pages: bytes) -> None:
@@ -134,10 +142,11 @@ def write_metas(path: str, pages: bytes) -> None:
         raise storage_error(f"cannot write {path}", exc) from exc
 
 
-def verify_structure(path: str) -> None:
+def verify_structure(path: str, metas: bytes = b"") -> None:
     """Walk the whole file without LMDB; raise with the first findings if it is not sound.
 
-    Reads everything and must run while nobody writes.
+    As if it began with ``metas``, if they are given. Reads everything and must run while nobody
+    writes.
     """
     # Only damaged or suspect files are worth its import.
     from lmdb import verify
@@ -150,6 +159,10 @@ def verify_structure(path: str) -> None:
         py-lmdb looks at the first one alone; LMDB would read on and die. (Its verifier has no
         type hints, hence what is ignored here.)
         """
+
+        def _read_at(self, off: int, n: int) -> bytes:
+            read: bytes = super()._read_at(off, n)  # type: ignore[no-untyped-call]
+            return metas[off : off + n] + read[max(0, min(len(metas) - off, n)) :]
 
         def _mark_live(self, pgno: int, what: str) -> bool:
             if (pgno + 1) * self.psize > file_bytes:

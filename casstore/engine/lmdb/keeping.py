@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+from enum import Enum
 from typing import TYPE_CHECKING
 
 import lmdb
@@ -17,7 +18,8 @@ from casstore.engine.lmdb import guard
 from casstore.engine.lmdb.directory import FILE_MODE, StoreDirectory, storage_error
 from casstore.engine.lmdb.kept import KeptFile, KeptState, read_kept
 from casstore.engine.lmdb.translation import translate
-from casstore.errors import CasstoreError, StorageError
+from casstore.errors import CasstoreError, CorruptionError, StorageError
+from casstore.format.hashing import plain_hash
 
 if TYPE_CHECKING:
     from casstore.engine.lmdb.environment import Environment
@@ -34,16 +36,52 @@ def return_to_kept(directory: StoreDirectory, *, readonly: bool) -> None:
         return
     found = read_kept(directory.kept_path, boot)
     state = found.newest
-    if state is None or not guard.may_return(directory.data_path, state.transaction):
+    if state is None:
+        return
+    kinship = _compare(directory.data_path, state)
+    if kinship is _Kinship.NONE:
         return
     if readonly:
         raise StorageError(
             f"{directory.path} was being written when the machine went down; open it once for "
             "writing, which returns it to the last state that is whole"
         )
+    if kinship is _Kinship.COPY and not _is_whole(directory.data_path, state):
+        return
     guard.write_metas(directory.data_path, state.pages)
-    if not found.doubtful:
+    if kinship is _Kinship.SAME and not found.doubtful:
         directory.clear_unsynced()
+
+
+class _Kinship(Enum):
+    """What the data file there is to the one that a state was kept of."""
+
+    SAME = "the same"
+    #: Copied with what was kept, but perhaps at another moment, while somebody wrote.
+    COPY = "a copy"
+    NONE = "none"
+
+
+def _compare(data_path: str, state: KeptState) -> _Kinship:
+    try:
+        handle = os.open(data_path, os.O_RDONLY)
+        try:
+            if plain_hash(guard.read_root(handle, state.pages)) != state.root:
+                return _Kinship.NONE
+            same = os.fstat(handle).st_ino == state.inode
+        finally:
+            os.close(handle)
+    except OSError as exc:
+        raise storage_error(f"cannot read {data_path}", exc) from exc
+    return _Kinship.SAME if same else _Kinship.COPY
+
+
+def _is_whole(data_path: str, state: KeptState) -> bool:
+    try:
+        guard.verify_structure(data_path, state.pages)
+    except CorruptionError:
+        return False
+    return True
 
 
 class Keeper:
@@ -144,6 +182,7 @@ class Keeper:
             txn = env.begin_write()
             try:
                 pages = os.pread(env.data_handle, 2 * self._page_bytes, 0)
+                root = plain_hash(guard.read_root(env.data_handle, pages))
                 reader = env.handle.begin()
                 newest = txn.id() - 1
             finally:
@@ -153,7 +192,7 @@ class Keeper:
         except OSError as exc:
             raise storage_error(f"cannot read {env.data_path}", exc) from exc
         self._readers.append(reader)
-        return KeptState(newest, pages, self._inode())
+        return KeptState(newest, pages, self._inode(), root)
 
     def _settle(self, state: KeptState) -> None:
         """See a state onto the disk and keep it; from then on nobody need stand on older ones."""

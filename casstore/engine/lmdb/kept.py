@@ -15,7 +15,8 @@ The file has two places, which are written by turns: one is always whole. Each p
 has a reader of its own, on the kept state or an older one, from before its first commit: another
 that dies takes only its own away.
 
-    magic 8 ‖ page size 4 ‖ inode 8 ‖ transaction 8 ‖ boot id 64 ‖ BLAKE3 32 ‖ two meta pages
+    magic 8 ‖ page size 4 ‖ inode 8 ‖ transaction 8 ‖ boot id 64 ‖ BLAKE3 of the first page of the
+    tree of tables 32 ‖ BLAKE3 of all the rest 32 ‖ two meta pages
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from casstore.format.hashing import DIGEST_BYTES, plain_hash
 
 KEPT_FILE: Final = "kept"
 
-_MAGIC: Final = b"casskept"
+_MAGIC: Final = b"casskep2"
 # Little-endian, as LMDB's own file is wherever this runs.
-_HEAD: Final = Struct("<8sIQQ64s")
+_HEAD: Final = Struct("<8sIQQ64s32s")
 _HEAD_BYTES: Final = _HEAD.size + DIGEST_BYTES
 _PLACES: Final = 2
 
@@ -45,6 +46,8 @@ class KeptState(NamedTuple):
     pages: bytes
     #: Which data file it is of. Who copies a store gives it another.
     inode: int
+    #: BLAKE3 of the page that its tree of tables begins with, which no other state has.
+    root: bytes
 
 
 class KeptFile:
@@ -84,8 +87,9 @@ class KeptFile:
     def keep(self, state: KeptState) -> None:
         """Make a state, which the disk has, the one to return to, unless a later one is."""
         head = _HEAD.pack(
-            _MAGIC, len(state.pages) // 2, state.inode, state.transaction, self._boot.encode()
-        )
+            _MAGIC, len(state.pages) // 2, state.inode, state.transaction, self._boot.encode(),
+            state.root,
+        )  # fmt: skip
         content = head + plain_hash(head + state.pages) + state.pages
         handle = self._handle.fileno()
         try:
@@ -150,7 +154,7 @@ def _read_places(content: bytes, boot: str) -> list[KeptState | None]:
 def _read_place(content: bytes, boot: str) -> KeptState | None:
     if len(content) < _HEAD_BYTES:
         return None
-    magic, page_bytes, inode, transaction, name = _HEAD.unpack_from(content)
+    magic, page_bytes, inode, transaction, name, root = _HEAD.unpack_from(content)
     head, pages = content[: _HEAD.size], content[_HEAD_BYTES:]
     if (
         magic != _MAGIC
@@ -159,4 +163,4 @@ def _read_place(content: bytes, boot: str) -> KeptState | None:
         or name.rstrip(b"\0") != boot.encode()
     ):
         return None
-    return KeptState(transaction, pages, inode)
+    return KeptState(transaction, pages, inode, root)
