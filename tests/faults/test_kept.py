@@ -306,6 +306,61 @@ def test_a_copied_store_returns_to_what_was_kept_and_proves_itself(
         assert latest(store) == b"before 29"
 
 
+@pytest.mark.parametrize("durability", ["relaxed", "any", "full", None])
+def test_while_somebody_writes_no_boot_has_ended_whatever_its_name(
+    place: Path, unhurried: None, durability: str | None
+) -> None:
+    """Containers may be given names of their own for the boot of the machine they share."""
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[2])\n"
+        "import casstore\n"
+        "from casstore.engine.lmdb import directory\n"
+        "from casstore.errors import BusyError\n"
+        "from tests.faults.test_kept import latest, put\n"
+        "directory.boot_id = lambda: 'a container'\n"
+        "try:\n"
+        "    store = casstore.open(sys.argv[1], sys.argv[3]) if len(sys.argv) > 3 else (\n"
+        "        casstore.open(sys.argv[1], readonly=True))\n"
+        "except BusyError:\n"
+        "    print('busy')\n"
+        "else:\n"
+        "    with store:\n"
+        "        print(latest(store).decode())\n"
+        "        if not store.engine.readonly:\n"
+        "            put(store, 'from the container')\n"
+    )
+    with casstore.open(place, "relaxed") as store:
+        put(store, "one")
+        store.flush()
+        put(store, "two")
+        marker = (place / "unsynced").read_text()
+        arguments = [str(place), str(Path(__file__).parents[2]), *([durability] * bool(durability))]
+        answer = subprocess.run(
+            [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True
+        )
+        assert answer.stdout == ("busy\n" if durability == "full" else "two\n")
+        # Both keep their states under one name, or neither could rely on what the other kept.
+        assert (place / "unsynced").read_text() == marker
+        newest = read_kept(str(place / "kept"), marker).newest
+        assert newest is not None
+        assert newest.transaction >= standing(store)[0]
+        assert latest(store) == (b"two" if durability in ("full", None) else b"from the container")
+    casstore.open(place, verify=True).close()
+
+
+def test_a_boot_that_has_no_name_is_a_typed_error(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directory, "_BOOT_ID", str(place.parent))
+    with casstore.open(place) as store:
+        put(store, "one")
+    for durability in ("relaxed", "process"):
+        with pytest.raises(StorageError, match="boot id"):
+            casstore.open(place, durability)
+    with casstore.open(place) as store:
+        assert latest(store) == b"one"
+
+
 def test_flushing_and_closing_keep_and_a_clean_end_leaves_nothing(
     place: Path, unhurried: None
 ) -> None:

@@ -70,12 +70,15 @@ _READER_BYTES: Final = 64
 _WAIT_PAUSE_S: Final = 0.05
 
 
+_BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
+
+
 def boot_id() -> str:
     """A name for this run of the operating system; other after every restart."""
     try:
-        with open("/proc/sys/kernel/random/boot_id") as source:
+        with open(_BOOT_ID) as source:
             return source.read().strip()
-    except FileNotFoundError:
+    except OSError as exc:
         if sys.platform == "darwin":
             import subprocess  # here, because it takes long to import and Linux never needs it
 
@@ -85,8 +88,9 @@ def boot_id() -> str:
             )  # fmt: skip
             return answer.stdout.strip()
         raise StorageError(
-            "this system does not tell its boot id; use another durability"
-        ) from None
+            f"this system does not tell its boot id ({exc.strerror}), which is needed for every "
+            f"durability but {FULL!r}, and to open what others left unflushed"
+        ) from exc
 
 
 class StoreDirectory:
@@ -98,6 +102,8 @@ class StoreDirectory:
         self.data_path = os.path.join(path, DATA_FILE)
         self.kept_path = os.path.join(path, KEPT_FILE)
         self._held: list[forks.Descriptor] = []
+        # What those call the present boot who had the store open before.
+        self._boot: str | None = None
         # Does this very object hold the mutex for longer than an opening?
         self._alone = False
 
@@ -209,7 +215,8 @@ class StoreDirectory:
         if durability is None:
             self._share(_READERS)
             return None
-        used = [each for each in DURABILITIES if self._others_hold(_LOCK_OF[each])]
+        used = self._used()
+        self._boot = self.unsynced_boot() if used else None
         if durability == ANY:
             durability = used[0] if used else FULL
         for other in used:
@@ -221,6 +228,10 @@ class StoreDirectory:
                 )
         self._share(_LOCK_OF[durability])
         return durability
+
+    def _used(self) -> list[str]:
+        """The durabilities at which others have the store open."""
+        return [each for each in DURABILITIES if self._others_hold(_LOCK_OF[each])]
 
     def others_present(self) -> bool:
         """Does any other process hold the store? Call inside ``exclusive``, before ``hold``."""
@@ -369,24 +380,31 @@ class StoreDirectory:
             raise storage_error(f"cannot read the marker of {self.path}", exc) from exc
 
     def ended_boot(self) -> str | None:
-        """The boot that ended with writes unflushed, which may be lost; None if none did."""
+        """The boot that ended with writes unflushed, which may be lost; None if none did.
+
+        While somebody has the store open for writing, none has ended, whatever it is called: a
+        container may have a name of its own. Call inside ``exclusive``, before ``hold``.
+        """
         boot = self.unsynced_boot()
-        return None if boot is None or boot == boot_id() else boot
+        if boot is None or boot == boot_id() or self._used():
+            return None
+        return boot
 
     def boot(self) -> str:
-        """What the present boot is called."""
-        return boot_id()
+        """What the present boot is called, by all who have the store open. Call after ``hold``."""
+        return self._boot or boot_id()
 
     def mark_unsynced(self) -> None:
         """Record this boot, durably, before the first write without a flush."""
-        if self.unsynced_boot() == boot_id():
+        boot = self.boot()
+        if self.unsynced_boot() == boot:
             # Others rely on it, and it must not be empty for a moment.
             return
         marker = os.path.join(self.path, _MARKER)
         try:
             handle = os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
             try:
-                os.write(handle, boot_id().encode())
+                os.write(handle, boot.encode())
                 os.fsync(handle)
             finally:
                 os.close(handle)
