@@ -25,6 +25,12 @@ def storage_error(what: str, exc: OSError) -> StorageError:
     return kind(f"{what}: {exc.strerror}")
 
 
+def flush_file(handle: int) -> None:
+    """See what a file holds onto the disk, and of what is known about it only what that needs."""
+    # macOS has no such call.
+    getattr(os, "fdatasync", os.fsync)(handle)
+
+
 def sync_directory(path: str) -> None:
     """Make names created, changed and removed in a directory survive a power loss."""
     # LMDB never does this: without it a new store may be gone after a power loss,

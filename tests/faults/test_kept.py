@@ -348,6 +348,18 @@ def test_while_somebody_writes_no_boot_has_ended_whatever_its_name(
     casstore.open(place, verify=True).close()
 
 
+def test_where_the_system_has_no_fdatasync_a_state_is_kept_as_well(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on macOS."""
+    monkeypatch.delattr(os, "fdatasync")
+    with casstore.open(place, "relaxed") as store:
+        put(store, "one")
+        store.flush()
+        assert standing(store) == [engine_of(store)._env.handle.info()["last_txnid"]]
+    assert sorted(os.listdir(place)) == ["data.mdb", "lock.mdb", "locks"]
+
+
 def test_a_boot_that_has_no_name_is_a_typed_error(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -415,6 +427,61 @@ def test_who_closes_while_others_stay_leaves_its_commits_kept(place: Path, unhur
     finally:
         other.kill()
         other.communicate()
+
+
+@pytest.mark.parametrize("durability", ["relaxed", "process"])
+def test_who_closes_last_flushes_what_one_left_who_was_killed_meanwhile(
+    place: Path, monkeypatch: pytest.MonkeyPatch, durability: str
+) -> None:
+    """Its own flush came before the other's commits, and nobody is left to tell of them."""
+    store = casstore.open(place, durability)
+    env = engine_of(store)._env
+    data = (place / "data.mdb").stat().st_ino
+    done: list[str] = []
+    let_go, fdatasync, unlink = env._let_go, os.fdatasync, os.unlink
+
+    def let_go_and_meet_another() -> None:
+        let_go()
+        root = str(Path(__file__).parents[2])
+        script = (
+            "import os, signal, sys; sys.path.insert(0, sys.argv[2])\n"
+            "import casstore\n"
+            "from tests.faults.test_kept import put\n"
+            "put(casstore.open(sys.argv[1], sys.argv[3]), 'theirs')\n"
+            "os.kill(os.getpid(), signal.SIGKILL)\n"
+        )
+        subprocess.run([sys.executable, "-c", script, str(place), root, durability], check=False)
+        done.append("killed")
+
+    def flush(handle: int) -> None:
+        fdatasync(handle)
+        if os.fstat(handle).st_ino == data:
+            done.append("flushed")
+
+    def remove(path: str) -> None:
+        unlink(path)
+        done.append(os.path.basename(path))
+
+    monkeypatch.setattr(env, "_let_go", let_go_and_meet_another)
+    monkeypatch.setattr(os, "fdatasync", flush)
+    monkeypatch.setattr(os, "unlink", remove)
+    store.close()
+    assert done[:3] == ["killed", "flushed", "unsynced"]
+    monkeypatch.undo()
+    with casstore.open(place) as store:
+        assert latest(store) == b"theirs"
+
+
+@pytest.mark.parametrize("durability", ["relaxed", "process"])
+def test_a_store_moved_while_open_is_closed_where_it_is(place: Path, durability: str) -> None:
+    with casstore.open(place, durability) as store:
+        put(store, "one")
+        moved = place.rename(place.parent / "moved")
+        put(store, "two")
+    assert not place.exists()
+    with casstore.open(moved) as store:
+        assert latest(store) == b"two"
+    assert sorted(os.listdir(moved)) == ["data.mdb", "lock.mdb", "locks"]
 
 
 def test_behind_a_commit_a_state_is_kept_without_anybody_asking(place: Path) -> None:

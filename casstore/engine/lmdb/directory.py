@@ -26,6 +26,7 @@ from typing import Final
 
 from casstore.engine import forks
 from casstore.engine.files import FULL_DISK as FULL_DISK
+from casstore.engine.files import flush_file
 from casstore.engine.files import storage_error as storage_error
 from casstore.engine.files import sync_directory as sync_directory
 from casstore.engine.lmdb.kept import KEPT_FILE
@@ -318,6 +319,24 @@ class StoreDirectory:
             return os.open(self.data_path, os.O_RDONLY if self._readonly else os.O_RDWR)
         except OSError as exc:
             raise storage_error(f"cannot open {self.data_path}", exc) from exc
+
+    def holds(self, handle: int) -> bool:
+        """Is the open file with this descriptor still the data file here?"""
+        try:
+            return os.path.samestat(os.fstat(handle), os.stat(self.data_path))
+        except OSError:
+            return False
+
+    def flush_data(self) -> None:
+        """See all of the data file onto the disk, whoever wrote it."""
+        try:
+            handle = os.open(self.data_path, os.O_RDWR)
+            try:
+                flush_file(handle)
+            finally:
+                os.close(handle)
+        except OSError as exc:
+            raise storage_error(f"cannot flush {self.data_path}", exc) from exc
 
     # --- compacting --------------------------------------------------------------------
 

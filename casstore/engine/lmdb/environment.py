@@ -405,6 +405,7 @@ class Environment:
                 return
             self.gate.shut(ClosedError(f"{self.path} is closed"))
             unflushed = self.durability != FULL and not self.readonly
+            here = unflushed and self._directory.holds(self.data_handle)
             try:
                 if self.keeper is not None:
                     self.keeper.keep_last()
@@ -414,10 +415,12 @@ class Environment:
                 raise translate(exc, self.path) from exc
             finally:
                 self._let_go()
-            if unflushed:
+            # In a directory that was moved the marker stays, for whoever opens the store there.
+            if here:
                 with self._directory.exclusive():
-                    # Another writer without flushes may have written since our own flush.
                     if not self._directory.others_present():
+                        # One who was killed may have written since our own flush.
+                        self._directory.flush_data()
                         self._directory.clear_unsynced()
 
     def _let_go(self) -> None:

@@ -27,7 +27,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from casstore.engine import forks
-from casstore.engine.files import storage_error
+from casstore.engine.files import flush_file, storage_error
 from casstore.format.hashing import DIGEST_BYTES, plain_hash
 
 KEPT_FILE: Final = "kept"
@@ -103,7 +103,7 @@ class KeptFile:
                     # Over the older one: until this is on the disk, the other counts.
                     os.pwrite(handle, content, known.index(min(known)) * len(content))
                 # A later one, too: who wrote it may have been killed before it was on the disk.
-                os.fdatasync(handle)
+                flush_file(handle)
             finally:
                 fcntl.flock(handle, fcntl.LOCK_UN)
         except OSError as exc:
