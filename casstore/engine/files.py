@@ -25,6 +25,15 @@ def storage_error(what: str, exc: OSError) -> StorageError:
     return kind(f"{what}: {exc.strerror}")
 
 
+def write_at(handle: int, content: bytes, offset: int) -> None:
+    """Write all of it; raises OSError. The system writes a part if there is room for no more."""
+    rest = memoryview(content)
+    while rest:
+        written = os.pwrite(handle, rest, offset)
+        rest = rest[written:]
+        offset += written
+
+
 def flush_file(handle: int) -> None:
     """See what a file holds onto the disk, and of what is known about it only what that needs."""
     # macOS has no such call.

@@ -23,7 +23,7 @@ from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.lmdb.keeping import Keeper
 from casstore.engine.lmdb.kept import KeptFile, KeptState, read_kept
 from casstore.engine.protocol import PutRow, RowKey, Write
-from casstore.errors import CorruptionError, StorageError
+from casstore.errors import CorruptionError, StorageError, StorageFullError
 from tests.faults.children import in_child
 
 PAGE = 4096
@@ -631,14 +631,112 @@ def test_the_newest_state_of_the_right_boot_is_found(kept: KeptFile, tmp_path: P
 
 
 def test_a_later_state_is_flushed_by_whoever_relies_on_it(
-    kept: KeptFile, monkeypatch: pytest.MonkeyPatch
+    kept: KeptFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who wrote it may have been killed before."""
-    kept.keep(state(2))
+    KeptFile(str(tmp_path / "kept"), "a boot", 0o600).keep(state(2))
     flushed: list[int] = []
     monkeypatch.setattr(os, "fdatasync", flushed.append)
     kept.keep(state(1))
     assert len(flushed) == 1
+
+
+def test_who_keeps_holds_nobody_up_while_the_disk_works(
+    kept: KeptFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process may be stopped just then, for hours; others could neither flush nor close."""
+    other = KeptFile(str(tmp_path / "kept"), "a boot", 0o600)
+    fdatasync = os.fdatasync
+    later = iter(range(2, 9))
+
+    def meanwhile(handle: int) -> None:
+        fdatasync(handle)
+        # Waits for ever if the first one holds the lock.
+        number = next(later)
+        monkeypatch.setattr(os, "fdatasync", fdatasync)
+        other.keep(state(number))
+        monkeypatch.setattr(os, "fdatasync", meanwhile)
+
+    monkeypatch.setattr(os, "fdatasync", meanwhile)
+    kept.keep(state(1))
+    assert read_kept(str(tmp_path / "kept"), "a boot").newest == state(2)
+    kept.keep(state(5))
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    assert read_kept(str(tmp_path / "kept"), "a boot").newest in (state(5), state(6))
+
+
+def test_no_place_is_written_before_the_other_is_on_the_disk(
+    kept: KeptFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One who was killed, or whose flush failed, leaves a place that only the cache has.
+
+    Such a place is written again: what the system could not write it takes for written.
+    """
+    kept.keep(state(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", _refuse)
+        with pytest.raises(StorageError):
+            kept.keep(state(2))
+    path = tmp_path / "kept"
+    half = path.stat().st_size // 2
+    before = path.read_bytes()
+    done: list[object] = []
+    pwrite, fdatasync = os.pwrite, os.fdatasync
+
+    def write(handle: int, content: bytes, at: int) -> int:
+        done.append(at // half)
+        return pwrite(handle, content, at)
+
+    def flush(handle: int) -> None:
+        done.append("flushed")
+        fdatasync(handle)
+
+    monkeypatch.setattr(os, "pwrite", write)
+    monkeypatch.setattr(os, "fdatasync", flush)
+    for file in (kept, KeptFile(str(path), "a boot", 0o600)):
+        path.write_bytes(before)
+        done.clear()
+        file.keep(state(3))
+        assert done == [1, "flushed", 0, "flushed"]
+        assert read_kept(str(path), "a boot").newest == state(3)
+
+
+def test_a_write_that_is_cut_short_is_no_write(
+    kept: KeptFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a disk that has room for some of it."""
+    kept.keep(state(1))
+    pwrite = os.pwrite
+    room = PAGE
+
+    def write(handle: int, content: bytes, at: int) -> int:
+        nonlocal room
+        if not room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = pwrite(handle, content[:room], at)
+        room -= written
+        return written
+
+    monkeypatch.setattr(os, "pwrite", write)
+    with pytest.raises(StorageFullError):
+        kept.keep(state(2))
+    assert read_kept(str(tmp_path / "kept"), "a boot").newest == state(1)
+    room = PAGE
+    with pytest.raises(StorageFullError):
+        kept.prepare(PAGE, 5, fresh=True)
+
+
+def test_a_file_that_was_cut_off_is_made_whole_and_one_that_is_gone_is_missed(
+    kept: KeptFile, tmp_path: Path
+) -> None:
+    path = tmp_path / "kept"
+    for transaction, length in ((1, 0), (2, 100), (3, 9000), (4, 40_000)):
+        os.truncate(path, length)
+        kept.keep(state(transaction))
+        assert read_kept(str(path), "a boot").newest == state(transaction)
+    path.unlink()
+    with pytest.raises(StorageError, match="removed"):
+        kept.keep(state(5))
 
 
 def test_while_one_place_is_written_the_other_counts(kept: KeptFile, tmp_path: Path) -> None:

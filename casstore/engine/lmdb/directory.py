@@ -26,7 +26,7 @@ from typing import Final
 
 from casstore.engine import forks
 from casstore.engine.files import FULL_DISK as FULL_DISK
-from casstore.engine.files import flush_file
+from casstore.engine.files import flush_file, write_at
 from casstore.engine.files import storage_error as storage_error
 from casstore.engine.files import sync_directory as sync_directory
 from casstore.engine.lmdb.kept import KEPT_FILE
@@ -306,7 +306,7 @@ class StoreDirectory:
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(handle, 0, size)
             elif os.fstat(handle).st_size < size:
-                os.pwrite(handle, bytes(size), 0)
+                write_at(handle, bytes(size), 0)
             return os.fstat(handle)
         except OSError as exc:
             raise storage_error(f"no room for {name} of {self.path}", exc) from exc
@@ -423,7 +423,7 @@ class StoreDirectory:
         try:
             handle = os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
             try:
-                os.write(handle, boot.encode())
+                write_at(handle, boot.encode(), 0)
                 os.fsync(handle)
             finally:
                 os.close(handle)

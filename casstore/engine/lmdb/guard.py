@@ -17,7 +17,7 @@ import os
 from struct import Struct
 from typing import Final, NamedTuple
 
-from casstore.engine.files import storage_error
+from casstore.engine.files import storage_error, write_at
 from casstore.errors import CorruptionError, FormatVersionError, StorageError
 
 META_MAGIC: Final = 0xBEEFC0DE
@@ -134,7 +134,7 @@ def write_metas(path: str, pages: bytes) -> None:
     try:
         handle = os.open(path, os.O_RDWR)
         try:
-            os.pwrite(handle, pages, 0)
+            write_at(handle, pages, 0)
             os.fsync(handle)
         finally:
             os.close(handle)

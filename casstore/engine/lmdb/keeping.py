@@ -196,9 +196,9 @@ class Keeper:
 
     def _settle(self, state: KeptState) -> None:
         """See a state onto the disk and keep it; from then on nobody need stand on older ones."""
+        self.require_flushed()
         *older, reader = self._readers
         try:
-            self.require_flushed()
             try:
                 self._env.handle.sync(True)
             except lmdb.Error as exc:

@@ -23,11 +23,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from struct import Struct
 from typing import Final, NamedTuple
 
 from casstore.engine import forks
-from casstore.engine.files import flush_file, storage_error
+from casstore.engine.files import flush_file, storage_error, write_at
+from casstore.errors import StorageError
 from casstore.format.hashing import DIGEST_BYTES, plain_hash
 
 KEPT_FILE: Final = "kept"
@@ -57,6 +60,8 @@ class KeptFile:
         """Open, or make, the file; raises StorageError."""
         self._path = path
         self._boot = boot
+        # The newest state that is known to be on the disk.
+        self._flushed = -1
         try:
             self._handle = forks.open_file(path, os.O_RDWR | os.O_CREAT, mode)
         except OSError as exc:
@@ -79,7 +84,7 @@ class KeptFile:
                 return
             os.ftruncate(handle, 0)
             # Written, not only reserved: what is kept later needs no room that may have gone.
-            os.pwrite(handle, bytes(length), 0)
+            write_at(handle, bytes(length), 0)
             os.fsync(handle)
         except OSError as exc:
             raise storage_error(f"no room for {self._path}", exc) from exc
@@ -91,23 +96,52 @@ class KeptFile:
             state.root,
         )  # fmt: skip
         content = head + plain_hash(head + state.pages) + state.pages
-        handle = self._handle.fileno()
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            try:
-                known = [
-                    -1 if found is None else found.transaction
-                    for found in _read_places(_all_of(handle), self._boot)
-                ]
-                if max(known) < state.transaction:
-                    # Over the older one: until this is on the disk, the other counts.
-                    os.pwrite(handle, content, known.index(min(known)) * len(content))
-                # A later one, too: who wrote it may have been killed before it was on the disk.
-                flush_file(handle)
-            finally:
-                fcntl.flock(handle, fcntl.LOCK_UN)
+            while self._flushed < state.transaction:
+                with self._locked():
+                    newest = self._write(content, state.transaction)
+                # Unlocked: a process that is stopped while the disk works keeps nobody waiting.
+                flush_file(self._handle.fileno())
+                self._flushed = newest
         except OSError as exc:
             raise storage_error(f"cannot write {self._path}", exc) from exc
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        handle = self._handle.fileno()
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(handle, fcntl.LOCK_UN)
+
+    def _write(self, content: bytes, transaction: int) -> int:
+        """Write a place as well as may be; the newest state that there is then, in the cache.
+
+        That of another process may be on the disk or not: who wrote it may have been killed, or
+        its flush may have failed, and then the system takes it for written. So it is written
+        again, and only when it has been flushed the place of the one before is free.
+        """
+        handle = self._handle.fileno()
+        if os.fstat(handle).st_nlink == 0:
+            raise StorageError(f"{self._path} was removed; close the store, and open it again")
+        size = len(content)
+        present = _all_of(handle)
+        if len(present) != _PLACES * size:
+            os.ftruncate(handle, _PLACES * size)
+            present = present[: _PLACES * size].ljust(_PLACES * size, b"\0")
+        known = [
+            -1 if found is None else found.transaction
+            for found in _read_places(present, self._boot)
+        ]
+        newest = max(known)
+        if newest in (-1, self._flushed):
+            # Over the older one: until this is on the disk, the other counts.
+            write_at(handle, content, known.index(min(known)) * size)
+            return transaction
+        at = known.index(newest) * size
+        write_at(handle, present[at : at + size], at)
+        return newest
 
     def close(self) -> None:
         """Let go of the file."""
