@@ -360,6 +360,69 @@ def test_where_the_system_has_no_fdatasync_a_state_is_kept_as_well(
     assert sorted(os.listdir(place)) == ["data.mdb", "lock.mdb", "locks"]
 
 
+@pytest.fixture
+def steps(place: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What becomes of names in the store's directory, and when the disk learns of it."""
+    taken: list[str] = []
+    unlink, sync = os.unlink, directory.sync_directory
+
+    def remove(path: str) -> None:
+        unlink(path)
+        taken.append(f"remove {os.path.basename(path)}")
+
+    def sync_directory(path: str) -> None:
+        sync(path)
+        if path == str(place):
+            taken.append("sync")
+
+    monkeypatch.setattr(os, "unlink", remove)
+    monkeypatch.setattr(directory, "sync_directory", sync_directory)
+    return taken
+
+
+def test_the_marker_is_gone_for_good_before_what_was_kept_goes(
+    place: Path, steps: list[str]
+) -> None:
+    """Else a power loss could bring both back, and undo what was flushed meanwhile."""
+    with casstore.open(place, "relaxed") as store:
+        put(store, "one")
+        steps.clear()
+    assert steps == ["remove unsynced", "sync", "remove kept"]
+    # One was killed after the first step. Nobody can see that but by what it left behind.
+    (place / "kept").touch()
+    steps.clear()
+    with casstore.open(place):
+        assert steps == ["sync", "remove kept"]
+        assert not (place / "kept").exists()
+
+
+def test_who_writes_over_a_kept_state_knows_that_it_is_gone_for_good(
+    place: Path, steps: list[str]
+) -> None:
+    """Also if another has removed it, who may have been killed before the disk knew."""
+    written_and_killed(place, 0)
+    (place / "kept").unlink()
+    steps.clear()
+    with casstore.open(place, "process"):
+        assert steps == ["sync"]
+
+
+def test_a_marker_that_cannot_be_written_is_not_left_empty(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next to open would verify the whole store for nothing."""
+    casstore.open(place).close()
+
+    def write_at(handle: int, content: bytes, offset: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(directory, "write_at", write_at)
+    for durability in ("relaxed", "process"):
+        with pytest.raises(StorageFullError):
+            casstore.open(place, durability)
+        assert not (place / "unsynced").exists()
+
+
 def test_a_boot_that_has_no_name_is_a_typed_error(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

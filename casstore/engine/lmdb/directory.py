@@ -371,7 +371,7 @@ class StoreDirectory:
         finally:
             os.close(handle)
         os.rename(new, self.data_path)
-        self.sync_names()
+        sync_directory(self.path)
 
     def remove_leftovers(self) -> None:
         """Remove what a compaction left that did not come to its end. Hold the mutex."""
@@ -416,7 +416,8 @@ class StoreDirectory:
     def mark_unsynced(self) -> None:
         """Record this boot, durably, before the first write without a flush."""
         boot = self.boot()
-        if self.unsynced_boot() == boot:
+        before = self.unsynced_boot()
+        if before == boot:
             # Others rely on it, and it must not be empty for a moment.
             return
         marker = os.path.join(self.path, _MARKER)
@@ -427,25 +428,36 @@ class StoreDirectory:
                 os.fsync(handle)
             finally:
                 os.close(handle)
-            self.sync_names()
         except OSError as exc:
+            if before is None:
+                # Empty, it would have the next one verify the whole store.
+                self._remove(_MARKER)
             raise storage_error(f"cannot write {marker}", exc) from exc
+        self.sync_names()
 
     def clear_unsynced(self) -> None:
         """Forget the marker, after a flush and while nobody writes without one."""
         self._remove(_MARKER)
-        # Without the marker nobody looks at it.
-        self.forget_kept()
+        # For good: brought back by a power loss together with what was kept, it would undo what
+        # was flushed meanwhile. What is kept goes last, and tells of one who was killed here.
+        self.sync_names()
+        self._remove(KEPT_FILE)
+
+    @property
+    def is_clear(self) -> bool:
+        """Is there neither a marker nor a rest of what was kept?"""
+        return self.unsynced_boot() is None and not os.path.lexists(self.kept_path)
 
     def forget_kept(self) -> None:
         """Let no power loss lead back to an earlier state."""
         self._remove(KEPT_FILE)
+        # Also if it was gone: who removed it may have been killed before the disk knew.
+        self.sync_names()
 
     def _remove(self, name: str) -> None:
         path = os.path.join(self.path, name)
         try:
             os.unlink(path)
-            self.sync_names()
         except FileNotFoundError:
             return
         except OSError as exc:
@@ -453,4 +465,7 @@ class StoreDirectory:
 
     def sync_names(self) -> None:
         """Make created, renamed and removed files survive a power loss."""
-        sync_directory(self.path)
+        try:
+            sync_directory(self.path)
+        except OSError as exc:
+            raise storage_error(f"cannot flush {self.path}", exc) from exc

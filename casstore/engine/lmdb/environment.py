@@ -201,7 +201,7 @@ class Environment:
             # Its pages are written over from now on.
             self._directory.forget_kept()
             self._directory.mark_unsynced()
-        elif self._directory.unsynced_boot() is not None:
+        elif not self._directory.is_clear:
             # A writer without flushes was killed. The system's cache still holds what it
             # wrote; once that is on the disk there is nothing left to mark.
             self.flush()
