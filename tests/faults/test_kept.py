@@ -576,6 +576,27 @@ def test_an_idle_writer_does_not_keep_pages_from_others(place: Path) -> None:
             time.sleep(0.01)
 
 
+def test_one_who_was_killed_stands_there_no_longer_than_others_need_to_see_it(
+    place: Path,
+) -> None:
+    """However few commits there are: it keeps pages from being used again."""
+    casstore.open(place).close()
+    script = (
+        "import os, signal, sys; sys.path.insert(0, sys.argv[2])\n"
+        "import casstore\n"
+        "store = casstore.open(sys.argv[1], 'relaxed')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    root = str(Path(__file__).parents[2])
+    with casstore.open(place, "relaxed") as store:
+        put(store, "one")
+        subprocess.run([sys.executable, "-c", script, str(place), root], check=False)
+        readers = engine_of(store)._env.handle.readers
+        while any(line.split()[0] != str(os.getpid()) for line in readers().splitlines()[1:]):
+            put(store, "and another")
+            time.sleep(0.1)
+
+
 def test_a_forked_child_takes_nothing_from_what_its_parent_stands_on(
     place: Path, unhurried: None
 ) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import lmdb
 
@@ -23,6 +24,9 @@ from casstore.format.hashing import plain_hash
 
 if TYPE_CHECKING:
     from casstore.engine.lmdb.environment import Environment
+
+# How often readers of those are looked for who were killed.
+_DISMISS_S: Final = 1.0
 
 
 def return_to_kept(directory: StoreDirectory, *, readonly: bool) -> None:
@@ -96,6 +100,7 @@ class Keeper:
         # What keeps LMDB from writing over the kept state.
         self._readers: list[lmdb.Transaction[bytes]] = []
         self._kept_transaction = -1
+        self._dismissed_at = time.monotonic()
         # Why nothing more may be written. Once a flush has failed, a later one says nothing of
         # the pages that the first one lost.
         self._lost: StorageError | None = None
@@ -134,6 +139,7 @@ class Keeper:
             env.gate.enter()
             try:
                 self._settle(state)
+                self._dismiss_dead()
             finally:
                 env.gate.leave()
 
@@ -193,6 +199,21 @@ class Keeper:
             raise storage_error(f"cannot read {env.data_path}", exc) from exc
         self._readers.append(reader)
         return KeptState(newest, pages, self._inode(), root)
+
+    def _dismiss_dead(self) -> None:
+        """Now and then, take away the readers of those who were killed.
+
+        Each that writes has one on a state, and leaves it there.
+        """
+        now = time.monotonic()
+        if now - self._dismissed_at < _DISMISS_S:
+            return
+        self._dismissed_at = now
+        try:
+            self._env.handle.reader_check()
+        except lmdb.Error:
+            # The state is kept. They stay for another round, which costs pages, not data.
+            return
 
     def _settle(self, state: KeptState) -> None:
         """See a state onto the disk and keep it; from then on nobody need stand on older ones."""
