@@ -34,6 +34,7 @@ from campaigns import replay, specimen
 from campaigns.replay import Violation, serve
 from campaigns.tally import Progress, Report, Tally, silent
 from casstore.engine.lmdb import directory as store_directory
+from casstore.engine.lmdb import keeping
 from casstore.engine.protocol import PutRow, RowKey, Write
 from casstore.errors import CasstoreError, CorruptionError
 
@@ -197,6 +198,8 @@ def _main(argv: Sequence[str]) -> None:
     for command in (writer, verifier):
         command.add_argument("--durability", choices=(FULL, RELAXED, PROCESS), default=FULL)
     given = parser.parse_args(argv)
+    # An image is a copy, and must be taken for the file that was there when the power went.
+    keeping.inode_of = lambda handle: 1
     if given.command == "write":
         write(given.directory, given.durability, given.commits, given.engine)
         return

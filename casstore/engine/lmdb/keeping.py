@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 _DISMISS_S: Final = 1.0
 
 
+def inode_of(handle: int) -> int:
+    """The number of a file's inode, by which a copy is told from the file that was copied."""
+    return os.fstat(handle).st_ino
+
+
 def return_to_kept(directory: StoreDirectory, *, readonly: bool) -> None:
     """After a power loss, undo what came after the last state that was kept.
 
@@ -72,7 +77,7 @@ def _compare(data_path: str, state: KeptState) -> _Kinship:
         try:
             if plain_hash(guard.read_root(handle, state.pages)) != state.root:
                 return _Kinship.NONE
-            same = os.fstat(handle).st_ino == state.inode
+            same = inode_of(handle) == state.inode
         finally:
             os.close(handle)
     except OSError as exc:
@@ -111,7 +116,7 @@ class Keeper:
         try:
             # The file of one who was killed just now still says what the disk has of the rest.
             fresh = directory.unsynced_boot() != boot
-            self._file.prepare(page_bytes, self._inode(), fresh=fresh)
+            self._file.prepare(page_bytes, inode_of(env.data_handle), fresh=fresh)
             directory.sync_names()
             with env.write_lock:
                 self._settle(self._stand())
@@ -177,9 +182,6 @@ class Keeper:
         newest: int = self._env.handle.info()["last_txnid"]
         return self._kept_transaction == newest
 
-    def _inode(self) -> int:
-        return os.fstat(self._env.data_handle).st_ino
-
     def _stand(self) -> KeptState:
         """Take the newest state, and have a reader stand on it; hold ``write_lock``."""
         env = self._env
@@ -198,7 +200,7 @@ class Keeper:
         except OSError as exc:
             raise storage_error(f"cannot read {env.data_path}", exc) from exc
         self._readers.append(reader)
-        return KeptState(newest, pages, self._inode(), root)
+        return KeptState(newest, pages, inode_of(env.data_handle), root)
 
     def _dismiss_dead(self) -> None:
         """Now and then, take away the readers of those who were killed.
