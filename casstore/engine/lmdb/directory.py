@@ -44,6 +44,8 @@ NEW_LOCK_FILE: Final = NEW_FILE + "-lock"
 LOCK_FILE: Final = "lock.mdb"
 LOCKS: Final = "locks"
 _MARKER: Final = "unsynced"
+# What the marker says behind the boot if a flush has failed.
+_LOST: Final = " lost"
 _COMPACT: Final = "compact"
 _OWN_NAMES: Final = frozenset(
     (DATA_FILE, NEW_FILE, NEW_LOCK_FILE, LOCK_FILE, LOCKS, _MARKER, KEPT_FILE, _COMPACT)
@@ -327,6 +329,19 @@ class StoreDirectory:
         except OSError:
             return False
 
+    def drop_cache(self) -> None:
+        """Have the data file read from the disk, not from the system's cache, where that can be."""
+        if not hasattr(os, "posix_fadvise"):
+            return
+        try:
+            handle = os.open(self.data_path, os.O_RDONLY)
+            try:
+                os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(handle)
+        except OSError as exc:
+            raise storage_error(f"cannot read {self.data_path}", exc) from exc
+
     def flush_data(self) -> None:
         """See all of the data file onto the disk, whoever wrote it."""
         try:
@@ -405,9 +420,35 @@ class StoreDirectory:
         container may have a name of its own. Call inside ``exclusive``, before ``hold``.
         """
         boot = self.unsynced_boot()
-        if boot is None or boot == boot_id() or self._used():
+        if boot is None or boot == boot_id():
             return None
-        return boot
+        if self._used():
+            if self.is_lost and not self._readonly:
+                raise StorageError(
+                    f"a flush of {self.path} has failed; close it in all processes, and open it "
+                    "when the disk is sound: it returns to the last state that the disk has"
+                )
+            return None
+        return boot.removesuffix(_LOST)
+
+    @property
+    def is_lost(self) -> bool:
+        """Has a flush failed? Then the cache may hold what the disk has not, and never will."""
+        return (self.unsynced_boot() or "").endswith(_LOST)
+
+    def mark_lost(self) -> None:
+        """Note that a flush has failed: the boot is as good as ended. As well as the disk lets."""
+        marker = os.path.join(self.path, _MARKER)
+        try:
+            handle = os.open(marker, os.O_WRONLY)
+            try:
+                write_at(handle, (self.boot() + _LOST).encode(), 0)
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+        except OSError:
+            # Whoever asked for the flush is told of that.
+            return
 
     def boot(self) -> str:
         """What the present boot is called, by all who have the store open. Call after ``hold``."""

@@ -187,6 +187,8 @@ class Environment:
         """Did the machine go down with writes unflushed? Then the file proves itself first."""
         if self._directory.ended_boot() is None:
             return False
+        if self._directory.is_lost:
+            self._directory.drop_cache()
         guard.verify_structure(self._directory.data_path)
         return True
 
@@ -379,11 +381,18 @@ class Environment:
             return
         self.gate.enter()
         try:
-            self.handle.sync(True)
-        except lmdb.Error as exc:
-            raise translate(exc, self.path) from exc
+            self._sync()
         finally:
             self.gate.leave()
+
+    def _sync(self) -> None:
+        try:
+            self.handle.sync(True)
+        except lmdb.Error as exc:
+            if self.durability == PROCESS:
+                # The next flush says nothing of the pages that this one lost.
+                self._directory.mark_lost()
+            raise translate(exc, self.path) from exc
 
     def reopen(self) -> None:
         """Open LMDB anew, after an error that left its environment unusable."""
@@ -410,7 +419,7 @@ class Environment:
                 if self.keeper is not None:
                     self.keeper.keep_last()
                 elif unflushed:
-                    self.handle.sync(True)
+                    self._sync()
             except lmdb.Error as exc:
                 raise translate(exc, self.path) from exc
             finally:
@@ -418,7 +427,7 @@ class Environment:
             # In a directory that was moved the marker stays, for whoever opens the store there.
             if here:
                 with self._directory.exclusive():
-                    if not self._directory.others_present():
+                    if not self._directory.others_present() and not self._directory.is_lost:
                         # One who was killed may have written since our own flush.
                         self._directory.flush_data()
                         self._directory.clear_unsynced()

@@ -52,8 +52,8 @@ def return_to_kept(directory: StoreDirectory, *, readonly: bool) -> None:
         return
     if readonly:
         raise StorageError(
-            f"{directory.path} was being written when the machine went down; open it once for "
-            "writing, which returns it to the last state that is whole"
+            f"{directory.path} was being written when the machine went down, or a flush failed; "
+            "open it once for writing, which returns it to the last state that is whole"
         )
     if kinship is _Kinship.COPY and not _is_whole(directory.data_path, state):
         return
@@ -99,6 +99,7 @@ class Keeper:
     def __init__(self, env: Environment, directory: StoreDirectory, page_bytes: int) -> None:
         """Keep the state that this process begins with, before it writes anything."""
         self._env = env
+        self._directory = directory
         self._page_bytes = page_bytes
         # Taken before the environment's ``write_lock`` by whoever keeps another state.
         self._keeping = threading.Lock()
@@ -229,6 +230,7 @@ class Keeper:
                     f"{translate(exc, self._env.path)}; what was committed since then may be lost: "
                     "close the store, and open it when the disk is sound"
                 )
+                self._directory.mark_lost()
                 raise self._lost from exc
             self._file.keep(state)
         except BaseException:
