@@ -334,7 +334,8 @@ def test_while_somebody_writes_no_boot_has_ended_whatever_its_name(
         store.flush()
         put(store, "two")
         marker = (place / "unsynced").read_text()
-        arguments = [str(place), str(Path(__file__).parents[2]), *([durability] * bool(durability))]
+        arguments = [str(place), str(Path(__file__).parents[2])]
+        arguments += [] if durability is None else [durability]
         answer = subprocess.run(
             [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True
         )
