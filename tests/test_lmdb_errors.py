@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+from pathlib import Path
 
 import lmdb
 import pytest
@@ -56,3 +58,17 @@ def test_a_full_disk_is_one_whoever_says_so() -> None:
     said = told(lmdb.DiskError, "mdb_txn_commit", errno.ENOSPC)
     assert type(translate(said, "s")) is StorageFullError
     assert type(translate(told(lmdb.Error, "MDB_SHORT_WRITE"), "s")) is StorageFullError
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "kind"), [(4096, StorageFullError), (1 << 30, StorageError)]
+)
+def test_a_write_cut_short_on_a_full_disk_is_no_fault_of_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_bytes: int, kind: type[StorageError]
+) -> None:
+    """LMDB calls it an I/O error, and says nothing of room."""
+    said = told(lmdb.Error, "mdb_txn_commit: Input/output error", errno.EIO)
+    room = list(os.statvfs(tmp_path))
+    room[1], room[4] = 1, free_bytes
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(room))
+    assert type(translate(said, str(tmp_path))) is kind

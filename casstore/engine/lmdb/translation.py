@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from typing import Final
 
 import lmdb
@@ -27,6 +29,9 @@ _DAMAGE: Final = (
     lmdb.VersionMismatchError,
 )
 
+# Less than LMDB writes at once.
+_LITTLE_ROOM_BYTES: Final = 1 << 18
+
 
 def translate(exc: lmdb.Error, path: str) -> CasstoreError:
     """The casstore error for an LMDB one, by what the caller can do about it."""
@@ -40,6 +45,17 @@ def translate(exc: lmdb.Error, path: str) -> CasstoreError:
         return CorruptionError(f"{path} is damaged: {exc}")
     if exc.code in FULL_DISK or "SHORT_WRITE" in str(exc):
         return StorageFullError(f"no room for {path}: {exc}")
+    if exc.code == errno.EIO and _is_full(path):
+        # What LMDB calls it if the system wrote a part, and had no room for the rest.
+        return StorageFullError(f"no room for {path}: {exc}")
     if "closed" in str(exc):
         return ClosedError(f"{path} was closed")
     return StorageError(f"{path}: {exc}")
+
+
+def _is_full(path: str) -> bool:
+    try:
+        room = os.statvfs(path)
+    except OSError:
+        return False
+    return room.f_bavail * room.f_frsize < _LITTLE_ROOM_BYTES
