@@ -196,7 +196,7 @@ class Store:
         self.close()
 
     def flush(self) -> None:
-        """Make everything written so far survive a power loss, whatever the durability."""
+        """Make all written so far survive a power loss; at ``process`` until the next write."""
         self.engine.flush()
 
     def train_dictionary(self) -> DictionaryReport:
