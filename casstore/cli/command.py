@@ -10,6 +10,7 @@ from typing import Any, Concatenate, Final, ParamSpec
 
 import click
 
+from casstore.cli.opening import open_to_read
 from casstore.cli.output import Printer, write_json
 from casstore.cli.progress import Meter
 from casstore.cli.shapes import Shape
@@ -51,7 +52,7 @@ class App:
         place = self.path if path is None else path
         if write:
             return open_store(place, durability=self.durability, create=False)
-        return open_store(place, readonly=True, create=False)
+        return open_to_read(place)
 
     def meter(self, *, stoppable: bool = False) -> Meter:
         """Tell of progress, on stderr."""

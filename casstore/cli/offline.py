@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 from casstore.cli.advice import advice
+from casstore.cli.opening import open_to_read
 from casstore.cli.quantities import parse_duration, size
 from casstore.cli.reclaiming import gc_document, gc_exit_code, pack_document
 from casstore.cli.retaining import planned, prune_document
@@ -220,7 +221,7 @@ def care_for(
 
 def _opened(path: str, care: Care, *, dry_run: bool) -> Store:
     if dry_run:
-        return open_store(path, readonly=True, create=False)
+        return open_to_read(path)
     return open_store(path, durability=care.durability, create=False)
 
 

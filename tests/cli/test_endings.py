@@ -19,6 +19,7 @@ import casstore
 from casstore import errors
 from casstore.cli.advice import advice
 from casstore.cli.main import MODULE_OF
+from casstore.engine.lmdb import directory
 from tests.cli.running import run
 
 ROOT = Path(__file__).parent.parent.parent
@@ -121,6 +122,30 @@ def test_a_durability_that_others_exclude_is_refused(own: str) -> None:
         run("label", "agent", "y", store=own)
     finally:
         holder.communicate()
+
+
+@pytest.mark.parametrize("arguments", [("check",), ("stats",), ("sessions",)])
+def test_after_a_crash_of_the_machine_who_looks_first_finds_a_whole_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    """What was kept last is put back by the first to open the store who may write to it."""
+    own = tmp_path / "store"
+    script = (
+        "import os, signal, sys\n"
+        "import casstore\n"
+        "store = casstore.open(sys.argv[1], 'relaxed')\n"
+        "store.put_value('one')\n"
+        "store.flush()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(own)], env=environment(), check=False)
+    assert (own / "kept").exists()
+    monkeypatch.setattr(directory, "boot_id", lambda: "another boot")
+    with pytest.raises(errors.UnsettledError):
+        casstore.open(own, readonly=True)
+    run(*arguments, store=str(own))
+    assert not (own / "kept").exists()
+    assert advice(errors.UnsettledError("x")) != advice(errors.StorageError("x"))
 
 
 def test_every_kind_of_error_has_a_code_and_most_have_advice() -> None:

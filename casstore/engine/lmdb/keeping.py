@@ -19,7 +19,7 @@ from casstore.engine.lmdb import guard
 from casstore.engine.lmdb.directory import FILE_MODE, StoreDirectory, storage_error
 from casstore.engine.lmdb.kept import KeptFile, KeptState, read_kept
 from casstore.engine.lmdb.translation import translate
-from casstore.errors import CasstoreError, CorruptionError, StorageError
+from casstore.errors import CasstoreError, CorruptionError, StorageError, UnsettledError
 from casstore.format.hashing import plain_hash
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def return_to_kept(directory: StoreDirectory, *, readonly: bool) -> None:
     if kinship is _Kinship.NONE:
         return
     if readonly:
-        raise StorageError(
+        raise UnsettledError(
             f"{directory.path} was being written when the machine went down, or a flush failed; "
             "open it once for writing, which returns it to the last state that is whole"
         )
