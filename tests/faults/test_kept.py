@@ -23,7 +23,7 @@ from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.lmdb.keeping import Keeper
 from casstore.engine.lmdb.kept import KeptFile, KeptState, read_kept
 from casstore.engine.protocol import PutRow, RowKey, Write
-from casstore.errors import CorruptionError, StorageError, StorageFullError
+from casstore.errors import CasstoreError, CorruptionError, StorageError, StorageFullError
 from tests.faults.children import in_child
 
 PAGE = 4096
@@ -739,6 +739,24 @@ def test_an_environment_opened_anew_stands_again_before_it_writes(
         with pytest.raises(StorageError, match="open it again"):
             store.close()
     with casstore.open(place) as store:
+        assert latest(store) == b"one"
+
+
+def test_what_could_not_be_opened_anew_fails_in_words(
+    place: Path, unhurried: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody need know LMDB's own errors, and the thread that keeps must not die of one."""
+    store = casstore.open(place, "relaxed")
+    put(store, "one")
+    env = engine_of(store)._env
+    with monkeypatch.context() as patch:
+        patch.setattr(env, "_open", lambda: _refuse(0))
+        with env.write_lock, pytest.raises(OSError, match="Input/output"):
+            env.reopen()
+    for use in (store.flush, lambda: put(store, "two"), lambda: latest(store), store.close):
+        with pytest.raises(CasstoreError):
+            use()
+    with casstore.open(place, verify=True) as store:
         assert latest(store) == b"one"
 
 

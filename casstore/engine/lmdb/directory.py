@@ -219,6 +219,11 @@ class StoreDirectory:
             self._share(_READERS)
             return None
         used = self._used()
+        if used and self.is_lost:
+            raise StorageError(
+                f"a flush of {self.path} has failed; close it in all processes, and open it "
+                "when the disk is sound: it returns to the last state that the disk has"
+            )
         self._boot = self.unsynced_boot() if used else None
         if durability == ANY:
             durability = used[0] if used else FULL
@@ -420,14 +425,7 @@ class StoreDirectory:
         container may have a name of its own. Call inside ``exclusive``, before ``hold``.
         """
         boot = self.unsynced_boot()
-        if boot is None or boot == boot_id():
-            return None
-        if self._used():
-            if self.is_lost and not self._readonly:
-                raise StorageError(
-                    f"a flush of {self.path} has failed; close it in all processes, and open it "
-                    "when the disk is sound: it returns to the last state that the disk has"
-                )
+        if boot is None or boot == boot_id() or self._used():
             return None
         return boot.removesuffix(_LOST)
 

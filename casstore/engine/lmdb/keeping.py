@@ -180,7 +180,10 @@ class Keeper:
         self._file.close()
 
     def _is_kept(self) -> bool:
-        newest: int = self._env.handle.info()["last_txnid"]
+        try:
+            newest: int = self._env.handle.info()["last_txnid"]
+        except lmdb.Error as exc:
+            raise translate(exc, self._env.path) from exc
         return self._kept_transaction == newest
 
     def _stand(self) -> KeptState:
