@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import lmdb
@@ -753,7 +753,10 @@ def test_what_could_not_be_opened_anew_fails_in_words(
         patch.setattr(env, "_open", lambda: _refuse(0))
         with env.write_lock, pytest.raises(OSError, match="Input/output"):
             env.reopen()
-    for use in (store.flush, lambda: put(store, "two"), lambda: latest(store), store.close):
+    uses: list[Callable[[], object]] = [
+        store.flush, lambda: put(store, "two"), lambda: latest(store), store.close,
+    ]  # fmt: skip
+    for use in uses:
         with pytest.raises(CasstoreError):
             use()
     with casstore.open(place, verify=True) as store:
