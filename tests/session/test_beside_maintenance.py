@@ -177,7 +177,7 @@ def test_what_goes_in_the_middle_of_a_call_is_no_damage(
         session.queue.enqueue(["long " * 100], batch_id="batch", source_key="key")
         beside = Counting(engine, number, lambda store=store: goes(store))  # type: ignore[misc]
         try:
-            CALLS[call](Store(beside))  # type: ignore[arg-type]
+            CALLS[call](Store(beside))
         except (SessionDeletedError, RevisionNotFoundError):
             assert goes is not vacuumed
         assert check.check(store, level="full").sound
