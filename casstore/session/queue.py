@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import secrets
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
@@ -334,7 +334,7 @@ class Queue:
 
     def _batches(self) -> list[Batch]:
         self._runtime.rows(self._session)
-        return self._public(self._scan())
+        return self._public(list(self._scan()))
 
     def pending(self) -> list[Batch]:
         """What nobody holds, in order."""
@@ -348,9 +348,10 @@ class Queue:
         live = leases.live_generation(lease_row, self._runtime.engine.now_ms())
         return one.held_by != 0 and one.held_by == live
 
-    def _scan(self) -> list[_Queued]:
-        rows = scan(self._runtime.engine, "queue", *keys.queue_range(self._key))
-        return [_decode(RowKey("queue", row.key), row.value) for row in rows]
+    def _scan(self) -> Iterator[_Queued]:
+        """All that is queued, in order, read as far as it is asked for."""
+        for row in scan(self._runtime.engine, "queue", *keys.queue_range(self._key)):
+            yield _decode(RowKey("queue", row.key), row.value)
 
     def _find(self, seq: int) -> _Queued | None:
         key = keys.queue_batch(self._key, seq)
