@@ -434,8 +434,11 @@ class Store:
         digest of a manifest.
         """
         from casstore.session import compare
+        from casstore.session.attempts import settled
 
-        return compare.compare(PieceReader(self.engine), self._side(old), self._side(new))
+        return settled(
+            lambda: compare.compare(PieceReader(self.engine), self._side(old), self._side(new))
+        )
 
     def _side(self, place: Session | str | tuple[str, int | str | Entry | None] | bytes) -> Side:
         from casstore.session.compare import Side

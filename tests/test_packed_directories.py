@@ -16,6 +16,9 @@ from casstore.engine.protocol import NewObject
 from casstore.errors import CorruptionError
 from casstore.format.digest import Digest
 from casstore.format.hashing import DIGEST_BYTES, plain_hash
+from casstore.maintenance import gc
+from casstore.maintenance.check import check as check_store
+from casstore.store import Store
 
 COUNT = 40
 COLUMNS_AT = slabs.HEADER_BYTES + DIGEST_BYTES * COUNT
@@ -122,3 +125,16 @@ def test_packing_writes_it_and_everybody_reads_it(tmp_path: Path) -> None:
         assert layouts == [slabs.PACKED_LAYOUT]
         assert store.get_many(digests) == contents
         assert engine.verify() == 200
+
+
+def test_a_slab_in_which_most_is_dead_is_sound(tmp_path: Path) -> None:
+    # Its columns take less than a byte for each entry, and there is next to no payload.
+    with Store(LmdbEngine(str(tmp_path / "s"), durability="process")) as store:
+        digests = store.put_many([b"%d" % at for at in range(500)])
+        for at in (0, 490):
+            store.tag(f"kept {at}", digests[at])
+        gc.collect(store, grace_ms=0)
+        store.pack(min_age_ms=0)
+        assert store.get_many([digests[0], digests[490]]) == [b"0", b"490"]
+        report = check_store(store, level="full")
+        assert report.sound, report.findings

@@ -11,7 +11,6 @@ two paths are compared from their ends, and a picker counts without a walk.
 
 from __future__ import annotations
 
-from math import isfinite
 from typing import Any, Final, NamedTuple
 
 from casstore.errors import CorruptionError, InvalidValueError
@@ -108,10 +107,14 @@ def _name_nothing(content: bytes) -> bytes:
 
 def check_time(time: object) -> None:
     """Refuse what a node's time cannot be."""
-    if time is None or type(time) in (str, int):
+    if time is None:
         return
-    if type(time) is not float or not isfinite(time):
+    if type(time) not in (str, int, float):
         raise InvalidValueError(f"a time of {time!r}; str, int, finite float or None", ("time",))
+    try:
+        scalar_bytes(time)
+    except InvalidValueError as exc:
+        raise InvalidValueError(exc.reason, ("time",)) from exc
 
 
 def encode_node(header: NodeHeader, cause: Spelled, payload: Spelled) -> tuple[bytes, list[bytes]]:

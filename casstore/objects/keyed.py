@@ -7,13 +7,18 @@ a tree, and changing it reads and writes only the pieces on the way (P8).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 from casstore.format import canonical, splitting
+from casstore.format.limits import DEFAULT_MAX_BYTES
 from casstore.format.splitting import Emit, Spelled
 from casstore.objects import edit, splice
 from casstore.objects.pieces import PieceReader
-from casstore.objects.values import Outline
+from casstore.objects.values import Assembly, Outline
+
+# So many changes at once, each worth so many keys, are made by spelling the map anew.
+_MANY_STEPS: Final = 32
+_WORTH_KEYS: Final = 32
 
 
 def change_map(
@@ -33,6 +38,11 @@ def change_map(
     while steps:
         if spelled.data[0] in canonical.CONTAINER_BYTES or not spelled.links:
             return _change_short(spelled, steps, room, emit)
+        if len(steps) >= _MANY_STEPS and len(steps) * _WORTH_KEYS >= _length(reader, spelled):
+            [mapping] = Assembly(reader, DEFAULT_MAX_BYTES).load(
+                [canonical.decode(spelled.data, Outline)]
+            )
+            return _spell_changed(mapping, steps, room, emit)
         step = steps.pop(0)
         if isinstance(step, edit.Delete) and not has_key(reader, spelled, str(step.path[0])):
             continue
@@ -41,7 +51,12 @@ def change_map(
 
 
 def _change_short(spelled: Spelled, steps: list[edit.Edit], room: int, emit: Emit) -> Spelled:
-    mapping: dict[str, Any] = canonical.decode(spelled.data, Outline) or {}
+    return _spell_changed(canonical.decode(spelled.data, Outline) or {}, steps, room, emit)
+
+
+def _spell_changed(
+    mapping: dict[str, Any], steps: list[edit.Edit], room: int, emit: Emit
+) -> Spelled:
     for step in steps:
         key = str(step.path[0])
         if isinstance(step, edit.Set):
@@ -49,6 +64,12 @@ def _change_short(spelled: Spelled, steps: list[edit.Edit], room: int, emit: Emi
         else:
             mapping.pop(key, None)
     return splitting.spell(mapping, room, emit)
+
+
+def _length(reader: PieceReader, spelled: Spelled) -> int:
+    """How many keys a long map has."""
+    container = splice.open_container(reader, reader.follow(spelled.links[:1])[0])
+    return 0 if container is None else splice.length(container)
 
 
 def has_key(reader: PieceReader, spelled: Spelled, key: str) -> bool:

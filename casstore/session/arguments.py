@@ -15,13 +15,17 @@ def check_count(number: Any, what: str, *, least: int = 0) -> None:
 
 
 def check_text(text: Any, what: str) -> None:
-    """Refuse what is not a text."""
+    """Refuse what is not a text, or none that can be spelled as UTF-8."""
     if type(text) is not str:
         raise InvalidInputError(f"{what} is a str, not {type(text).__name__}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as exc:
+        raise InvalidInputError(f"{what} {text[:40]!r} holds a lone surrogate") from exc
 
 
 def list_of(items: Iterable[Any], what: str) -> list[Any]:
     """The items as a list; a single text is refused, for its letters are not what was meant."""
-    if isinstance(items, str | bytes | dict):
+    if isinstance(items, str | bytes | dict) or not isinstance(items, Iterable):
         raise InvalidInputError(f"{what} are a list; one is a list of one")
     return list(items)

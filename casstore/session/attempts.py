@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final, TypeVar
 
-from casstore.errors import BusyError, ConditionFailedError
+from casstore.errors import BusyError, ConditionFailedError, CorruptionError, NotFoundError
 
 Result = TypeVar("Result")
 
@@ -16,6 +16,7 @@ _MAX_ATTEMPTS: Final = 256
 _AT_ONCE: Final = 4
 _FIRST_WAIT_S: Final = 0.0005
 _LONGEST_WAIT_S: Final = 0.02
+_MAX_READINGS: Final = 16
 
 
 def attempts(what: str) -> Iterator[int]:
@@ -29,6 +30,25 @@ def attempts(what: str) -> Iterator[int]:
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
         yield number
     raise BusyError(f"{what} kept changing; try again when fewer write to it")
+
+
+def settled(attempt: Callable[[], Result]) -> Result:
+    """What an attempt gives; made again if something that it needs is missing.
+
+    A session that was deleted, vacuumed or pruned, and collected, between two readings has none
+    of the old pieces: from the beginning it is seen as it is now, or the error says that it has
+    gone. What is damaged, or was never there, is missed again, and then it is told. Nothing may
+    be read after a write: an attempt that fails has written nothing.
+    """
+    told = ""
+    for _ in range(_MAX_READINGS):
+        try:
+            return attempt()
+        except (CorruptionError, NotFoundError) as exc:
+            if repr(exc) == told:
+                raise
+            told = repr(exc)
+    return attempt()
 
 
 def until_written(what: str, attempt: Callable[[], Result]) -> Result:

@@ -27,12 +27,14 @@ from casstore.errors import (
     ConditionFailedError,
     CorruptionError,
     InvalidInputError,
+    NotFoundError,
+    SessionDeletedError,
     SessionNotFoundError,
 )
 from casstore.format import canonical
 from casstore.session import attachments, expiry, keys, marks, subjects
 from casstore.session.arguments import check_count, check_text
-from casstore.session.attempts import attempts
+from casstore.session.attempts import attempts, settled
 from casstore.session.data import SessionInfo, SessionMeta
 from casstore.session.heads import HeadRow, decode_head, head_key
 from casstore.session.loading import head_of
@@ -190,7 +192,7 @@ def _info(runtime: Runtime, key: bytes, head: bytes | None, meta: bytes | None) 
         return SessionInfo(known, None, None, 0)
     state: State = runtime.state_of(key, head)
     session = state.head.long_id or keys.session_of(key) or ""
-    text, count = picked(runtime, state)
+    text, count = picked(runtime, session, state)
     shown = known if known is not None else _meta_of_head(session, state.head)
     return SessionInfo(shown, head_of(session, state), text, count)
 
@@ -219,10 +221,23 @@ def _listed(
         known = next(found, None)
         if known is None:
             return
-        info = _info(runtime, *known)
-        if info.meta.session.startswith(prefix):
+        info = _info_now(runtime, known)
+        if info is not None and info.meta.session.startswith(prefix):
             yield info
             left -= 1
+
+
+def _info_now(runtime: Runtime, known: KnownSession) -> SessionInfo | None:
+    """What a picker shows of a session whose rows were listed a while ago; None if it has gone."""
+    try:
+        return _info(runtime, *known)
+    except (CorruptionError, NotFoundError, SessionDeletedError):
+        # Moved on or deleted since, and what it was may have been collected.
+        session = name_of(known)
+    try:
+        return settled(lambda: find_info(runtime, session))
+    except (SessionNotFoundError, SessionDeletedError):
+        return None
 
 
 class KnownSession(NamedTuple):

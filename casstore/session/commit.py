@@ -108,6 +108,10 @@ def commit(runtime: Runtime, session: str, change: Commit) -> CommitResult:
         except ConditionFailedError as exc:
             if attempt.is_of_others(exc):
                 raise
+        except (CorruptionError, GraphError, NotFoundError):
+            # Judged by a head that may have moved on, and lost its pieces to a collector.
+            if runtime.rows(session)[0] == rows.head:
+                raise
     raise AssertionError("attempts raises at its end")
 
 
@@ -157,7 +161,8 @@ def _try_at_once(
     attempt.lease = seen_lease
     try:
         return attempt.run(spelled, known, fresh=True)
-    except (ConflictError, GraphError, NotFoundError):
+    except (ConflictError, GraphError, NotFoundError, CorruptionError):
+        # Also what looks like damage: of a head that is none any more, pieces may be collected.
         return None
 
 

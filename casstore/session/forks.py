@@ -21,7 +21,7 @@ from casstore.format.manifest import NOTHING, Manifest
 from casstore.objects import graph as objects
 from casstore.objects.pieces import PieceWriter
 from casstore.session import heads, keys, lineage, marks, subjects
-from casstore.session.attempts import attempts
+from casstore.session.attempts import attempts, settled
 from casstore.session.data import Head, Origin
 from casstore.session.heads import Base, HeadRow, head_key, put_head
 from casstore.session.loading import At, head_of
@@ -41,8 +41,19 @@ def fork(
 
     It is about whom ``source`` is about, or about those in ``about``.
     """
-    key, target_key = keys.session_key(source), keys.session_key(target)
     told = None if about is None else subjects.checked(about)
+    return settled(lambda: _fork(runtime, source, target, at, node, told))
+
+
+def _fork(
+    runtime: Runtime,
+    source: str,
+    target: str,
+    at: At,
+    node: str | None,
+    told: tuple[str, ...] | None,
+) -> Head:
+    key, target_key = keys.session_key(source), keys.session_key(target)
     for _ in attempts(f"session {source!r}"):
         about_row = runtime.rows(source, [keys.subjects(key)])[1]
         current = runtime.get(source)
@@ -72,6 +83,9 @@ def fork(
             RowIs(*_where(key, current, state), state.row),
             RowIs(*tombstone_key(key), None),
         ]
+        if state.row != current.row and head.hidden is not None:
+            # The hidden nodes are those of the source's head, whatever revision it shares.
+            conditions.append(RowIs(*head_key(key), current.row))
         changes: list[RowChange] = [put_head(target_key, head, new=True)]
         if told is None:
             conditions.append(RowIs(*keys.subjects(key), about_row))

@@ -17,7 +17,7 @@ from casstore.errors import (
 )
 from casstore.session import keys, marks
 from casstore.session.arguments import check_count
-from casstore.session.attempts import attempts
+from casstore.session.attempts import attempts, settled
 from casstore.session.commit import put_label
 from casstore.session.data import Entry
 from casstore.session.heads import decode_head, head_key, public_entry
@@ -43,7 +43,7 @@ def _entries(
     runtime: Runtime, session: str, before: int | None, limit: int | None
 ) -> Iterator[Entry]:
     key = keys.session_key(session)
-    state = runtime.find(session)
+    state = settled(lambda: runtime.find(session))
     if state is None:
         return
     labels = labels_of(runtime, key)
@@ -108,7 +108,7 @@ def put(runtime: Runtime, session: str, name: str, at: At) -> Entry:
             )
         except ConditionFailedError:
             continue  # the head moved, and what it was is in history now
-        return entry(runtime, session, revision)
+        return public_entry(session, state.head, labels_of(runtime, key).get(revision, ()))
     raise AssertionError("attempts raises at its end")
 
 

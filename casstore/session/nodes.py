@@ -77,7 +77,12 @@ class Nodes(Sequence[Node]):
 
     def digests(self) -> Iterator[Digest]:
         """The digests alone, from the node table: no node is read, so nothing is proven."""
-        return (Digest.known(place.digest) for place in self._chain.places(self._seqs))
+        try:
+            for place in self._chain.places(self._seqs):
+                yield Digest.known(place.digest)
+        except CorruptionError:
+            self._require_kept()
+            raise
 
     def _pages(self, size: int) -> Iterator[list[Node]]:
         before: bytes | None = None

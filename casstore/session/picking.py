@@ -32,11 +32,11 @@ def find_first_user(runtime: Runtime, chain: Chain, leaf: NodeHeader) -> bytes |
     return chain.place(seqs[low]).digest
 
 
-def picked(runtime: Runtime, state: State) -> tuple[str | None, int]:
+def picked(runtime: Runtime, session: str, state: State) -> tuple[str | None, int]:
     """The first message of the user on the active path, and how many there are."""
     hidden = runtime.hidden(state.head)
     if hidden:
-        return _picked_by_reading(runtime, state, hidden)
+        return _picked_by_reading(runtime, session, state, hidden)
     manifest = state.manifest
     if manifest.leaf is None or manifest.first_user is None:
         return None, 0
@@ -47,13 +47,13 @@ def picked(runtime: Runtime, state: State) -> tuple[str | None, int]:
 
 
 def _picked_by_reading(
-    runtime: Runtime, state: State, hidden: HiddenNodes
+    runtime: Runtime, session: str, state: State, hidden: HiddenNodes
 ) -> tuple[str | None, int]:
     # Nodes count over their whole path, and what is hidden must not count.
     leaf = visible_leaf(runtime, state, hidden)[0]
     first: str | None = None
     count = 0
-    for node in open_nodes(runtime, "", state, hidden, PATH, leaf):
+    for node in open_nodes(runtime, session, state, hidden, PATH, leaf):
         if messages.is_user_message(node.payload):
             first = messages.user_text(node.payload) if first is None else first
             count += 1

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import secrets
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
@@ -40,7 +40,7 @@ from casstore.objects import values
 from casstore.objects.pieces import PieceWriter
 from casstore.session import keys, leases
 from casstore.session.arguments import check_count, list_of
-from casstore.session.attempts import attempts
+from casstore.session.attempts import attempts, settled
 from casstore.session.data import Batch, Claim, Lease
 from casstore.session.scanning import scan
 from casstore.session.state import Runtime
@@ -122,7 +122,12 @@ class Queue:
         for _ in attempts(f"the queue of session {self._session!r}"):
             known, counter = self._before_enqueuing(source_key, name)
             if known is not None:
-                return self._public([known])[0]
+                try:
+                    return self._public([known])[0]
+                except CorruptionError:
+                    if self._find(known.seq) == known:
+                        raise
+                    continue  # completed just now, and its items collected
             seq = 1 if counter is None else int.from_bytes(counter, "big") + 1
             rows: list[RowChange] = [
                 PutRow(*keys.queue_counter(self._key), seq.to_bytes(8, "big")),
@@ -302,7 +307,12 @@ class Queue:
                 continue  # completed just now
             if self._is_held(one, lease_row):
                 return None
-            public = self._public([one])[0]
+            try:
+                public = self._public([one])[0]
+            except CorruptionError:
+                if self._find(one.seq) == one:
+                    raise
+                continue  # completed just now, and its items collected
             lease_is = RowIs(*leases.lease_key(self._key), lease_row)
             try:
                 self._runtime.engine.write(
@@ -320,11 +330,17 @@ class Queue:
 
     def batches(self) -> list[Batch]:
         """Everything queued, claimed or not, in order."""
+        return settled(self._batches)
+
+    def _batches(self) -> list[Batch]:
         self._runtime.rows(self._session)
-        return self._public(self._scan())
+        return self._public(list(self._scan()))
 
     def pending(self) -> list[Batch]:
         """What nobody holds, in order."""
+        return settled(self._pending)
+
+    def _pending(self) -> list[Batch]:
         lease_row = self._runtime.rows(self._session, [leases.lease_key(self._key)])[1]
         return self._public([one for one in self._scan() if not self._is_held(one, lease_row)])
 
@@ -332,9 +348,10 @@ class Queue:
         live = leases.live_generation(lease_row, self._runtime.engine.now_ms())
         return one.held_by != 0 and one.held_by == live
 
-    def _scan(self) -> list[_Queued]:
-        rows = scan(self._runtime.engine, "queue", *keys.queue_range(self._key))
-        return [_decode(RowKey("queue", row.key), row.value) for row in rows]
+    def _scan(self) -> Iterator[_Queued]:
+        """All that is queued, in order, read as far as it is asked for."""
+        for row in scan(self._runtime.engine, "queue", *keys.queue_range(self._key)):
+            yield _decode(RowKey("queue", row.key), row.value)
 
     def _find(self, seq: int) -> _Queued | None:
         key = keys.queue_batch(self._key, seq)

@@ -7,10 +7,9 @@ from many threads; two handles on one id, in any process, see the same session.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
-from casstore.errors import ComponentNotFoundError, CorruptionError
 from casstore.session import (
     catalogue,
     commit,
@@ -24,7 +23,9 @@ from casstore.session import (
     tombstones,
     watching,
 )
+from casstore.session.arguments import list_of
 from casstore.session.attachments import Attachments
+from casstore.session.attempts import settled
 from casstore.session.checkpoint import read_checkpoint
 from casstore.session.data import (
     Checkpoint,
@@ -47,21 +48,6 @@ from casstore.session.nodes import PATH, Nodes
 from casstore.session.queue import Queue
 from casstore.session.state import Runtime
 
-_Found = TypeVar("_Found")
-
-
-def _settled(read: Callable[[], _Found]) -> _Found:
-    """What a reading finds; read once more if a piece was missing.
-
-    A session that was deleted or vacuumed, and collected, between two pieces has none of the
-    old ones: from the beginning it is seen as it is now, or the error says that it has gone.
-    What is damaged is found to be damaged again.
-    """
-    try:
-        return read()
-    except (CorruptionError, ComponentNotFoundError):
-        return read()
-
 
 class Session:
     """One session of a store."""
@@ -81,7 +67,7 @@ class Session:
 
         SessionDeletedError if it was deleted; so for every other method.
         """
-        return loading.find_head(self._runtime, self.id)
+        return settled(lambda: loading.find_head(self._runtime, self.id))
 
     def load(
         self,
@@ -97,7 +83,7 @@ class Session:
         one asked for), ``full`` every node in insertion order. Nodes are read when they are
         iterated over. ``hydrate`` loads the components; else they are links.
         """
-        return _settled(
+        return settled(
             lambda: loading.load(self._runtime, self.id, at, scope, leaf, hydrate=hydrate)
         )
 
@@ -113,17 +99,17 @@ class Session:
 
         Without ``payloads`` every payload is None, and long contents are not read.
         """
-        return _settled(
+        return settled(
             lambda: loading.load_nodes(self._runtime, self.id, at, scope, leaf, payloads=payloads)
         )
 
     def node(self, node_id: str, *, at: At = None) -> Node | None:
         """One node by its id; None if it is not there, or hidden."""
-        return _settled(lambda: loading.find_node(self._runtime, self.id, node_id, at))
+        return settled(lambda: loading.find_node(self._runtime, self.id, node_id, at))
 
     def checkpoint(self, at: At = None, *, hydrate: bool = False) -> Checkpoint:
         """The checkpoint alone; its components as links, or loaded if ``hydrate``."""
-        return _settled(
+        return settled(
             lambda: read_checkpoint(
                 self._runtime.reader(), self._runtime.at(self.id, at).manifest, hydrate=hydrate
             )
@@ -131,7 +117,7 @@ class Session:
 
     def usage(self, at: At = None) -> tuple[Usage, ...]:
         """The ledger: one entry for each source and model, in order of first use."""
-        return _settled(lambda: loading.load_usage(self._runtime, self.id, at))
+        return settled(lambda: loading.load_usage(self._runtime, self.id, at))
 
     def meta(self) -> SessionMeta:
         """Name, model, directory and relation; SessionNotFoundError if there is no session."""
@@ -139,7 +125,7 @@ class Session:
 
     def info(self) -> SessionInfo:
         """What a picker shows, without reading the graph."""
-        return catalogue.find_info(self._runtime, self.id)
+        return settled(lambda: catalogue.find_info(self._runtime, self.id))
 
     # --- writing ------------------------------------------------------------------------
 
@@ -165,8 +151,10 @@ class Session:
         label: str | None = None,
     ) -> CommitResult:
         """Make an earlier revision the head again, as a new revision: nothing is lost by it."""
-        return commit.rewind(
-            self._runtime, self.id, to, lease=lease, expected=expected, label=label
+        return settled(
+            lambda: commit.rewind(
+                self._runtime, self.id, to, lease=lease, expected=expected, label=label
+            )
         )
 
     def tombstone(self, node_ids: Sequence[str]) -> Hidden:
@@ -175,7 +163,8 @@ class Session:
         A path stays whole without a hidden node; the ids stay taken; forks made before keep
         showing the nodes, forks made after do not.
         """
-        return tombstones.hide(self._runtime, self.id, node_ids)
+        wanted = list_of(node_ids, "node ids")
+        return settled(lambda: tombstones.hide(self._runtime, self.id, wanted))
 
     def rename(self, name: str) -> SessionMeta:
         """Change the session's name. Its id stays."""
@@ -193,11 +182,11 @@ class Session:
 
     def entry(self, at: At = None) -> Entry:
         """One revision by number or label; RevisionNotFoundError if it is not there."""
-        return history.entry(self._runtime, self.id, at)
+        return settled(lambda: history.entry(self._runtime, self.id, at))
 
     def label(self, name: str, at: At = None) -> Entry:
         """Name a revision. A label names one revision: given again, it moves."""
-        return history.put(self._runtime, self.id, name, at)
+        return settled(lambda: history.put(self._runtime, self.id, name, at))
 
     def unlabel(self, name: str) -> bool:
         """Take a label away; False if there was none."""
@@ -233,7 +222,9 @@ class Session:
         self, at: At = None, *, by: str, ttl_ms: int | None = None, note: str | None = None
     ) -> Protection:
         """Keep a revision, and the session, from retention: ``by`` will come back to it."""
-        return protection.protect(self._runtime, self.id, at, by=by, ttl_ms=ttl_ms, note=note)
+        return settled(
+            lambda: protection.protect(self._runtime, self.id, at, by=by, ttl_ms=ttl_ms, note=note)
+        )
 
     def unprotect(self, by: str, revision: int | None = None) -> int:
         """Take away what ``by`` protects, or that of one revision; how many there were."""

@@ -10,6 +10,7 @@ from typing import Final
 
 from casstore.errors import InvalidInputError
 from casstore.session.arguments import check_count
+from casstore.session.attempts import settled
 from casstore.session.data import Head
 from casstore.session.loading import find_head
 from casstore.session.state import Runtime
@@ -26,7 +27,7 @@ def wait(runtime: Runtime, session: str, after: int, timeout_s: float | None) ->
     watch = runtime.engine.watch()
     try:
         while True:
-            head = find_head(runtime, session)
+            head = settled(lambda: find_head(runtime, session))
             if head is not None and head.revision > after:
                 return head
             left = None if deadline is None else deadline - time.monotonic()

@@ -122,7 +122,9 @@ def test_a_payload_may_nest_63_deep_because_it_stands_in_a_list() -> None:
         spelled(ROOT, [value])
 
 
-@pytest.mark.parametrize("time", [float("nan"), float("inf"), True, b"x", [], {}, object()])
+@pytest.mark.parametrize(
+    "time", [float("nan"), float("inf"), True, b"x", [], {}, object(), "\ud800", 1 << 64]
+)
 def test_a_time_is_text_or_a_number(time: object) -> None:
     with pytest.raises(InvalidValueError):
         check_time(time)

@@ -423,11 +423,12 @@ def digest_at(value: bytes | memoryview, position: int) -> bytes:
 def is_dead_at(value: bytes | memoryview, position: int) -> bool:
     """Is one entry of a stored slab dead? Unchecked, and without decoding the slab."""
     at = HEADER_BYTES + DIGEST_BYTES * count_of(value) + position
-    if at >= len(value):
-        raise CorruptionError("a slab is shorter than its directory")
     if value[0] == LAYOUT:
+        if at >= len(value):
+            raise CorruptionError("a slab is shorter than its directory")
         return value[at] & ~KEEPS_LINKS == DEAD
-    # Which ids these are does not matter here.
+    # Packed, the columns may take less than a byte for each entry. Which ids these are does
+    # not matter here.
     directory = read_directory(slab_key(MAX_ID), value, check=False)
     return directory.kinds[position] & ~KEEPS_LINKS == DEAD
 
