@@ -72,6 +72,9 @@ def fork(
             RowIs(*_where(key, current, state), state.row),
             RowIs(*tombstone_key(key), None),
         ]
+        if state.row != current.row and head.hidden is not None:
+            # The hidden nodes are those of the source's head, whatever revision it shares.
+            conditions.append(RowIs(*head_key(key), current.row))
         changes: list[RowChange] = [put_head(target_key, head, new=True)]
         if told is None:
             conditions.append(RowIs(*keys.subjects(key), about_row))
