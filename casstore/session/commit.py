@@ -157,7 +157,8 @@ def _try_at_once(
     attempt.lease = seen_lease
     try:
         return attempt.run(spelled, known, fresh=True)
-    except (ConflictError, GraphError, NotFoundError):
+    except (ConflictError, GraphError, NotFoundError, CorruptionError):
+        # Also what looks like damage: of a head that is none any more, pieces may be collected.
         return None
 
 

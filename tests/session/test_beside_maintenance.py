@@ -10,6 +10,7 @@ import pytest
 
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
+from casstore.errors import SessionDeletedError
 from casstore.maintenance import check, gc, vacuum
 from casstore.session.data import UNFENCED, Commit, NodeDraft
 from casstore.store import Store
@@ -67,3 +68,29 @@ def test_a_fork_of_an_earlier_revision_beside_vacuum(store: Store, node: str | N
     assert [info.meta.session for info in store.sessions()] == ["fork", "s"]
     assert check.check(store, level="full").sound
     assert gc.collect(store, grace_ms=0).problem is None
+
+
+CHANGES = [
+    Commit(leaf="n1-1", lease=UNFENCED),
+    Commit(append=[NodeDraft("branch", 1, parent="n1-1")], lease=UNFENCED),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_commit_to_what_another_handle_has_vacuumed(store: Store, change: Commit) -> None:
+    fill(store)
+    beside = other_handle(store)
+    beside.session("s").tombstone(["n0-1"])
+    vacuum.vacuum(beside, grace_ms=0)
+    assert store.session("s").commit(change).revision == 5
+    path = [one.id for one in store.session("s").nodes()]
+    assert path[:4] == ["n0-0", "n0-2", "n1-0", "n1-1"]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_commit_to_what_was_deleted_and_collected(store: Store, change: Commit) -> None:
+    fill(store)
+    store.delete_session("s")
+    gc.collect(store, grace_ms=0)
+    with pytest.raises(SessionDeletedError):
+        store.session("s").commit(change)
