@@ -414,8 +414,9 @@ class Store:
         length, one row is written; afterwards the two go their own ways.
         """
         from casstore.session import forks
+        from casstore.session.attempts import settled
 
-        return forks.fork(self._runtime, source, target, at, node, subjects)
+        return settled(lambda: forks.fork(self._runtime, source, target, at, node, subjects))
 
     def sessions_about(self, subject: str) -> Iterator[str]:
         """The ids of the sessions about somebody, found without looking at others."""
@@ -434,8 +435,11 @@ class Store:
         digest of a manifest.
         """
         from casstore.session import compare
+        from casstore.session.attempts import settled
 
-        return compare.compare(PieceReader(self.engine), self._side(old), self._side(new))
+        return settled(
+            lambda: compare.compare(PieceReader(self.engine), self._side(old), self._side(new))
+        )
 
     def _side(self, place: Session | str | tuple[str, int | str | Entry | None] | bytes) -> Side:
         from casstore.session.compare import Side

@@ -7,7 +7,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final, TypeVar
 
-from casstore.errors import BusyError, ConditionFailedError
+from casstore.errors import (
+    BusyError,
+    ComponentNotFoundError,
+    ConditionFailedError,
+    CorruptionError,
+)
 
 Result = TypeVar("Result")
 
@@ -29,6 +34,19 @@ def attempts(what: str) -> Iterator[int]:
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
         yield number
     raise BusyError(f"{what} kept changing; try again when fewer write to it")
+
+
+def settled(read: Callable[[], Result]) -> Result:
+    """What a reading finds; read once more if a piece was missing.
+
+    A session that was deleted or vacuumed, and collected, between two pieces has none of the
+    old ones: from the beginning it is seen as it is now, or the error says that it has gone.
+    What is damaged is found to be damaged again.
+    """
+    try:
+        return read()
+    except (CorruptionError, ComponentNotFoundError):
+        return read()
 
 
 def until_written(what: str, attempt: Callable[[], Result]) -> Result:

@@ -219,10 +219,22 @@ def _listed(
         known = next(found, None)
         if known is None:
             return
-        info = _info(runtime, *known)
-        if info.meta.session.startswith(prefix):
+        info = _info_now(runtime, known)
+        if info is not None and info.meta.session.startswith(prefix):
             yield info
             left -= 1
+
+
+def _info_now(runtime: Runtime, known: KnownSession) -> SessionInfo | None:
+    """What a picker shows of a session that was listed; None if it was deleted since."""
+    try:
+        return _info(runtime, *known)
+    except CorruptionError:
+        head, meta = runtime.engine.get_rows([head_key(known.key), meta_key(known.key)])
+        if head == known.head:
+            raise
+        # Vacuumed or deleted since its row was read, and collected.
+        return None if head is None and meta is None else _info(runtime, known.key, head, meta)
 
 
 class KnownSession(NamedTuple):

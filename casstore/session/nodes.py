@@ -131,7 +131,7 @@ def visible_leaf(runtime: Runtime, state: State, hidden: HiddenNodes) -> tuple[s
 
 def open_nodes(
     runtime: Runtime,
-    session: str,
+    session: str | None,
     state: State,
     hidden: HiddenNodes,
     scope: Literal["path", "full"],
@@ -139,16 +139,20 @@ def open_nodes(
     *,
     payloads: bool = True,
 ) -> Nodes:
-    """The nodes of a revision, all of them or those on the path to ``leaf``."""
+    """The nodes of a revision, all of them or those on the path to ``leaf``.
+
+    If they go while they are read, it is told what became of the session; without one, what is
+    missing: for those who read them at once, and begin anew.
+    """
     chain = runtime.chain(state)
-    require_kept = partial(runtime.require_kept, session, state)
+    require_kept = _nothing if session is None else partial(runtime.require_kept, session, state)
     seqs: Sequence[int]
     if scope == FULL:
         seqs = chain.seqs()
     elif leaf is None:
         seqs = ()
     else:
-        seqs = _path_to(runtime, chain, session, state, leaf, hidden)
+        seqs = _path_to(runtime, chain, session or "", state, leaf, hidden)
     path = scope == PATH
     if hidden:
         gone = hidden_seqs(chain, hidden)
@@ -191,7 +195,11 @@ def path_seqs(chain: Chain, leaf: NodeHeader) -> Sequence[int]:
 def no_nodes(runtime: Runtime) -> Nodes:
     """The nodes of a session in which nothing was committed yet."""
     chain = Chain(runtime.engine, b"", None, 0)
-    return Nodes(runtime, chain, (), path=True, payloads=False, require_kept=lambda: None)
+    return Nodes(runtime, chain, (), path=True, payloads=False, require_kept=_nothing)
+
+
+def _nothing() -> None:
+    """There is nothing to ask about."""
 
 
 def hidden_seqs(chain: Chain, hidden: HiddenNodes) -> frozenset[int]:

@@ -53,7 +53,7 @@ def _picked_by_reading(
     leaf = visible_leaf(runtime, state, hidden)[0]
     first: str | None = None
     count = 0
-    for node in open_nodes(runtime, "", state, hidden, PATH, leaf):
+    for node in open_nodes(runtime, None, state, hidden, PATH, leaf):
         if messages.is_user_message(node.payload):
             first = messages.user_text(node.payload) if first is None else first
             count += 1

@@ -40,7 +40,7 @@ from casstore.objects import values
 from casstore.objects.pieces import PieceWriter
 from casstore.session import keys, leases
 from casstore.session.arguments import check_count, list_of
-from casstore.session.attempts import attempts
+from casstore.session.attempts import attempts, settled
 from casstore.session.data import Batch, Claim, Lease
 from casstore.session.scanning import scan
 from casstore.session.state import Runtime
@@ -122,7 +122,10 @@ class Queue:
         for _ in attempts(f"the queue of session {self._session!r}"):
             known, counter = self._before_enqueuing(source_key, name)
             if known is not None:
-                return self._public([known])[0]
+                there = self._public_still([known])
+                if there is None:
+                    continue
+                return there[0]
             seq = 1 if counter is None else int.from_bytes(counter, "big") + 1
             rows: list[RowChange] = [
                 PutRow(*keys.queue_counter(self._key), seq.to_bytes(8, "big")),
@@ -228,8 +231,11 @@ class Queue:
                 )
             except ConditionFailedError:
                 continue
+            batches = self._public_still(taken)
+            if batches is None:
+                raise ClaimLostError(self._session, taken[0].id)
             claim_id = f"{taken[0].seq}:{taken[0].fence}"
-            return Claim(claim_id, self._session, lease.fencing, tuple(self._public(taken)))
+            return Claim(claim_id, self._session, lease.fencing, tuple(batches))
         raise AssertionError("attempts raises at its end")
 
     def _next_group(self, generation: int, now_ms: int, boundary: str, limit: int) -> list[_Queued]:
@@ -302,7 +308,9 @@ class Queue:
                 continue  # completed just now
             if self._is_held(one, lease_row):
                 return None
-            public = self._public([one])[0]
+            public = self._public_still([one])
+            if public is None:
+                continue
             lease_is = RowIs(*leases.lease_key(self._key), lease_row)
             try:
                 self._runtime.engine.write(
@@ -313,7 +321,7 @@ class Queue:
                 )
             except ConditionFailedError:
                 continue
-            return public
+            return public[0]
         raise AssertionError("attempts raises at its end")
 
     # --- looking ------------------------------------------------------------------------
@@ -321,12 +329,14 @@ class Queue:
     def batches(self) -> list[Batch]:
         """Everything queued, claimed or not, in order."""
         self._runtime.rows(self._session)
-        return self._public(self._scan())
+        return settled(lambda: self._public(self._scan()))
 
     def pending(self) -> list[Batch]:
         """What nobody holds, in order."""
         lease_row = self._runtime.rows(self._session, [leases.lease_key(self._key)])[1]
-        return self._public([one for one in self._scan() if not self._is_held(one, lease_row)])
+        return settled(
+            lambda: self._public([one for one in self._scan() if not self._is_held(one, lease_row)])
+        )
 
     def _is_held(self, one: _Queued, lease_row: bytes | None) -> bool:
         live = leases.live_generation(lease_row, self._runtime.engine.now_ms())
@@ -340,6 +350,19 @@ class Queue:
         key = keys.queue_batch(self._key, seq)
         row = self._runtime.engine.get_rows([key])[0]
         return None if row is None else _decode(key, row)
+
+    def _public_still(self, queued: Sequence[_Queued]) -> list[Batch] | None:
+        """The same of batches that must be as they were; None if one of them has gone meanwhile.
+
+        Whoever completes or removes one lets its items go. SessionDeletedError, if all did.
+        """
+        try:
+            return self._public(queued)
+        except CorruptionError:
+            _, *rows = self._runtime.rows(self._session, [one.key for one in queued])
+            if rows == [one.row for one in queued]:
+                raise
+            return None
 
     def _public(self, queued: Sequence[_Queued]) -> list[Batch]:
         reader = self._runtime.reader()

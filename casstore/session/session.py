@@ -7,10 +7,9 @@ from many threads; two handles on one id, in any process, see the same session.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
-from casstore.errors import ComponentNotFoundError, CorruptionError
 from casstore.session import (
     catalogue,
     commit,
@@ -25,6 +24,7 @@ from casstore.session import (
     watching,
 )
 from casstore.session.attachments import Attachments
+from casstore.session.attempts import settled
 from casstore.session.checkpoint import read_checkpoint
 from casstore.session.data import (
     Checkpoint,
@@ -46,21 +46,6 @@ from casstore.session.loading import SessionState as SessionState
 from casstore.session.nodes import PATH, Nodes
 from casstore.session.queue import Queue
 from casstore.session.state import Runtime
-
-_Found = TypeVar("_Found")
-
-
-def _settled(read: Callable[[], _Found]) -> _Found:
-    """What a reading finds; read once more if a piece was missing.
-
-    A session that was deleted or vacuumed, and collected, between two pieces has none of the
-    old ones: from the beginning it is seen as it is now, or the error says that it has gone.
-    What is damaged is found to be damaged again.
-    """
-    try:
-        return read()
-    except (CorruptionError, ComponentNotFoundError):
-        return read()
 
 
 class Session:
@@ -97,7 +82,7 @@ class Session:
         one asked for), ``full`` every node in insertion order. Nodes are read when they are
         iterated over. ``hydrate`` loads the components; else they are links.
         """
-        return _settled(
+        return settled(
             lambda: loading.load(self._runtime, self.id, at, scope, leaf, hydrate=hydrate)
         )
 
@@ -113,17 +98,17 @@ class Session:
 
         Without ``payloads`` every payload is None, and long contents are not read.
         """
-        return _settled(
+        return settled(
             lambda: loading.load_nodes(self._runtime, self.id, at, scope, leaf, payloads=payloads)
         )
 
     def node(self, node_id: str, *, at: At = None) -> Node | None:
         """One node by its id; None if it is not there, or hidden."""
-        return _settled(lambda: loading.find_node(self._runtime, self.id, node_id, at))
+        return settled(lambda: loading.find_node(self._runtime, self.id, node_id, at))
 
     def checkpoint(self, at: At = None, *, hydrate: bool = False) -> Checkpoint:
         """The checkpoint alone; its components as links, or loaded if ``hydrate``."""
-        return _settled(
+        return settled(
             lambda: read_checkpoint(
                 self._runtime.reader(), self._runtime.at(self.id, at).manifest, hydrate=hydrate
             )
@@ -131,7 +116,7 @@ class Session:
 
     def usage(self, at: At = None) -> tuple[Usage, ...]:
         """The ledger: one entry for each source and model, in order of first use."""
-        return _settled(lambda: loading.load_usage(self._runtime, self.id, at))
+        return settled(lambda: loading.load_usage(self._runtime, self.id, at))
 
     def meta(self) -> SessionMeta:
         """Name, model, directory and relation; SessionNotFoundError if there is no session."""
@@ -139,7 +124,7 @@ class Session:
 
     def info(self) -> SessionInfo:
         """What a picker shows, without reading the graph."""
-        return catalogue.find_info(self._runtime, self.id)
+        return settled(lambda: catalogue.find_info(self._runtime, self.id))
 
     # --- writing ------------------------------------------------------------------------
 
