@@ -23,12 +23,16 @@ from casstore.maintenance.exporting import export_session
 from casstore.maintenance.importing import import_session
 from casstore.maintenance.policy import Policy
 from casstore.records.log import NewMessage, SessionLog
+from casstore.records.runs import Runs
 from casstore.session.data import UNFENCED, Checkpoint, Commit, NodeDraft
 from casstore.store import Store
 
 _names = count(1)
 # What an operation may say if somebody else was first.
 TOLD = (ConflictError, GraphError, NotFoundError)
+
+# Long enough to be an object of its own.
+LONG = "all of it " * 500
 
 Operation = Callable[[Store], object]
 
@@ -95,6 +99,11 @@ def filled() -> MemoryEngine:
     log.create("log")
     for number in range(4):
         log.append("log", NewMessage("user", f"message {number}"))
+    runs = Runs(store)
+    runs.create_thread("thread", "planner")
+    runs.create_run("thread", "run", "planner", "graph")
+    runs.append_message("thread", "user", LONG)
+    runs.put_artifact("thread", "run", "report", LONG, "report")
     return engine
 
 
@@ -160,6 +169,10 @@ OPERATIONS: dict[str, Operation] = {
     "log: active": lambda store: SessionLog(store).active("log"),
     "log: export": lambda store: list(SessionLog(store).export("log")),
     "log: prune": lambda store: SessionLog(store).prune("log"),
+    "runs: messages": lambda store: Runs(store).messages("thread"),
+    "runs: artifact": lambda store: Runs(store).put_artifact(
+        "thread", "run", "report", LONG, "report"
+    ),
 }
 
 
@@ -170,6 +183,7 @@ def _collect(store: Store) -> None:
 def _delete(store: Store) -> None:
     store.delete_session("s")
     store.delete_session("log")
+    Runs(store).delete_thread("thread")
     _collect(store)
 
 
