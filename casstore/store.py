@@ -414,8 +414,9 @@ class Store:
         length, one row is written; afterwards the two go their own ways.
         """
         from casstore.session import forks
+        from casstore.session.attempts import settled
 
-        return forks.fork(self._runtime, source, target, at, node, subjects)
+        return settled(lambda: forks.fork(self._runtime, source, target, at, node, subjects))
 
     def sessions_about(self, subject: str) -> Iterator[str]:
         """The ids of the sessions about somebody, found without looking at others."""

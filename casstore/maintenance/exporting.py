@@ -19,6 +19,7 @@ from casstore.maintenance.sending import Lacking, Sender, reached_from
 from casstore.maintenance.session_rows import SessionRows
 from casstore.session import catalogue, keys
 from casstore.session.attachments import COMMITTED, Attachments
+from casstore.session.attempts import settled
 from casstore.session.data import Entry
 from casstore.session.heads import HeadRow, decode_head
 from casstore.session.history import labels_of
@@ -65,12 +66,31 @@ def export_session(
     out what the reader has, which makes the file thin. The file appears when it is complete
     and on the disk; an existing one stays, unless ``replace``.
     """
+    whole = history and at is None
+    return settled(
+        lambda: _export(
+            store, session, os.fspath(target_file), at, have, progress, whole=whole, replace=replace
+        )
+    )
+
+
+def _export(
+    store: Store,
+    session: str,
+    target_file: str,
+    at: int | str | Entry | None,
+    have: Have | None,
+    progress: Progress | None,
+    *,
+    whole: bool,
+    replace: bool,
+) -> ExportReport:
     runtime = Runtime(store)
-    rows, state = _gather(runtime, session, at, whole=history and at is None)
+    rows, state = _gather(runtime, session, at, whole=whole)
     sent: set[bytes] = set()
     lacking = _lacking(runtime, have, sent)
     header = BundleHeader(layout.VERSION, layout.SESSION, thin=have is not None)
-    with BundleWriter(os.fspath(target_file), header, replace=replace) as writer:
+    with BundleWriter(target_file, header, replace=replace) as writer:
 
         def take(item: NewObject) -> None:
             sent.add(item.digest)

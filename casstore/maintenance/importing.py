@@ -27,6 +27,7 @@ from casstore.engine.protocol import (
 from casstore.errors import (
     BusyError,
     ConditionFailedError,
+    CorruptionError,
     InvalidInputError,
     ObjectNotFoundError,
     SessionDeletedError,
@@ -148,7 +149,13 @@ class _Import:
         """Try until nobody has come in between."""
         for _ in range(_MAX_ATTEMPTS):
             existing = self._existing()
-            changes, outcome, added, table = self._plan(existing)
+            try:
+                changes, outcome, added, table = self._plan(existing)
+            except CorruptionError:
+                # Damage, unless it was vacuumed or deleted in the middle, and collected.
+                if self._existing() == existing:
+                    raise
+                continue
             if outcome is not ImportOutcome.UNCHANGED:
                 try:
                     self._store_objects()

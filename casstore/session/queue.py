@@ -122,12 +122,10 @@ class Queue:
         for _ in attempts(f"the queue of session {self._session!r}"):
             known, counter = self._before_enqueuing(source_key, name)
             if known is not None:
-                try:
-                    return self._public([known])[0]
-                except CorruptionError:
-                    if self._find(known.seq) == known:
-                        raise
-                    continue  # completed just now, and its items collected
+                there = self._public_still([known])
+                if there is None:
+                    continue
+                return there[0]
             seq = 1 if counter is None else int.from_bytes(counter, "big") + 1
             rows: list[RowChange] = [
                 PutRow(*keys.queue_counter(self._key), seq.to_bytes(8, "big")),
@@ -233,8 +231,11 @@ class Queue:
                 )
             except ConditionFailedError:
                 continue
+            batches = self._public_still(taken)
+            if batches is None:
+                raise ClaimLostError(self._session, taken[0].id)
             claim_id = f"{taken[0].seq}:{taken[0].fence}"
-            return Claim(claim_id, self._session, lease.fencing, tuple(self._public(taken)))
+            return Claim(claim_id, self._session, lease.fencing, tuple(batches))
         raise AssertionError("attempts raises at its end")
 
     def _next_group(self, generation: int, now_ms: int, boundary: str, limit: int) -> list[_Queued]:
@@ -307,12 +308,9 @@ class Queue:
                 continue  # completed just now
             if self._is_held(one, lease_row):
                 return None
-            try:
-                public = self._public([one])[0]
-            except CorruptionError:
-                if self._find(one.seq) == one:
-                    raise
-                continue  # completed just now, and its items collected
+            public = self._public_still([one])
+            if public is None:
+                continue
             lease_is = RowIs(*leases.lease_key(self._key), lease_row)
             try:
                 self._runtime.engine.write(
@@ -323,7 +321,7 @@ class Queue:
                 )
             except ConditionFailedError:
                 continue
-            return public
+            return public[0]
         raise AssertionError("attempts raises at its end")
 
     # --- looking ------------------------------------------------------------------------
@@ -357,6 +355,19 @@ class Queue:
         key = keys.queue_batch(self._key, seq)
         row = self._runtime.engine.get_rows([key])[0]
         return None if row is None else _decode(key, row)
+
+    def _public_still(self, queued: Sequence[_Queued]) -> list[Batch] | None:
+        """The same of batches that must be as they were; None if one of them has gone meanwhile.
+
+        Whoever completes or removes one lets its items go. SessionDeletedError, if all did.
+        """
+        try:
+            return self._public(queued)
+        except CorruptionError:
+            _, *rows = self._runtime.rows(self._session, [one.key for one in queued])
+            if rows == [one.row for one in queued]:
+                raise
+            return None
 
     def _public(self, queued: Sequence[_Queued]) -> list[Batch]:
         reader = self._runtime.reader()

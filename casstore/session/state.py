@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from casstore.engine.protocol import Engine, RowKey
@@ -26,6 +27,7 @@ from casstore.objects import graph as objects
 from casstore.objects import values
 from casstore.objects.pieces import PieceReader
 from casstore.session import keys
+from casstore.session.attempts import settled
 from casstore.session.data import Entry
 from casstore.session.heads import HeadRow, decode_head, head_key
 from casstore.session.lineage import Chain, Page
@@ -138,6 +140,9 @@ class Runtime:
 
     def find(self, session: str) -> State | None:
         """The head of a session; None if nothing was committed yet."""
+        return settled(partial(self._find, session))
+
+    def _find(self, session: str) -> State | None:
         row = self.rows(session)[0]
         return None if row is None else self.state_of(keys.session_key(session), row)
 
@@ -153,7 +158,7 @@ class Runtime:
         state = self.get(session)
         if at is None:
             return state
-        return self._earlier(session, state, at)
+        return settled(partial(self._earlier, session, state, at))
 
     def _earlier(self, session: str, head: State, at: int | str | Entry) -> State:
         key = keys.session_key(session)

@@ -23,6 +23,7 @@ from casstore.errors import BusyError, ConditionFailedError, CorruptionError, In
 from casstore.format.canonical import Link
 from casstore.records.json_values import restored, storable
 from casstore.records.rows import Draft, Record, Table
+from casstore.session.attempts import settled
 from casstore.store import Store
 
 _MAX_ATTEMPTS: Final = 64
@@ -102,6 +103,9 @@ class Transcripts:
 
     def load(self, place: Place) -> list[dict[str, Any]] | None:
         """All entries of a transcript; None if there is none."""
+        return settled(lambda: self._load(place))
+
+    def _load(self, place: Place) -> list[dict[str, Any]] | None:
         for _ in range(_MAX_ATTEMPTS):
             found = self.find(place)
             if found is None:
@@ -160,6 +164,9 @@ class Transcripts:
 
     def append(self, place: Place, entries: list[dict[str, Any]]) -> int:
         """Add entries at the end, those left out whose id is there already; how many were new."""
+        return settled(lambda: self._append(place, entries))
+
+    def _append(self, place: Place, entries: list[dict[str, Any]]) -> int:
         for _ in range(_MAX_ATTEMPTS):
             found = self.find(place)
             known = _Known(os.urandom(_BIRTH_BYTES), 0, set())

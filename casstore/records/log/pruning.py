@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from casstore.errors import InvalidInputError
 from casstore.records.log.ground import Ground
-from casstore.records.log.reading import numbered
+from casstore.records.log.reading import opened
 from casstore.session import tombstones
 from casstore.session.arguments import check_count
 
@@ -17,11 +17,10 @@ def prune(ground: Ground, session: str, keep_recent: int, older_than_ms: int | N
     check_count(keep_recent, "how many messages to keep")
     if older_than_ms is not None and type(older_than_ms) is not int:
         raise InvalidInputError(f"an age in ms, not {older_than_ms!r}")
-    at = ground.at(session)
+    at, nodes = opened(ground, session, payloads=False)
     limit_ms = None if older_than_ms is None else ground.now_ms() - older_than_ms
     shown = at.state.view.shown(at.last)
     folded: list[str] = []
-    nodes = numbered(ground, at, payloads=False)
     ascending = sorted(shown)
     start = 1
     for first, last in [*ascending, (at.last + 1, at.last + 1)]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from casstore.records.log.data import Message
 from casstore.records.log.ground import At, Ground
 from casstore.records.log.messages import check_number, message_of
+from casstore.session.attempts import settled
 from casstore.session.nodes import PATH, Nodes, open_nodes, visible_leaf
 from casstore.session.state import State
 
@@ -48,10 +49,19 @@ def numbered(ground: Ground, at: At, *, payloads: bool = True) -> Numbered:
     return nodes_of(ground, at.session, at.revision, at.last, payloads=payloads)
 
 
+def opened(ground: Ground, session: str, *, payloads: bool = True) -> tuple[At, Numbered]:
+    """A session as it stands, and its nodes."""
+
+    def read() -> tuple[At, Numbered]:
+        at = ground.at(session)
+        return at, numbered(ground, at, payloads=payloads)
+
+    return settled(read)
+
+
 def active(ground: Ground, session: str) -> list[Message]:
     """The messages shown, in their order: what an agent goes on from."""
-    at = ground.at(session)
-    nodes = numbered(ground, at)
+    at, nodes = opened(ground, session)
     return [
         message_of(node, at.state.view)
         for first, last in at.state.view.shown(at.last)
@@ -62,16 +72,16 @@ def active(ground: Ground, session: str) -> list[Message]:
 def every(ground: Ground, session: str, first: int, last: int | None) -> Iterator[Message]:
     """All messages in order of arrival, folded ones too, as of now; read a page at a time."""
     check_number(first, "a number")
-    at = ground.at(session)
     if last is not None:
         check_number(last, "a number")
-    chosen = numbered(ground, at).between(first, at.last if last is None else last)
+    at, nodes = opened(ground, session)
+    chosen = nodes.between(first, at.last if last is None else last)
     return (message_of(node, at.state.view) for node in chosen)
 
 
 def find(ground: Ground, session: str, number: int) -> Message | None:
     """One message; None if there is none of this number, or no longer."""
     check_number(number, "a number")
-    at = ground.at(session)
-    found = numbered(ground, at).between(number, number)
+    at, nodes = opened(ground, session)
+    found = nodes.between(number, number)
     return message_of(found[0], at.state.view) if found else None

@@ -22,7 +22,7 @@ from casstore.records.log.data import ROOT, Fold, RoundUsage, Tokens, UsageTotal
 from casstore.records.log.ground import Ground
 from casstore.records.log.intake import Arrived, Intake, Rest
 from casstore.records.log.messages import check_payload
-from casstore.records.log.reading import Numbered, nodes_of
+from casstore.records.log.reading import Numbered, opened
 from casstore.records.log.state import LogState, pack, unpack
 from casstore.records.log.tree import Row
 from casstore.records.rows import Draft
@@ -38,9 +38,8 @@ _CARRIED: Final = (
 
 def export(ground: Ground, session: str) -> Iterator[dict[str, Any]]:
     """Everything of a session, entry by entry, its messages as of now."""
-    at = ground.at(session)
-    row = tree.get_row(ground, session)
-    return _entries(ground, session, row, at.state, nodes_of(ground, session, at.revision, at.last))
+    at, nodes = opened(ground, session)
+    return _entries(ground, session, tree.get_row(ground, session), at.state, nodes)
 
 
 def _entries(

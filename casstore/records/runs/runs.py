@@ -34,7 +34,7 @@ from casstore.records.runs.data import (
 )
 from casstore.records.runs.reading import Reading
 from casstore.records.runs.working import ground_of
-from casstore.session.attempts import until_written
+from casstore.session.attempts import settled, until_written
 from casstore.session.data import Commit, CommitResult
 from casstore.session.session import Session
 from casstore.store import Store
@@ -75,7 +75,7 @@ class Runs:
                 applied.draft.commit()
             return applied.results
 
-        return until_written(f"thread {thread!r}", attempt)
+        return until_written(f"thread {thread!r}", lambda: settled(attempt))
 
     def commit(self, session: str, change: Commit, thread: str, *todo: steps.Step) -> Committed:
         """Commit to a session and take steps on a thread in one write: both, or neither.
@@ -103,7 +103,7 @@ class Runs:
             result = committing.commit(change._replace(beside=beside))
             return Committed(result, None if result.replayed else applied.results)
 
-        return until_written(f"thread {thread!r}", attempt)
+        return until_written(f"thread {thread!r}", lambda: settled(attempt))
 
     # --- threads --------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class Runs:
 
     def find_thread(self, thread: str) -> Thread | None:
         """A thread; None if there is none."""
-        return self._reading.find_thread(thread)
+        return settled(lambda: self._reading.find_thread(thread))
 
     def threads(
         self,
@@ -125,7 +125,11 @@ class Runs:
         cursor: str | None = None,
     ) -> Page[Thread]:
         """Threads, those changed last first."""
-        return self._reading.threads(limit, cursor, status=status, agent=agent, workspace=workspace)
+        return settled(
+            lambda: self._reading.threads(
+                limit, cursor, status=status, agent=agent, workspace=workspace
+            )
+        )
 
     def delete_thread(self, thread: str) -> bool:
         """Take a thread away with everything in it, all or nothing; False if it is not there.
@@ -160,11 +164,11 @@ class Runs:
 
     def find_run(self, run: str) -> Run | None:
         """A run; None if there is none."""
-        return self._reading.find_run(run)
+        return settled(lambda: self._reading.find_run(run))
 
     def get_run(self, thread: str, run: str) -> Run:
         """A run of a thread, or RecordNotFoundError."""
-        return self._reading.run(thread, run).run
+        return settled(lambda: self._reading.run(thread, run).run)
 
     def runs(
         self,
@@ -175,13 +179,13 @@ class Runs:
         cursor: str | None = None,
     ) -> Page[Run]:
         """Runs of all threads, those changed last first."""
-        return self._reading.runs(limit, cursor, state, agent)
+        return settled(lambda: self._reading.runs(limit, cursor, state, agent))
 
     def thread_runs(
         self, thread: str, *, state: str | None = None, limit: int = 100, cursor: str | None = None
     ) -> Page[Run]:
         """The runs of a thread, those begun last first."""
-        return self._reading.thread_runs(thread, limit, cursor, state)
+        return settled(lambda: self._reading.thread_runs(thread, limit, cursor, state))
 
     def protected_runs(self) -> Iterator[Run]:
         """The runs with a checkpoint that somebody may come back to, by id.
@@ -227,7 +231,7 @@ class Runs:
 
     def find_event(self, thread: str, run: str, sequence: int) -> Event | None:
         """One event; None if there is none."""
-        return self._reading.find_event(thread, run, sequence)
+        return settled(lambda: self._reading.find_event(thread, run, sequence))
 
     def events(
         self,
@@ -239,7 +243,7 @@ class Runs:
         cursor: str | None = None,
     ) -> Page[Event]:
         """The events of a run in order of their numbers, from behind ``after`` on."""
-        return self._reading.events(thread, run, limit, cursor, after)
+        return settled(lambda: self._reading.events(thread, run, limit, cursor, after))
 
     def append_message(
         self, thread: str, role: str, content: Any, *, run: str | None = None
@@ -249,7 +253,7 @@ class Runs:
 
     def messages(self, thread: str, *, limit: int = 12, before: int | None = None) -> list[Message]:
         """The last messages, or the last before a number, oldest first."""
-        return self._reading.messages(thread, limit, before)
+        return settled(lambda: self._reading.messages(thread, limit, before))
 
     # --- approvals --------------------------------------------------------------------------
 
@@ -296,7 +300,7 @@ class Runs:
 
     def find_approval(self, approval: str) -> Approval | None:
         """An approval; None if there is none."""
-        return self._reading.find_approval(approval)
+        return settled(lambda: self._reading.find_approval(approval))
 
     def approvals(
         self,
@@ -308,7 +312,7 @@ class Runs:
         cursor: str | None = None,
     ) -> Page[Approval]:
         """Approvals in the order in which they were asked for."""
-        return self._reading.approvals(thread, run, status, limit, cursor)
+        return settled(lambda: self._reading.approvals(thread, run, status, limit, cursor))
 
     # --- what to run, and how to go on --------------------------------------------------------
 
@@ -320,11 +324,11 @@ class Runs:
 
     def find_request(self, thread: str, run: str) -> RunRequest | None:
         """What is kept to be run; None if nothing is."""
-        return self._reading.find_request(thread, run)
+        return settled(lambda: self._reading.find_request(thread, run))
 
     def requests(self, *, limit: int = 100, cursor: str | None = None) -> Page[RunRequest]:
         """Everything that is kept to be run, by run."""
-        return self._reading.requests(limit, cursor)
+        return settled(lambda: self._reading.requests(limit, cursor))
 
     def clear_request(self, thread: str, run: str) -> bool:
         """Forget what to run; False if nothing was kept."""
@@ -346,11 +350,11 @@ class Runs:
 
     def find_intent(self, thread: str, run: str) -> RecoveryIntent | None:
         """How to go on with a run; None if nothing is kept."""
-        return self._reading.find_intent(thread, run)
+        return settled(lambda: self._reading.find_intent(thread, run))
 
     def intents(self, *, limit: int = 100, cursor: str | None = None) -> Page[RecoveryIntent]:
         """What is kept of how to go on, by run: what to do first after a restart."""
-        return self._reading.intents(limit, cursor)
+        return settled(lambda: self._reading.intents(limit, cursor))
 
     def begin_attempt(self, thread: str, run: str) -> RecoveryIntent:
         """Count an attempt to go on before it is made; how to go on."""
@@ -383,7 +387,7 @@ class Runs:
 
     def find_artifact(self, thread: str, run: str, path: str) -> Artifact | None:
         """An artifact without its content; None if there is none."""
-        return self._reading.find_artifact(thread, run, path)
+        return settled(lambda: self._reading.find_artifact(thread, run, path))
 
     def read_artifact(
         self, thread: str, run: str, path: str, *, max_bytes: int = DEFAULT_MAX_BYTES
@@ -401,7 +405,7 @@ class Runs:
         self, thread: str, run: str, *, limit: int = 100, cursor: str | None = None
     ) -> Page[Artifact]:
         """What a run has made, in order, without the contents."""
-        return self._reading.artifacts(thread, run, limit, cursor)
+        return settled(lambda: self._reading.artifacts(thread, run, limit, cursor))
 
     def _one(self, thread: str, step: steps.Step, kind: type[Given]) -> Given:
         """Take one step, which gives something of a kind."""
