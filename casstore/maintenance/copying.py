@@ -40,6 +40,7 @@ from casstore.errors import (
     SessionDivergedError,
     SessionNotFoundError,
 )
+from casstore.format.node import NodeHeader
 from casstore.maintenance.carried import CARRIED
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.roots import ROOTS
@@ -57,7 +58,7 @@ from casstore.session.lineage import (
 )
 from casstore.session.receipts import decode_receipt
 from casstore.session.scanning import scan
-from casstore.session.state import Runtime, tombstone_key
+from casstore.session.state import Runtime, State, tombstone_key
 from casstore.store import Store
 
 _PAGE: Final = 256
@@ -110,7 +111,7 @@ def copy(
         raise InvalidInputError("a store cannot be copied onto itself")
     if mirror and sessions is not None:
         raise InvalidInputError("a mirror has everything; choose sessions or mirror")
-    work = _Copying(source, target, progress)
+    work = _Copying(source, target, progress, mirror=mirror)
     if sessions is not None:
         work.copy_chosen(sessions)
         return work.report()
@@ -129,8 +130,11 @@ def copy(
 class _Copying:
     """One copy on its way."""
 
-    def __init__(self, source: Store, target: Store, progress: Progress | None) -> None:
+    def __init__(
+        self, source: Store, target: Store, progress: Progress | None, *, mirror: bool
+    ) -> None:
         self._runtime = Runtime(source)
+        self._mirror = mirror
         self._source: Engine = source.engine
         self._target: Engine = target.engine
         self._progress = progress
@@ -142,7 +146,7 @@ class _Copying:
         self._lineages: dict[bytes, int] = {}
         # Which session of the target stands on a lineage, as far as that was asked for.
         self._owners: dict[bytes, bytes] | None = None
-        self._target_reader = Runtime(target).reader()
+        self._target_runtime = Runtime(target)
         self._sessions = 0
         self._rows = 0
         self._removed = 0
@@ -266,21 +270,20 @@ class _Copying:
             raise SessionDeletedError(self._name(key, row))
         changes: list[RowChange] = []
         named: list[bytes] = []
-        if there != head:
-            first = self._require_ancestor(key, row, there)
-            low, high = keys.history(key, first), keys.history(key, row.revision)
-            revisions = list(scan(self._source, "history", low, high))
+        revisions = self._new_revisions(key, row, there, has_moved=there != head)
+        if revisions or there != head:
             self._copy_objects(head, revisions)
-            rows = [*[decode_head(one.value) for one in revisions], row]
-            self._copy_lineages(key, rows)
+            self._copy_lineages(key, row, [decode_head(one.value) for one in revisions])
             now = self._target.get_rows([head_key(key)])[0]
             if not _is_same_but_for_lineage(there, now):
                 raise ConditionFailedError(0, RowIs(*head_key(key), there), now)
-            there = now
             named = [*self._named("history", revisions), *self._named("heads", [Row(key, head)])]
-            changes += self._changes("history", revisions)
+            changes += [PutRow("history", one.key, one.value) for one in revisions]
+            there = now
+            changes += self._forgotten(key, row, there)
             changes += self._changes("receipts", list(self._receipts(key, row.revision)))
-            changes.append(PutRow(*head_key(key), head))
+            if there != head:
+                changes.append(PutRow(*head_key(key), head))
         labels = [
             label
             for label in scan(self._source, "history", keys.labels(key), keys.past(key))
@@ -295,6 +298,29 @@ class _Copying:
             if self._owners is not None:
                 self._owners[row.lineage] = key
 
+    def _new_revisions(
+        self, key: bytes, row: HeadRow, there: bytes | None, *, has_moved: bool
+    ) -> list[Row]:
+        """The rows of earlier revisions that the target has not, or has otherwise."""
+        first = self._require_ancestor(key, row, there) if has_moved else row.revision
+        if self._mirror:
+            # A vacuum may have rewritten any of them.
+            first = 0
+        low, high = keys.history(key, first), keys.history(key, row.revision)
+        found = list(scan(self._source, "history", low, high))
+        return [Row(change.key, change.value) for change in self._changes("history", found)]
+
+    def _forgotten(self, key: bytes, row: HeadRow, there: bytes | None) -> list[PutRow]:
+        """The target's last revision as history, if retention has removed it in the source.
+
+        So nothing is lost by what takes its place. A mirror forgets it, too.
+        """
+        if there is None or self._mirror or decode_head(there).revision >= row.revision:
+            return []
+        place = RowKey("history", keys.history(key, decode_head(there).revision))
+        is_known = self._source.get_rows([place])[0] is not None
+        return [] if is_known else [PutRow(*place, there)]
+
     def _require_ancestor(self, key: bytes, row: HeadRow, there: bytes | None) -> int:
         """From which revision on history is to be copied."""
         if there is None:
@@ -305,11 +331,43 @@ class _Copying:
             place = RowKey("history", keys.history(key, known.revision))
             found = self._source.get_rows([place])[0]
             same = None if found is None else decode_head(found)
-        if same is None or same.manifest != known.manifest:
-            raise SessionDivergedError(
-                self._name(key, row), "is not an earlier state of the one that is copied"
-            )
-        return known.revision
+        if same is not None and same.manifest == known.manifest:
+            return known.revision
+        if same is not None and self._is_rewritten(same, known):
+            return 0
+        if same is None and known.revision < row.revision and self._has_outgrown(row, known):
+            return known.revision
+        raise SessionDivergedError(
+            self._name(key, row), "is not an earlier state of the one that is copied"
+        )
+
+    def _is_rewritten(self, row: HeadRow, known: HeadRow) -> bool:
+        """Is this the target's revision, from which a vacuum has removed nodes since?
+
+        It keeps everything else, and the time by which the engine committed it among it.
+        """
+        if _beside_the_graph(row) != _beside_the_graph(known):
+            return False
+        ours, theirs = self._runtime.decode(encode_head(row)), encode_head(known)
+        left = self._nodes(self._runtime, ours)
+        return {node.id for node in left} < {
+            node.id
+            for node in self._nodes(self._target_runtime, self._target_runtime.decode(theirs))
+        }
+
+    def _has_outgrown(self, row: HeadRow, known: HeadRow) -> bool:
+        """Has the source all nodes of the target's revision, which retention has removed there?"""
+        if row.created_at_ms != known.created_at_ms:
+            return False
+        chain = self._runtime.chain(self._runtime.decode(encode_head(row)))
+        theirs = self._target_runtime.chain(self._target_runtime.decode(encode_head(known)))
+        left = set(theirs.digests(theirs.seqs()))
+        return left <= set(chain.digests(chain.seqs()))
+
+    @staticmethod
+    def _nodes(runtime: Runtime, state: State) -> list[NodeHeader]:
+        chain = runtime.chain(state)
+        return graph.read_headers(runtime.reader(), chain.digests(chain.seqs()))
 
     def _copy_objects(self, head: bytes, revisions: Sequence[Row]) -> None:
         state = self._runtime.decode(head)
@@ -327,19 +385,19 @@ class _Copying:
 
     # --- the node table ------------------------------------------------------------------------
 
-    def _copy_lineages(self, key: bytes, rows: Sequence[HeadRow]) -> None:
+    def _copy_lineages(self, key: bytes, head: HeadRow, rows: Sequence[HeadRow]) -> None:
         """Copy what the node table says of these revisions, and no more than that.
 
         Nodes that were appended since must not come along: in the target others may get
         their numbers.
         """
         # A lineage only grows, so the last revision on it has all of it.
-        for row in {row.lineage: row for row in rows}.values():
+        for row in {row.lineage: row for row in [*rows, head]}.values():
             manifest = graph.read_manifest(self._runtime.reader(), row.manifest)
-            self._copy_lineage(key, rows[-1], row.lineage, manifest.next_seq)
+            self._copy_lineage(key, head, row.lineage, manifest.next_seq)
             base = row.base
             while base is not None:
-                if not self._copy_lineage(key, rows[-1], base.lineage, base.limit):
+                if not self._copy_lineage(key, head, base.lineage, base.limit):
                     break
                 place = RowKey("nodes", keys.lineage_row(base.lineage))
                 found = self._source.get_rows([place])[0]
@@ -402,7 +460,7 @@ class _Copying:
             row = None if there is None else decode_head(there)
             if row is None or row.lineage != lineage:
                 break
-            manifest = graph.read_manifest(self._target_reader, row.manifest)
+            manifest = graph.read_manifest(self._target_runtime.reader(), row.manifest)
             moved = row._replace(lineage=new_lineage(), base=successor(row, manifest.next_seq))
             is_there = RowIs(*head_key(key), there)
             try:
@@ -484,6 +542,11 @@ def _is_same_but_for_lineage(before: bytes | None, now: bytes | None) -> bool:
         return before is now
     one, other = decode_head(before), decode_head(now)
     return one._replace(lineage=b"", base=None) == other._replace(lineage=b"", base=None)
+
+
+def _beside_the_graph(row: HeadRow) -> HeadRow:
+    """What a vacuum leaves as it is."""
+    return row._replace(manifest=b"", lineage=b"", base=None, hidden=None)
 
 
 def _goes_another_way(row: Row, known: bytes) -> bool:

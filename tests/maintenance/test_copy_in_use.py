@@ -7,14 +7,16 @@ from collections.abc import Callable
 
 import pytest
 
-from casstore import Store
+from casstore import UNFENCED, Store
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import Write, WriteResult
 from casstore.errors import SessionDivergedError
+from casstore.maintenance import gc, retention, vacuum
 from casstore.maintenance.check import check
 from casstore.maintenance.copying import copy
 from casstore.maintenance.exporting import export_session
 from casstore.maintenance.importing import import_session
+from casstore.maintenance.retention import Policy
 from tests.maintenance import sessions
 from tests.maintenance.sessions import MakeStore, message, seen, step
 
@@ -174,3 +176,70 @@ def test_a_fork_of_a_session_that_went_another_way_is_refused_and_comes_as_a_bun
     assert ids(target, "fork") == ["a", "theirs"]
     assert ids(target, "s") == ["a", "ours"]
     assert check(target, level="full").sound
+
+
+def shown(store: Store, name: str) -> object:
+    """All of a session but what lineages are called."""
+    told = seen(store, name)
+    return told["head"], told["revisions"]
+
+
+@pytest.mark.parametrize("mirror", [False, True])
+def test_a_session_goes_on_whose_last_copied_revision_retention_has_removed(
+    make_store: MakeStore, *, mirror: bool
+) -> None:
+    """A backup was never brought up to date again: the session seemed to have gone another way."""
+    source, target = make_store(), make_store()
+    for number in range(4):
+        step(source, "s", message(f"n{number}"))
+    copy(source, target)
+    for number in range(4, 9):
+        step(source, "s", message(f"n{number}"))
+    retention.execute(source, retention.plan(source, policy=Policy(last=2)))
+    assert copy(source, target, mirror=mirror).sessions == 1
+    assert ids(target, "s") == [f"n{number}" for number in range(9)]
+    left = [entry.revision for entry in target.session("s").history()]
+    assert left == ([9, 8] if mirror else [9, 8, 4, 3, 2, 1])
+    assert check(target, level="full").sound
+    if mirror:
+        assert shown(target, "s") == shown(source, "s")
+
+
+def test_nothing_of_the_targets_is_taken_for_what_retention_has_removed(
+    make_store: MakeStore,
+) -> None:
+    source, target = make_store(), make_store()
+    step(source, "s", message("a"))
+    copy(source, target)
+    step(target, "s", message("ours"))
+    for number in range(4):
+        step(source, "s", message(f"n{number}"))
+    retention.execute(source, retention.plan(source, policy=Policy(last=1)))
+    for mirror in (False, True):
+        with pytest.raises(SessionDivergedError):
+            copy(source, target, mirror=mirror)
+        assert ids(target, "s") == ["a", "ours"]
+
+
+def test_what_vacuum_has_removed_goes_from_a_mirror(make_store: MakeStore) -> None:
+    source, target = make_store(), make_store()
+    for name in ("s", "rewound"):
+        step(source, name, message("a"))
+        step(source, name, message("secret", "nobody may read this"))
+        step(source, name, message("b"))
+    source.session("rewound").rewind(1, lease=UNFENCED)
+    copy(source, target)
+    step(source, "s", message("c"))
+    source.session("s").tombstone(["secret"])
+    source.session("rewound").rewind(3, lease=UNFENCED)
+    source.session("rewound").tombstone(["secret"])
+    source.session("rewound").rewind(1, lease=UNFENCED)
+    vacuum.vacuum(source, grace_ms=0)
+    copy(source, target, mirror=True)
+    for name in ("s", "rewound"):
+        assert shown(target, name) == shown(source, name)
+        for entry in target.session(name).history():
+            assert target.session(name).node("secret", at=entry.revision) is None
+    gc.collect(target, grace_ms=0)
+    assert check(target, level="full").sound
+    assert copy(source, target, mirror=True)[:4] == (0, 0, 0, 0)
