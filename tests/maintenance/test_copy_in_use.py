@@ -9,14 +9,17 @@ import pytest
 
 from casstore import UNFENCED, Store
 from casstore.engine.memory import MemoryEngine
-from casstore.engine.protocol import Write, WriteResult
+from casstore.engine.protocol import PutRow, Write, WriteResult
 from casstore.errors import SessionDivergedError
+from casstore.maintenance import findings as codes
 from casstore.maintenance import gc, retention, vacuum
 from casstore.maintenance.check import check
 from casstore.maintenance.copying import copy
 from casstore.maintenance.exporting import export_session
 from casstore.maintenance.importing import import_session
 from casstore.maintenance.retention import Policy
+from casstore.session import keys
+from casstore.session.heads import Base, decode_head, encode_head, head_key
 from tests.maintenance import sessions
 from tests.maintenance.sessions import MakeStore, message, seen, step
 
@@ -243,3 +246,23 @@ def test_what_vacuum_has_removed_goes_from_a_mirror(make_store: MakeStore) -> No
     gc.collect(target, grace_ms=0)
     assert check(target, level="full").sound
     assert copy(source, target, mirror=True)[:4] == (0, 0, 0, 0)
+
+
+def test_a_fork_whose_nodes_have_others_in_their_places_is_found(make_store: MakeStore) -> None:
+    """Nobody looked whether a lineage on which a session stands has what forks know of it."""
+    store = make_store()
+    step(store, "s", message("a"))
+    store.fork("s", "other")
+    step(store, "s", message("b"))
+    step(store, "other", message("x"))
+    store.fork("s", "fork")
+    assert check(store, level="full").sound
+    key, other = keys.session_key("fork"), keys.session_key("other")
+    [row, theirs] = store.engine.get_rows([head_key(key), head_key(other)])
+    assert row is not None
+    assert theirs is not None
+    moved = decode_head(row)._replace(base=Base(decode_head(theirs).lineage, 2, None))
+    store.engine.write(Write(rows=[PutRow(*head_key(key), encode_head(moved))]))
+    report = check(store)
+    assert list(report.counts) == [codes.NODE_TABLE_WRONG]
+    assert [finding.where.session for finding in report.findings] == ["fork"]
