@@ -34,6 +34,7 @@ from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.rebuild import RebuildReport, rebuild
 from casstore.maintenance.records_check import RecordsCheck
 from casstore.maintenance.rows_check import RowsCheck
+from casstore.session import keys
 from casstore.store import Store
 
 __all__ = ["LEVELS", "CheckReport", "RebuildReport", "check", "rebuild"]
@@ -339,7 +340,7 @@ class _Check:
         except CasstoreError:
             # A graph that cannot be read has made findings already.
             return
-        if not wrong:
+        if not wrong and lineages.is_held(name):
             return
         table = "heads" if standing.is_head else "history"
         key = standing.session_key
@@ -350,7 +351,13 @@ class _Check:
             return
         session = self._rows.name_of(standing.session_key, standing.head.long_id)
         what = f"{len(wrong)} rows of the node table do not match the graph of session {session!r}"
-        where = Where(session, standing.head.revision, None, "nodes", wrong[0].key)
+        if not wrong:
+            what = (
+                f"session {session!r} goes on from nodes that the node table does not have there; "
+                "if rebuilding does not help, bring it in anew from where it was copied"
+            )
+        at = wrong[0].key if wrong else keys.lineage_row(name)
+        where = Where(session, standing.head.revision, None, "nodes", at)
         self._found.add(codes.NODE_TABLE_WRONG, what, where)
 
     # --- who is affected ---------------------------------------------------------------------

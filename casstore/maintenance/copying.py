@@ -5,6 +5,12 @@ what came before it does not change, and in the target the head is written last.
 is copied before the sessions and attachments after them, so that what a commit does in
 between is done twice in the copy rather than not at all. Whatever a row names is stored
 before the row (P3). Stopped anywhere, the copy is sound and goes on when it is called again.
+
+The target may be in use as well. What is keyed by session comes with its head, in one write, on
+condition that nobody has moved the one that is there. The node table comes before, in pieces, and
+is keyed by lineage: a lineage that grows here for the source's nodes must not be one that somebody
+in the target may append to. So a session there that stands on it is first put on a lineage of its
+own, which goes on from it as a fork's does.
 """
 
 from __future__ import annotations
@@ -13,17 +19,20 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from casstore.engine.protocol import (
+    Condition,
     DeleteRow,
     Engine,
     ObjectsExist,
     PutRow,
     Row,
     RowChange,
+    RowIs,
     RowKey,
     Write,
 )
 from casstore.errors import (
     BusyError,
+    ConditionFailedError,
     CorruptionError,
     InvalidInputError,
     ObjectNotFoundError,
@@ -31,17 +40,25 @@ from casstore.errors import (
     SessionDivergedError,
     SessionNotFoundError,
 )
+from casstore.format.node import NodeHeader
 from casstore.maintenance.carried import CARRIED
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.roots import ROOTS
 from casstore.maintenance.sending import Sender, StoreTarget
 from casstore.objects import graph
 from casstore.session import keys
-from casstore.session.heads import LINEAGE_BYTES, HeadRow, decode_head, head_key
-from casstore.session.lineage import decode_base, decode_page, encode_page, read_seq
+from casstore.session.heads import LINEAGE_BYTES, HeadRow, decode_head, encode_head, head_key
+from casstore.session.lineage import (
+    decode_base,
+    decode_page,
+    encode_page,
+    new_lineage,
+    read_seq,
+    successor,
+)
 from casstore.session.receipts import decode_receipt
 from casstore.session.scanning import scan
-from casstore.session.state import Runtime, tombstone_key
+from casstore.session.state import Runtime, State, tombstone_key
 from casstore.store import Store
 
 _PAGE: Final = 256
@@ -94,7 +111,7 @@ def copy(
         raise InvalidInputError("a store cannot be copied onto itself")
     if mirror and sessions is not None:
         raise InvalidInputError("a mirror has everything; choose sessions or mirror")
-    work = _Copying(source, target, progress)
+    work = _Copying(source, target, progress, mirror=mirror)
     if sessions is not None:
         work.copy_chosen(sessions)
         return work.report()
@@ -113,8 +130,11 @@ def copy(
 class _Copying:
     """One copy on its way."""
 
-    def __init__(self, source: Store, target: Store, progress: Progress | None) -> None:
+    def __init__(
+        self, source: Store, target: Store, progress: Progress | None, *, mirror: bool
+    ) -> None:
         self._runtime = Runtime(source)
+        self._mirror = mirror
         self._source: Engine = source.engine
         self._target: Engine = target.engine
         self._progress = progress
@@ -124,6 +144,9 @@ class _Copying:
         )
         # Up to which number the nodes of a lineage were copied.
         self._lineages: dict[bytes, int] = {}
+        # Which session of the target stands on a lineage, as far as that was asked for.
+        self._owners: dict[bytes, bytes] | None = None
+        self._target_runtime = Runtime(target)
         self._sessions = 0
         self._rows = 0
         self._removed = 0
@@ -168,20 +191,32 @@ class _Copying:
 
     def _put(self, table: str, rows: Sequence[Row], named: Sequence[bytes]) -> None:
         """Write those rows that are not in the target already."""
-        there = self._target.get_rows([RowKey(table, row.key) for row in rows]) if rows else []
-        changed = [row for row, known in zip(rows, there, strict=True) if row.value != known]
-        if not changed:
-            return
-        self._sender.send(named)
-        self._objects.flush()
-        self._write(
-            [PutRow(table, row.key, row.value) for row in changed],
-            named,
-        )
+        changes = self._changes(table, rows)
+        if changes:
+            self._sender.send(named)
+            self._objects.flush()
+            self._write(changes, named)
 
-    def _write(self, changes: Sequence[RowChange], named: Sequence[bytes] = ()) -> None:
-        conditions = [ObjectsExist(sorted(set(named)))] if named else []
-        self._target.write(Write(conditions=conditions, rows=changes))
+    def _changes(self, table: str, rows: Sequence[Row]) -> list[PutRow]:
+        changes: list[PutRow] = []
+        for start in range(0, len(rows), _PAGE):
+            page = rows[start : start + _PAGE]
+            there = self._target.get_rows([RowKey(table, row.key) for row in page])
+            changes += [
+                PutRow(table, row.key, row.value)
+                for row, known in zip(page, there, strict=True)
+                if row.value != known
+            ]
+        return changes
+
+    def _write(
+        self,
+        changes: Sequence[RowChange],
+        named: Sequence[bytes] = (),
+        conditions: Sequence[Condition] = (),
+    ) -> None:
+        exist = [ObjectsExist(sorted(set(named)))] if named else []
+        self._target.write(Write(conditions=[*conditions, *exist], rows=changes))
         self._rows += len(changes)
 
     # --- sessions ------------------------------------------------------------------------------
@@ -217,7 +252,8 @@ class _Copying:
                 return  # deleted since it was listed
             try:
                 self._copy_state(key, head)
-            except ObjectNotFoundError:
+            except (ObjectNotFoundError, ConditionFailedError):
+                # Collected before it could be copied; or somebody has moved it in the target.
                 continue
             except CorruptionError:
                 # Damage, unless it was deleted and collected in the middle.
@@ -232,24 +268,58 @@ class _Copying:
         there, deleted = self._target.get_rows([head_key(key), tombstone_key(key)])
         if deleted is not None:
             raise SessionDeletedError(self._name(key, row))
-        if there != head:
-            first = self._require_ancestor(key, row, there)
-            low, high = keys.history(key, first), keys.history(key, row.revision)
-            revisions = list(scan(self._source, "history", low, high))
+        changes: list[RowChange] = []
+        named: list[bytes] = []
+        revisions = self._new_revisions(key, row, there, has_moved=there != head)
+        if revisions or there != head:
             self._copy_objects(head, revisions)
-            self._copy_lineages([*[decode_head(one.value) for one in revisions], row])
-            for start in range(0, len(revisions), _PAGE):
-                page = revisions[start : start + _PAGE]
-                self._put("history", page, self._named("history", page))
-            self._copy_receipts(key, row.revision)
-            self._write([PutRow(*head_key(key), head)], self._named("heads", [Row(key, head)]))
-            self._sessions += 1
+            self._copy_lineages(key, row, [decode_head(one.value) for one in revisions])
+            now = self._target.get_rows([head_key(key)])[0]
+            if not _is_same_but_for_lineage(there, now):
+                raise ConditionFailedError(0, RowIs(*head_key(key), there), now)
+            named = [*self._named("history", revisions), *self._named("heads", [Row(key, head)])]
+            changes += [PutRow("history", one.key, one.value) for one in revisions]
+            there = now
+            changes += self._forgotten(key, row, there)
+            changes += self._changes("receipts", list(self._receipts(key, row.revision)))
+            if there != head:
+                changes.append(PutRow(*head_key(key), head))
         labels = [
             label
             for label in scan(self._source, "history", keys.labels(key), keys.past(key))
             if int.from_bytes(label.value[:8], "big") <= row.revision
         ]
-        self._put("history", labels, ())
+        changes += self._changes("history", labels)
+        if changes:
+            conditions = [RowIs(*head_key(key), there), RowIs(*tombstone_key(key), None)]
+            self._write(changes, named, conditions)
+        if there != head:
+            self._sessions += 1
+            if self._owners is not None:
+                self._owners[row.lineage] = key
+
+    def _new_revisions(
+        self, key: bytes, row: HeadRow, there: bytes | None, *, has_moved: bool
+    ) -> list[Row]:
+        """The rows of earlier revisions that the target has not, or has otherwise."""
+        first = self._require_ancestor(key, row, there) if has_moved else row.revision
+        if self._mirror:
+            # A vacuum may have rewritten any of them.
+            first = 0
+        low, high = keys.history(key, first), keys.history(key, row.revision)
+        found = list(scan(self._source, "history", low, high))
+        return [Row(change.key, change.value) for change in self._changes("history", found)]
+
+    def _forgotten(self, key: bytes, row: HeadRow, there: bytes | None) -> list[PutRow]:
+        """The target's last revision as history, if retention has removed it in the source.
+
+        So nothing is lost by what takes its place. A mirror forgets it, too.
+        """
+        if there is None or self._mirror or decode_head(there).revision >= row.revision:
+            return []
+        place = RowKey("history", keys.history(key, decode_head(there).revision))
+        is_known = self._source.get_rows([place])[0] is not None
+        return [] if is_known else [PutRow(*place, there)]
 
     def _require_ancestor(self, key: bytes, row: HeadRow, there: bytes | None) -> int:
         """From which revision on history is to be copied."""
@@ -261,11 +331,43 @@ class _Copying:
             place = RowKey("history", keys.history(key, known.revision))
             found = self._source.get_rows([place])[0]
             same = None if found is None else decode_head(found)
-        if same is None or same.manifest != known.manifest:
-            raise SessionDivergedError(
-                self._name(key, row), "is not an earlier state of the one that is copied"
-            )
-        return known.revision
+        if same is not None and same.manifest == known.manifest:
+            return known.revision
+        if same is not None and self._is_rewritten(same, known):
+            return 0
+        if same is None and known.revision < row.revision and self._has_outgrown(row, known):
+            return known.revision
+        raise SessionDivergedError(
+            self._name(key, row), "is not an earlier state of the one that is copied"
+        )
+
+    def _is_rewritten(self, row: HeadRow, known: HeadRow) -> bool:
+        """Is this the target's revision, from which a vacuum has removed nodes since?
+
+        It keeps everything else, and the time by which the engine committed it among it.
+        """
+        if _beside_the_graph(row) != _beside_the_graph(known):
+            return False
+        ours, theirs = self._runtime.decode(encode_head(row)), encode_head(known)
+        left = self._nodes(self._runtime, ours)
+        return {node.id for node in left} < {
+            node.id
+            for node in self._nodes(self._target_runtime, self._target_runtime.decode(theirs))
+        }
+
+    def _has_outgrown(self, row: HeadRow, known: HeadRow) -> bool:
+        """Has the source all nodes of the target's revision, which retention has removed there?"""
+        if row.created_at_ms != known.created_at_ms:
+            return False
+        chain = self._runtime.chain(self._runtime.decode(encode_head(row)))
+        theirs = self._target_runtime.chain(self._target_runtime.decode(encode_head(known)))
+        left = set(theirs.digests(theirs.seqs()))
+        return left <= set(chain.digests(chain.seqs()))
+
+    @staticmethod
+    def _nodes(runtime: Runtime, state: State) -> list[NodeHeader]:
+        chain = runtime.chain(state)
+        return graph.read_headers(runtime.reader(), chain.digests(chain.seqs()))
 
     def _copy_objects(self, head: bytes, revisions: Sequence[Row]) -> None:
         state = self._runtime.decode(head)
@@ -276,59 +378,97 @@ class _Copying:
         self._sender.send(self._named("heads", [Row(b"", head)]))
         self._objects.flush()
 
-    def _copy_receipts(self, key: bytes, revision: int) -> None:
-        batch: list[Row] = []
+    def _receipts(self, key: bytes, revision: int) -> Iterator[Row]:
         for receipt in scan(self._source, "receipts", key, keys.past(key)):
             if decode_receipt(receipt.value).revision <= revision:
-                batch.append(receipt)
-            if len(batch) == _PAGE:
-                self._put("receipts", batch, ())
-                batch = []
-        self._put("receipts", batch, ())
+                yield receipt
 
     # --- the node table ------------------------------------------------------------------------
 
-    def _copy_lineages(self, rows: Sequence[HeadRow]) -> None:
+    def _copy_lineages(self, key: bytes, head: HeadRow, rows: Sequence[HeadRow]) -> None:
         """Copy what the node table says of these revisions, and no more than that.
 
         Nodes that were appended since must not come along: in the target others may get
         their numbers.
         """
         # A lineage only grows, so the last revision on it has all of it.
-        for row in {row.lineage: row for row in rows}.values():
+        for row in {row.lineage: row for row in [*rows, head]}.values():
             manifest = graph.read_manifest(self._runtime.reader(), row.manifest)
-            self._copy_lineage(row.lineage, manifest.next_seq)
+            self._copy_lineage(key, head, row.lineage, manifest.next_seq)
             base = row.base
             while base is not None:
-                if not self._copy_lineage(base.lineage, base.limit):
+                if not self._copy_lineage(key, head, base.lineage, base.limit):
                     break
                 place = RowKey("nodes", keys.lineage_row(base.lineage))
                 found = self._source.get_rows([place])[0]
                 base = None if found is None else decode_base(found)
 
-    def _copy_lineage(self, lineage: bytes, limit: int) -> bool:
+    def _copy_lineage(self, key: bytes, head: HeadRow, lineage: bytes, limit: int) -> bool:
         """Copy the nodes below ``limit``; False if that was done before."""
         if self._lineages.get(lineage, -1) >= limit:
             return False
-        self._lineages[lineage] = limit
         batch: list[Row] = []
         for row in _below(scan(self._source, "nodes", lineage, _past(lineage)), limit):
             batch.append(row)
             if len(batch) == _PAGE:
-                self._put_nodes(batch)
+                self._put_nodes(key, head, lineage, batch)
                 batch = []
-        self._put_nodes(batch)
+        self._put_nodes(key, head, lineage, batch)
+        self._lineages[lineage] = limit
         return True
 
-    def _put_nodes(self, rows: Sequence[Row]) -> None:
-        there = self._target.get_rows([RowKey("nodes", row.key) for row in rows]) if rows else []
-        changes = [
-            PutRow("nodes", row.key, row.value)
-            for row, known in zip(rows, there, strict=True)
-            if row.value != known and not _is_longer(row.key, known, row.value)
-        ]
+    def _put_nodes(self, key: bytes, head: HeadRow, lineage: bytes, rows: Sequence[Row]) -> None:
+        name = self._name(key, head)
+        changes = self._new_nodes(name, rows)
+        if not changes:
+            return
+        # Nobody but this session stands on its own one.
+        if self._free(key, lineage) or (
+            lineage != head.lineage and self._free(self._owner(lineage), lineage)
+        ):
+            # Who stood on it may have appended to it after we looked.
+            changes = self._new_nodes(name, rows)
         if changes:
             self._write(changes)
+
+    def _new_nodes(self, session: str, rows: Sequence[Row]) -> list[RowChange]:
+        there = self._target.get_rows([RowKey("nodes", row.key) for row in rows]) if rows else []
+        changes: list[RowChange] = []
+        for row, known in zip(rows, there, strict=True):
+            if row.value == known:
+                continue
+            if known is not None and _goes_another_way(row, known):
+                raise SessionDivergedError(
+                    session,
+                    "shares nodes with one that went another way in the target, where others "
+                    "have their places; export it",
+                )
+            if not _is_longer(row.key, known, row.value):
+                changes.append(PutRow("nodes", row.key, row.value))
+        return changes
+
+    def _owner(self, lineage: bytes) -> bytes | None:
+        if self._owners is None:
+            heads = scan(self._target, "heads", b"", None)
+            self._owners = {decode_head(row.value).lineage: row.key for row in heads}
+        return self._owners.get(lineage)
+
+    def _free(self, key: bytes | None, lineage: bytes) -> bool:
+        """If this session of the target stands on this lineage, put it on one of its own."""
+        while key is not None:
+            there = self._target.get_rows([head_key(key)])[0]
+            row = None if there is None else decode_head(there)
+            if row is None or row.lineage != lineage:
+                break
+            manifest = graph.read_manifest(self._target_runtime.reader(), row.manifest)
+            moved = row._replace(lineage=new_lineage(), base=successor(row, manifest.next_seq))
+            is_there = RowIs(*head_key(key), there)
+            try:
+                self._write([PutRow(*head_key(key), encode_head(moved))], (), [is_there])
+            except ConditionFailedError:
+                continue
+            return True
+        return False
 
     # --- what is gone --------------------------------------------------------------------------
 
@@ -394,6 +534,28 @@ def _below(rows: Iterable[Row], limit: int) -> Iterator[Row]:
                 yield Row(row.key, encode_page(page))
         elif not keys.is_lineage_node(row.key) or read_seq(row.value) < limit:
             yield row
+
+
+def _is_same_but_for_lineage(before: bytes | None, now: bytes | None) -> bool:
+    """Is this the head that was there, maybe on a lineage of its own since?"""
+    if before is None or now is None:
+        return before is now
+    one, other = decode_head(before), decode_head(now)
+    return one._replace(lineage=b"", base=None) == other._replace(lineage=b"", base=None)
+
+
+def _beside_the_graph(row: HeadRow) -> HeadRow:
+    """What a vacuum leaves as it is."""
+    return row._replace(manifest=b"", lineage=b"", base=None, hidden=None)
+
+
+def _goes_another_way(row: Row, known: bytes) -> bool:
+    """Do a lineage's row and the target's row of the same key speak of different nodes?"""
+    if not keys.is_lineage_page(row.key):
+        return True
+    ours, theirs = decode_page(row.value), decode_page(known)
+    stop = min(ours.stop, theirs.stop)
+    return ours.below(stop) != theirs.below(stop)
 
 
 def _is_longer(key: bytes, known: bytes | None, value: bytes) -> bool:

@@ -163,7 +163,7 @@ CODES: Final[dict[str, Meaning]] = {
     ),
     LOG_NUMBERS_WRONG: Meaning(
         ERROR, "the messages of a log are not numbered without a gap, or it shows some that it "
-        "does not have",
+        "does not have, or its leaf was moved back",
         f"rewind the session to a revision before that; else {_RESTORE}",
     ),
     LOG_GAP: Meaning(

@@ -77,6 +77,9 @@ class Lineages:
         self._manifests: dict[bytes, Manifest] = {}
         # Nodes of lineages that nobody stands on, or not far enough.
         self._shared: dict[bytes, dict[int, _Listed]] = {}
+        # By lineage, the nodes that its graph has of others on which somebody stands: the first
+        # on each way down, which stands for all below it. (Lineage, number) → digest.
+        self._leans_on: dict[bytes, dict[tuple[bytes, int], bytes]] = {}
         #: Rows that could not be read: they are somebody else's finding.
         self.unreadable = 0
 
@@ -118,6 +121,22 @@ class Lineages:
         first = lineage.first_own(head.base)
         self._walk(name, own)
         return _table(name, standing, head.base, first, own)
+
+    def is_held(self, name: bytes) -> bool:
+        """Do the lineages that this one goes on from still list the nodes that its graph has?
+
+        Of those on which somebody stands; known once ``table`` was called for this one.
+        """
+        wanted: dict[bytes, dict[int, bytes]] = {}
+        for (other, seq), digest in self._leans_on.get(name, {}).items():
+            wanted.setdefault(other, {})[seq] = digest
+        try:
+            return all(
+                lineage.read_digests(self._engine, other, list(nodes)) == list(nodes.values())
+                for other, nodes in wanted.items()
+            )
+        except CorruptionError:
+            return False
 
     def shared_tables(self) -> Iterator[Table]:
         """What lineages must list beside, or without, a revision that stands on them.
@@ -162,6 +181,8 @@ class Lineages:
             ):
                 seqs[digest] = header.seq
                 listed = self._owner(name, segments, header.seq, own)
+                if listed is not own:
+                    self._lean(name, segments, header.seq, digest)
                 if listed is None:
                     continue
                 part = keys.part(header.id, "a node id")
@@ -172,6 +193,11 @@ class Lineages:
         for listed, seq, digest, part, parent in waiting:
             distance = 0 if parent is None else seq - seqs[parent]
             listed[seq] = _Listed(digest, part, distance)
+
+    def _lean(self, name: bytes, segments: list[_Segment], seq: int, digest: bytes) -> None:
+        other = next(one.lineage for one in segments if one.start <= seq < one.stop)
+        if other in self._standing:
+            self._leans_on.setdefault(name, {})[other, seq] = digest
 
     def _owner(
         self, name: bytes, segments: list[_Segment], seq: int, own: dict[int, _Listed]

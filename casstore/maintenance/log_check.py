@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from casstore.engine.protocol import Row, RowKey
 from casstore.errors import CorruptionError, NotALogError
+from casstore.format.manifest import NOTHING
 from casstore.maintenance import findings as codes
 from casstore.maintenance.findings import Where
 from casstore.maintenance.record_facts import Facts, Wrong, where_is
@@ -125,6 +126,8 @@ class LogCheck:
         nodes = numbered(ground, at, payloads=False)
         if what is None:
             what = self._count_fault(at, nodes)
+        if what is None and at.revision.manifest.tips.data != NOTHING.data:
+            what = f"has messages beside those up to its last, {at.last}: its leaf was moved back"
         if what is None and self._whole:
             what = self._order_fault(at, nodes)
         if what is not None:

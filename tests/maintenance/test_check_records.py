@@ -244,6 +244,10 @@ WOUNDS: list[tuple[str, str, Callable[[Wound], None]]] = [
     (codes.LOG_NUMBERS_WRONG, "no log", lambda w: w.store.session("root").commit(
         Commit(checkpoint=Checkpoint(turn_state="other"), lease=UNFENCED)) and None),
     (codes.LOG_NUMBERS_WRONG, "node", _foreign_node),
+    (codes.LOG_NUMBERS_WRONG, "leaf", lambda w: w.store.session("root").commit(
+        Commit(leaf="8", lease=UNFENCED)) and None),
+    (codes.LOG_NUMBERS_WRONG, "leaf before a fold", lambda w: w.store.session("root").commit(
+        Commit(leaf="5", lease=UNFENCED)) and None),
     (codes.LOG_NUMBERS_WRONG, "more than numbers", _backwards),
     (codes.LOG_NUMBERS_WRONG, "fold", lambda w: w.edit(w.log.folds, at0=99)),
     # runs

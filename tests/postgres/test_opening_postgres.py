@@ -290,7 +290,7 @@ def test_what_a_time_limit_ends_is_told_as_that(
 
 def test_a_port_where_nobody_listens_may_be_the_wrong_one() -> None:
     with pytest.raises(StorageUnavailableError, match="if host, port and user are right"):
-        casstore.open("postgresql://127.0.0.1:1/nothing")
+        casstore.open("postgresql://127.0.0.1:1/nothing?patience=0")
 
 
 # --- versions ------------------------------------------------------------------------------------
@@ -452,7 +452,7 @@ def test_a_standby_or_a_reader_is_read_only(postgres_url: str) -> None:
 
 def test_a_server_that_is_not_there_is_told_apart() -> None:
     with pytest.raises(StorageUnavailableError):
-        casstore.open("postgresql://127.0.0.1:1/nowhere")
+        casstore.open("postgresql://127.0.0.1:1/nowhere?patience=0")
 
 
 def test_a_store_that_was_dropped_under_us_is_an_error_of_storage(

@@ -27,7 +27,7 @@ class Secure(NamedTuple):
     def url(self, host: str = "localhost", **parameters: str) -> str:
         words = {"sslmode": "verify-full", "sslrootcert": str(self.authority), **parameters}
         query = "&".join(f"{name}={value}" for name, value in words.items())
-        return f"postgresql://postgres@{host}:{self.server.port}/postgres?patience=0&{query}"
+        return f"postgresql://postgres@{host}:{self.server.port}/postgres?patience=3600&{query}"
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_a_store_over_tls_with_a_proven_server(secure: Secure) -> None:
         session = store.session("s")
         session.commit(Commit(append=[NodeDraft("a", "a")], lease=UNFENCED))
         assert [node.id for node in session.nodes()] == ["a"]
-        with psycopg.connect(secure.url().replace("patience=0&", "")) as connection:
+        with psycopg.connect(secure.url().replace("patience=3600&", "")) as connection:
             rows = connection.execute(
                 "SELECT s.ssl FROM pg_stat_ssl s JOIN pg_stat_activity a USING (pid) "
                 "WHERE a.backend_type = 'client backend'"
@@ -84,6 +84,6 @@ def test_a_server_under_another_name_or_of_another_authority_is_refused(secure: 
 
 def test_a_server_without_tls_is_refused_where_it_is_asked_for(postgres_server: Server) -> None:
     with Server(postgres_server.installation, tcp=True) as plain:
-        url = plain.url(tcp=True, sslmode="require", patience="0")
+        url = plain.url(tcp=True, sslmode="require", patience="3600")
         with pytest.raises(StorageError, match="SSL"):
             casstore.open(url)

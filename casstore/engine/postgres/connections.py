@@ -7,6 +7,7 @@ twice (``request``).
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import threading
@@ -23,6 +24,7 @@ from psycopg.pq import ExecStatus, Format
 from psycopg.pq.abc import PGresult
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
+from casstore.engine.postgres.absence import may_pass
 from casstore.engine.postgres.adapting import adapters_with_arrays
 from casstore.engine.postgres.address import Address
 from casstore.errors import (
@@ -60,6 +62,10 @@ _NOTICING: Final = {
 }
 # How long one of several hosts is waited for before the next is tried.
 _CONNECT_S: Final = 5
+
+# The pauses of whoever opens a store on a server that is away.
+_FIRST_REST_S: Final = 0.05
+_LONGEST_REST_S: Final = 0.5
 
 # How long a connection is kept away from the pool.
 _LENT_S: Final = 60.0
@@ -195,15 +201,61 @@ class Connections:
         """A connection beside the pool, for what takes long."""
         self.check()
         with translated(self.address):
-            try:
-                connection = Client.connect(self.address.conninfo, **self._options())
-            except (psycopg.ProgrammingError, UnicodeError) as exc:
-                raise InvalidInputError(f"{self.address.place}: {str(exc).strip()}") from exc
+            connection = self._connected()
         try:
             with translated(self.address):
                 yield connection
         finally:
             connection.close()
+
+    def run_alone(self, work: Callable[[Client], Answer]) -> Answer:
+        """Call ``work``, which may be done twice, with a connection that it has for itself.
+
+        A server that is away is waited for as calls do it. One that answers and does not let us in
+        would not do so later either.
+        """
+        deadline = time.monotonic() + self.address.patience_s
+        rest_s = _FIRST_REST_S
+        was_refused = False
+        while True:
+            self.check()
+            connection = None
+            try:
+                connection = self._connected(deadline)
+                return work(connection)
+            except psycopg.Error as exc:
+                if not is_away(exc) or time.monotonic() >= deadline:
+                    raise in_our_words(exc, self.address) from exc
+                if connection is None and not may_pass(exc, self.address.conninfo):
+                    # It may have come back between our question and the next one.
+                    if was_refused:
+                        raise in_our_words(exc, self.address) from exc
+                    was_refused = True
+                    continue
+                was_refused = False
+            finally:
+                if connection is not None:
+                    connection.close()
+            time.sleep(min(random.uniform(rest_s / 2, rest_s), max(0, deadline - time.monotonic())))
+            rest_s = min(2 * rest_s, _LONGEST_REST_S)
+
+    def _connected(self, deadline: float | None = None) -> Client:
+        try:
+            options = self._options() if deadline is None else self._patient_options(deadline)
+            return Client.connect(self.address.conninfo, **options)
+        except (psycopg.ProgrammingError, UnicodeError) as exc:
+            raise InvalidInputError(f"{self.address.place}: {str(exc).strip()}") from exc
+
+    def _patient_options(self, deadline: float) -> dict[str, Any]:
+        """With an end to the wait for a machine that says nothing at all, unless one was set."""
+        options = self._options()
+        given = conninfo_to_dict(self.address.conninfo)
+        if not {"service", "connect_timeout"} & given.keys() and (
+            "PGCONNECT_TIMEOUT" not in os.environ
+        ):
+            left_s = math.ceil(deadline - time.monotonic())
+            options.setdefault("connect_timeout", max(_CONNECT_S, left_s))
+        return options
 
     def _options(self) -> dict[str, Any]:
         given = conninfo_to_dict(self.address.conninfo)

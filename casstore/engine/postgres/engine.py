@@ -82,11 +82,14 @@ class PostgresEngine(Examining):
         self.readonly = readonly
         self.clock = clock
         self.connections = Connections(address)
-        with self.connections.alone() as connection:
+
+        def look(connection: Client) -> tuple[schema.Identity, int]:
             identity = schema.ready(
                 connection, address.place, address.schema, create=create, readonly=readonly
             )
-            self._epoch = 0 if spare is None else self._read_epoch(connection)
+            return identity, 0 if spare is None else self._read_epoch(connection)
+
+        identity, self._epoch = self.connections.run_alone(look)
         self.store_number = identity.store
         self.cache = ObjectCache(cache_bytes)
         self._lasting = durability in ("full", _ANY)

@@ -5,6 +5,10 @@ first time at once. A schema that holds anything else is never taken over. Funct
 schema in full; where it was renamed, they would read and write what has the old name now, so they
 are made anew. They also have their store's number in them: whoever has opened one that was dropped
 since, and made anew under the same name, is refused by the new one.
+
+Tables that came without their sequences, as logical replication and a dump of the data alone bring
+them, would number new objects below those that they link to, and collection relies on the opposite.
+So the numbers are set before anybody writes.
 """
 
 from __future__ import annotations
@@ -56,6 +60,19 @@ _FUNCTIONS_OF: Final = """
             AND strpos(p.prosrc, %s) > 0 AND strpos(p.prosrc, %s) > 0
 """
 
+_IS_BEHIND: Final = """
+    SELECT (SELECT coalesce(max(id), 0) FROM {s}.objects) > (SELECT last_value FROM {s}.object_ids)
+        OR (SELECT max(writes_collected) FROM {s}.state) > (SELECT last_value FROM {s}.writes)
+"""
+_CATCH_UP: Final = """
+    SELECT setval('{s}.object_ids', greatest(
+            (SELECT coalesce(max(id), 0) FROM {s}.objects), (SELECT last_value FROM {s}.object_ids)
+        )),
+        setval('{s}.writes', greatest(
+            (SELECT max(writes_collected) FROM {s}.state), (SELECT last_value FROM {s}.writes)
+        ))
+"""
+
 
 class Identity(NamedTuple):
     """What a store says of itself."""
@@ -75,6 +92,8 @@ def ready(
     found = _find(connection, place, schema)
     if found is not None and found.version == VERSION:
         if _functions_are_its_own(connection, schema, found.store):
+            if not readonly and _is_behind(connection, schema):
+                _catch_up(connection, place, schema, found.store)
             return found
         if readonly:
             raise StorageError(
@@ -98,6 +117,8 @@ def ready(
         is_older = before is not None and before.version < VERSION
         if is_older or not _functions_are_its_own(connection, schema, found.store):
             _make_functions_anew(connection, schema, found.store)
+    if _is_behind(connection, schema):
+        _catch_up(connection, place, schema, found.store)
     return found
 
 
@@ -171,6 +192,29 @@ def _make_functions_anew(connection: psycopg.Connection[Any], schema: str, store
     for text in tables.FUNCTIONS:
         again = text.replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION")
         connection.execute(spelled(again, schema, store))
+
+
+def _is_behind(connection: psycopg.Connection[Any], schema: str) -> bool:
+    """Would the next objects get numbers that were given already?"""
+    try:
+        row = connection.execute(spelled(_IS_BEHIND, schema)).fetchone()
+    except psycopg.errors.InsufficientPrivilege:
+        # Who may not even look does not write.
+        return False
+    return row is not None and bool(row[0])
+
+
+def _catch_up(connection: psycopg.Connection[Any], place: str, schema: str, store: int) -> None:
+    try:
+        with connection.transaction():
+            # Nobody writes meanwhile: numbers would be given below the new ones.
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", (store,))
+            connection.execute(spelled(_CATCH_UP, schema))
+    except (psycopg.errors.InsufficientPrivilege, psycopg.errors.ReadOnlySqlTransaction) as exc:
+        raise StorageError(
+            f"the sequences of {place} are behind its tables, as if it had been copied without "
+            "them; its owner must open it once, before anybody writes"
+        ) from exc
 
 
 def spelled(text: str, schema: str, store: int = 0) -> bytes:

@@ -14,11 +14,12 @@ from casstore.engine.protocol import Write
 from casstore.errors import (
     BusyError,
     ConditionFailedError,
+    DuplicateNodeError,
     HeadConflictError,
     InvalidInputError,
     NotALogError,
 )
-from casstore.records.log.state import LogState, States
+from casstore.records.log.state import LogState, States, is_of_later
 from casstore.records.rows import Table
 from casstore.session import commit, keys
 from casstore.session.data import UNFENCED, Claim, Commit, Given, Lease, NodeDraft
@@ -79,12 +80,14 @@ class Ground:
         if not state.whole:
             raise NotALogError(session, "its import was not finished; import it again")
         leaf = revision.manifest.leaf_id
-        if leaf is None:
-            return At(session, revision, state, 0)
         try:
-            return At(session, revision, state, int(leaf))
+            last = 0 if leaf is None else int(leaf)
         except ValueError as exc:
             raise NotALogError(session, f"its last node is {leaf!r}, which is no number") from exc
+        if is_of_later(state, last):
+            # The order of messages is that after folds which are not here; some would be missing.
+            raise NotALogError(session, _moved_back(last))
+        return At(session, revision, state, last)
 
     def change(
         self,
@@ -103,7 +106,9 @@ class Ground:
             raise InvalidInputError(f"a lease is a Lease or UNFENCED, not {lease!r}")
         known = self.runtime.recall(keys.session_key(session)) if from_memory else None
         for _ in range(MAX_ATTEMPTS):
-            at = self._recalled(session, known) or self.at(session)
+            recalled = self._recalled(session, known)
+            is_recalled = recalled is not None
+            at = recalled or self.at(session)
             known = None
             change, result = decide(at)
             if change is None:
@@ -126,6 +131,10 @@ class Ground:
                 )
             except (HeadConflictError, ConditionFailedError):
                 continue
+            except DuplicateNodeError as exc:
+                if is_recalled:
+                    continue
+                raise NotALogError(session, _moved_back(at.last)) from exc
             return result
         raise BusyError(f"session {session!r} kept moving; try again")
 
@@ -138,6 +147,14 @@ class Ground:
         except NotALogError:
             # It may be one by now: somebody else has finished its import.
             return None
+
+
+def _moved_back(last: int) -> str:
+    where = f"to message {last}" if last else "before its first message"
+    return (
+        f"its leaf was moved back {where} without the log's state of that time; rewind the session "
+        "to a revision, or fork it at one: that takes both along"
+    )
 
 
 def digits(number: int) -> str:

@@ -90,6 +90,12 @@ def unpack(session: str, packed: Any) -> LogState:
         raise CorruptionError(f"the log's state of session {session!r} is damaged") from exc
 
 
+def is_of_later(state: LogState, last: int) -> bool:
+    """Does a state know of messages behind ``last``, which its session does not have then?"""
+    named = [state.view.upto, state.calling, *state.notes]
+    return any(type(number) is int and number > last for number in named)
+
+
 def state_fault(state: LogState, last: int) -> str | None:
     """What is wrong with a state of a session whose last message is ``last``; None: nothing."""
     named = [number for run in state.view.runs for number in run]

@@ -480,6 +480,55 @@ def test_depth__a_parent_that_its_store_has_deleted_is_none(log: SessionLog) -> 
     assert rows_of(log.store, "never made") == []
 
 
+def test_a_leaf_that_others_move_back_is_told_with_what_to_do(log: SessionLog) -> None:
+    log.create("s")
+    session = log.store.session("s")
+    fill(log, "s", 3)
+    at_three = next(iter(session.history()))
+    fill(log, "s", 2)
+    for leaf in ("3", None):
+        session.commit(Commit(leaf=leaf, lease=UNFENCED))
+        for again in (log, SessionLog(log.store)):
+            with pytest.raises(NotALogError, match=r"moved back.*rewind"):
+                again.append("s", user("four"))
+        assert not check.check(log.store).sound
+    session.rewind(at_three, lease=UNFENCED)
+    assert log.append("s", user("four")) == 4
+    assert check.check(log.store).sound
+    assert [message.number for message in log.messages("s")] == [1, 2, 3, 4]
+
+
+def test_a_fork_at_a_node_before_a_fold_or_a_call_is_no_log(log: SessionLog) -> None:
+    """Messages that were folded later were not shown there, and one to come was taken for a note.
+
+    Calls of a message that is not there waited for ever.
+    """
+    log.create("s")
+    fill(log, "s", 3)
+    at_three = next(iter(log.store.session("s").history()))
+    fill(log, "s", 1)
+    log.store.fork("s", "plain", node="3")
+    assert log.append("plain", user("four")) == 4
+    log.fold("s", [1, 2], "note")
+    log.store.fork("s", "folded", node="3")
+    log.create("t")
+    log.append("t", user("look"))
+    log.append("t", NewMessage("assistant", tool_calls=CALLS))
+    log.store.fork("t", "called", node="1")
+    for fork in ("folded", "called"):
+        for call in (
+            lambda fork=fork: log.active(fork),
+            lambda fork=fork: log.append(fork, user("more")),
+            lambda fork=fork: log.pending(fork),
+            lambda fork=fork: log.adopt(fork),
+        ):
+            with pytest.raises(NotALogError, match="fork it at one"):
+                call()
+    log.store.fork("s", "at a revision", at=at_three)
+    assert [message.number for message in log.active("at a revision")] == [1, 2, 3]
+    assert log.append("at a revision", user("four")) == 4
+
+
 def test_a_fork_is_adopted_with_its_messages(log: SessionLog) -> None:
     log.create("s")
     fill(log, "s", 4)
