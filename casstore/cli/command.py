@@ -6,6 +6,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Concatenate, Final, ParamSpec
 
 import click
@@ -70,7 +71,9 @@ class App:
     def remark(self, text: str) -> None:
         """Say something beside the answer, on stderr, to people only."""
         if not self.quiet and not self.as_json:
-            Printer(sys.stderr).line(text)
+            # Where nobody hears it the answer is still worth giving.
+            with suppress(OSError):
+                Printer(sys.stderr).line(text)
 
 
 class Command(click.Command):

@@ -298,3 +298,52 @@ def test_the_shell_completes_commands_options_and_names(example: str) -> None:
     # What cannot be typed as it is shown is not offered.
     assert completed("casstore show ev", example) == []
     assert completed("casstore show a", "/nowhere") == []
+
+
+# --- streams that are closed, full, or cannot show a character --------------------------------
+
+
+def in_shell(line: str, **more: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a line of the shell in which ``$CASSTORE`` is the command."""
+    return subprocess.run(
+        ["bash", "-c", line], capture_output=True, check=False,
+        env=environment(CASSTORE=f"{sys.executable} -m casstore", **more),
+    )  # fmt: skip
+
+
+def test_a_closed_stream_is_nobodys_and_no_error(example: str) -> None:
+    # Its number must not go to a file of the store, or what is written there would land in it.
+    look = f"{sys.executable} -c 'import os; from casstore.cli.streams import prepare_streams as p;"
+    look += " p(); os.fstat(1); os.fstat(2); assert os.open(os.devnull, 0) > 2'"
+    for line in (
+        "$CASSTORE sessions >&-",
+        "$CASSTORE diff agent@2 agent --patch >&-",
+        "$CASSTORE check 2>&-",
+        "$CASSTORE sessions --json >&- 2>&- <&-",
+        f"{look} >&- 2>&- <&-",
+    ):
+        ran = in_shell(line, CASSTORE_PATH=example)
+        assert (ran.returncode, ran.stderr) == (0, b""), line
+    assert in_shell("$CASSTORE show nowhere 2>&-", CASSTORE_PATH=example).returncode == 4
+    assert in_shell("$CASSTORE show nowhere 2>/dev/full", CASSTORE_PATH=example).returncode == 4
+    assert in_shell("$CASSTORE log agent -n 1 2>/dev/full", CASSTORE_PATH=example).returncode == 0
+
+
+@pytest.mark.parametrize("arguments", ["sessions", "diff agent@2 agent --patch", "--help"])
+def test_an_answer_that_cannot_be_written_is_told(example: str, arguments: str) -> None:
+    ran = in_shell(f"$CASSTORE {arguments} >/dev/full", CASSTORE_PATH=example)
+    assert ran.returncode == 10
+    assert ran.stderr.startswith(b"error: cannot write the answer: No space left on device\n")
+
+
+def test_a_fault_of_casstore_itself_does_not_end_as_a_no(
+    example: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def at_fault(*_: object, **__: object) -> None:
+        raise RuntimeError("what should not happen")
+
+    monkeypatch.setattr("casstore.maintenance.check.check", at_fault)
+    ran = run("check", store=example, ends=70)
+    assert "Traceback" in ran.err
+    assert "casstore itself is at fault: RuntimeError: what should not happen" in ran.err
+    assert "Traceback" in run("check", "--json", store=example, ends=70).error["message"]
