@@ -205,7 +205,17 @@ def _rich_style(part: Styled) -> str:
 
 
 def write_json(stream: IO[str], document: Mapping[str, Any]) -> None:
-    """One JSON document; escaped to ASCII on a terminal, where text could be commands."""
-    shown = is_terminal(stream)
-    json.dump(document, stream, indent=2, ensure_ascii=shown)
+    """One JSON document."""
+    json.dump(document, stream, indent=2, ensure_ascii=needs_ascii(stream))
     stream.write("\n")
+
+
+def needs_ascii(stream: IO[Any]) -> bool:
+    """Must JSON be ASCII here? On a terminal text could be commands."""
+    return is_terminal(stream) or not has_all_characters(stream)
+
+
+def has_all_characters(stream: IO[Any]) -> bool:
+    """Can every character be written to it? What cannot is escaped, and not as JSON does."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return encoding.lower().replace("_", "-") in ("utf-8", "utf8")

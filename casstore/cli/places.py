@@ -7,7 +7,7 @@ import re
 from typing import Any, Final
 
 from casstore.cli.naming import Target
-from casstore.cli.spelling import plain
+from casstore.cli.spelling import plain, safe_json
 from casstore.errors import InvalidInputError, PathNotFoundError, PathStep
 from casstore.format.canonical import Link
 from casstore.format.digest import Digest
@@ -136,6 +136,6 @@ def _descend(here: Any, path: tuple[PathStep, ...]) -> Any:
     return here.load() if isinstance(here, View) else here
 
 
-def json_text(value: Any) -> str:
-    """A value as a person reads it."""
-    return json.dumps(plain(value), ensure_ascii=False, indent=2)
+def json_text(value: Any, *, ascii_only: bool = False) -> str:
+    """A value as a person reads it, and a program, too."""
+    return safe_json(json.dumps(plain(value), ensure_ascii=ascii_only, indent=2))

@@ -347,3 +347,52 @@ def test_a_fault_of_casstore_itself_does_not_end_as_a_no(
     assert "Traceback" in ran.err
     assert "casstore itself is at fault: RuntimeError: what should not happen" in ran.err
     assert "Traceback" in run("check", "--json", store=example, ends=70).error["message"]
+
+
+# What JSON leaves as it is and a terminal does not: a C1 control, DEL, a bidi override, a line end
+# of Unicode, a tag of a flag beyond 16 bits; and letters that ASCII lacks.
+ODD = "\x9b31m \x7f \u202e \u2028 \U000e0067 é 😀"
+
+
+@pytest.fixture
+def odd(own: str) -> str:
+    with casstore.open(own) as store:
+        store.tag("odd", store.put_value({ODD: [ODD]}))
+        store.tag("even", store.put_value({ODD: ["even"]}))
+        store.tag("late", store.put_blob(b"x" * (1 << 20) + b"\x1b[31m"))
+        store.tag("split", store.put_blob(b"x" * ((1 << 20) - 1) + b"\xc2\x9b31m"))
+        store.tag("turned", store.put_blob("a \u202e b".encode()))
+        store.tag("family", store.put_blob("👨\u200d👩\u200d👧 é\n".encode()))
+    return own
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
+@pytest.mark.parametrize(
+    "arguments", ["cat odd", "cat odd --json", "show odd --json", "diff even odd --patch"]
+)
+def test_json_is_json_in_every_encoding(odd: str, arguments: str, encoding: str) -> None:
+    line = f"$CASSTORE {arguments}"
+    ran = in_shell(line, CASSTORE_PATH=odd, PYTHONIOENCODING=encoding)
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout.decode(encoding))
+    value = told[0]["value"] if "diff" in arguments else told.get("value", told)[ODD][0]
+    assert value == ODD
+
+
+def test_an_error_is_json_in_every_encoding(odd: str) -> None:
+    line = "$CASSTORE show nowhere-é --json"
+    ran = in_shell(line, CASSTORE_PATH=odd, PYTHONIOENCODING="ascii")
+    assert "nowhere-é" in json.loads(ran.stderr)["message"]
+
+
+def test_nothing_a_terminal_acts_on_comes_through_a_patch_or_a_text(odd: str) -> None:
+    for arguments in (("diff", "even", "odd", "--patch"), ("cat", "odd"), ("show", "odd")):
+        shown = on_terminal(*arguments, "--store", odd, NO_COLOR="1")
+        assert not re.search("[\x00-\x08\x0b-\x0c\x0e-\x1f\x7f-\x9f\u202e\u2028\U000e0067]", shown)
+        assert "u202e" in shown
+    for text in ("late", "split", "turned"):
+        shown = on_terminal("cat", text, "--store", odd, NO_COLOR="1")
+        assert "this is binary" in shown
+        assert not re.search("[\x1b\x9b\u202e]", shown)
+    assert "👨\u200d👩\u200d👧 é" in on_terminal("cat", "family", "--store", odd)
+    assert "\x1b[31m" in on_terminal("cat", "late", "--force", "--store", odd)
