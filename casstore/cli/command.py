@@ -84,9 +84,17 @@ class Command(click.Command):
     section: str
 
 
+def _named(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Refuse an empty name: it is a variable that is not set, and no wish for another store."""
+    if value == "":
+        raise click.BadParameter("the store's name is empty", ctx, param)
+    return value
+
+
 _STORE: Final = click.Option(
     ["--store", "-s"],
     metavar="STORE",
+    callback=_named,
     help=f"A directory, or postgresql://… If not given, ${PATH_VARIABLE}; else the current one.",
 )
 _JSON: Final = click.Option(["--json", "as_json"], is_flag=True, help="Answer in JSON.")

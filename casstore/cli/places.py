@@ -30,16 +30,19 @@ def parse_path(text: str) -> tuple[PathStep, ...]:
     at = 0
     while at < len(rest):
         match = _STEP.match(rest, at)
-        if match is None or (at and rest[at] not in ".["):
+        try:
+            if match is None or (at and rest[at] not in ".["):
+                raise ValueError
+            if match[1] is not None:
+                steps.append(match[1])
+            elif match[2] is not None:
+                steps.append(int(match[2]))
+            else:
+                steps.append(json.loads(f'"{match[3]}"'))
+        except ValueError as exc:
             raise InvalidInputError(
                 f'{text!r} is no path; write messages[3].text or files["a.py"].size'
-            )
-        if match[1] is not None:
-            steps.append(match[1])
-        elif match[2] is not None:
-            steps.append(int(match[2]))
-        else:
-            steps.append(json.loads(f'"{match[3]}"'))
+            ) from exc
         at = match.end()
     return tuple(steps)
 
