@@ -40,7 +40,9 @@ _GENERAL: Final[tuple[tuple[type[CasstoreError], str], ...]] = (
 def advice(exc: CasstoreError) -> str | None:
     """What to try next; None if the message says all there is to say."""
     if isinstance(exc, AmbiguousNameError):
-        return "one of: " + "  ".join([one if one == "…" else quoted(one) for one in exc.candidates])
+        return "one of: " + "  ".join(
+            [one if one == "…" else quoted(one) for one in exc.candidates]
+        )
     if isinstance(exc, NameNotFoundError):
         return exc.remedy
     if isinstance(exc, errors.SessionNotFoundError):

@@ -144,7 +144,9 @@ def safe_json(text: str) -> str:
         [
             char
             if char == "\n" or unicodedata.category(char) not in _ESCAPED
-            else json.dumps(char)[1:-1] if char != "\x7f" else "\\u007f"
+            else json.dumps(char)[1:-1]
+            if char != "\x7f"
+            else "\\u007f"
             for char in text
         ]
     )

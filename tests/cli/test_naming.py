@@ -236,7 +236,9 @@ def test_a_name_that_an_error_lists_means_one_thing(tmp_path: Path) -> None:
     assert "history -- -x" in run("show", "--", "-x@9", store=place, ends=4).err
 
 
-@pytest.mark.parametrize("text", ["agent" + "~" * 4000, "agent" + "~1#@" * 4000, "\udcff", "~", "#"])
+@pytest.mark.parametrize(
+    "text", ["agent" + "~" * 4000, "agent" + "~1#@" * 4000, "\udcff", "~", "#"]
+)
 def test_a_name_of_many_marks_or_of_no_text_is_refused(example: str, text: str) -> None:
     assert run("show", text, store=example, ends=None).code in (3, 4)
 
