@@ -198,7 +198,9 @@ class Connections:
             try:
                 connection = Client.connect(self.address.conninfo, **self._options())
             except (psycopg.ProgrammingError, UnicodeError) as exc:
-                raise InvalidInputError(f"{self.address.place}: {str(exc).strip()}") from exc
+                told = self.address.without_secrets(str(exc).strip())
+                # Not from exc: a traceback would tell what the message does not.
+                raise InvalidInputError(f"{self.address.place}: {told}") from None
         try:
             with translated(self.address):
                 yield connection
