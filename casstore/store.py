@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 _READ_BATCH = 256
 _SERVERS = ("postgresql://", "postgres://")
+# What somebody writes who means a server, be it one of another kind or misspelled.
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|postgres(ql)?:", re.IGNORECASE)
 
 
 def open(
@@ -102,6 +104,12 @@ def open(
                 create=create,
                 cache_bytes=cache_bytes,
             )
+        )
+    url = _URL.match(place)
+    if url is not None:
+        # Taken for a directory it would be made, and everything would go there unseen.
+        raise InvalidInputError(
+            f"{url[0]}… names no store; one is a directory, or {_SERVERS[0]}HOST/DATABASE"
         )
     from casstore.engine.lmdb import sharing
 

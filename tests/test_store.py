@@ -8,6 +8,7 @@ import importlib
 import inspect
 import io
 import json
+import os
 import pkgutil
 import random
 import subprocess
@@ -509,3 +510,26 @@ def test_the_examples_in_docstrings_run(module: str) -> None:
 def test_there_are_examples_to_run() -> None:
     found = [doctest.testmod(importlib.import_module(module)).attempted for module in MODULES]
     assert sum(found) >= 3
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["mysql://me:secret@h/db", "postgresql+psycopg://me:secret@h/db", "POSTGRESQL://me:secret@h/db",
+     "postgresql:/me:secret@h/db", "file:///tmp/x"],
+)  # fmt: skip
+def test_a_url_of_another_kind_does_not_become_a_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInputError, match="postgresql://HOST/DATABASE") as caught:
+        casstore.open(place)
+    assert "secret" not in str(caught.value)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_store_may_be_in_a_directory_whose_name_is_no_text(tmp_path: Path) -> None:
+    place = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
+    with casstore.open(place) as store:
+        name = store.put_blob(b"here")
+    with casstore.open(place, readonly=True) as store:
+        assert store.get_blob(name) == b"here"
