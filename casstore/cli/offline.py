@@ -188,7 +188,7 @@ def _only_run(path: str) -> Iterator[None]:
 
 
 class _Stopped(Exception):
-    """This run was asked to stop, in the middle of something that stops anywhere."""
+    """The run was asked to stop, in the middle of something that stops anywhere."""
 
 
 def _stopping(progress: Progress | None, stop: Callable[[], bool]) -> Progress:

@@ -13,6 +13,7 @@ import sys
 import threading
 from typing import Final, TextIO
 
+from casstore.cli.main import BROKEN_PIPE, INTERRUPTED
 from casstore.cli.offline import (
     SCHEMA,
     Care,
@@ -23,7 +24,6 @@ from casstore.cli.offline import (
     find_stores,
     read_config,
 )
-from casstore.cli.main import BROKEN_PIPE, INTERRUPTED
 from casstore.cli.output import is_terminal
 from casstore.cli.progress import Meter
 from casstore.cli.spelling import safe
