@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 import casstore
-from casstore import Append, Digest, Set, Store
+from casstore import UNFENCED, Append, Commit, Digest, NodeDraft, Set, Store
 from casstore.engine.lmdb import sharing
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
@@ -33,6 +33,7 @@ from casstore.errors import (
     ReadOnlyError,
     StoreNotFoundError,
 )
+from casstore.session.data import Claim
 
 ROOT = Path(casstore.__file__).parent
 
@@ -533,3 +534,57 @@ def test_a_store_may_be_in_a_directory_whose_name_is_no_text(tmp_path: Path) -> 
         name = store.put_blob(b"here")
     with casstore.open(place, readonly=True) as store:
         assert store.get_blob(name) == b"here"
+
+
+def wrong_calls() -> list[tuple[str, Callable[[Store, Digest], object]]]:
+    claim = Claim("c", "s", 1, (5,))  # type: ignore[arg-type]
+    calls: dict[str, Callable[[Any, Digest], object]] = {
+        "compare": lambda store, name: store.compare((), name),
+        "create_session": lambda store, name: store.create_session("s", subjects=5),
+        "edit what": lambda store, name: store.edit([], Set(["a"], 1)),
+        "edit how": lambda store, name: store.edit(name, None),
+        "edit where": lambda store, name: store.edit(name, Set("ab", 1)),
+        "get_many": lambda store, name: store.get_many(None),
+        "get_many bytes": lambda store, name: store.get_many(name),
+        "get_value": lambda store, name: store.get_value(name, max_bytes=None),
+        "get_value nan": lambda store, name: store.get_value(name, max_bytes=float("nan")),
+        "missing": lambda store, name: store.missing(5),
+        "tag": lambda store, name: store.tag("t", None),
+        "put_many": lambda store, name: store.put_many(None),
+        "put_stream": lambda store, name: store.put_stream(None),
+        "sessions": lambda store, name: list(store.sessions(prefix=b"x")),
+        "pins": lambda store, name: list(store.pins(prefix="\ud800")),
+        "from_hex": lambda store, name: Digest.from_hex(None),  # type: ignore[arg-type]
+        "tombstone": lambda store, name: store.session("s").tombstone(5),
+        "enqueue": lambda store, name: store.session("s").queue.enqueue(5),
+        "claim": lambda store, name: store.session("s").commit(
+            Commit(completes=[claim], lease=UNFENCED)
+        ),
+        "time": lambda store, name: store.session("s").commit(
+            Commit(append=[NodeDraft("n", 1, time=2**70)], lease=UNFENCED)
+        ),
+    }
+    return list(calls.items())
+
+
+@pytest.mark.parametrize("call", [call for _, call in wrong_calls()],
+                         ids=[name for name, _ in wrong_calls()])  # fmt: skip
+def test_what_callers_get_wrong_is_refused_by_name(call: Callable[[Store, Digest], object]) -> None:
+    store = Store(MemoryEngine())
+    name = store.put_value({"a": {"b": 1}})
+    with pytest.raises(InvalidInputError):
+        call(store, name)
+    assert list(store.sessions()) == []
+
+
+def test_digests_may_come_one_by_one(tmp_path: Path) -> None:
+    """An engine goes through them twice, and found nothing missing of what was used up."""
+    absent = Digest.of_blob(b"absent")
+    for store in (Store(MemoryEngine()), casstore.open(tmp_path / "store")):
+        there = store.put_blob(b"there")
+        both: list[Any] = [[there, absent], {there, absent}, (one for one in (there, absent))]
+        for digests in both:
+            assert store.missing(digests) == [absent]
+        one_by_one: Any = (one for one in (there,))
+        assert store.get_many(one_by_one) == [b"there"]
+        store.close()

@@ -108,10 +108,12 @@ def _name_nothing(content: bytes) -> bytes:
 
 def check_time(time: object) -> None:
     """Refuse what a node's time cannot be."""
-    if time is None or type(time) in (str, int):
+    if time is None or type(time) is str or (type(time) is int and -(2**63) <= time < 2**64):
         return
     if type(time) is not float or not isfinite(time):
-        raise InvalidValueError(f"a time of {time!r}; str, int, finite float or None", ("time",))
+        raise InvalidValueError(
+            f"a time of {time!r}; str, int of 64 bits, finite float or None", ("time",)
+        )
 
 
 def encode_node(header: NodeHeader, cause: Spelled, payload: Spelled) -> tuple[bytes, list[bytes]]:
