@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import IO, Any, TextIO
+from typing import IO, Any, Literal, TextIO
 
 
 def prepare_streams() -> None:
@@ -26,7 +26,7 @@ def prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _nowhere(mode: str) -> TextIO:
+def _nowhere(mode: Literal["r", "w"]) -> TextIO:
     return open(os.devnull, mode, encoding="utf-8")
 
 

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 import casstore
-from casstore.cli import offline
 from casstore.cli.offline import Care, care_for, change_care, find_stores, read_config
 from casstore.engine.protocol import PackReport
 from casstore.errors import InvalidInputError
+from casstore.maintenance import pack as packing
 from casstore.maintenance.progress import Progress
 from casstore.maintenance.retention import Policy
 from tests.cli.running import run
@@ -206,14 +206,14 @@ def test_a_signal_stops_pruning_and_packing_too(
     shutil.copytree(own, unstopped)
     care = Care(grace_ms=0, policy=Policy(last=1), prune=True, pack=True)
     seen: list[str] = []
-    pack = offline.pack.pack
+    pack = packing.pack
 
     def pack_all(store: casstore.Store, *, progress: Progress) -> PackReport:
         # What is as new as this store would be left as it is. The signal comes in the first step.
         seen.append("pack")
         return pack(store, min_age_ms=0, progress=progress)
 
-    monkeypatch.setattr(offline.pack, "pack", pack_all)
+    monkeypatch.setattr(packing, "pack", pack_all)
 
     def stop_in(phase: str) -> Callable[[], bool]:
         seen.clear()
