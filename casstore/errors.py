@@ -562,6 +562,10 @@ class ForeignStoreError(FormatError):
     """The environment was made by something else; it is left untouched."""
 
 
+class ForeignSourceError(ForeignStoreError):
+    """What is to be moved into a store is not of the program that it was said to be of."""
+
+
 class ForeignBundleError(FormatError):
     """The file is no bundle, or of a kind or version that this release does not read."""
 

@@ -39,7 +39,7 @@ DOORS = {
     "pyfastcdc": ("casstore.format.chunking",),
     "zstandard": ("casstore.engine.compression",),
     "lmdb": ("casstore.engine.lmdb",),
-    "psycopg": ("casstore.engine.postgres",),
+    "psycopg": ("casstore.engine.postgres", "casstore.compat.postgres_source"),
     "psycopg_pool": ("casstore.engine.postgres",),
     "click": ("casstore.cli",),
     "rich": ("casstore.cli",),

@@ -26,6 +26,7 @@ _GENERAL: Final[tuple[tuple[type[CasstoreError], str], ...]] = (
     (errors.BundleError, "make or fetch the file anew: casstore export"),
     (errors.CorruptionError, "casstore check; then casstore salvage if it says so"),
     (errors.ForeignBundleError, "name a file that casstore export has written"),
+    (errors.ForeignSourceError, "name a database of the program to move from"),
     (errors.ForeignStoreError, "name the directory of a store with --store, or: casstore init"),
     (errors.FormatError, "use the release of casstore that fits"),
     (errors.CollectionOvertakenError, "casstore gc again, when less is written"),

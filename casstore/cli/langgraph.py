@@ -1,8 +1,8 @@
-"""A LangGraph application moves over: ``import-langgraph-sqlite``."""
+"""A LangGraph application moves over from the savers that come with LangGraph."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -11,23 +11,23 @@ from casstore.cli.output import Printer, good, name
 from casstore.cli.quantities import count, size
 from casstore.cli.shapes import Shape
 
+if TYPE_CHECKING:
+    from casstore.adapters.langgraph import ImportReport
+
 _SECTION: Final = "Moving"
+_FIGURES: Final = {
+    "checkpoints": "checkpoints in it",
+    "writes": "pending writes in it",
+    "imported": "checkpoints moved now; the others were in the store already",
+    "source_bytes": "how large the database is",
+    "store_bytes_before": "how large the store was, null if its engine does not tell",
+    "store_bytes": "how large it is, null if its engine does not tell",
+}
 
 
 @command(
     _SECTION,
-    Shape(
-        "import-langgraph-sqlite",
-        {
-            "file": "the database",
-            "checkpoints": "checkpoints in it",
-            "writes": "pending writes in it",
-            "imported": "checkpoints moved now; the others were in the store already",
-            "source_bytes": "how large the database is",
-            "store_bytes_before": "how large the store was, null if its engine does not tell",
-            "store_bytes": "how large it is, null if its engine does not tell",
-        },
-    ),
+    Shape("import-langgraph-sqlite", {"file": "the database", **_FIGURES}),
     "casstore import-langgraph-sqlite checkpoints.sqlite --store agents",
     name="import-langgraph-sqlite",
 )
@@ -44,15 +44,42 @@ def import_langgraph_sqlite(app: App, file: str) -> None:
         raise click.UsageError(str(exc)) from exc
     with app.open(write=True) as store, app.meter() as meter:
         report = import_sqlite(file, store, progress=meter)
+    app.answer({"file": file, **report._asdict()}, lambda to: _tell(to, report, file))
 
-    def render(to: Printer) -> None:
-        to.line(
-            good("moved "),
-            f"{count(report.imported, 'checkpoint')} of {report.checkpoints:,} from ", name(file),
-        )  # fmt: skip
-        grown = f"{size(report.source_bytes)} as a database"
-        if report.store_bytes is not None and report.store_bytes_before is not None:
-            grown += f", {size(report.store_bytes - report.store_bytes_before)} in the store"
-        to.line(grown)
 
-    app.answer({"file": file, **report._asdict()}, render)
+@command(
+    _SECTION,
+    Shape(
+        "import-langgraph-postgres",
+        {"source": "where the tables are, without user and password", **_FIGURES},
+    ),
+    "casstore import-langgraph-postgres postgresql://agents@db/app --store agents",
+    name="import-langgraph-postgres",
+)
+@click.argument("url")
+def import_langgraph_postgres(app: App, url: str) -> None:
+    """Move what LangGraph's PostgresSaver has stored into the store, and compare it.
+
+    URL is the saver's connection string; options=-csearch_path%3DNAME in it names a schema. A
+    password is better kept in ~/.pgpass or PGPASSWORD: a command line can be seen. The tables are
+    only read, as of one moment. Stopped anywhere, the next call goes on from there. Needs
+    casstore[langgraph,postgres] to be installed.
+    """
+    try:
+        from casstore.adapters.langgraph.postgres_import import import_postgres
+        from casstore.compat.postgres_source import shown
+    except ModuleNotFoundError as exc:
+        raise click.UsageError(str(exc)) from exc
+    place = shown(url)
+    with app.open(write=True) as store, app.meter() as meter:
+        report = import_postgres(url, store, progress=meter)
+    app.answer({"source": place, **report._asdict()}, lambda to: _tell(to, report, place))
+
+
+def _tell(to: Printer, report: ImportReport, source: str) -> None:
+    moved = f"{count(report.imported, 'checkpoint')} of {report.checkpoints:,} from "
+    to.line(good("moved "), moved, name(source))
+    grown = f"{size(report.source_bytes)} as a database"
+    if report.store_bytes is not None and report.store_bytes_before is not None:
+        grown += f", {size(report.store_bytes - report.store_bytes_before)} in the store"
+    to.line(grown)

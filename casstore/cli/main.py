@@ -44,7 +44,7 @@ _MODULES: Final = {
     "statistics": ("stats",),
     "examining": ("check", "rebuild", "salvage"),
     "moving": ("backup", "copy", "export", "import", "verify"),
-    "langgraph": ("import-langgraph-sqlite",),
+    "langgraph": ("import-langgraph-sqlite", "import-langgraph-postgres"),
     "transcripts": ("import-jsonl",),
     "foreign": ("import-records",),
 }

@@ -14,7 +14,7 @@ from typing import Any, Final
 from casstore.compat.agent_harness_rows import RowTable, RuntimeRows
 from casstore.compat.importing import ImportReport, move
 from casstore.compat.sqlite_source import SqliteSource
-from casstore.errors import ConflictError, ForeignStoreError, RecordsSchemaError
+from casstore.errors import ConflictError, ForeignSourceError, RecordsSchemaError
 from casstore.maintenance.progress import Progress
 from casstore.records.runs.inserting import Item, Made, insert, stored
 from casstore.records.runs.values import same_value
@@ -52,7 +52,7 @@ def import_database(
 def _require_schema(source: SqliteSource) -> None:
     place, expected = str(source.path), f"family {_FAMILY!r}, version {_VERSION!r}"
     if "runtime_metadata" not in source.tables:
-        raise ForeignStoreError(f"{place} is no runtime database of agent-harness")
+        raise ForeignSourceError(f"{place} is no runtime database of agent-harness")
     found = dict(source.ask("SELECT key, value FROM runtime_metadata"))
     family, version = found.get("schema_family"), found.get("schema_version")
     if (family, version) != (_FAMILY, _VERSION):

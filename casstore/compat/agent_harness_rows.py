@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from casstore.compat.sqlite_source import SqliteSource
 from casstore.errors import (
     CorruptionError,
-    ForeignStoreError,
+    ForeignSourceError,
     InvalidInputError,
     LimitError,
     NotFoundError,
@@ -62,7 +62,7 @@ class RuntimeRows:
         self._root = root
 
     def tables(self) -> list[RowTable]:
-        """All kinds, owners first; ForeignStoreError if a table or column is missing."""
+        """All kinds, owners first; ForeignSourceError if a table or column is missing."""
         self._require_owners()
         return [
             RowTable("threads", self._threads(), self._thread),
@@ -81,7 +81,7 @@ class RuntimeRows:
         for name in names:
             if name in columns:
                 return name
-        raise ForeignStoreError(
+        raise ForeignSourceError(
             f"{self._source.path} has no column {' or '.join(names)} in table {table!r}; "
             "it is no database of a release that can be imported"
         )

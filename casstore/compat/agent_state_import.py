@@ -22,7 +22,7 @@ from casstore.engine.protocol import MAX_STAMP_MS
 from casstore.errors import (
     ConflictError,
     CorruptionError,
-    ForeignStoreError,
+    ForeignSourceError,
     InvalidInputError,
     InvalidValueError,
 )
@@ -65,7 +65,7 @@ def import_agent_state(
 
     The file is as it was afterwards. ``keys`` and ``secret`` as for ``Lifecycles``: with keys,
     user data arrives encrypted. ConflictError if the store has a row otherwise, or has
-    gone on with a session; ForeignStoreError if the file is of something else.
+    gone on with a session; ForeignSourceError if the file is of something else.
     """
     life = Lifecycles(store, keys=keys, secret=secret)
     life.subjects.check()
@@ -74,11 +74,11 @@ def import_agent_state(
         for table, columns in _TABLES.items():
             if table in source.tables:
                 if not frozenset(columns) <= source.columns(table):
-                    raise ForeignStoreError(f"{file}: its table {table} is not that of morrow")
+                    raise ForeignSourceError(f"{file}: its table {table} is not that of morrow")
                 kind = _Checkpoints if table == "checkpoints" else _UserData
                 parts.append(kind(source, life))
         if not parts:
-            raise ForeignStoreError(f"{file} has neither checkpoints nor user data of morrow")
+            raise ForeignSourceError(f"{file} has neither checkpoints nor user data of morrow")
         return importing.move(source, store, parts, dry_run=dry_run, progress=progress)
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from casstore.compat.importing import ImportReport, Part, move
 from casstore.compat.sqlite_source import SqliteSource
-from casstore.errors import ConflictError, ForeignStoreError, InvalidInputError, StateRefusedError
+from casstore.errors import ConflictError, ForeignSourceError, InvalidInputError, StateRefusedError
 from casstore.maintenance.progress import Progress, Step
 from casstore.records.scoped.adoption import Adoption, Arrival, ArrivedReset
 from casstore.records.scoped.contents import checked_key, content_of
@@ -52,7 +52,7 @@ def import_database(
 
     The report also counts rows that stay behind because LangBot itself does not see them:
     ``without value`` and ``unreadable`` are missing to it, ``superseded`` it does not find any
-    more. ForeignStoreError if there is no such table; ConflictError if both have rows, or a row
+    more. ForeignSourceError if there is no such table; ConflictError if both have rows, or a row
     is in the store with other content; InvalidInputError, naming the row, if one contradicts
     itself or holds what is no JSON (NaN).
     """
@@ -81,7 +81,7 @@ def _table(source: SqliteSource) -> str:
     """The table that holds the state."""
     there = [table for table in _TABLES if table in source.tables]
     if not there:
-        raise ForeignStoreError(f"{source.path} has no table {' or '.join(_TABLES)}")
+        raise ForeignSourceError(f"{source.path} has no table {' or '.join(_TABLES)}")
     filled = [table for table in there if next(source.ask(f"SELECT 1 FROM {table} LIMIT 1"), None)]
     if len(filled) > 1:
         raise ConflictError(
@@ -90,7 +90,7 @@ def _table(source: SqliteSource) -> str:
     table = (filled or there)[0]
     lacking = {*_CONTEXT, *_OTHERS} - source.columns(table)
     if lacking:
-        raise ForeignStoreError(f"{table} of {source.path} has no column {sorted(lacking)[0]}")
+        raise ForeignSourceError(f"{table} of {source.path} has no column {sorted(lacking)[0]}")
     return table
 
 

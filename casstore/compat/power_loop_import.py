@@ -19,7 +19,7 @@ from casstore.errors import (
     BusyError,
     ConditionFailedError,
     ConflictError,
-    ForeignStoreError,
+    ForeignSourceError,
     InvalidInputError,
 )
 from casstore.maintenance.progress import Progress
@@ -78,7 +78,7 @@ def import_database(
 ) -> ImportReport:
     """Move a database over; see ``importing.move``.
 
-    ForeignStoreError if it is not one of power-loop 0.2.0.
+    ForeignSourceError if it is not one of power-loop 0.2.0.
     """
     ground = Ground(store)
     with SqliteSource(file) as source:
@@ -91,7 +91,7 @@ def _require_known(source: SqliteSource) -> None:
     for table, named in _COLUMNS.items():
         wanted, found = frozenset(named.split()), source.columns(table)
         if found != wanted:
-            raise ForeignStoreError(
+            raise ForeignSourceError(
                 f"{source.path} is no database of power-loop 0.2.0: its table {table} has "
                 f"{', '.join(sorted(found)) or 'no columns'}"
             )

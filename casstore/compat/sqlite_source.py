@@ -13,7 +13,7 @@ from casstore.errors import (
     BusyError,
     CasstoreError,
     ConflictError,
-    ForeignStoreError,
+    ForeignSourceError,
     SourceNotFoundError,
     StorageError,
 )
@@ -28,7 +28,7 @@ class SqliteSource:
     """A database opened for reading alone; a context manager.
 
     Everything is read as of the moment of opening. SourceNotFoundError if there is no file,
-    ForeignStoreError if it is no database, BusyError while somebody writes to it, StorageError
+    ForeignSourceError if it is no database, BusyError while somebody writes to it, StorageError
     if a writer that died has left changes in it that its journal must undo first.
     """
 
@@ -62,7 +62,7 @@ class SqliteSource:
                 f"{self.path} was left in the middle of a write, which its journal undoes: open it "
                 "once with the program that it belongs to, then import it"
             )
-        return ForeignStoreError(f"{self.path} cannot be opened as a SQLite database: {exc}")
+        return ForeignSourceError(f"{self.path} cannot be opened as a SQLite database: {exc}")
 
     def _begin(self) -> frozenset[str]:
         self._database.execute("PRAGMA query_only = 1")

@@ -149,7 +149,7 @@ class Stopped(Exception):
 def test_an_import_that_was_stopped_goes_on(
     source: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import casstore.adapters.langgraph.sqlite_import as module
+    import casstore.adapters.langgraph.moving_in as module
 
     monkeypatch.setattr(module, "_BATCH_CHECKPOINTS", 10)
     steps: list[Step] = []

@@ -16,8 +16,9 @@ except ModuleNotFoundError as exc:
     ) from exc
 
 from casstore.adapters.langgraph.items import CasstoreStore
+from casstore.adapters.langgraph.moving_in import ImportReport
 from casstore.adapters.langgraph.saver import CasstoreSaver
 from casstore.adapters.langgraph.serializer import StrictSerializer
-from casstore.adapters.langgraph.sqlite_import import ImportReport, import_sqlite
+from casstore.adapters.langgraph.sqlite_import import import_sqlite
 
 __all__ = ["CasstoreSaver", "CasstoreStore", "ImportReport", "StrictSerializer", "import_sqlite"]

@@ -13,7 +13,7 @@ import ormsgpack
 from langgraph.checkpoint.serde.jsonplus import EXT_DELTA_SNAPSHOT
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
-from casstore.errors import CorruptionError, UnsafePayloadError
+from casstore.errors import CorruptionError, InvalidInputError, UnsafePayloadError
 
 _OPTION = ormsgpack.OPT_NON_STR_KEYS
 
@@ -55,8 +55,14 @@ def dump_raw(value: Any) -> tuple[str, bytes]:
 
 
 def pack_raw(value: Any) -> bytes:
-    """The bytes of such a value; equal values have equal bytes, not-a-number included."""
-    return ormsgpack.packb(value, default=_spell, option=_OPTION)
+    """The bytes of such a value; equal values have equal bytes, not-a-number included.
+
+    InvalidInputError if it has none: a number beyond 64 bits, which JSON can hold.
+    """
+    try:
+        return ormsgpack.packb(value, default=_spell, option=_OPTION)
+    except ormsgpack.MsgpackEncodeError as exc:
+        raise InvalidInputError(f"state that LangGraph's serialiser cannot spell: {exc}") from exc
 
 
 def open_snapshot(value: Any) -> Any:

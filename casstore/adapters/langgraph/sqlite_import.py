@@ -1,40 +1,25 @@
-"""A database of LangGraph's SqliteSaver into a store, checked, and the source only read.
-
-Checkpoints that the store has already are passed over, so an import that was stopped goes on where
-it was when it is started again. Objects in the state are moved as they are spelled
-(``raw``): nothing that they name is imported, and no type needs to be allowed for it.
-"""
+"""A database of LangGraph's SqliteSaver, to move over from."""
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator
+from typing import Final
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
-from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from casstore.adapters.langgraph import encoding, layout
-from casstore.adapters.langgraph.layout import Channel, PendingRow, Place
-from casstore.adapters.langgraph.raw import dump_raw, load_raw, open_snapshot, pack_raw
-from casstore.adapters.langgraph.threads import Threads, row_content
-from casstore.compat.importing import used_bytes
-from casstore.compat.sqlite_source import SqliteSource
-from casstore.errors import (
-    ConflictError,
-    CorruptionError,
-    ForeignStoreError,
-    UnsafePayloadError,
+from casstore.adapters.langgraph.layout import PendingRow, Place
+from casstore.adapters.langgraph.moving_in import (
+    PAGE,
+    FoundCheckpoint,
+    ImportReport,
+    SaverSource,
+    move_in,
 )
-from casstore.maintenance.progress import Progress, Step
-from casstore.records.rows import Draft
+from casstore.compat.sqlite_source import SqliteSource
+from casstore.errors import CorruptionError, ForeignSourceError
+from casstore.maintenance.progress import Progress
 from casstore.store import Store
-
-# A write holds so much at the most: what stopping in between would lose.
-_BATCH_BYTES: Final = 4 << 20
-_BATCH_CHECKPOINTS: Final = 200
-_PAGE: Final = 200
 
 _KEYS: Final = """
     SELECT thread_id, checkpoint_ns, checkpoint_id FROM checkpoints
@@ -52,19 +37,6 @@ _EARLY: Final = """
         AND c.checkpoint_ns = w.checkpoint_ns AND c.checkpoint_id = w.checkpoint_id)"""
 
 
-class ImportReport(NamedTuple):
-    """What an import did. Sizes in bytes; of the store, None if its engine does not tell."""
-
-    #: In the source.
-    checkpoints: int
-    writes: int
-    #: Checkpoints that were moved now; the others were in the store already.
-    imported: int
-    source_bytes: int
-    store_bytes_before: int | None
-    store_bytes: int | None
-
-
 def import_sqlite(
     file: str | os.PathLike[str],
     store: Store,
@@ -79,255 +51,63 @@ def import_sqlite(
     state is loaded with it. Raising from ``progress`` stops; the next call goes on from there.
     ConflictError if the store has a checkpoint of the same name with other content.
     """
-    before = used_bytes(store)
     with SqliteSource(file) as source:
-        reader = _Source(source, serde)
-        total = reader.count("checkpoints")
-        imported = _Copy(reader, store, total, progress).run()
-        _verify(reader, Threads(store), total, progress)
-        writes = reader.count("writes")
-        source.require_unchanged()
-        size = source.size_bytes
-    return ImportReport(total, writes, imported, size, before, used_bytes(store))
+        return move_in(_SqliteSaver(source, serde), store, progress)
 
 
-class _Checkpoint(NamedTuple):
-    """A checkpoint of the source, its state in the form that ``encoding`` takes."""
-
-    place: Place
-    parent: str | None
-    fields: Mapping[str, Any]
-    metadata: Mapping[str, Any]
-    writes: Sequence[PendingRow]
-
-
-class _Source:
+class _SqliteSaver(SaverSource):
     """Reads a database of SqliteSaver."""
 
     def __init__(self, source: SqliteSource, serde: SerializerProtocol | None) -> None:
-        self._ask = source.ask
-        self._path = source.path
-        self._serde = serde
+        super().__init__(serde)
+        self.name = str(source.path)
+        self._source = source
         columns = source.columns("writes")
         if not {"checkpoints", "writes"} <= source.tables or "idx" not in columns:
-            raise ForeignStoreError(f"{source.path} is no database of LangGraph's SqliteSaver")
+            raise ForeignSourceError(f"{source.path} is no database of LangGraph's SqliteSaver")
         # Databases from before the column have it nowhere.
         self._writes_query = _WRITES.format(path="task_path" if "task_path" in columns else "''")
 
-    def count(self, table: str) -> int:
-        """The rows of a table."""
-        return int(next(self._ask(f"SELECT count(*) FROM {table}"))[0])
+    def count_checkpoints(self) -> int:
+        return self._count("checkpoints")
+
+    def count_writes(self) -> int:
+        return self._count("writes")
+
+    def _count(self, table: str) -> int:
+        return int(next(self._source.ask(f"SELECT count(*) FROM {table}"))[0])
 
     def places(self) -> Iterator[list[Place]]:
-        """All checkpoints in order, a page at a time."""
         after = Place("", "", "")
-        while page := [Place(*row) for row in self._ask(_KEYS, (*after, _PAGE))]:
+        while page := [Place(*row) for row in self._source.ask(_KEYS, (*after, PAGE))]:
             yield page
             after = page[-1]
 
     def early(self) -> Iterator[Place]:
-        """Checkpoints that have writes and are not there themselves."""
-        return (Place(*row) for row in self._ask(_EARLY))
+        return (Place(*row) for row in self._source.ask(_EARLY))
 
-    def checkpoint(self, place: Place) -> _Checkpoint:
-        """One checkpoint with its writes."""
-        found = next(self._ask(_CHECKPOINT, place), None)
+    def checkpoint(self, place: Place) -> FoundCheckpoint:
+        found = next(self._source.ask(_CHECKPOINT, place), None)
         if found is None:
-            raise ConflictError(
-                f"{self._path} lost checkpoint {place.checkpoint} while it was read"
-            )
+            raise self.lost(place)
         parent, tag, payload, metadata = found
-        fields = self._load(place, tag, payload)
-        try:
-            meta = json.loads(metadata) if metadata else {}
-        except ValueError as exc:
-            raise CorruptionError(f"the metadata of {place} in {self._path} is damaged") from exc
-        if type(fields) is not dict or "channel_values" not in fields or type(meta) is not dict:
-            raise CorruptionError(f"checkpoint {place.checkpoint} in {self._path} is none")
-        return _Checkpoint(place, parent, fields, meta, self.writes(place))
+        fields = self.load(place, tag, payload)
+        meta = self.parse(place, metadata, "metadata") if metadata else {}
+        if type(fields) is not dict or "channel_values" not in fields:
+            raise CorruptionError(f"checkpoint {place.checkpoint} in {self.name} is none")
+        return FoundCheckpoint(place, parent, fields, meta, self.writes(place))
 
     def writes(self, place: Place) -> list[PendingRow]:
-        """The pending writes of a checkpoint, in stored form."""
         return [
-            PendingRow(task, path, index, channel, self.encode(self._load(place, tag, payload)))
-            for task, path, index, channel, tag, payload in self._ask(self._writes_query, place)
+            PendingRow(task, path, index, channel, self.encode(self.load(place, tag, payload)))
+            for task, path, index, channel, tag, payload in self._source.ask(
+                self._writes_query, place
+            )
         ]
 
-    def encode(self, value: Any) -> Any:
-        """The stored form of a value that was read."""
-        if self._serde is not None:
-            return encoding.Codec(self._serde).encode(value)
-        return encoding.encode(open_snapshot(value), dump_raw)
+    def require_unchanged(self) -> None:
+        self._source.require_unchanged()
 
-    def same(self, value: Any, stored: Any) -> bool:
-        """Is the stored form that of the value?"""
-        load = load_raw if self._serde is None else self._serde.loads_typed
-        return self.equal(encoding.decode(stored, load), value)
-
-    def equal(self, one: Any, other: Any) -> bool:
-        """Are two values that were read the same?"""
-        if self._serde is not None:
-            return bool(one == other)
-        return pack_raw(one) == pack_raw(other)
-
-    def _load(self, place: Place, tag: str, payload: bytes) -> Any:
-        if self._serde is not None:
-            return self._serde.loads_typed((tag, payload))
-        if tag == "json":
-            # As LangGraph once wrote; its own list says what of that may be rebuilt. What it
-            # gives is spelled anew, as LangGraph would write it today.
-            strict = JsonPlusSerializer(allowed_msgpack_modules=None)
-            tag, payload = strict.dumps_typed(strict.loads_typed((tag, payload)))
-        try:
-            return load_raw((tag, payload))
-        except UnsafePayloadError as exc:
-            raise UnsafePayloadError(
-                exc.name,
-                f"checkpoint {place.checkpoint} of thread {place.thread!r} is in a codec that "
-                "needs its serialiser; give it as serde",
-            ) from exc
-
-
-class _Copy:
-    """Moves what the store does not have, in writes of bounded size."""
-
-    def __init__(
-        self, source: _Source, store: Store, total: int, progress: Progress | None
-    ) -> None:
-        self._source = source
-        self._threads = Threads(store)
-        self._total = total
-        self._progress = progress
-        self._draft = Draft(store)
-        self._waiting = 0
-        # The channels of the checkpoint before, as read and as stored: most did not change.
-        self._before: dict[str, tuple[Any, Any]] = {}
-        self._group: tuple[str, str] = ("", "")
-
-    def run(self) -> int:
-        """Copy everything; how many checkpoints were new."""
-        done = copied = 0
-        for page in self._source.places():
-            known = self._threads.checkpoints.find_many(page)
-            for place, record in zip(page, known, strict=True):
-                if record is None:
-                    self._add(self._source.checkpoint(place))
-                    copied += 1
-                done += 1
-                if self._draft.size_bytes > _BATCH_BYTES or self._waiting >= _BATCH_CHECKPOINTS:
-                    self._flush(done)
-            self._flush(done)
-        for place in self._source.early():
-            self._add_writes(place, self._source.writes(place))
-        self._flush(done)
-        return copied
-
-    def _add(self, checkpoint: _Checkpoint) -> None:
-        fields, place = checkpoint.fields, checkpoint.place
-        if self._group != place[:2]:
-            self._group, self._before = (place.thread, place.namespace), {}
-        values = fields["channel_values"]
-        channels: dict[str, Channel] = {}
-        for name, version in (fields.get("channel_versions") or {}).items():
-            stored = layout.pack_version(version)
-            if name in values:
-                channels[name] = Channel(stored, True, self._value(name, values[name]))
-            else:
-                channels[name] = Channel(stored, False, None)
-        for name in values:
-            if name not in channels:
-                channels[name] = Channel(None, True, self._value(name, values[name]))
-        link = self._draft.keep(
-            layout.pack_checkpoint(
-                {**fields, "id": fields.get("id", place.checkpoint)},
-                channels,
-                encoding.encode(layout.other_fields(fields), dump_raw),
-                encoding.encode(dict(checkpoint.metadata), dump_raw),
-            )
-        )
-        run = checkpoint.metadata.get("run_id")
-        content = row_content(link, checkpoint.parent, None if run is None else str(run))
-        # Not there a moment ago: whoever has put it since put the same, or will be told.
-        self._draft.expect(self._threads.checkpoints, place, None)
-        self._draft.put(self._threads.checkpoints, place, content)
-        self._add_writes(place, checkpoint.writes)
-        self._waiting += 1
-
-    def _value(self, name: str, value: Any) -> Any:
-        known = self._before.get(name)
-        if known is None or not self._source.equal(known[0], value):
-            known = (value, self._draft.keep_long(self._source.encode(value)))
-            self._before[name] = known
-        return known[1]
-
-    def _add_writes(self, place: Place, writes: Sequence[PendingRow]) -> None:
-        tasks: dict[str, list[PendingRow]] = {}
-        for each in writes:
-            tasks.setdefault(each.task, []).append(each)
-        for task, own in tasks.items():
-            key = (*place, task)
-            if self._threads.writes.find(*key) is None:
-                self._draft.put(self._threads.writes, key, layout.pack_task(own))
-
-    def _flush(self, done: int) -> None:
-        self._draft.commit()
-        self._draft = Draft(self._threads.store)
-        self._waiting = 0
-        if self._progress is not None:
-            self._progress(Step("copy", done, self._total, "checkpoints"))
-
-
-def _verify(source: _Source, threads: Threads, total: int, progress: Progress | None) -> None:
-    """Read every checkpoint back and compare it with the source."""
-    done = 0
-    for page in source.places():
-        for place in page:
-            _verify_one(source, threads, source.checkpoint(place))
-        done += len(page)
-        if progress is not None:
-            progress(Step("verify", done, total, "checkpoints"))
-
-
-def _verify_one(source: _Source, threads: Threads, checkpoint: _Checkpoint) -> None:
-    place, fields = checkpoint.place, checkpoint.fields
-    row = threads.find(place)
-    if row is None:
-        raise ConflictError(f"checkpoint {place.checkpoint} was deleted while it was compared")
-    stored = threads.read([row])[0]
-    channels = stored.channels
-    valued = [name for name, each in channels.items() if each.has_value]
-    values = dict(
-        zip(valued, threads.resolve(channels[name].value for name in valued), strict=True)
-    )
-    same = (
-        row.parent == checkpoint.parent
-        and set(values) == set(fields["channel_values"])
-        and all(
-            source.same(value, values[name]) for name, value in fields["channel_values"].items()
-        )
-        and {
-            name: layout.unpack_version(each.version)
-            for name, each in channels.items()
-            if each.version is not None
-        }
-        == (fields.get("channel_versions") or {})
-        and layout.unpack_seen(stored.value) == (fields.get("versions_seen") or {})
-        and all(stored.value[name] == fields.get(name) for name in ("v", "ts"))
-        and _plain(stored.value["more"]) == pack_raw(layout.other_fields(fields))
-        and _plain(stored.value["meta"]) == pack_raw(dict(checkpoint.metadata))
-        and sorted(checkpoint.writes, key=_place_of_write)
-        == sorted(threads.pending(row), key=_place_of_write)
-    )
-    if not same:
-        raise ConflictError(
-            f"checkpoint {place.checkpoint} of thread {place.thread!r}, namespace "
-            f"{place.namespace!r}, is in the store with other content; import into another store"
-        )
-
-
-def _plain(stored: Any) -> bytes:
-    return pack_raw(encoding.decode(stored, load_raw))
-
-
-def _place_of_write(write: PendingRow) -> tuple[str, int]:
-    return write.task, write.slot
+    @property
+    def size_bytes(self) -> int:
+        return self._source.size_bytes

@@ -25,7 +25,8 @@ from casstore.errors import CorruptionError
 from casstore.format.hashing import plain_hash
 
 MIN_GAIN: Final = 0.10
-SAMPLE_BYTES: Final = 8 << 20
+# More teach nothing: on real sessions and on made-up ones, 8 MiB gave the same sizes.
+SAMPLE_BYTES: Final = 2 << 20
 SAMPLE_MAX_OBJECT_BYTES: Final = 32 << 10
 
 # A writer tries a dictionary when it has stored this much, then at many times as much: early,

@@ -1,0 +1,161 @@
+"""The tables of LangGraph's PostgresSaver, to move over from.
+
+A checkpoint is a JSON document there; values that are no plain ones stand beside it, by channel
+and version, and what an older LangGraph had to do next among the writes of the parent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.types import TASKS
+
+from casstore.adapters.langgraph.layout import PendingRow, Place
+from casstore.adapters.langgraph.moving_in import (
+    PAGE,
+    FoundCheckpoint,
+    ImportReport,
+    SaverSource,
+    move_in,
+)
+from casstore.compat.postgres_source import PostgresSource
+from casstore.errors import CorruptionError, ForeignSourceError
+from casstore.maintenance.progress import Progress
+from casstore.store import Store
+
+_TABLES: Final = ("checkpoints", "checkpoint_blobs", "checkpoint_writes")
+_KEYS: Final = b"""
+    SELECT thread_id, checkpoint_ns, checkpoint_id FROM checkpoints
+    WHERE (thread_id, checkpoint_ns, checkpoint_id) > (%s, %s, %s)
+    ORDER BY thread_id, checkpoint_ns, checkpoint_id LIMIT %s"""
+_CHECKPOINT: Final = b"""
+    SELECT parent_checkpoint_id, checkpoint::text, metadata::text FROM checkpoints
+    WHERE thread_id = %s AND checkpoint_ns = %s AND checkpoint_id = %s"""
+# The version as the server spells it: it may be a number.
+_BLOBS: Final = b"""
+    SELECT b.channel, b.type, b.blob FROM checkpoints c
+    CROSS JOIN LATERAL jsonb_each_text(c.checkpoint -> 'channel_versions') AS v(channel, version)
+    JOIN checkpoint_blobs b ON b.thread_id = c.thread_id AND b.checkpoint_ns = c.checkpoint_ns
+        AND b.channel = v.channel AND b.version = v.version
+    WHERE c.thread_id = %s AND c.checkpoint_ns = %s AND c.checkpoint_id = %s AND b.type <> 'empty'
+    """
+_WRITES: Final = b"""
+    SELECT task_id, %PATH%, idx, channel, type, blob FROM checkpoint_writes
+    WHERE thread_id = %s AND checkpoint_ns = %s AND checkpoint_id = %s ORDER BY task_id, idx"""
+_SENDS: Final = b"""
+    SELECT type, blob FROM checkpoint_writes
+    WHERE thread_id = %s AND checkpoint_ns = %s AND checkpoint_id = %s AND channel = %s
+    ORDER BY %PATH%, task_id, idx"""
+_EARLY: Final = b"""
+    SELECT DISTINCT thread_id, checkpoint_ns, checkpoint_id FROM checkpoint_writes AS w
+    WHERE NOT EXISTS (SELECT 1 FROM checkpoints AS c WHERE c.thread_id = w.thread_id
+        AND c.checkpoint_ns = w.checkpoint_ns AND c.checkpoint_id = w.checkpoint_id)"""
+# From here on a checkpoint has a channel for what is to be done next.
+_TASKS_SINCE: Final = 4
+# The version that a channel begins with.
+_FIRST_VERSION: Final = f"{1:032}.{0:016}"
+
+
+def import_postgres(
+    url: str,
+    store: Store,
+    *,
+    serde: SerializerProtocol | None = None,
+    progress: Progress | None = None,
+) -> ImportReport:
+    """Move the checkpoints and writes of a PostgresSaver over, and compare all of them.
+
+    ``url`` is the saver's connection string, as a URL. Everything is read in one transaction that
+    can only read, as of one moment, also while the saver is in use. ``serde`` is needed only if
+    it was written with another serialiser than LangGraph's own, as for encryption. Raising from
+    ``progress`` stops; the next call goes on from there. ConflictError if the store has a
+    checkpoint of the same name with other content.
+    """
+    with PostgresSource(url) as source:
+        return move_in(_PostgresSaver(source, serde), store, progress)
+
+
+class _PostgresSaver(SaverSource):
+    """Reads the tables of PostgresSaver."""
+
+    def __init__(self, source: PostgresSource, serde: SerializerProtocol | None) -> None:
+        super().__init__(serde)
+        self.name = source.place
+        self._source = source
+        found = {table: source.columns(table) for table in _TABLES}
+        if not all(found.values()) or "metadata" not in found["checkpoints"]:
+            raise ForeignSourceError(
+                f"{source.place} has no tables of LangGraph's PostgresSaver, where this role looks "
+                "for them; options=-csearch_path%3DNAME in the URL names another schema"
+            )
+        if "version" not in found["checkpoint_blobs"]:
+            raise ForeignSourceError(
+                f"{source.place} has tables of LangGraph's ShallowPostgresSaver, which keep no "
+                "history and are not read here; PostgresSaver replaces it"
+            )
+        # Databases from before the column have it nowhere.
+        path = b"task_path" if "task_path" in found["checkpoint_writes"] else b"''"
+        self._writes_query = _WRITES.replace(b"%PATH%", path)
+        self._sends_query = _SENDS.replace(b"%PATH%", path)
+
+    def count_checkpoints(self) -> int:
+        return int(next(self._source.ask(b"SELECT count(*) FROM checkpoints"))[0])
+
+    def count_writes(self) -> int:
+        return int(next(self._source.ask(b"SELECT count(*) FROM checkpoint_writes"))[0])
+
+    def places(self) -> Iterator[list[Place]]:
+        after = Place("", "", "")
+        while page := [Place(*row) for row in self._source.ask(_KEYS, (*after, PAGE))]:
+            yield page
+            after = page[-1]
+
+    def early(self) -> Iterator[Place]:
+        return (Place(*row) for row in self._source.ask(_EARLY))
+
+    def checkpoint(self, place: Place) -> FoundCheckpoint:
+        found = next(self._source.ask(_CHECKPOINT, place), None)
+        if found is None:
+            raise self.lost(place)
+        parent, document, metadata = found
+        fields = self.parse(place, document, "checkpoint")
+        values, versions = fields.get("channel_values"), fields.get("channel_versions")
+        if type(values or {}) is not dict or type(versions or {}) is not dict:
+            raise CorruptionError(f"checkpoint {place.checkpoint} in {self.name} is none")
+        fields["channel_values"] = values = values or {}
+        # They win over what the document says of them: of a delta snapshot it says that it is.
+        for channel, tag, payload in self._source.ask(_BLOBS, place):
+            values[channel] = self.load(place, tag, payload or b"")
+        if parent is not None and (fields.get("v") or 0) < _TASKS_SINCE:
+            self._add_tasks(Place(place.thread, place.namespace, parent), fields)
+        meta = self.parse(place, metadata, "metadata")
+        return FoundCheckpoint(place, parent, fields, meta, self.writes(place))
+
+    def _add_tasks(self, parent: Place, fields: dict[str, Any]) -> None:
+        """What is to be done next, where today's LangGraph looks for it."""
+        values = (*parent, TASKS)
+        sends = [
+            self.load(parent, tag, payload)
+            for tag, payload in self._source.ask(self._sends_query, values)
+        ]
+        if sends:
+            versions = fields.setdefault("channel_versions", {})
+            fields["channel_values"][TASKS] = sends
+            versions[TASKS] = max(versions.values()) if versions else _FIRST_VERSION
+
+    def writes(self, place: Place) -> list[PendingRow]:
+        return [
+            PendingRow(task, path, index, channel, self.encode(self.load(place, tag, payload)))
+            for task, path, index, channel, tag, payload in self._source.ask(
+                self._writes_query, place
+            )
+        ]
+
+    def require_unchanged(self) -> None:
+        """All of it was read in one transaction."""
+
+    @property
+    def size_bytes(self) -> int:
+        return self._source.size_bytes(*_TABLES)

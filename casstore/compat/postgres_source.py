@@ -1,0 +1,94 @@
+"""Somebody else's tables on a PostgreSQL server, to read from, as they are at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+from casstore.errors import (
+    CasstoreError,
+    InvalidInputError,
+    StorageError,
+    StorageUnavailableError,
+)
+
+try:
+    import psycopg
+except ModuleNotFoundError as exc:
+    raise ModuleNotFoundError(
+        "a database on PostgreSQL needs psycopg: pip install 'casstore[postgres]'", name=exc.name
+    ) from exc
+
+from casstore.engine.postgres.address import PREFIXES, is_address, split
+from casstore.engine.postgres.connections import is_away
+
+
+def shown(url: str) -> str:
+    """A server's URL as messages have it: without user and password."""
+    if not is_address(url):
+        raise InvalidInputError(f"a database on a server is named by a URL: {PREFIXES[0]}…")
+    return f"{PREFIXES[0]}{split(url).where}"
+
+
+class PostgresSource:
+    """A connection that only reads, in one transaction; a context manager.
+
+    ``url`` is what libpq takes; ``options=-csearch_path%3DNAME`` in it names another schema than
+    the role's own. StorageUnavailableError if the server cannot be reached. The server keeps what
+    changes meanwhile as it was for us: a long reading makes its tables grow.
+    """
+
+    def __init__(self, url: str) -> None:
+        #: Where it is.
+        self.place = shown(url)
+        try:
+            # Nothing is prepared: a pooler may stand in between.
+            self._connection = psycopg.connect(
+                url, client_encoding="utf8", prepare_threshold=None, application_name="casstore"
+            )
+        except (psycopg.ProgrammingError, UnicodeError) as exc:
+            raise InvalidInputError(f"{self.place}: {str(exc).strip()}") from exc
+        except psycopg.Error as exc:
+            raise self._refusal(exc) from exc
+        self._connection.read_only = True
+        self._connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+
+    def __enter__(self) -> PostgresSource:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._connection.close()
+
+    def ask(self, query: bytes, values: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
+        """The rows of a query, as they are read. StorageError if they cannot be."""
+        try:
+            with self._connection.cursor(binary=True) as cursor:
+                yield from cursor.execute(query, values)
+        except psycopg.Error as exc:
+            raise self._refusal(exc) from exc
+
+    def columns(self, table: str) -> frozenset[str]:
+        """The columns of a table; none if there is no such table where the role looks for it."""
+        query = (
+            b"SELECT attname::text FROM pg_attribute WHERE attrelid = to_regclass(%s) "
+            b"AND attnum > 0 AND NOT attisdropped"
+        )
+        return frozenset(name for (name,) in self.ask(query, (table,)))
+
+    def size_bytes(self, *tables: str) -> int:
+        """What tables take, with all that belongs to them."""
+        query = (
+            b"SELECT coalesce(sum(pg_total_relation_size(to_regclass(t))), 0)::bigint "
+            b"FROM unnest(%s::text[]) AS t"
+        )
+        return int(next(self.ask(query, (list(tables),)))[0])
+
+    def _refusal(self, exc: psycopg.Error) -> CasstoreError:
+        said = f"{self.place} cannot be read: {str(exc).strip()}"
+        return StorageUnavailableError(said) if is_away(exc) else StorageError(said)

@@ -1,0 +1,291 @@
+"""What PostgresSaver has stored moves over whole, is compared, and stays as it was."""
+
+from __future__ import annotations
+
+import json
+from itertools import count
+from typing import Any, NamedTuple
+
+import pytest
+
+psycopg = pytest.importorskip("psycopg", reason="needs the extra: pip install 'casstore[dev]'")
+pytest.importorskip(
+    "langgraph.checkpoint.postgres", reason="needs the extra: pip install 'casstore[dev]'"
+)
+
+from langgraph.checkpoint.postgres import PostgresSaver
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.checkpoint.serde.types import TASKS
+from langgraph.types import Command, Send
+
+import casstore.adapters.langgraph.moving_in as moving_in
+from casstore.adapters.langgraph import CasstoreSaver
+from casstore.adapters.langgraph.postgres_import import import_postgres
+from casstore.errors import (
+    ConflictError,
+    CorruptionError,
+    ForeignSourceError,
+    InvalidInputError,
+    StorageUnavailableError,
+    UnsafePayloadError,
+)
+from casstore.maintenance.progress import Step
+from casstore.store import Store
+from servers.postgres import Server
+from tests.adapters import langgraph_graphs as graphs
+from tests.adapters.langgraph_graphs import on, say
+from tests.adapters.test_langgraph_import import Mirror, Stopped, told
+from tests.adapters.test_langgraph_strict import Mine
+from tests.adapters.test_langgraph_threads import put, records
+
+_numbers = count(1)
+
+
+class Team(NamedTuple):
+    """A schema of its own in which a team keeps its checkpoints."""
+
+    url: str
+
+    def saver(self) -> Any:
+        return PostgresSaver.from_conn_string(self.url)
+
+    def execute(self, statement: str, *values: Any) -> list[Any]:
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            cursor = connection.execute(statement, values)
+            return cursor.fetchall() if cursor.description else []
+
+    def fingerprint(self) -> list[Any]:
+        tables = ("checkpoints", "checkpoint_blobs", "checkpoint_writes")
+        return [
+            self.execute(f"SELECT md5(string_agg(t::text || xmin, '' ORDER BY t::text)) FROM {t} t")
+            for t in tables
+        ]
+
+
+def made(server: Server) -> Team:
+    schema = f"lg_{next(_numbers)}"
+    with psycopg.connect(server.url(), autocommit=True) as connection:
+        connection.execute(f"CREATE SCHEMA {schema}")
+    team = Team(f"{server.url()}&options=-csearch_path%3D{schema}")
+    with team.saver() as saver:
+        saver.setup()
+    return team
+
+
+@pytest.fixture(scope="module")
+def filled(postgres_server: Server) -> Team:
+    """Threads of all kinds. Nobody may change it."""
+    team = made(postgres_server)
+    with team.saver() as saver:
+        chat = graphs.chat(saver)
+        for n in range(12):
+            chat.invoke(say(f"{n} " * 200), {**on("chat"), "metadata": {"run_id": f"r{n}"}})
+        graphs.asking(saver).invoke({"log": ["x"], "answer": ""}, on("asking"))
+        graphs.nested(saver).invoke({"log": [], "answer": ""}, on("nested"))
+        graphs.parallel(saver).invoke({"log": [], "answer": ""}, on("parallel"))
+        for n in range(5):
+            graphs.delta(saver).invoke({"log": [f"in {n}"], "n": n}, on("delta"))
+        plain = {
+            "none": None,
+            "yes": True,
+            "real": 0.1,
+            "whole": 1.0,
+            "text": "ä\n",
+            "far": 2**64 - 1,
+        }
+        put(saver, {"own": Mine(name="x"), "odd": {1: {2}}, "raw": b"\0", **plain}, thread="own")
+        put(saver, {"unversioned": "text"}, thread="own", versions={}, source="fork")
+        put(saver, {}, thread="own", versions={"without a value": "7"})
+        # As its own older releases say that there is none.
+        team.execute(
+            "INSERT INTO checkpoint_blobs VALUES ('own', '', 'without a value', '7', 'empty')"
+        )
+        # Numbers as versions, as other savers give them.
+        put(saver, {"list": [1]}, thread="numbered", versions={"list": 3})
+        saver.put_writes(on("early", checkpoint_ns="", checkpoint_id="later"), [("x", [1])], "task")
+    return team
+
+
+@pytest.fixture
+def team(postgres_server: Server) -> Team:
+    return made(postgres_server)
+
+
+def test_everything_is_there_afterwards_and_the_source_is_as_it_was(
+    filled: Team, store: Store
+) -> None:
+    before = filled.fingerprint()
+    steps: list[Step] = []
+    report = import_postgres(filled.url, store, progress=steps.append)
+    assert filled.fingerprint() == before
+    ours = CasstoreSaver(store, allowed=[Mine])
+    with filled.saver() as theirs:
+        theirs.serde = JsonPlusSerializer(allowed_msgpack_modules=[Mine])
+        assert told(ours) == told(theirs)
+        assert report.checkpoints == report.imported == len(told(ours)) > 60
+    [[writes]] = filled.execute("SELECT count(*) FROM checkpoint_writes")
+    assert report.writes == writes
+    assert report.store_bytes is not None
+    assert 0 < report.store_bytes < report.source_bytes
+    assert {step.phase: step.done for step in steps} == dict.fromkeys(
+        ("copy", "verify"), report.checkpoints
+    )
+    # Writes without a checkpoint wait for it here, too.
+    assert len([row for row in records(store) if b"later" in row.key]) == 1
+
+
+def test_graphs_go_on_where_they_were(filled: Team, store: Store) -> None:
+    import_postgres(filled.url, store)
+    saver = CasstoreSaver(store, on_branch="refuse")
+    asking = graphs.asking(saver)
+    asking.invoke(Command(resume="Ada"), on("asking"))
+    assert asking.invoke(Command(resume="red"), on("asking"))["log"][-1] == "last Ada"
+    assert graphs.nested(saver).invoke(Command(resume="s"), on("nested"))["log"][-1] == "told s"
+    assert len(graphs.chat(saver).invoke(say("more"), on("chat"))["messages"]) == 26
+    assert len(graphs.delta(saver).invoke({"log": ["more"], "n": 9}, on("delta"))["log"]) == 24
+
+
+def test_an_import_that_was_stopped_goes_on(
+    filled: Team, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moving_in, "_BATCH_CHECKPOINTS", 10)
+    steps: list[Step] = []
+
+    def stop(step: Step) -> None:
+        steps.append(step)
+        if len(steps) == 3:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        import_postgres(filled.url, store, progress=stop)
+    assert len(list(CasstoreSaver(store, allowed=[Mine]).list(None))) == 30
+    report = import_postgres(filled.url, store)
+    assert report.imported == report.checkpoints - 30
+    again = import_postgres(filled.url, store)
+    assert (again.imported, again.checkpoints) == (0, report.checkpoints)
+
+
+def test_tables_in_use_are_read_as_of_one_moment(team: Team, store: Store) -> None:
+    with team.saver() as saver:
+        chat = graphs.chat(saver)
+        chat.invoke(say("one"), on())
+        count = len(list(saver.list(None)))
+
+        def meanwhile(step: Step) -> None:
+            if step.phase == "copy":
+                chat.invoke(say("two"), on("other"))
+                saver.delete_thread("t")
+
+        assert import_postgres(team.url, store, progress=meanwhile).checkpoints == count
+    assert {
+        each.config["configurable"]["thread_id"] for each in CasstoreSaver(store).list(None)
+    } == {"t"}
+
+
+def test_other_content_under_the_same_name_is_told(team: Team, store: Store) -> None:
+    with team.saver() as saver:
+        put(saver, {"n": 1}, thread="chat")
+    import_postgres(team.url, store)
+    ours = CasstoreSaver(store)
+    latest = ours.get_tuple(on("chat"))
+    assert latest is not None
+    ours.put_writes(latest.config, [("x", 1)], "somebody")
+    with pytest.raises(ConflictError, match="another store"):
+        import_postgres(team.url, store)
+
+
+def test_what_an_older_langgraph_had_to_do_next_is_still_done(team: Team, store: Store) -> None:
+    """It stood among the writes of the parent; today's looks for it in a channel."""
+    with team.saver() as saver:
+        parent = put(saver, {"n": 1}, versions={"n": "1"})
+        sends = [Send("work", {"n": n}) for n in (1, 2)]
+        for n, send in enumerate(sends):
+            saver.put_writes(
+                on(checkpoint_ns="", checkpoint_id=parent),
+                [(TASKS, send)],
+                f"task {n}",
+                f"path {n}",
+            )
+        put(saver, {"n": 2}, parent, versions={"n": "2"})
+        team.execute("UPDATE checkpoints SET checkpoint = jsonb_set(checkpoint, '{v}', '3')")
+        import_postgres(team.url, store)
+        latest = CasstoreSaver(store).get_tuple(on())
+        assert latest is not None
+        assert latest.checkpoint["channel_values"][TASKS] == sends
+        assert told(CasstoreSaver(store)) == told(saver)
+    assert import_postgres(team.url, store).imported == 0
+
+
+def test_tables_from_before_a_column_are_read(team: Team, store: Store) -> None:
+    with team.saver() as saver:
+        graphs.asking(saver).invoke({"log": [], "answer": ""}, on("asking"))
+    team.execute("ALTER TABLE checkpoint_writes DROP COLUMN task_path")
+    import_postgres(team.url, store)
+    asking = graphs.asking(CasstoreSaver(store))
+    asking.invoke(Command(resume="Ada"), on("asking"))
+    assert asking.invoke(Command(resume="red"), on("asking"))["log"][-1] == "last Ada"
+
+
+def test_encrypted_state_moves_with_its_serialiser(team: Team, store: Store) -> None:
+    serde = EncryptedSerializer(Mirror(), JsonPlusSerializer(allowed_msgpack_modules=None))
+    with team.saver() as saver:
+        saver.serde = serde
+        graphs.chat(saver).invoke(say("a secret " * 100), on())
+        want = told(saver)
+    with pytest.raises(UnsafePayloadError, match="serde"):
+        import_postgres(team.url, store)
+    import_postgres(team.url, store, serde=serde)
+    assert told(CasstoreSaver(store, serde=serde)) == want
+
+
+def test_what_cannot_be_moved_is_refused_by_name(
+    team: Team, store: Store, postgres_server: Server
+) -> None:
+    with pytest.raises(ForeignSourceError, match="search_path"):
+        import_postgres(postgres_server.url(), store)
+    with pytest.raises(InvalidInputError, match="URL"):
+        import_postgres("checkpoints.sqlite", store)
+    with pytest.raises(InvalidInputError) as refused:
+        import_postgres("postgresql://me:secret@localhost/x?no_such=1", store)
+    assert "secret" not in str(refused.value)
+    with pytest.raises(StorageUnavailableError) as away:
+        import_postgres("postgresql://me:secret@localhost:1/x", store)
+    assert "secret" not in str(away.value)
+    with team.saver() as saver:
+        put(saver, {"n": [1]})
+    team.execute("CREATE TABLE sound AS TABLE checkpoints")
+    for statement, error in (
+        ("UPDATE checkpoints SET metadata = '[]'", CorruptionError),
+        ("UPDATE checkpoints SET checkpoint = '{\"channel_values\": 7}'", CorruptionError),
+        ("UPDATE checkpoint_blobs SET blob = '\\x91'", CorruptionError),
+        ("UPDATE checkpoint_blobs SET type = 'pickle'", UnsafePayloadError),
+        ("ALTER TABLE checkpoint_blobs DROP COLUMN version CASCADE", ForeignSourceError),
+    ):
+        team.execute(
+            "UPDATE checkpoints c SET checkpoint = s.checkpoint, metadata = s.metadata FROM sound s"
+        )
+        team.execute(statement)
+        with pytest.raises(error):
+            import_postgres(team.url, store)
+    assert list(CasstoreSaver(store).list(None)) == []
+
+
+def test_a_number_that_only_json_can_hold_is_refused(team: Team, store: Store) -> None:
+    with team.saver() as saver:
+        put(saver, {"n": 1}, versions={"n": "1"})
+    document = json.dumps({"n": 2**70})
+    team.execute(
+        "UPDATE checkpoints SET checkpoint = jsonb_set(checkpoint, '{channel_values}', %s)",
+        document,
+    )
+    with pytest.raises(InvalidInputError, match="cannot spell"):
+        import_postgres(team.url, store)
+
+
+def test_the_source_cannot_be_written_to(team: Team) -> None:
+    from casstore.compat.postgres_source import PostgresSource
+    from casstore.errors import StorageError
+
+    with PostgresSource(team.url) as source, pytest.raises(StorageError, match="read-only"):
+        list(source.ask(b"DELETE FROM checkpoints"))
