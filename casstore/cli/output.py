@@ -19,6 +19,8 @@ from casstore.cli.spelling import safe
 
 # Where output is not shown, nothing is cut: wide enough for any line that is worth having.
 _UNSHOWN_WIDTH: Final = 1_000_000
+# Of a column that is not cut.
+_LEAST_WIDTH: Final = 6
 
 
 class Styled(NamedTuple):
@@ -126,6 +128,9 @@ class Printer:
 
     def table(self, columns: Sequence[Column], rows: Iterable[Cells]) -> None:
         """Rows under titles."""
+        if not self.is_terminal:
+            self._plain_table(columns, rows)
+            return
         from rich.table import Table
         from rich.text import Text
 
@@ -136,7 +141,7 @@ class Printer:
                 justify="right" if column.right else "left",
                 no_wrap=True,
                 overflow="ellipsis",
-                min_width=None if column.gives or column.right else 6,
+                min_width=None if column.gives or column.right else _LEAST_WIDTH,
                 ratio=None,
             )
         for row in rows:
@@ -148,6 +153,26 @@ class Printer:
             ]
             table.add_row(*cells)
         self._render(table)
+
+    def _plain_table(self, columns: Sequence[Column], rows: Iterable[Cells]) -> None:
+        """The same where nothing is cut and nothing coloured: many times as fast."""
+        from rich.cells import cell_len
+
+        lines = [[column.title for column in columns]]
+        lines += [
+            [safe(cell if isinstance(cell, str) else cell.text) for cell in row] for row in rows
+        ]
+        sizes = [[cell_len(cell) for cell in line] for line in lines]
+        widths = [
+            max(0 if column.gives or column.right else _LEAST_WIDTH, *[line[at] for line in sizes])
+            for at, column in enumerate(columns)
+        ]
+        for line, taken in zip(lines, sizes, strict=True):
+            shown = ""
+            for column, cell, size, width in zip(columns, line, taken, widths, strict=True):
+                gap = " " * (width - size)
+                shown += (gap + cell if column.right else cell + gap) + "  "
+            self._write(shown.rstrip() + "\n")
 
     def tree(self, title: Part, branches: Iterable[Branch]) -> None:
         """Something and what belongs to it."""
