@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 _READ_BATCH = 256
 _SERVERS = ("postgresql://", "postgres://")
+# What somebody writes who means a server, be it one of another kind or misspelled.
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|postgres(ql)?:", re.IGNORECASE)
 
 
 def open(
@@ -102,6 +104,12 @@ def open(
                 create=create,
                 cache_bytes=cache_bytes,
             )
+        )
+    url = _URL.match(place)
+    if url is not None:
+        # Taken for a directory it would be made, and everything would go there unseen.
+        raise InvalidInputError(
+            f"{url[0]}… names no store; one is a directory, or {_SERVERS[0]}HOST/DATABASE"
         )
     from casstore.engine.lmdb import sharing
 
@@ -243,6 +251,8 @@ class Store:
 
     def put_many(self, items: Iterable[Any]) -> list[Digest]:
         """Store many at once, all or none: ``bytes`` as blobs, anything else as values."""
+        if not isinstance(items, Iterable):
+            raise InvalidInputError(f"blobs and values are a list, not {type(items).__name__}")
         writer = PieceWriter()
         digests = [
             Digest(
@@ -263,11 +273,13 @@ class Store:
 
     def get_blob(self, digest: bytes, *, max_bytes: int = DEFAULT_MAX_BYTES) -> bytes:
         """The content of a blob, verified; LimitError if it is longer than ``max_bytes``."""
+        _check_limit(max_bytes)
         reader = PieceReader(self.engine)
         return blobs.read_blob(reader, digest, reader.get(digest), max_bytes=max_bytes)
 
     def get_value(self, digest: bytes, *, max_bytes: int = DEFAULT_MAX_BYTES) -> Any:
         """A value, verified; LimitError if it takes more than ``max_bytes``."""
+        _check_limit(max_bytes)
         reader = PieceReader(self.engine)
         return values.read_value(reader, digest, reader.get(digest), max_bytes=max_bytes)
 
@@ -275,6 +287,8 @@ class Store:
         self, digests: Sequence[bytes], *, max_bytes: int = DEFAULT_MAX_BYTES
     ) -> list[Any]:
         """Many at once, in order, each as ``put_many`` took it."""
+        _check_limit(max_bytes)
+        digests = _listed(digests)
         reader = PieceReader(self.engine)
         got: list[Any] = []
         for start in range(0, len(digests), _READ_BATCH):
@@ -292,11 +306,13 @@ class Store:
         """A large list or map, read on demand: see ``View``. Other values come as they are."""
         from casstore.objects import view
 
+        _check_limit(max_bytes)
         reader = PieceReader(self.engine)
         return view.open_view(reader, digest, reader.get(digest), max_bytes)
 
     def missing(self, digests: Sequence[bytes]) -> list[Digest]:
         """Those of ``digests`` that are not in the store."""
+        digests = _listed(digests)
         return [Digest(digest) for digest in self.engine.missing(digests)]
 
     def __contains__(self, digest: object) -> bool:
@@ -328,6 +344,7 @@ class Store:
         """The changes that turn ``old`` into ``new``; reads only the pieces that differ."""
         from casstore.objects import diff
 
+        _check_limit(max_bytes)
         reader = PieceReader(self.engine)
         first, second = reader.get(old), reader.get(new)
         return diff.diff_objects(reader, (old, first), (new, second), max_bytes)
@@ -447,6 +464,8 @@ class Store:
 
         if isinstance(place, bytes):
             return Side(place, None)
+        if isinstance(place, tuple) and len(place) != 2:
+            raise InvalidInputError(f"a session id with a revision or label, not {place!r}")
         session, at = place if isinstance(place, tuple) else (place, None)
         name = session.id if isinstance(session, Session) else session
         state = self._runtime.at(name, at)
@@ -497,3 +516,15 @@ def _read(reader: PieceReader, digest: bytes, item: StoredObject, max_bytes: int
     if item.kind in (Kind.BLOB, Kind.ROPE):
         return blobs.read_blob(reader, digest, item, max_bytes=max_bytes)
     return values.read_value(reader, digest, item, max_bytes=max_bytes)
+
+
+def _check_limit(max_bytes: int) -> None:
+    if type(max_bytes) is not int or max_bytes < 0:
+        raise InvalidInputError(f"max_bytes is a whole number from 0 on, not {max_bytes!r}")
+
+
+def _listed(digests: Iterable[bytes]) -> Sequence[bytes]:
+    """Digests that can be gone through more than once, as engines do."""
+    if not isinstance(digests, Iterable) or isinstance(digests, str | bytes | dict):
+        raise InvalidInputError(f"digests are a list, not {type(digests).__name__}")
+    return digests if isinstance(digests, list | tuple) else list(digests)

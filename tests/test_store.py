@@ -8,6 +8,7 @@ import importlib
 import inspect
 import io
 import json
+import os
 import pkgutil
 import random
 import subprocess
@@ -19,7 +20,7 @@ from typing import Any
 import pytest
 
 import casstore
-from casstore import Append, Digest, Set, Store
+from casstore import UNFENCED, Append, Commit, Digest, NodeDraft, Set, Store
 from casstore.engine.lmdb import sharing
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
@@ -32,6 +33,7 @@ from casstore.errors import (
     ReadOnlyError,
     StoreNotFoundError,
 )
+from casstore.session.data import Claim
 
 ROOT = Path(casstore.__file__).parent
 
@@ -509,3 +511,80 @@ def test_the_examples_in_docstrings_run(module: str) -> None:
 def test_there_are_examples_to_run() -> None:
     found = [doctest.testmod(importlib.import_module(module)).attempted for module in MODULES]
     assert sum(found) >= 3
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["mysql://me:secret@h/db", "postgresql+psycopg://me:secret@h/db", "POSTGRESQL://me:secret@h/db",
+     "postgresql:/me:secret@h/db", "file:///tmp/x"],
+)  # fmt: skip
+def test_a_url_of_another_kind_does_not_become_a_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInputError, match="postgresql://HOST/DATABASE") as caught:
+        casstore.open(place)
+    assert "secret" not in str(caught.value)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_store_may_be_in_a_directory_whose_name_is_no_text(tmp_path: Path) -> None:
+    place = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
+    with casstore.open(place) as store:
+        name = store.put_blob(b"here")
+    with casstore.open(place, readonly=True) as store:
+        assert store.get_blob(name) == b"here"
+
+
+def wrong_calls() -> list[tuple[str, Callable[[Store, Digest], object]]]:
+    claim = Claim("c", "s", 1, (5,))  # type: ignore[arg-type]
+    calls: dict[str, Callable[[Any, Digest], object]] = {
+        "compare": lambda store, name: store.compare((), name),
+        "create_session": lambda store, name: store.create_session("s", subjects=5),
+        "edit what": lambda store, name: store.edit([], Set(["a"], 1)),
+        "edit how": lambda store, name: store.edit(name, None),
+        "edit where": lambda store, name: store.edit(name, Set("ab", 1)),
+        "get_many": lambda store, name: store.get_many(None),
+        "get_many bytes": lambda store, name: store.get_many(name),
+        "get_value": lambda store, name: store.get_value(name, max_bytes=None),
+        "get_value nan": lambda store, name: store.get_value(name, max_bytes=float("nan")),
+        "missing": lambda store, name: store.missing(5),
+        "tag": lambda store, name: store.tag("t", None),
+        "put_many": lambda store, name: store.put_many(None),
+        "put_stream": lambda store, name: store.put_stream(None),
+        "sessions": lambda store, name: list(store.sessions(prefix=b"x")),
+        "pins": lambda store, name: list(store.pins(prefix="\ud800")),
+        "from_hex": lambda store, name: Digest.from_hex(None),  # type: ignore[arg-type]
+        "tombstone": lambda store, name: store.session("s").tombstone(5),
+        "enqueue": lambda store, name: store.session("s").queue.enqueue(5),
+        "claim": lambda store, name: store.session("s").commit(
+            Commit(completes=[claim], lease=UNFENCED)
+        ),
+        "time": lambda store, name: store.session("s").commit(
+            Commit(append=[NodeDraft("n", 1, time=2**70)], lease=UNFENCED)
+        ),
+    }
+    return list(calls.items())
+
+
+@pytest.mark.parametrize("call", [call for _, call in wrong_calls()],
+                         ids=[name for name, _ in wrong_calls()])  # fmt: skip
+def test_what_callers_get_wrong_is_refused_by_name(call: Callable[[Store, Digest], object]) -> None:
+    store = Store(MemoryEngine())
+    name = store.put_value({"a": {"b": 1}})
+    with pytest.raises(InvalidInputError):
+        call(store, name)
+    assert list(store.sessions()) == []
+
+
+def test_digests_may_come_one_by_one(tmp_path: Path) -> None:
+    """An engine goes through them twice, and found nothing missing of what was used up."""
+    absent = Digest.of_blob(b"absent")
+    for store in (Store(MemoryEngine()), casstore.open(tmp_path / "store")):
+        there = store.put_blob(b"there")
+        both: list[Any] = [[there, absent], {there, absent}, (one for one in (there, absent))]
+        for digests in both:
+            assert store.missing(digests) == [absent]
+        one_by_one: Any = (one for one in (there,))
+        assert store.get_many(one_by_one) == [b"there"]
+        store.close()

@@ -126,7 +126,8 @@ def document() -> str:
     for group in GROUPS:
         said = " ".join((group.__doc__ or "").split()).replace("``", "`")
         codes.append((str(group.exit_code), f"`{group.__name__}`: {said}"))
-    codes.append((str(errors.CasstoreError.exit_code), "any other error of casstore"))
+    other = "any other error of casstore, and a fault of casstore itself"
+    codes.append((str(errors.CasstoreError.exit_code), other))
     codes += [(str(code), told) for code, told in ENDINGS]
     error_rows: list[tuple[str, ...]] = [(f"`{key}`", told) for key, told in ERROR.lines()]
     parts: list[str] = []

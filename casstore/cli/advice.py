@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from casstore import errors
-from casstore.cli.naming import AmbiguousNameError, NameNotFoundError
+from casstore.cli.naming import AmbiguousNameError, NameNotFoundError, quoted
 from casstore.errors import CasstoreError
 
 _GENERAL: Final[tuple[tuple[type[CasstoreError], str], ...]] = (
@@ -42,7 +42,9 @@ _GENERAL: Final[tuple[tuple[type[CasstoreError], str], ...]] = (
 def advice(exc: CasstoreError) -> str | None:
     """What to try next; None if the message says all there is to say."""
     if isinstance(exc, AmbiguousNameError):
-        return "one of: " + "  ".join(exc.candidates)
+        return "one of: " + "  ".join(
+            [one if one == "…" else quoted(one) for one in exc.candidates]
+        )
     if isinstance(exc, NameNotFoundError):
         return exc.remedy
     if isinstance(exc, errors.SessionNotFoundError):
@@ -55,10 +57,3 @@ def advice(exc: CasstoreError) -> str | None:
         if isinstance(exc, kind):
             return text
     return None
-
-
-def quoted(text: str) -> str:
-    """An argument as a shell takes it."""
-    import shlex
-
-    return shlex.quote(text)

@@ -6,6 +6,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Concatenate, Final, ParamSpec
 
 import click
@@ -71,7 +72,9 @@ class App:
     def remark(self, text: str) -> None:
         """Say something beside the answer, on stderr, to people only."""
         if not self.quiet and not self.as_json:
-            Printer(sys.stderr).line(text)
+            # Where nobody hears it the answer is still worth giving.
+            with suppress(OSError):
+                Printer(sys.stderr).line(text)
 
 
 class Command(click.Command):
@@ -82,9 +85,17 @@ class Command(click.Command):
     section: str
 
 
+def _named(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Refuse an empty name: it is a variable that is not set, and no wish for another store."""
+    if value == "":
+        raise click.BadParameter("the store's name is empty", ctx, param)
+    return value
+
+
 _STORE: Final = click.Option(
     ["--store", "-s"],
     metavar="STORE",
+    callback=_named,
     help=f"A directory, or postgresql://… If not given, ${PATH_VARIABLE}; else the current one.",
 )
 _JSON: Final = click.Option(["--json", "as_json"], is_flag=True, help="Answer in JSON.")

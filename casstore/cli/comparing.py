@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -16,7 +17,7 @@ from casstore.cli import naming
 from casstore.cli.command import App, command
 from casstore.cli.completing import complete_name
 from casstore.cli.differences import BLOB, CHECKPOINT, Difference, Place, compare
-from casstore.cli.output import Printer, Styled, bad, bold, dim, good, name, other
+from casstore.cli.output import Printer, Styled, bad, bold, dim, good, name, needs_ascii, other
 from casstore.cli.places import read_node
 from casstore.cli.quantities import count, size
 from casstore.cli.shapes import Part, Shape
@@ -173,10 +174,11 @@ def _place(app: App, stack: ExitStack, opened: dict[str, tuple[Store, str]], tex
 
 def _print_patch(found: Difference) -> None:
     """One operation a line, so that a long patch needs no memory."""
+    ascii_only = needs_ascii(sys.stdout)
     click.echo("[", nl=False)
     between = "\n"
     for operation in found.patch():
-        click.echo(between + json.dumps(operation, ensure_ascii=False), nl=False)
+        click.echo(between + json.dumps(operation, ensure_ascii=ascii_only), nl=False)
         between = ",\n"
     click.echo("\n]")
 

@@ -1,7 +1,8 @@
 """The ``casstore`` command: its sub-commands, and how each way to fail ends.
 
 Exit codes: 0 done; 1 done, and the answer is no; 2 the command line is wrong; then one for
-each kind of error (``casstore.errors``); 130 interrupted; 141 nobody reads the answer.
+each kind of error (``casstore.errors``), 70 for what should not happen; 130 interrupted;
+141 nobody reads the answer.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import click
 from casstore.cli.command import COMMON, Command
 from casstore.cli.output import Printer, bad, dim, write_json
 from casstore.cli.shapes import ERROR
-from casstore.errors import CasstoreError
+from casstore.cli.streams import let_go, prepare_streams
+from casstore.errors import CasstoreError, StorageError
 
 USAGE: Final = 2
 INTERRUPTED: Final = 130
@@ -123,7 +125,7 @@ class CommandLine(click.Group):
             sys.stdout.flush()
             return code
         except BrokenPipeError:
-            _let_go_of_stdout()
+            let_go(sys.stdout)
             return BROKEN_PIPE
         except click.exceptions.NoArgsIsHelpError as exc:
             # Nothing was asked for: what there is to ask for.
@@ -142,6 +144,10 @@ class CommandLine(click.Group):
             failure = _Failure(type(exc).__name__, str(exc), remedy, exc.exit_code)
             _report(failure, as_json)
             return exc.exit_code
+        except OSError as exc:
+            return _report_refusal(exc, as_json)
+        except Exception as exc:
+            return _report_fault(exc, as_json)
 
     def _invoke(self, given: list[str], extra: dict[str, Any]) -> int:
         try:
@@ -182,19 +188,44 @@ def _report(failure: _Failure, as_json: bool) -> None:
             if data["try"]:
                 printer.line(dim("try: "), str(data["try"]))
         sys.stderr.flush()
-    except BrokenPipeError:
+    except OSError:
         # Nobody is left to tell.
-        return
+        let_go(sys.stderr)
 
 
-def _let_go_of_stdout() -> None:
-    """See that nothing complains about the broken pipe when Python flushes at its end."""
-    try:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-    except (OSError, ValueError):
-        # Not a real file: there is nothing to flush into.
-        return
+def _report_refusal(exc: OSError, as_json: bool) -> int:
+    """The operating system refused: mostly to take the answer, on a disk that is full."""
+    from casstore.cli.advice import advice
+
+    told = exc.strerror or str(exc)
+    if exc.filename is None:
+        # What is done to a store or a file names it; only a stream has no name.
+        let_go(sys.stdout)
+        told = f"cannot write the answer: {told}"
+    else:
+        told = f"{exc.filename}: {told}"
+    remedy = advice(StorageError(told))
+    _report(_Failure(StorageError.__name__, told, remedy, StorageError.exit_code), as_json)
+    return StorageError.exit_code
+
+
+def _report_fault(exc: Exception, as_json: bool) -> int:
+    """What should not happen must not end as if the answer were no."""
+    import traceback
+
+    where = "".join(traceback.format_exception(exc))
+    told = f"casstore itself is at fault: {type(exc).__name__}: {exc}"
+    remedy = "casstore check, if the store may be damaged; else report it with what stands above"
+    if as_json:
+        told, remedy = f"{told}\n{where}", "casstore check, if the store may be damaged"
+    else:
+        for line in where.splitlines():
+            try:
+                Printer(sys.stderr).line(line)
+            except OSError:
+                break
+    _report(_Failure(type(exc).__name__, told, remedy, CasstoreError.exit_code), as_json)
+    return CasstoreError.exit_code
 
 
 @click.group(
@@ -210,8 +241,5 @@ def cli(**common: Any) -> None:
 
 def main() -> NoReturn:
     """Run the command line."""
-    for stream in (sys.stdout, sys.stderr):
-        # A terminal that cannot show a character gets its escape, not a traceback.
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+    prepare_streams()
     cli.main()

@@ -12,14 +12,17 @@ If nothing has exactly this name, the beginning of a session's id will do, or at
 digits of a digest, if only one thing begins so. Ids may hold any character, so a text can
 mean two things; then it is refused, and the error lists what it could be, each spelled so that
 it means only that: ``session:ID``, ``revision:ID@AT``, ``node:PLACE#NODE``, ``tag:NAME``,
-``digest:HEX``. ``STORE::NAME`` is a name in another store.
+``digest:HEX``. ``STORE::NAME`` is a name in another store. A name that begins with a dash goes
+behind ``--``, so that it is not taken for an option.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Final, NamedTuple
 
 from casstore.engine.protocol import Listing
@@ -88,6 +91,12 @@ class Target(NamedTuple):
         return None if self.at_head else self.revision
 
 
+def quoted(text: str) -> str:
+    """A name as a shell takes it behind a command: also one that looks like an option."""
+    spelled = shlex.quote(text)
+    return f"-- {spelled}" if text.startswith("-") else spelled
+
+
 def split_store(text: str) -> tuple[str | None, str]:
     """The store that a name is in, if it says so, and the name itself.
 
@@ -113,9 +122,12 @@ def resolve(store: Store, text: str, *, abbreviated: bool = True) -> Target:
     """
     forced, mark, rest = text.partition(":")
     found: list[Target] = []
-    if mark and forced in KINDS and not rest.startswith(":"):
+    if mark and forced in KINDS:
         found = _distinct(_FORCED[forced](store, rest))
-    found = _distinct([*found, *_exact(store, text)])
+    if not found:
+        # Only now: an id may itself begin with session:, and what an error lists, and what
+        # commands call things among themselves, must mean one thing.
+        found = _distinct(_exact(store, text))
     more = False
     if not found and abbreviated:
         found = _distinct(_abbreviated(store, text))
@@ -192,12 +204,12 @@ def _session(store: Store, text: str) -> Iterator[Target]:
         yield Target(SESSION, f"session:{text}", head.manifest, text, head.revision, at_head=True)
 
 
-def _revision(store: Store, text: str) -> Iterator[Target]:
+def _revision(store: Store, text: str, cuts: int = _CUTS) -> Iterator[Target]:
     """``session@at``, ``place~n``."""
     back = _BACK.fullmatch(text)
-    if back is not None:
+    if back is not None and cuts:
         steps = int(back[2] or 1)
-        for place in (*_session(store, back[1]), *_revision(store, back[1])):
+        for place in (*_session(store, back[1]), *_revision(store, back[1], cuts - 1)):
             found = _back(store, place, steps)
             if found is not None:
                 yield found
@@ -323,9 +335,7 @@ _FORCED: Final[dict[str, Callable[[Store, str], Iterator[Target]]]] = {
 def _abbreviated(store: Store, text: str) -> Iterator[Target]:
     for session in _beginning(store, text):
         yield from _session(store, session)
-    for cut in re.finditer("[@~#]", text):
-        if cut.start() == 0:
-            continue
+    for cut in islice(re.finditer("(?<!^)[@~#]", text), _CUTS):
         begin, rest = text[: cut.start()], text[cut.start() :]
         for session in _beginning(store, begin):
             whole = session + rest
@@ -348,10 +358,8 @@ def _not_found(store: Store, text: str) -> Exception:
         for place, rest in _cuts(text, mark):
             for where in (*_session(store, place), *_revision(store, place)):
                 assert where.session is not None
-                if mark == "#":
-                    remedy = f"casstore log {where.session}"
-                else:
-                    remedy = f"casstore history {where.session}"
+                asked = "log" if mark == "#" else "history"
+                remedy = f"casstore {asked} {quoted(where.session)}"
                 error = NameNotFoundError(text, remedy)
                 what = "node" if mark == "#" else "revision or label"
                 shown = rest if mark != "~" else f"~{rest}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import os
+import re
 import sys
 from typing import IO, Any, BinaryIO, Final
 
@@ -11,7 +13,7 @@ import click
 from casstore.cli import naming
 from casstore.cli.command import App, command
 from casstore.cli.completing import complete_name
-from casstore.cli.output import Printer, dim, is_terminal, name, write_json
+from casstore.cli.output import Printer, dim, has_all_characters, is_terminal, name, write_json
 from casstore.cli.places import at_path, json_text, load, parse_path
 from casstore.cli.quantities import size
 from casstore.cli.shapes import Part, Shape
@@ -23,6 +25,8 @@ from casstore.store import Store
 
 _SECTION: Final = "Objects"
 _PART_BYTES: Final = 1 << 20
+# What a terminal acts on, or shows in another order than it stands in: no part of a plain text.
+_UNSHOWN: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 # What a value given as JSON may have: it is parsed in memory.
 _MAX_JSON_BYTES: Final = 1 << 28
 
@@ -170,7 +174,8 @@ def cat(app: App, name_: str, path: str | None, output: str | None, force: bool)
         return
 
     def render(to: Printer) -> None:
-        for line in json_text(value).splitlines():
+        ascii_only = not has_all_characters(sys.stdout)
+        for line in json_text(value, ascii_only=ascii_only).splitlines():
             to.line(line)
 
     app.answer(document, render)
@@ -192,15 +197,11 @@ def _write(app: App, store: Store, digest: Digest, output: str | None, *, force:
                 _copy(blob, into)
             app.remark(f"wrote {size(os.path.getsize(output))} to {output}")
             return
-        begin = blob.read(_PART_BYTES)
-        if is_terminal(sys.stdout) and not force and _is_binary(begin):
-            raise InvalidInputError(
-                "this is binary, and a terminal may take it for commands; "
-                "use --output FILE, a pipe, or --force"
-            )
         sys.stdout.flush()
-        sys.stdout.buffer.write(begin)
-        _copy(blob, sys.stdout.buffer)
+        if is_terminal(sys.stdout) and not force:
+            _show(blob, sys.stdout.buffer)
+        else:
+            _copy(blob, sys.stdout.buffer)
         sys.stdout.buffer.flush()
 
 
@@ -209,8 +210,19 @@ def _copy(source: IO[bytes], into: IO[bytes]) -> None:
         into.write(part)
 
 
-def _is_binary(begin: bytes) -> bool:
-    """Does this hold what a terminal may act on?"""
-    return any((byte < 32 and byte not in b"\t\n\r") or byte == 127 for byte in begin) or (
-        b"\xc2" in begin and any(0x80 <= byte < 0xA0 for byte in begin)
-    )
+def _show(source: IO[bytes], into: IO[bytes]) -> None:
+    """Copy text to a terminal; what is none ends it before it gets there."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    part = b"begin"
+    while part:
+        part = source.read(_PART_BYTES)
+        try:
+            text = decoder.decode(part, final=not part)
+        except UnicodeDecodeError:
+            text = "\0"
+        if _UNSHOWN.search(text):
+            raise InvalidInputError(
+                "this is binary, and a terminal may take it for commands; "
+                "use --output FILE, a pipe, or --force"
+            )
+        into.write(text.encode())

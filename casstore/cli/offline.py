@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 from casstore.cli.advice import advice
+from casstore.cli.main import INTERRUPTED
 from casstore.cli.opening import open_to_read
 from casstore.cli.quantities import parse_duration, size
 from casstore.cli.reclaiming import gc_document, gc_exit_code, pack_document
@@ -28,7 +29,7 @@ from casstore.errors import (
 )
 from casstore.maintenance import expiring, gc, pack, retention
 from casstore.maintenance.policy import policy_from
-from casstore.maintenance.progress import Progress
+from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.retention import Policy
 from casstore.store import Store, is_server, shown_place
 from casstore.store import open as open_store
@@ -80,14 +81,16 @@ def read_config(path: str) -> Config:
             found = tomllib.load(source)
     except OSError as exc:
         raise StorageError(f"cannot read {path}: {exc.strerror}") from exc
-    except tomllib.TOMLDecodeError as exc:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise InvalidInputError(f"{path} is no TOML: {exc}") from exc
     stores = found.pop("stores", [])
     own = found.pop("store", {})
-    if not isinstance(stores, list) or not all(isinstance(one, str) for one in stores):
-        raise InvalidInputError(f"{path}: stores is a list of paths")
     if not isinstance(own, dict) or not all(isinstance(one, dict) for one in own.values()):
         raise InvalidInputError(f'{path}: store is a table for each path, [store."PATH"]')
+    if not isinstance(stores, list) or not all(isinstance(one, str) for one in stores):
+        raise InvalidInputError(f"{path}: stores is a list of paths")
+    if any("\0" in one for one in (*stores, *own)):
+        raise InvalidInputError(f"{path}: a path holds no NUL")
     care = change_care(Care(), found, path)
     for pattern, changes in own.items():
         change_care(care, changes, f'{path}: store."{pattern}"')
@@ -137,14 +140,15 @@ def _duration(text: object, where: str) -> int:
 def find_stores(patterns: Sequence[str]) -> list[str]:
     """The stores that paths and patterns name, each once, in order.
 
-    A pattern finds only directories that hold a store; a path must be one.
+    A pattern finds only directories that hold a store; a path must be one. What is there by
+    exactly this name is a path, whatever characters it has.
     """
     found: dict[str, str] = {}
     for pattern in patterns:
         if is_server(pattern):
             found.setdefault(pattern, pattern)
             continue
-        if glob.has_magic(pattern):
+        if glob.has_magic(pattern) and not os.path.lexists(pattern):
             paths = [
                 path
                 for path in sorted(glob.glob(pattern, recursive=True))
@@ -184,6 +188,22 @@ def _only_run(path: str) -> Iterator[None]:
         os.close(handle)
 
 
+class _Stopped(Exception):
+    """The run was asked to stop, in the middle of something that stops anywhere."""
+
+
+def _stopping(progress: Progress | None, stop: Callable[[], bool]) -> Progress:
+    """Tell of progress, and end what has no other way to be stopped once that is asked for."""
+
+    def told(step: Step) -> None:
+        if stop():
+            raise _Stopped
+        if progress is not None:
+            progress(step)
+
+    return told
+
+
 class Outcome(NamedTuple):
     """What became of one store."""
 
@@ -208,6 +228,9 @@ def care_for(
     try:
         with _only_run(path), _opened(path, care, dry_run=dry_run) as store:
             code = _steps(store, care, report, words, dry_run=dry_run, progress=progress, stop=stop)
+    except _Stopped:
+        code = INTERRUPTED
+        words.append("stopped; the next run goes on")
     except CasstoreError as exc:
         code = exc.exit_code
         report["error"] = {"error": type(exc).__name__, "message": str(exc), "try": advice(exc)}
@@ -243,14 +266,15 @@ def _steps(
     stop: Callable[[], bool],
 ) -> int:
     codes = [0]
+    stopping = _stopping(progress, stop)
     if care.prune and not stop():
-        plan = retention.plan(store, policy=care.policy, progress=progress)
+        plan = retention.plan(store, policy=care.policy, progress=stopping)
         if dry_run:
             pruned, listed = planned(plan)
             report["pruned"] = prune_document(pruned, None, listed)
         else:
-            pruned = retention.execute(store, plan, progress=progress)
-            expired = expiring.expire_rows(store, progress=progress)
+            pruned = retention.execute(store, plan, progress=stopping)
+            expired = expiring.expire_rows(store, progress=stopping)
             report["pruned"] = prune_document(pruned, expired, [])
         words.append(
             f"{'would prune' if dry_run else 'pruned'} {pruned.revisions_removed} revisions, "
@@ -280,7 +304,7 @@ def _steps(
         words.append(_swept(collected))
         codes.append(gc_exit_code(collected, interrupted=stop()))
     if care.pack and not dry_run and not stop() and not max(codes):
-        packed = pack.pack(store, progress=progress)
+        packed = pack.pack(store, progress=stopping)
         report["packed"] = pack_document(packed)
         words.append(f"packed {packed.slabs_before} slabs into {packed.slabs_after}")
         codes.append(8 if packed.damaged else 0)

@@ -11,8 +11,9 @@ import os
 import signal
 import sys
 import threading
-from typing import Final
+from typing import Final, TextIO
 
+from casstore.cli.main import BROKEN_PIPE, INTERRUPTED
 from casstore.cli.offline import (
     SCHEMA,
     Care,
@@ -26,11 +27,11 @@ from casstore.cli.offline import (
 from casstore.cli.output import is_terminal
 from casstore.cli.progress import Meter
 from casstore.cli.spelling import safe
-from casstore.errors import CasstoreError
+from casstore.cli.streams import let_go, prepare_streams
+from casstore.errors import CasstoreError, StorageError
 from casstore.version import __version__
 
 USAGE: Final = 2
-INTERRUPTED: Final = 130
 
 DESCRIPTION: Final = """\
 Care for stores while nobody watches: prune, collect, vacuum, pack; for cron and systemd.
@@ -48,7 +49,8 @@ examples:
 
 Exit codes: 0 all stores are well cared for; 2 the command line is wrong; otherwise the
 highest of all stores: 4 not found, 7 busy, 8 refused because something is damaged,
-10 the disk refused … (see docs/cli.md); 130 interrupted.
+10 the disk refused … (see docs/cli.md); 130 interrupted. If all stores are well but their
+lines could not be written: 141 nobody read them, 10 the disk refused them.
 """
 
 
@@ -113,7 +115,7 @@ def write_report(where: str, outcomes: list[Outcome], *, interrupted: bool) -> N
         "stores": [outcome.report for outcome in outcomes],
     }
     if where == "-":
-        print(json.dumps(document, indent=2))
+        print(json.dumps(document, indent=2), flush=True)
         return
     beside = f"{where}.new"
     with open(beside, "w", encoding="utf-8") as into:
@@ -122,9 +124,30 @@ def write_report(where: str, outcomes: list[Outcome], *, interrupted: bool) -> N
     os.replace(beside, where)
 
 
+class _Log:
+    """Lines for whoever reads them. Nobody reading is no reason to leave a store without care."""
+
+    def __init__(self) -> None:
+        #: What the run ends with for that, if nothing worse happens.
+        self.exit_code = 0
+
+    def say(self, line: str, stream: TextIO) -> None:
+        """Write one line."""
+        try:
+            print(safe(line), file=stream, flush=True)
+        except OSError as exc:
+            let_go(stream)
+            if isinstance(exc, BrokenPipeError):
+                self.exit_code = self.exit_code or BROKEN_PIPE
+            else:
+                self.exit_code = StorageError.exit_code
+
+
 def main() -> int:
     """Care for all stores; the exit code."""
+    prepare_streams()
     given = parser().parse_args()
+    log = _Log()
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopped.set())
@@ -132,10 +155,10 @@ def main() -> int:
         config = configured(given)
         paths = find_stores(config.stores)
     except CasstoreError as exc:
-        print(f"gc.py: {safe(str(exc))}", file=sys.stderr)
+        log.say(f"gc.py: {exc}", sys.stderr)
         return USAGE
     if not paths:
-        print("gc.py: no store; name one, or stores in --config", file=sys.stderr)
+        log.say("gc.py: no store; name one, or stores in --config", sys.stderr)
         return USAGE
     outcomes: list[Outcome] = []
     silent = given.quiet or not is_terminal(sys.stderr)
@@ -152,15 +175,20 @@ def main() -> int:
             )
         outcomes.append(outcome)
         if outcome.exit_code:
-            print(safe(outcome.summary), file=sys.stderr, flush=True)
+            log.say(outcome.summary, sys.stderr)
         elif not given.quiet and given.report != "-":
-            print(safe(outcome.summary), flush=True)
+            log.say(outcome.summary, sys.stdout)
     if given.report is not None:
         try:
             write_report(given.report, outcomes, interrupted=stopped.is_set())
+        except BrokenPipeError:
+            let_go(sys.stdout)
+            log.exit_code = log.exit_code or BROKEN_PIPE
         except OSError as exc:
-            print(f"gc.py: cannot write the report: {exc}", file=sys.stderr)
-            return 10
+            if given.report == "-":
+                let_go(sys.stdout)
+            log.say(f"gc.py: cannot write the report: {exc}", sys.stderr)
+            return StorageError.exit_code
     if stopped.is_set():
         return INTERRUPTED
-    return max(outcome.exit_code for outcome in outcomes)
+    return max(outcome.exit_code for outcome in outcomes) or log.exit_code

@@ -7,7 +7,7 @@ import re
 from typing import Any, Final
 
 from casstore.cli.naming import Target
-from casstore.cli.spelling import plain
+from casstore.cli.spelling import plain, safe_json
 from casstore.errors import InvalidInputError, PathNotFoundError, PathStep
 from casstore.format.canonical import Link
 from casstore.format.digest import Digest
@@ -30,16 +30,19 @@ def parse_path(text: str) -> tuple[PathStep, ...]:
     at = 0
     while at < len(rest):
         match = _STEP.match(rest, at)
-        if match is None or (at and rest[at] not in ".["):
+        try:
+            if match is None or (at and rest[at] not in ".["):
+                raise ValueError
+            if match[1] is not None:
+                steps.append(match[1])
+            elif match[2] is not None:
+                steps.append(int(match[2]))
+            else:
+                steps.append(json.loads(f'"{match[3]}"'))
+        except ValueError as exc:
             raise InvalidInputError(
                 f'{text!r} is no path; write messages[3].text or files["a.py"].size'
-            )
-        if match[1] is not None:
-            steps.append(match[1])
-        elif match[2] is not None:
-            steps.append(int(match[2]))
-        else:
-            steps.append(json.loads(f'"{match[3]}"'))
+            ) from exc
         at = match.end()
     return tuple(steps)
 
@@ -136,6 +139,6 @@ def _descend(here: Any, path: tuple[PathStep, ...]) -> Any:
     return here.load() if isinstance(here, View) else here
 
 
-def json_text(value: Any) -> str:
-    """A value as a person reads it."""
-    return json.dumps(plain(value), ensure_ascii=False, indent=2)
+def json_text(value: Any, *, ascii_only: bool = False) -> str:
+    """A value as a person reads it, and a program, too."""
+    return safe_json(json.dumps(plain(value), ensure_ascii=ascii_only, indent=2))

@@ -80,7 +80,11 @@ class Meter:
             self._move_bar(step)
         elif self._clock() - self._told_s >= LINE_INTERVAL_S:
             self._told_s = self._clock()
-            print(told(step, self._told_s - self._began_s), file=sys.stderr, flush=True)
+            try:
+                print(told(step, self._told_s - self._began_s), file=sys.stderr, flush=True)
+            except OSError:
+                # Nobody hears it. That is no reason to stop.
+                self._silent = True
 
     def _move_bar(self, step: Step) -> None:
         from rich.console import Console

@@ -42,6 +42,8 @@ def init(app: App, directory: str | None, lmdb_version: int | None) -> None:
     On a server, named by a URL, its tables are made. A store that is there already is left as it
     is.
     """
+    if directory == "":
+        raise click.UsageError("the store's name is empty")
     path = directory or app.path
     there = _is_there(path)
     with open_store(path, durability=app.durability, lmdb_version=lmdb_version):

@@ -132,6 +132,26 @@ def compact_json(value: Any) -> str:
     return json.dumps(plain(value), ensure_ascii=False, separators=(", ", ": "))
 
 
+def safe_json(text: str) -> str:
+    """JSON that stays JSON, with everything escaped that a terminal would not print as itself.
+
+    ``safe`` escapes as Python does, and JSON has other escapes. Only strings can hold such
+    characters; JSON's own line ends are left.
+    """
+    if text.isascii() and "\x7f" not in text:
+        return text
+    return "".join(
+        [
+            char
+            if char == "\n" or unicodedata.category(char) not in _ESCAPED
+            else json.dumps(char)[1:-1]
+            if char != "\x7f"
+            else "\\u007f"
+            for char in text
+        ]
+    )
+
+
 def brief(value: Any, width: int) -> str:
     """A value on one line of this width at the most; a long one is not spelled whole."""
     return clip(_cut(value, width), width)

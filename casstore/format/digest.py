@@ -16,6 +16,8 @@ class Digest(bytes):
     __slots__ = ()
 
     def __new__(cls, raw: bytes) -> Digest:
+        if not isinstance(raw, bytes | bytearray | memoryview):
+            raise InvalidInputError(f"a digest is bytes, not {type(raw).__name__}")
         if len(raw) != DIGEST_BYTES:
             raise InvalidInputError(f"a digest has {DIGEST_BYTES} bytes, not {len(raw)}")
         return super().__new__(cls, raw)
@@ -31,7 +33,7 @@ class Digest(bytes):
         try:
             # fromhex skips white space; only 64 digits leave 32 bytes of 64 characters.
             return cls(bytes.fromhex(text) if len(text) == 2 * DIGEST_BYTES else b"")
-        except ValueError as exc:
+        except (ValueError, TypeError) as exc:
             raise InvalidInputError(f"not a digest: {text!r} (64 hexadecimal digits)") from exc
 
     @classmethod

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import casstore.store
-from casstore.engine.lmdb.excavation import NEWEST, Excavation, LostRows, Marked
+from casstore.engine.lmdb.excavation import NEWEST, Excavation, LostRows, Marked, require_data_file
 from casstore.engine.protocol import (
     NewObject,
     ObjectsExist,
@@ -139,6 +139,8 @@ def salvage(
         return _Salvage(place, target, progress).run()
     if not casstore.store.is_server(os.fspath(target)):
         _require_apart(place, os.fspath(target))
+    # Before a target is made for nothing.
+    require_data_file(place)
     with casstore.store.open(target) as opened:
         return _Salvage(place, opened, progress).run()
 

@@ -67,9 +67,10 @@ def _read_up_to(source: BinaryIO, size: int) -> bytes:
 
 
 def _read(source: BinaryIO, size: int) -> bytes:
-    part = source.read(size)
+    read = getattr(source, "read", None)
+    part = read(size) if callable(read) else None
     if not isinstance(part, bytes):
-        raise InvalidInputError("a stream to store must be opened in binary mode, and block")
+        raise InvalidInputError("a stream to store is a file, opened in binary mode, that blocks")
     return part
 
 

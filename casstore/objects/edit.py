@@ -6,7 +6,7 @@ there without reading or hashing the rest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from casstore.errors import InvalidInputError, InvalidValueError, PathNotFoundError, PathStep
@@ -58,6 +58,12 @@ def apply_edit(reader: PieceReader, digest: bytes, edit: Edit, emit: Emit) -> by
 
 def respell(reader: PieceReader, digest: bytes, edit: Edit, emit: Emit) -> Spelled:
     """The same, in the form in which a container would hold the changed value."""
+    if not isinstance(edit, Edit):
+        raise InvalidInputError(
+            f"an edit is a Set, Delete, Insert or Append, not {type(edit).__name__}"
+        )
+    if isinstance(edit.path, str | bytes) or not isinstance(edit.path, Iterable):
+        raise InvalidInputError(f"a path is a list of keys and places, not {edit.path!r}")
     path = tuple(edit.path)
     root = reader.get(digest)
     if root.kind != Kind.VALUE and root.kind not in TREE_KINDS:

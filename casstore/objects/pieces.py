@@ -165,7 +165,7 @@ class PieceWriter:
 
     def find(self, digest: bytes) -> StoredObject | None:
         """An object that waits to be written."""
-        item = self._seen.get(digest)
+        item = self._seen.get(digest) if isinstance(digest, bytes) else None
         return None if item is None else StoredObject(item.kind, item.data)
 
     def keep_reachable(self, *roots: bytes) -> None:

@@ -28,4 +28,6 @@ def list_of(items: Iterable[Any], what: str) -> list[Any]:
     """The items as a list; a single text is refused, for its letters are not what was meant."""
     if isinstance(items, str | bytes | dict) or not isinstance(items, Iterable):
         raise InvalidInputError(f"{what} are a list; one is a list of one")
+    if not isinstance(items, Iterable):
+        raise InvalidInputError(f"{what} are a list, not {type(items).__name__}")
     return list(items)

@@ -134,7 +134,8 @@ def prefix_range(prefix: str) -> tuple[bytes, bytes | None]:
 
     Long names are cut, so a long prefix finds more than it asks for.
     """
-    start = prefix.encode()[: _PART_BYTES - len(_CUT) - DIGEST_BYTES]
+    spelled = b"" if prefix == "" else id_bytes(prefix, "the beginning of a name")
+    start = spelled[: _PART_BYTES - len(_CUT) - DIGEST_BYTES]
     return start, past(start) if start else None
 
 

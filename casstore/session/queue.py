@@ -418,6 +418,10 @@ def bind(session: str, claim: Claim) -> None:
         raise InvalidInputError(f"a claim is a Claim, not {type(claim).__name__}")
     if claim.session != session:
         raise SessionBindingError(session, claim.session)
+    if not isinstance(claim.batches, tuple | list) or not all(
+        isinstance(batch, Batch) for batch in claim.batches
+    ):
+        raise InvalidInputError("a claim has batches, as claiming gave them")
 
 
 def claimed_rows(key: bytes, claims: Sequence[Claim]) -> list[RowKey]:

@@ -11,6 +11,7 @@ from casstore.engine.protocol import (
     MAX_KIND,
     MAX_OBJECT_BYTES,
     Engine,
+    Listing,
     NewObject,
     ObjectsExist,
     PutRow,
@@ -33,6 +34,7 @@ from casstore.testing.engine_fixtures import (
     new_object,
     new_parent,
     put_objects,
+    put_row,
 )
 
 # Around the sizes where encodings, pages and frames change their shape.
@@ -222,7 +224,7 @@ class ObjectContract(EngineFixtures):
             info_of(engine, parent.digest),
             [info_of(engine, child).id for child in children],
         )
-        assert set(info.children) == set(ids)
+        assert list(info.children) == ids
         assert info.size_bytes == len(data)
 
     @pytest.mark.parametrize("size_bytes", [31, 32, 33, 63, 64, 65, 95, 96, 200])
@@ -255,7 +257,7 @@ class ObjectContract(EngineFixtures):
         put_objects(engine, *leaves, root)
         assert_reads_back(engine, root)
         infos = all_objects(engine)
-        assert set(infos[0].children) == {info.id for info in infos[1:]}
+        assert list(infos[0].children) == [info.id for info in infos[:0:-1]]
 
     def test_children_stored_in_many_writes_are_found(self, engine: Engine) -> None:
         leaves = [new_blob(b"%d" % n) for n in range(50)]
@@ -266,7 +268,32 @@ class ObjectContract(EngineFixtures):
         put_objects(engine, here, root)
         assert_reads_back(engine, root, *leaves)
         ids = {info.digest: info.id for info in all_objects(engine)}
-        assert set(info_of(engine, root.digest).children) == {ids[d] for d in root.children}
+        assert list(info_of(engine, root.digest).children) == [ids[d] for d in root.children]
+
+    # --- listing, for engines that can --------------------------------------------
+
+    def test_digests_are_listed_in_order_from_the_first_to_the_last(self, engine: Engine) -> None:
+        if not isinstance(engine, Listing):
+            pytest.skip("this engine does not list digests")
+        blobs = [new_blob(b"%d" % n) for n in range(60)]
+        put_objects(engine, *blobs)
+        engine.write(Write(deletes=[blobs[0].digest]))
+        there = sorted([blob.digest for blob in blobs[1:]])
+        lowest, highest = bytes(32), b"\xff" * 32
+        assert engine.digests(lowest, highest, limit=1000) == there
+        # Both bounds count, and need not be stored.
+        assert engine.digests(there[5], there[20], limit=1000) == there[5:21]
+        assert engine.digests(there[5], there[5], limit=1000) == there[5:6]
+        between = there[5][:-1] + bytes([(there[5][-1] + 1) % 256])
+        assert engine.digests(min(between, there[5]), there[9], limit=9) == [
+            one for one in there if min(between, there[5]) <= one <= there[9]
+        ]
+        assert engine.digests(there[20], there[5], limit=1000) == []
+        # The first of them, if there are more.
+        assert engine.digests(lowest, highest, limit=7) == there[:7]
+        for wrong in (b"short", "x" * 32):
+            with pytest.raises(InvalidInputError):
+                engine.digests(wrong, highest, limit=1)  # type: ignore[arg-type]
 
     def test_a_missing_child_is_named_and_nothing_is_written(self, engine: Engine) -> None:
         before, orphan, after = new_blob(b"x"), new_object(b"orphan", [ABSENT]), new_blob(b"y")
@@ -569,6 +596,8 @@ class ObjectContract(EngineFixtures):
                 round_ % 4
             ]
             engine.write(Write(deletes=doomed))
+            # Another write comes between: what it finds stored tells no more which ids there were.
+            put_row(engine, "records", b"between", b"%d" % round_)
 
     def test_an_id_stays_with_its_object(self, engine: Engine) -> None:
         blobs = [new_blob(b"%d" % n) for n in range(30)]

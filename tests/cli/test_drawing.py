@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import random
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from casstore.cli.drawing import Lanes, order
+from casstore.cli.output import Cells, Column, Printer, name
 
 
 def draw(parents: dict[int, int | None]) -> tuple[list[str], list[int]]:
@@ -107,3 +111,27 @@ def test_roots_side_by_side_end_their_lanes() -> None:
     assert lanes.draw("d1", "d") == ("| *", [])
     assert lanes.draw("b", None) == ("* |", [" /"])
     assert lanes.draw("d", None) == ("*", [])
+
+
+# --- tables -------------------------------------------------------------------------------
+
+
+def test_a_table_is_the_same_where_it_is_shown_and_where_it_is_not() -> None:
+    rng = random.Random(1)
+    texts = ["", "a", "é", "😀😀", "汉字", "x" * 70, "\x1b[31m", "[b]m[/b]", "\u0301e", "a b"]
+    for _ in range(40):
+        columns = [
+            Column(rng.choice(["", "id", "session"]), rng.random() < 0.3, rng.random() < 0.3)
+            for _ in range(rng.randint(1, 5))
+        ]
+        rows: list[Cells] = [
+            [name(rng.choice(texts)) if rng.random() < 0.5 else rng.choice(texts) for _ in columns]
+            for _ in range(rng.randint(0, 6))
+        ]
+        pages = io.StringIO(), io.StringIO()
+        plain, shown = Printer(pages[0]), Printer(pages[1])
+        # As if on a terminal that is wide enough for everything, and has no colours.
+        shown.is_terminal = True
+        for to in (plain, shown):
+            to.table(columns, rows)
+        assert pages[0].getvalue() == pages[1].getvalue()

@@ -323,3 +323,101 @@ def test_the_shell_completes_commands_options_and_names(example: str) -> None:
     # What cannot be typed as it is shown is not offered.
     assert completed("casstore show ev", example) == []
     assert completed("casstore show a", "/nowhere") == []
+
+
+# --- streams that are closed, full, or cannot show a character --------------------------------
+
+
+def in_shell(line: str, **more: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a line of the shell in which ``$CASSTORE`` is the command."""
+    return subprocess.run(
+        ["bash", "-c", line], capture_output=True, check=False,
+        env=environment(CASSTORE=f"{sys.executable} -m casstore", **more),
+    )  # fmt: skip
+
+
+def test_a_closed_stream_is_nobodys_and_no_error(example: str) -> None:
+    # Its number must not go to a file of the store, or what is written there would land in it.
+    look = f"{sys.executable} -c 'import os; from casstore.cli.streams import prepare_streams as p;"
+    look += " p(); os.fstat(1); os.fstat(2); assert os.open(os.devnull, 0) > 2'"
+    for line in (
+        "$CASSTORE sessions >&-",
+        "$CASSTORE diff agent@2 agent --patch >&-",
+        "$CASSTORE check 2>&-",
+        "$CASSTORE sessions --json >&- 2>&- <&-",
+        f"{look} >&- 2>&- <&-",
+    ):
+        ran = in_shell(line, CASSTORE_PATH=example)
+        assert (ran.returncode, ran.stderr) == (0, b""), line
+    assert in_shell("$CASSTORE show nowhere 2>&-", CASSTORE_PATH=example).returncode == 4
+    assert in_shell("$CASSTORE show nowhere 2>/dev/full", CASSTORE_PATH=example).returncode == 4
+    assert in_shell("$CASSTORE log agent -n 1 2>/dev/full", CASSTORE_PATH=example).returncode == 0
+
+
+@pytest.mark.parametrize("arguments", ["sessions", "diff agent@2 agent --patch", "--help"])
+def test_an_answer_that_cannot_be_written_is_told(example: str, arguments: str) -> None:
+    ran = in_shell(f"$CASSTORE {arguments} >/dev/full", CASSTORE_PATH=example)
+    assert ran.returncode == 10
+    assert ran.stderr.startswith(b"error: cannot write the answer: No space left on device\n")
+
+
+def test_a_fault_of_casstore_itself_does_not_end_as_a_no(
+    example: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def at_fault(*_: object, **__: object) -> None:
+        raise RuntimeError("what should not happen")
+
+    monkeypatch.setattr("casstore.maintenance.check.check", at_fault)
+    ran = run("check", store=example, ends=70)
+    assert "Traceback" in ran.err
+    assert "casstore itself is at fault: RuntimeError: what should not happen" in ran.err
+    assert "Traceback" in run("check", "--json", store=example, ends=70).error["message"]
+
+
+# What JSON leaves as it is and a terminal does not: a C1 control, DEL, a bidi override, a line end
+# of Unicode, a tag of a flag beyond 16 bits; and letters that ASCII lacks.
+ODD = "\x9b31m \x7f \u202e \u2028 \U000e0067 é 😀"
+
+
+@pytest.fixture
+def odd(own: str) -> str:
+    with casstore.open(own) as store:
+        store.tag("odd", store.put_value({ODD: [ODD]}))
+        store.tag("even", store.put_value({ODD: ["even"]}))
+        store.tag("late", store.put_blob(b"x" * (1 << 20) + b"\x1b[31m"))
+        store.tag("split", store.put_blob(b"x" * ((1 << 20) - 1) + b"\xc2\x9b31m"))
+        store.tag("turned", store.put_blob("a \u202e b".encode()))
+        store.tag("family", store.put_blob("👨\u200d👩\u200d👧 é\n".encode()))
+    return own
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
+@pytest.mark.parametrize(
+    "arguments", ["cat odd", "cat odd --json", "show odd --json", "diff even odd --patch"]
+)
+def test_json_is_json_in_every_encoding(odd: str, arguments: str, encoding: str) -> None:
+    line = f"$CASSTORE {arguments}"
+    ran = in_shell(line, CASSTORE_PATH=odd, PYTHONIOENCODING=encoding)
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout.decode(encoding))
+    value = told[0]["value"] if "diff" in arguments else told.get("value", told)[ODD][0]
+    assert value == ODD
+
+
+def test_an_error_is_json_in_every_encoding(odd: str) -> None:
+    line = "$CASSTORE show nowhere-é --json"
+    ran = in_shell(line, CASSTORE_PATH=odd, PYTHONIOENCODING="ascii")
+    assert "nowhere-é" in json.loads(ran.stderr)["message"]
+
+
+def test_nothing_a_terminal_acts_on_comes_through_a_patch_or_a_text(odd: str) -> None:
+    for arguments in (("diff", "even", "odd", "--patch"), ("cat", "odd"), ("show", "odd")):
+        shown = on_terminal(*arguments, "--store", odd, NO_COLOR="1")
+        assert not re.search("[\x00-\x08\x0b-\x0c\x0e-\x1f\x7f-\x9f\u202e\u2028\U000e0067]", shown)
+        assert "u202e" in shown
+    for text in ("late", "split", "turned"):
+        shown = on_terminal("cat", text, "--store", odd, NO_COLOR="1")
+        assert "this is binary" in shown
+        assert not re.search("[\x1b\x9b\u202e]", shown)
+    assert "👨\u200d👩\u200d👧 é" in on_terminal("cat", "family", "--store", odd)
+    assert "\x1b[31m" in on_terminal("cat", "late", "--force", "--store", odd)

@@ -216,3 +216,41 @@ def test_the_digests_of_nodes_are_those_of_the_nodes(own: str) -> None:
             assert list(nodes[2:5].digests()) == [node.digest for node in nodes[2:5]]
         session.tombstone(["n2"])
         assert list(session.nodes().digests()) == [node.digest for node in session.nodes()]
+
+
+def test_a_name_that_an_error_lists_means_one_thing(tmp_path: Path) -> None:
+    """Ids may begin like what tells a session from others, and like options."""
+    place = str(tmp_path / "store")
+    ids = ["x", "session:x", ":x", "session::x", "tag:x", "revision:x@1", "-x", "a b"]
+    with casstore.open(place) as store:
+        for session in ids:
+            one = store.session(session)
+            one.commit(Commit(append=[NodeDraft("n", session)], lease=UNFENCED))
+        store.tag("x", store.put_blob(b"x"))
+        for session in ids:
+            assert resolve(store, f"session:{session}").session == session
+    assert "session:x  tag:x" in run("show", "x", store=place, ends=3).err
+    # Each is drawn; none is passed over, and none stops it.
+    assert sorted(run("log", "--all", "--json", store=place).json["sessions"]) == sorted(ids)
+    assert "history 'a b'" in run("show", "a b@9", store=place, ends=4).err
+    assert "history -- -x" in run("show", "--", "-x@9", store=place, ends=4).err
+
+
+@pytest.mark.parametrize(
+    "text", ["agent" + "~" * 4000, "agent" + "~1#@" * 4000, "\udcff", "~", "#"]
+)
+def test_a_name_of_many_marks_or_of_no_text_is_refused(example: str, text: str) -> None:
+    assert run("show", text, store=example, ends=None).code in (3, 4)
+
+
+@pytest.mark.parametrize("path", ['plan["\\q"]', f"plan[{'9' * 5000}]", 'plan["', "plan[-1]"])
+def test_what_is_no_path_is_refused(example: str, path: str) -> None:
+    assert "is no path" in run("cat", "note", "--path", path, store=example, ends=3).err
+
+
+def test_an_empty_name_is_no_wish_for_another_store(
+    example: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(example)
+    for arguments in (("--store", "", "sessions"), ("sessions", "--store", ""), ("init", "")):
+        assert "the store's name is empty" in run(*arguments, ends=2).err

@@ -9,14 +9,19 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import casstore
-from casstore.cli.offline import Care, change_care, find_stores, read_config
+from casstore.cli.offline import Care, care_for, change_care, find_stores, read_config
+from casstore.engine.protocol import PackReport
 from casstore.errors import InvalidInputError
+from casstore.maintenance import pack as packing
+from casstore.maintenance.progress import Progress
+from casstore.maintenance.retention import Policy
 from tests.cli.running import run
 from tests.cli.test_endings import environment, until
 
@@ -117,6 +122,7 @@ def test_a_configuration_says_what_is_done_to_which_store(own: str, tmp_path: Pa
         ("[retention]\nlats = 3", "no 'lats'"),
         ("[retention]\nlast = 0", "keeps nothing"),
         ("stores = 3", "a list of paths"),
+        ('stores = ["a\\u0000b"]', "no NUL"),
         ("store = 3", "a table for each path"),
         ('[store."x"]\nnope = 1', "no 'nope'"),
         ("batch = true", "batch cannot be True"),
@@ -152,6 +158,8 @@ def test_a_mistake_on_the_command_line_ends_with_2(own: str, tmp_path: Path) -> 
     gc(own, "--last", "0", ends=2)
     gc(own, "--what", ends=2)
     gc("--config", str(tmp_path / "nowhere"), ends=2)
+    (tmp_path / "latin.toml").write_bytes(b"# \xe9")
+    assert "is no TOML" in gc("--config", str(tmp_path / "latin.toml"), ends=2).stderr
     gc(str(tmp_path / "none*"), ends=2)
     assert "--report" in gc("--help").stdout
 
@@ -181,6 +189,77 @@ def test_a_signal_stops_a_run_and_the_report_says_so(tmp_path: Path) -> None:
     told: dict[str, Any] = json.loads(report.read_text())
     assert told["interrupted"] is True
     assert told["stores"][0]["collected"]["outcome"] == "incomplete"
+
+
+def revisions(place: str) -> int:
+    with casstore.open(place, readonly=True) as store:
+        return sum(
+            1 for info in store.sessions() for _ in store.session(info.meta.session).history()
+        )
+
+
+def test_a_signal_stops_pruning_and_packing_too(
+    own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = revisions(own)
+    unstopped = str(tmp_path / "unstopped")
+    shutil.copytree(own, unstopped)
+    care = Care(grace_ms=0, policy=Policy(last=1), prune=True, pack=True)
+    seen: list[str] = []
+    pack = packing.pack
+
+    def pack_all(store: casstore.Store, *, progress: Progress) -> PackReport:
+        # What is as new as this store would be left as it is. The signal comes in the first step.
+        seen.append("pack")
+        return pack(store, min_age_ms=0, progress=progress)
+
+    monkeypatch.setattr(packing, "pack", pack_all)
+
+    def stop_in(phase: str) -> Callable[[], bool]:
+        seen.clear()
+        return lambda: phase in seen
+
+    stopped = care_for(own, care, dry_run=False, progress=lambda step: seen.append(step.phase),
+                       stop=stop_in("retain"))  # fmt: skip
+    assert stopped.exit_code == 130
+    assert "stopped; the next run goes on" in stopped.summary
+    assert stopped.report["collected"] is None
+    # The first session was pruned, the others were not come to.
+    assert revisions(own) < before
+    stopped = care_for(own, care, dry_run=False, progress=lambda step: seen.append(step.phase),
+                       stop=stop_in("pack"))  # fmt: skip
+    assert (stopped.exit_code, stopped.report["packed"]) == (130, None)
+    assert stopped.report["collected"]["outcome"] == "swept"
+    for place in (own, unstopped):
+        assert care_for(place, care, dry_run=False).exit_code == 0
+    assert revisions(own) == revisions(unstopped)
+    assert objects(own) == objects(unstopped)
+    run("check", "--level", "full", store=own)
+
+
+@pytest.mark.parametrize(("into", "code"), [(">/dev/full", 10), ("| true", 141), (">&-", 0)])
+def test_every_store_is_cared_for_though_nobody_reads_of_it(
+    own: str, tmp_path: Path, into: str, code: int
+) -> None:
+    second, report = str(tmp_path / "sécond"), tmp_path / "report.json"
+    shutil.copytree(own, second)
+    line = f"{sys.executable} {ROOT / 'tools' / 'gc.py'} {own} {second} --report {report} {into}"
+    # The pipe is left before anything is written to it.
+    line = line.replace("| true", '> >(exec <&-; true); exit "${PIPESTATUS[0]}"')
+    ran = subprocess.run(
+        ["bash", "-c", line], capture_output=True, check=False,
+        env=environment(PYTHONIOENCODING="ascii"),
+    )  # fmt: skip
+    told = json.loads(report.read_text())["stores"]
+    assert ([one["path"] for one in told], ran.stderr) == ([own, second], b"")
+    assert ran.returncode == code
+
+
+def test_a_path_with_brackets_is_a_path_if_it_is_there(own: str, tmp_path: Path) -> None:
+    odd = str(tmp_path / "st[a]re")
+    shutil.copytree(own, odd)
+    assert find_stores([odd]) == [odd]
+    assert find_stores([str(tmp_path / "ow[n]")]) == [own]
 
 
 def test_the_snapshot_tool_is_casstore_diff(own: str) -> None:

@@ -522,3 +522,9 @@ def test_one_page_in_ten_overwritten(tmp_path: Path) -> None:
     report = campaign.run(tmp_path, count=1, seed=4, share=0.1)
     assert report.findings == ()
     assert report.total("revisions lost") > 0
+
+
+def test_no_target_is_made_where_there_is_nothing_to_save(tmp_path: Path) -> None:
+    with pytest.raises(StoreNotFoundError):
+        salvage(tmp_path / "nowhere", tmp_path / "target")
+    assert list(tmp_path.iterdir()) == []

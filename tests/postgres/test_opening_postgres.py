@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -131,6 +132,24 @@ def test_the_address_may_stand_in_a_service_file(
 def test_words_that_make_no_sense_are_refused(words: str) -> None:
     with pytest.raises(InvalidInputError, match=words.partition("=")[0]):
         parse(f"postgresql://h/d?{words}")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:secret@[::1/db",
+        "postgresql://me:secret@[::1]x/db",
+        "postgresql://me:sec%00ret@h/db",
+        "postgresql://h/db?password=sec%00ret",
+        "postgresql://[::1/db?password=secret",
+        "postgresql://me:secret@h/db?nonsense=1",
+    ],
+)
+def test_no_password_is_told_of_a_url_that_cannot_be_read(url: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        casstore.open(url)
+    told = "".join(traceback.format_exception(caught.value))
+    assert not any(part in told for part in ("secret", "sec%00ret"))
 
 
 def test_no_password_is_told_to_anybody(postgres_server: Server) -> None:

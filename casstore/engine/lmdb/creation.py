@@ -54,7 +54,7 @@ def create_store(directory: StoreDirectory, map_bytes: int, lmdb_version: int) -
 
 def _build(path: str, map_bytes: int, lmdb_version: int) -> None:
     env = lmdb.open(
-        path,
+        os.fsencode(path),
         subdir=False,
         mode=FILE_MODE,
         map_size=map_bytes,

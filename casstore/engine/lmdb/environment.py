@@ -214,7 +214,8 @@ class Environment:
         self._lock_file = self._directory.reserve_lock_file(LOCK_FILE, MAX_READERS)
         try:
             handle = lmdb.open(
-                self.path,
+                # A path of the operating system may be no text in any encoding.
+                os.fsencode(self.path),
                 map_size=self.map_bytes,
                 readonly=self.readonly,
                 metasync=self.durability == FULL,

@@ -56,6 +56,19 @@ class Address(NamedTuple):
         """The store's place as messages name it: without a password."""
         return f"postgresql://{split(self.conninfo).where}?schema={self.schema}"
 
+    def without_secrets(self, message: str) -> str:
+        """What libpq says of a URL that it cannot read, which it repeats, passwords and all."""
+        parts = split(self.conninfo)
+        secrets = [parts.who.removesuffix("@").partition(":")[2]]
+        for word in parts.parameters:
+            name, _, value = word.partition("=")
+            if name.endswith("password"):
+                secrets.append(value)
+        message = message.replace(self.conninfo, self.place)
+        for secret in sorted(filter(None, secrets), key=len, reverse=True):
+            message = message.replace(secret, "…")
+        return message
+
 
 class Parts(NamedTuple):
     """A URL in pieces, none of them decoded."""

@@ -244,7 +244,9 @@ class Connections:
             options = self._options() if deadline is None else self._patient_options(deadline)
             return Client.connect(self.address.conninfo, **options)
         except (psycopg.ProgrammingError, UnicodeError) as exc:
-            raise InvalidInputError(f"{self.address.place}: {str(exc).strip()}") from exc
+            told = self.address.without_secrets(str(exc).strip())
+            # Not from exc: a traceback would tell what the message does not.
+            raise InvalidInputError(f"{self.address.place}: {told}") from None
 
     def _patient_options(self, deadline: float) -> dict[str, Any]:
         """With an end to the wait for a machine that says nothing at all, unless one was set."""

@@ -14,9 +14,9 @@ that lost their keys; ``naming`` and ``reaching`` tell what of it is needed.
 
 from __future__ import annotations
 
-from casstore.engine.lmdb.excavation.excavation import Excavation
+from casstore.engine.lmdb.excavation.excavation import Excavation, require_data_file
 from casstore.engine.lmdb.excavation.gaps import LostRows
 from casstore.engine.lmdb.excavation.ranks import NEWEST
 from casstore.engine.lmdb.excavation.reaching import Marked
 
-__all__ = ["NEWEST", "Excavation", "LostRows", "Marked"]
+__all__ = ["NEWEST", "Excavation", "LostRows", "Marked", "require_data_file"]

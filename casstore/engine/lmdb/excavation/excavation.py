@@ -20,6 +20,14 @@ from casstore.engine.protocol import NewObject, Row, StoredObject
 from casstore.errors import StoreNotFoundError
 
 
+def require_data_file(path: str) -> str:
+    """The data file of the store at ``path``; StoreNotFoundError if it has none."""
+    data_path = os.path.join(path, DATA_FILE)
+    if not os.path.exists(data_path):
+        raise StoreNotFoundError(f"no store at {path}")
+    return data_path
+
+
 class Excavation:
     """What was found in a damaged store: its rows, its objects, and where something is missing.
 
@@ -27,10 +35,7 @@ class Excavation:
     """
 
     def __init__(self, path: str, progress: DigProgress | None = None) -> None:
-        data_path = os.path.join(path, DATA_FILE)
-        if not os.path.exists(data_path):
-            raise StoreNotFoundError(f"no store at {path}")
-        self._file = PageFile(data_path)
+        self._file = PageFile(require_data_file(path))
         self._rows: FoundRows | None = None
         try:
             self._rows = FoundRows()
