@@ -43,6 +43,7 @@ _MODULES: Final = {
     "examining": ("check", "rebuild", "salvage"),
     "moving": ("backup", "copy", "export", "import", "verify"),
     "langgraph": ("import-langgraph-sqlite",),
+    "openai_agents": ("import-openai-sqlite",),
     "transcripts": ("import-jsonl",),
     "foreign": ("import-records",),
 }
