@@ -194,6 +194,11 @@ class SdkDatabase:
         ]
         if not found or found[0].name != MAIN:
             found.insert(0, SourceBranch(MAIN, session.created_at_ms))
+        # Times are in whole seconds. Those of one second stay in their order by what is less.
+        for at in range(1, len(found)):
+            before, own = found[at - 1].created_at_ms, found[at].created_at_ms
+            if own // 1000 == before // 1000:
+                found[at] = found[at]._replace(created_at_ms=max(own, before + 1))
         return found
 
     def reserved(self, session: str) -> frozenset[str]:

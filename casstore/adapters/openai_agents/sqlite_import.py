@@ -54,7 +54,7 @@ _MESSAGES_TABLE: Final = "agent_messages"
 _BATCH_NODES: Final = 256
 _BATCH_BYTES: Final = 4 << 20
 # Items may be long, and a page is held whole.
-_PAGE: Final = 32
+_PAGE: Final = 16
 _MAX_ATTEMPTS: Final = 16
 # What a report names of messages that hold no item.
 _TOLD_UNREADABLE: Final = 100
