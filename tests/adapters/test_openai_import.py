@@ -23,6 +23,7 @@ pytest.importorskip("agents", reason="needs the extra: pip install 'casstore[ope
 from agents import Agent, Runner, SQLiteSession
 from agents.extensions.memory import AdvancedSQLiteSession
 from agents.extensions.memory.async_sqlite_session import AsyncSQLiteSession
+from agents.extensions.memory.encrypt_session import EncryptedSession
 
 import casstore
 from casstore import UNFENCED, Checkpoint, Commit, NodeDraft
@@ -641,6 +642,27 @@ def test_who_goes_on_with_it_meanwhile_is_not_overwritten(plain: Path, store: St
     assert texts(items[3:]) == ["me first", "me first!"]
 
 
+def pop_after_it_was_copied(store: Store) -> None:
+    pop(store)
+
+
+def note_after_it_was_copied(store: Store) -> None:
+    session: Any = CasstoreSession(store, "talk")
+    run(session.store_run_usage(Result(total=99)))
+
+
+@pytest.mark.parametrize("change", [pop_after_it_was_copied, note_after_it_was_copied])
+def test_what_is_not_there_when_all_is_compared_is_told(
+    advanced: Path, store: Store, change: Callable[[Store], None]
+) -> None:
+    def meanwhile(step: Step) -> None:
+        if step.phase == "copy" and step.done == step.total:
+            change(store)
+
+    with pytest.raises(ConflictError, match="'talk'"):
+        import_sqlite(advanced, store, progress=meanwhile)
+
+
 # --- what the SDK passes over -----------------------------------------------------------------
 
 
@@ -786,6 +808,20 @@ def test_the_async_session_of_the_sdk_writes_the_same_files(tmp_path: Path, stor
     run(write())
     import_sqlite(path, store)
     require_plain_same(path, store)
+
+
+def test_items_that_were_encrypted_stay_so(tmp_path: Path, store: Store) -> None:
+    path = tmp_path / "a.db"
+
+    def wrapped(session: Any) -> Any:
+        return EncryptedSession("run", session, encryption_key="a key of the test")
+
+    with closing(SQLiteSession("run", path)) as theirs:
+        add(wrapped(theirs), *ODD[:2])
+    import_sqlite(path, store)
+    ours = CasstoreSession(store, "run")
+    assert spelled(run(wrapped(ours).get_items())) == spelled(ODD[:2])
+    assert "größer" not in json.dumps(run(ours.get_items()), ensure_ascii=False)
 
 
 def test_a_database_from_before_names_were_reserved(advanced: Path, store: Store) -> None:

@@ -192,7 +192,7 @@ class _Import:
             if self._dry_run:
                 self.imported += sum(each.fork.length - each.start for each in plans)
             else:
-                one.write(self._wrote)
+                one.write(plans, self._wrote)
             self._done = before + messages
             self._tell("look" if self._dry_run else "copy", self._total)
 
@@ -336,16 +336,17 @@ class _Conversation:
 
     # --- writing ------------------------------------------------------------------------------
 
-    def write(self, wrote: Callable[[int], None]) -> None:
+    def write(self, plans: Sequence[_Plan], wrote: Callable[[int], None]) -> None:
         """Put everything into the store that it does not have; told after each commit."""
         for _ in range(_MAX_ATTEMPTS):
             try:
-                for plan in self.plan():
+                for plan in plans:
                     self._write_branch(plan, wrote)
                 self._settle()
             except HeadConflictError:
                 # Somebody else goes on with it; whether that fits is seen from the beginning.
                 self._view = self._look()
+                plans = self.plan()
                 continue
             except DuplicateNodeError as exc:
                 raise self._conflict(f"has node {exc.node!r} for something else") from exc
