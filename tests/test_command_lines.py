@@ -14,7 +14,9 @@ import pytest
 
 pytest.importorskip("power_loop", reason="needs the extra: pip install 'casstore[dev]'")
 pytest.importorskip("langgraph.checkpoint.sqlite", reason="needs casstore[dev]")
+pytest.importorskip("agents", reason="needs casstore[dev]")
 
+from agents import SQLiteSession
 from langgraph.checkpoint.sqlite import SqliteSaver
 from power_loop.runtime.session_store import SessionStore
 
@@ -96,6 +98,7 @@ def databases(place: Path) -> None:
     SessionStore.open(place / "sessions.db").close()
     with SqliteSaver.from_conn_string(str(place / "checkpoints.sqlite")) as saver:
         saver.setup()
+    SQLiteSession("talk", place / "conversations.db").close()
 
 
 @pytest.mark.parametrize(("name", "lines"), BLOCKS, ids=[name for name, _ in BLOCKS])

@@ -45,6 +45,7 @@ _MODULES: Final = {
     "examining": ("check", "rebuild", "salvage"),
     "moving": ("backup", "copy", "export", "import", "verify"),
     "langgraph": ("import-langgraph-sqlite", "import-langgraph-postgres"),
+    "openai_agents": ("import-openai-sqlite",),
     "transcripts": ("import-jsonl",),
     "foreign": ("import-records",),
 }

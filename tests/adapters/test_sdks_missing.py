@@ -37,6 +37,15 @@ def test_an_adapter_says_what_to_install(module: str, extra: str) -> None:
     assert f"pip install 'casstore[{extra}]'" in answer.stderr
 
 
+def test_the_command_says_what_to_install(tmp_path: Path) -> None:
+    answer = run(
+        BLOCK + "from casstore.cli.main import cli\n"
+        f"cli.main(['import-openai-sqlite', 'a.db', '--store', {str(tmp_path)!r}])"
+    )
+    assert answer.returncode == 2
+    assert "pip install 'casstore[openai-agents]'" in answer.stderr
+
+
 def test_importing_casstore_and_the_import_of_lines_loads_neither() -> None:
     answer = run(
         "import sys, casstore, casstore.adapters.jsonl, casstore.maintenance.gc\n"

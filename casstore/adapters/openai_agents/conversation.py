@@ -100,14 +100,14 @@ class Conversation:
             view = self.view()
             branch = self.where(at, view)
             try:
-                return pick(view, branch, self._path(branch, payloads=payloads))
+                return pick(view, branch, self.path(branch, payloads=payloads))
             except NodeNotFoundError:
                 # Cleared or pruned since it was looked up; unless it is just not there.
                 if self.view().revision == view.revision:
                     raise
         raise BusyError(f"session {self._session.id!r} kept changing")
 
-    def _path(self, branch: Branch, *, payloads: bool = True) -> Nodes:
+    def path(self, branch: Branch, *, payloads: bool = True) -> Nodes:
         if branch.leaf is None:
             return self._session.nodes(payloads=payloads)[:0]
         return self._session.nodes(leaf=branch.leaf, payloads=payloads)
@@ -138,7 +138,7 @@ class Conversation:
                 items=branch.items + len(items),
                 turns=turn,
             )
-            return _commit(view, view.branches.put(grown), append=drafts)
+            return step(view, view.branches.put(grown), append=drafts)
 
         self._change(change)
 
@@ -166,7 +166,7 @@ class Conversation:
             own = usage.get(branch.name, {})
             left = {anchor: row for anchor, row in own.items() if anchor != node.id}
             changed = None if left == own else {**usage, branch.name: left}
-            return _commit(view, view.branches.put(shorter), leaf=node.parent, usage=changed)
+            return step(view, view.branches.put(shorter), leaf=node.parent, usage=changed)
 
         self._change(change)
         return popped[0] if popped else None
@@ -179,7 +179,7 @@ class Conversation:
                 return None
             cleared = view.branches.cleared(self._store.engine.now_ms())
             nothing = view._replace(checkpoint=Checkpoint())
-            return _commit(nothing, cleared, replace=[], leaf=None)
+            return step(nothing, cleared, replace=[], leaf=None)
 
         self._change(change)
         self._forget_history()
@@ -195,7 +195,7 @@ class Conversation:
             kept: dict[str, str | None] = {}
             for branch in view.branches.by_name.values():
                 parent = None
-                for node in self._path(branch, payloads=False):
+                for node in self.path(branch, payloads=False):
                     kept[node.id] = parent
                     parent = node.id
             removed = view.nodes - len(kept)
@@ -207,7 +207,7 @@ class Conversation:
                 if node.id in kept
             ]
             leaf = view.leaf if view.leaf in kept else view.branches.get(MAIN).leaf
-            return _commit(view, view.branches, replace=nodes, leaf=leaf)
+            return step(view, view.branches, replace=nodes, leaf=leaf)
 
         self._change(change)
         self._forget_history()
@@ -234,12 +234,12 @@ class Conversation:
             now_ms = self._store.engine.now_ms()
             new = Branch(name(view.branches), source.leaf, now_ms, source.items, source.turns)
             if turn is not None:
-                nodes = self._path(source, payloads=False)
+                nodes = self.path(source, payloads=False)
                 start = self._turn_start(source, nodes, turn)
                 leaf = nodes[start - 1].id if start else None
                 new = new._replace(leaf=leaf, items=start, turns=turn - 1)
             made = At(new.name, view.branches.clears)
-            return _commit(view, view.branches.put(new), leaf=new.leaf)
+            return step(view, view.branches.put(new), leaf=new.leaf)
 
         self._change(change)
         return made
@@ -253,7 +253,7 @@ class Conversation:
             left = {key: rows for key, rows in usage.items() if key != branch.name}
             # What a picker shows of the session is not a branch that is gone.
             leaf = view.branches.get(MAIN).leaf if view.leaf == branch.leaf else view.leaf
-            return _commit(view, view.branches.drop(name), leaf=leaf, usage=left if usage else None)
+            return step(view, view.branches.drop(name), leaf=leaf, usage=left if usage else None)
 
         self._change(change)
 
@@ -266,7 +266,7 @@ class Conversation:
         if nodes[0].frame is not None:
             return bisect_left(range(len(nodes)), turn, key=lambda at: _turn_of(nodes[at]))
         # Imported, without numbers.
-        for at, node in enumerate(self._path(branch)):
+        for at, node in enumerate(self.path(branch)):
             turn -= is_user(restored(node.payload))
             if not turn:
                 return at
@@ -297,7 +297,7 @@ class Conversation:
             branch = view.branches.get(at.branch)
             if branch.leaf is None:
                 return None
-            nodes = self._path(branch, payloads=False)
+            nodes = self.path(branch, payloads=False)
             start = self._turn_start(branch, nodes, branch.turns) if branch.turns else 0
             anchor = nodes[start].id
             usage = self.usage(view)
@@ -305,11 +305,11 @@ class Conversation:
             before = TurnUsage(*own[anchor]) if anchor in own else None
             own[anchor] = list(used._replace(turn=branch.turns))
             stored = True
-            return _commit(
+            return step(
                 view,
                 view.branches,
                 usage={**usage, branch.name: own},
-                ledger=_spent(used, before, model),
+                ledger=spent(used, before, model),
             )
 
         self._change(change)
@@ -335,7 +335,7 @@ class Conversation:
         raise BusyError(f"session {self._session.id!r} kept moving; try again when it is quieter")
 
 
-def _commit(
+def step(
     view: View,
     branches: Branches,
     *,
@@ -362,7 +362,7 @@ def _turn_of(node: Node) -> int:
     return int(node.frame)
 
 
-def _spent(used: TurnUsage, before: TurnUsage | None, model: str) -> Usage:
+def spent(used: TurnUsage, before: TurnUsage | None, model: str) -> Usage:
     """What the ledger of the session does not count yet."""
 
     def counts(one: TurnUsage | None) -> tuple[int, int, int, int]:
