@@ -20,7 +20,7 @@ except ModuleNotFoundError as exc:
         "a database on PostgreSQL needs psycopg: pip install 'casstore[postgres]'", name=exc.name
     ) from exc
 
-from casstore.engine.postgres.address import PREFIXES, is_address, split
+from casstore.engine.postgres.address import PREFIXES, Address, is_address, split
 from casstore.engine.postgres.connections import is_away
 
 
@@ -48,7 +48,9 @@ class PostgresSource:
                 url, client_encoding="utf8", prepare_threshold=None, application_name="casstore"
             )
         except (psycopg.ProgrammingError, UnicodeError) as exc:
-            raise InvalidInputError(f"{self.place}: {str(exc).strip()}") from exc
+            told = Address(url).without_secrets(str(exc).strip())
+            # Not from exc: a traceback would tell what the message does not.
+            raise InvalidInputError(f"{self.place}: {told}") from None
         except psycopg.Error as exc:
             raise self._refusal(exc) from exc
         self._connection.read_only = True

@@ -237,6 +237,11 @@ class BundleReader:
         except OSError as exc:
             raise storage_error(f"cannot read {path}", exc) from exc
         self.size_bytes = os.fstat(handle).st_size
+        if not self._file.seekable():
+            self._file.close()
+            raise InvalidInputError(
+                f"{path} is a pipe, and a bundle is read more than once: save it to a file first"
+            )
 
     def __enter__(self) -> Self:
         return self

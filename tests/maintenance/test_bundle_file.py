@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -23,6 +24,7 @@ from casstore.errors import (
     BundleLimitError,
     CasstoreError,
     ForeignBundleError,
+    InvalidInputError,
     SourceNotFoundError,
     StorageError,
 )
@@ -35,7 +37,7 @@ from casstore.format.hashing import Kind, digest_of, plain_hash
 from casstore.format.manifest import Manifest, encode_manifest
 from casstore.format.node import NULL, NodeHeader, encode_node
 from casstore.format.splitting import Spelled
-from casstore.maintenance.bundle import BundleWriter
+from casstore.maintenance.bundle import BundleReader, BundleWriter
 from casstore.maintenance.exporting import export_session
 from casstore.maintenance.importing import import_session
 from casstore.maintenance.verification import BundleLimits, verify_bundle
@@ -232,8 +234,6 @@ def test_no_mutation_under_true_checksums_brings_in_what_cannot_be_read(
 
 
 def taken_apart(raw: bytes, scratch: Path) -> Draft:
-    from casstore.maintenance.bundle import BundleReader
-
     scratch.write_bytes(raw)
     draft = Draft()
     draft.rows = []
@@ -597,3 +597,13 @@ def test_a_full_disk_leaves_no_file_and_no_session(tmp_path: Path) -> None:
     )  # fmt: skip
     assert answer.stdout.splitlines() == ["full"] * 4 + ["[]"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "whole"]
+
+
+def test_a_pipe_is_refused_by_name() -> None:
+    reading, writing = os.pipe()
+    os.close(writing)
+    try:
+        with pytest.raises(InvalidInputError, match="pipe"):
+            BundleReader(f"/dev/fd/{reading}")
+    finally:
+        os.close(reading)
