@@ -7,7 +7,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final, TypeVar
 
-from casstore.errors import BusyError, ConditionFailedError, CorruptionError, NotFoundError
+from casstore.errors import (
+    BusyError,
+    CasstoreError,
+    ConditionFailedError,
+    CorruptionError,
+    NotFoundError,
+)
 
 Result = TypeVar("Result")
 
@@ -32,19 +38,23 @@ def attempts(what: str) -> Iterator[int]:
     raise BusyError(f"{what} kept changing; try again when fewer write to it")
 
 
-def settled(attempt: Callable[[], Result]) -> Result:
+def settled(
+    attempt: Callable[[], Result],
+    missed: tuple[type[CasstoreError], ...] = (CorruptionError, NotFoundError),
+) -> Result:
     """What an attempt gives; made again if something that it needs is missing.
 
     A session that was deleted, vacuumed or pruned, and collected, between two readings has none
     of the old pieces: from the beginning it is seen as it is now, or the error says that it has
     gone. What is damaged, or was never there, is missed again, and then it is told. Nothing may
-    be read after a write: an attempt that fails has written nothing.
+    be read after a write: an attempt that fails has written nothing. ``missed`` are the errors
+    that speak of something missing.
     """
     told = ""
     for _ in range(_MAX_READINGS):
         try:
             return attempt()
-        except (CorruptionError, NotFoundError) as exc:
+        except missed as exc:
             if repr(exc) == told:
                 raise
             told = repr(exc)

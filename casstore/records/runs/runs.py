@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from casstore.engine.protocol import RowIs, Write
 from casstore.errors import (
     CasstoreError,
     ConditionFailedError,
+    CorruptionError,
     InvalidInputError,
     RecordNotFoundError,
     RevisionNotFoundError,
@@ -53,6 +54,14 @@ class Committed(NamedTuple):
     steps: tuple[Any, ...] | None
 
 
+def _settled(read: Callable[[], Given]) -> Given:
+    """What a reading finds, made again if a piece was collected in the midst of it.
+
+    Not if a record has gone: another of its name, made since, is not the one that was read.
+    """
+    return settled(read, (CorruptionError,))
+
+
 class Runs:
     """Threads, runs and what belongs to them, in a store.
 
@@ -75,7 +84,7 @@ class Runs:
                 applied.draft.commit()
             return applied.results
 
-        return until_written(f"thread {thread!r}", lambda: settled(attempt))
+        return until_written(f"thread {thread!r}", lambda: _settled(attempt))
 
     def commit(self, session: str, change: Commit, thread: str, *todo: steps.Step) -> Committed:
         """Commit to a session and take steps on a thread in one write: both, or neither.
@@ -103,7 +112,7 @@ class Runs:
             result = committing.commit(change._replace(beside=beside))
             return Committed(result, None if result.replayed else applied.results)
 
-        return until_written(f"thread {thread!r}", lambda: settled(attempt))
+        return until_written(f"thread {thread!r}", lambda: _settled(attempt))
 
     # --- threads --------------------------------------------------------------------------
 
@@ -113,7 +122,7 @@ class Runs:
 
     def find_thread(self, thread: str) -> Thread | None:
         """A thread; None if there is none."""
-        return settled(lambda: self._reading.find_thread(thread))
+        return _settled(lambda: self._reading.find_thread(thread))
 
     def threads(
         self,
@@ -125,7 +134,7 @@ class Runs:
         cursor: str | None = None,
     ) -> Page[Thread]:
         """Threads, those changed last first."""
-        return settled(
+        return _settled(
             lambda: self._reading.threads(
                 limit, cursor, status=status, agent=agent, workspace=workspace
             )
@@ -164,11 +173,11 @@ class Runs:
 
     def find_run(self, run: str) -> Run | None:
         """A run; None if there is none."""
-        return settled(lambda: self._reading.find_run(run))
+        return _settled(lambda: self._reading.find_run(run))
 
     def get_run(self, thread: str, run: str) -> Run:
         """A run of a thread, or RecordNotFoundError."""
-        return settled(lambda: self._reading.run(thread, run).run)
+        return _settled(lambda: self._reading.run(thread, run).run)
 
     def runs(
         self,
@@ -179,13 +188,13 @@ class Runs:
         cursor: str | None = None,
     ) -> Page[Run]:
         """Runs of all threads, those changed last first."""
-        return settled(lambda: self._reading.runs(limit, cursor, state, agent))
+        return _settled(lambda: self._reading.runs(limit, cursor, state, agent))
 
     def thread_runs(
         self, thread: str, *, state: str | None = None, limit: int = 100, cursor: str | None = None
     ) -> Page[Run]:
         """The runs of a thread, those begun last first."""
-        return settled(lambda: self._reading.thread_runs(thread, limit, cursor, state))
+        return _settled(lambda: self._reading.thread_runs(thread, limit, cursor, state))
 
     def protected_runs(self) -> Iterator[Run]:
         """The runs with a checkpoint that somebody may come back to, by id.
@@ -231,7 +240,7 @@ class Runs:
 
     def find_event(self, thread: str, run: str, sequence: int) -> Event | None:
         """One event; None if there is none."""
-        return settled(lambda: self._reading.find_event(thread, run, sequence))
+        return _settled(lambda: self._reading.find_event(thread, run, sequence))
 
     def events(
         self,
@@ -243,7 +252,7 @@ class Runs:
         cursor: str | None = None,
     ) -> Page[Event]:
         """The events of a run in order of their numbers, from behind ``after`` on."""
-        return settled(lambda: self._reading.events(thread, run, limit, cursor, after))
+        return _settled(lambda: self._reading.events(thread, run, limit, cursor, after))
 
     def append_message(
         self, thread: str, role: str, content: Any, *, run: str | None = None
@@ -253,7 +262,7 @@ class Runs:
 
     def messages(self, thread: str, *, limit: int = 12, before: int | None = None) -> list[Message]:
         """The last messages, or the last before a number, oldest first."""
-        return settled(lambda: self._reading.messages(thread, limit, before))
+        return _settled(lambda: self._reading.messages(thread, limit, before))
 
     # --- approvals --------------------------------------------------------------------------
 
@@ -300,7 +309,7 @@ class Runs:
 
     def find_approval(self, approval: str) -> Approval | None:
         """An approval; None if there is none."""
-        return settled(lambda: self._reading.find_approval(approval))
+        return _settled(lambda: self._reading.find_approval(approval))
 
     def approvals(
         self,
@@ -312,7 +321,7 @@ class Runs:
         cursor: str | None = None,
     ) -> Page[Approval]:
         """Approvals in the order in which they were asked for."""
-        return settled(lambda: self._reading.approvals(thread, run, status, limit, cursor))
+        return _settled(lambda: self._reading.approvals(thread, run, status, limit, cursor))
 
     # --- what to run, and how to go on --------------------------------------------------------
 
@@ -324,11 +333,11 @@ class Runs:
 
     def find_request(self, thread: str, run: str) -> RunRequest | None:
         """What is kept to be run; None if nothing is."""
-        return settled(lambda: self._reading.find_request(thread, run))
+        return _settled(lambda: self._reading.find_request(thread, run))
 
     def requests(self, *, limit: int = 100, cursor: str | None = None) -> Page[RunRequest]:
         """Everything that is kept to be run, by run."""
-        return settled(lambda: self._reading.requests(limit, cursor))
+        return _settled(lambda: self._reading.requests(limit, cursor))
 
     def clear_request(self, thread: str, run: str) -> bool:
         """Forget what to run; False if nothing was kept."""
@@ -350,11 +359,11 @@ class Runs:
 
     def find_intent(self, thread: str, run: str) -> RecoveryIntent | None:
         """How to go on with a run; None if nothing is kept."""
-        return settled(lambda: self._reading.find_intent(thread, run))
+        return _settled(lambda: self._reading.find_intent(thread, run))
 
     def intents(self, *, limit: int = 100, cursor: str | None = None) -> Page[RecoveryIntent]:
         """What is kept of how to go on, by run: what to do first after a restart."""
-        return settled(lambda: self._reading.intents(limit, cursor))
+        return _settled(lambda: self._reading.intents(limit, cursor))
 
     def begin_attempt(self, thread: str, run: str) -> RecoveryIntent:
         """Count an attempt to go on before it is made; how to go on."""
@@ -387,7 +396,7 @@ class Runs:
 
     def find_artifact(self, thread: str, run: str, path: str) -> Artifact | None:
         """An artifact without its content; None if there is none."""
-        return settled(lambda: self._reading.find_artifact(thread, run, path))
+        return _settled(lambda: self._reading.find_artifact(thread, run, path))
 
     def read_artifact(
         self, thread: str, run: str, path: str, *, max_bytes: int = DEFAULT_MAX_BYTES
@@ -405,7 +414,7 @@ class Runs:
         self, thread: str, run: str, *, limit: int = 100, cursor: str | None = None
     ) -> Page[Artifact]:
         """What a run has made, in order, without the contents."""
-        return settled(lambda: self._reading.artifacts(thread, run, limit, cursor))
+        return _settled(lambda: self._reading.artifacts(thread, run, limit, cursor))
 
     def _one(self, thread: str, step: steps.Step, kind: type[Given]) -> Given:
         """Take one step, which gives something of a kind."""
