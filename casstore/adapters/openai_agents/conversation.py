@@ -108,6 +108,7 @@ class Conversation:
         raise BusyError(f"session {self._session.id!r} kept changing")
 
     def path(self, branch: Branch, *, payloads: bool = True) -> Nodes:
+        """The nodes of a branch, from its beginning."""
         if branch.leaf is None:
             return self._session.nodes(payloads=payloads)[:0]
         return self._session.nodes(leaf=branch.leaf, payloads=payloads)
