@@ -94,6 +94,7 @@ def filled() -> MemoryEngine:
         turn(store, step)
     session.label("second", 2)
     session.tombstone(["n3-1"])
+    session.queue.enqueue([LONG], batch_id="batch", source_key="key")
     store.fork("s", "fork", at=2)
     log = SessionLog(store)
     log.create("log")
@@ -154,6 +155,15 @@ OPERATIONS: dict[str, Operation] = {
     "hide": lambda store: store.session("s").tombstone(["n0-1", "n2-2"]),
     "label": lambda store: store.session("s").label(another(), 2),
     "protect": lambda store: store.session("s").protect(2, by="me"),
+    "head": lambda store: store.session("s").head(),
+    "wait": lambda store: store.session("s").wait(after=0, timeout_s=0),
+    "history": lambda store: list(store.session("s").history()),
+    "entry": lambda store: store.session("s").entry(2),
+    "digests": lambda store: list(store.session("s").nodes().digests()),
+    "batches": lambda store: store.session("s").queue.batches(),
+    "pending": lambda store: store.session("s").queue.pending(),
+    "cancel": lambda store: store.session("s").queue.cancel("batch"),
+    "enqueue again": lambda store: store.session("s").queue.enqueue([0], source_key="key"),
     "work": work,
     "nodes": lambda store: list(store.session("s").nodes("full")),
     "node": lambda store: store.session("s").node("n1-1", at=2),
@@ -190,6 +200,7 @@ def _delete(store: Store) -> None:
 def _prune(store: Store) -> None:
     plan = retention.plan(store, policy=Policy(last=1, labelled=False))
     retention.execute(store, plan)
+    store.session("s").queue.cancel("batch")
     _collect(store)
 
 

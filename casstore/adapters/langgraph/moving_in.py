@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
@@ -28,8 +28,8 @@ from casstore.store import Store
 # A write holds so much at the most: what stopping in between would lose.
 _BATCH_BYTES: Final = 4 << 20
 _BATCH_CHECKPOINTS: Final = 200
-#: How many checkpoints are named at a time.
-PAGE: Final = 200
+# How many checkpoints are named at a time.
+_PAGE: Final = 200
 
 
 class ImportReport(NamedTuple):
@@ -55,41 +55,41 @@ class FoundCheckpoint(NamedTuple):
     writes: Sequence[PendingRow]
 
 
+class Queries(NamedTuple):
+    """How a saver's tables are asked, in the words of their database."""
+
+    count_checkpoints: Any
+    count_writes: Any
+    #: Names of checkpoints behind one, at most so many, in order.
+    keys: Any
+    #: The writes of a checkpoint: task, path, index, channel, tag, payload.
+    writes: Any
+    #: Names of checkpoints that have writes and are not there themselves.
+    early: Any
+
+
 class SaverSource(ABC):
     """What a saver has stored, to read from, as it was at one moment.
 
-    ``serde`` is the serialiser that it was written with, if that is not LangGraph's own.
+    ``name`` is what messages call it. ``serde`` is the serialiser that it was written with, if
+    that is not LangGraph's own.
     """
 
-    #: What messages call it.
-    name: str
-
-    def __init__(self, serde: SerializerProtocol | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        ask: Callable[[Any, Sequence[Any]], Iterator[tuple[Any, ...]]],
+        queries: Queries,
+        serde: SerializerProtocol | None,
+    ) -> None:
+        self.name = name
+        self._ask = ask
+        self._queries = queries
         self._serde = serde
-
-    @abstractmethod
-    def count_checkpoints(self) -> int:
-        """How many checkpoints there are."""
-
-    @abstractmethod
-    def count_writes(self) -> int:
-        """How many pending writes there are."""
-
-    @abstractmethod
-    def places(self) -> Iterator[list[Place]]:
-        """All checkpoints in order, a page at a time."""
-
-    @abstractmethod
-    def early(self) -> Iterator[Place]:
-        """Checkpoints that have writes and are not there themselves."""
 
     @abstractmethod
     def checkpoint(self, place: Place) -> FoundCheckpoint:
         """One checkpoint with its writes."""
-
-    @abstractmethod
-    def writes(self, place: Place) -> list[PendingRow]:
-        """The pending writes of a checkpoint, in stored form."""
 
     @abstractmethod
     def require_unchanged(self) -> None:
@@ -99,6 +99,32 @@ class SaverSource(ABC):
     @abstractmethod
     def size_bytes(self) -> int:
         """How much it takes."""
+
+    def count_checkpoints(self) -> int:
+        """How many checkpoints there are."""
+        return int(next(self._ask(self._queries.count_checkpoints, ()))[0])
+
+    def count_writes(self) -> int:
+        """How many pending writes there are."""
+        return int(next(self._ask(self._queries.count_writes, ()))[0])
+
+    def places(self) -> Iterator[list[Place]]:
+        """All checkpoints in order, a page at a time."""
+        after = Place("", "", "")
+        while page := [Place(*row) for row in self._ask(self._queries.keys, (*after, _PAGE))]:
+            yield page
+            after = page[-1]
+
+    def early(self) -> Iterator[Place]:
+        """Checkpoints that have writes and are not there themselves."""
+        return (Place(*row) for row in self._ask(self._queries.early, ()))
+
+    def writes(self, place: Place) -> list[PendingRow]:
+        """The pending writes of a checkpoint, in stored form."""
+        return [
+            PendingRow(task, path, index, channel, self.encode(self.load(place, tag, payload)))
+            for task, path, index, channel, tag, payload in self._ask(self._queries.writes, place)
+        ]
 
     def encode(self, value: Any) -> Any:
         """The stored form of a value that was read."""

@@ -6,17 +6,16 @@ and version, and what an older LangGraph had to do next among the writes of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Final
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.types import TASKS
 
-from casstore.adapters.langgraph.layout import PendingRow, Place
+from casstore.adapters.langgraph.layout import Place
 from casstore.adapters.langgraph.moving_in import (
-    PAGE,
     FoundCheckpoint,
     ImportReport,
+    Queries,
     SaverSource,
     move_in,
 )
@@ -81,9 +80,6 @@ class _PostgresSaver(SaverSource):
     """Reads the tables of PostgresSaver."""
 
     def __init__(self, source: PostgresSource, serde: SerializerProtocol | None) -> None:
-        super().__init__(serde)
-        self.name = source.place
-        self._source = source
         found = {table: source.columns(table) for table in _TABLES}
         if not all(found.values()) or "metadata" not in found["checkpoints"]:
             raise ForeignSourceError(
@@ -97,23 +93,16 @@ class _PostgresSaver(SaverSource):
             )
         # Databases from before the column have it nowhere.
         path = b"task_path" if "task_path" in found["checkpoint_writes"] else b"''"
-        self._writes_query = _WRITES.replace(b"%PATH%", path)
+        queries = Queries(
+            b"SELECT count(*) FROM checkpoints",
+            b"SELECT count(*) FROM checkpoint_writes",
+            _KEYS,
+            _WRITES.replace(b"%PATH%", path),
+            _EARLY,
+        )
+        super().__init__(source.place, source.ask, queries, serde)
+        self._source = source
         self._sends_query = _SENDS.replace(b"%PATH%", path)
-
-    def count_checkpoints(self) -> int:
-        return int(next(self._source.ask(b"SELECT count(*) FROM checkpoints"))[0])
-
-    def count_writes(self) -> int:
-        return int(next(self._source.ask(b"SELECT count(*) FROM checkpoint_writes"))[0])
-
-    def places(self) -> Iterator[list[Place]]:
-        after = Place("", "", "")
-        while page := [Place(*row) for row in self._source.ask(_KEYS, (*after, PAGE))]:
-            yield page
-            after = page[-1]
-
-    def early(self) -> Iterator[Place]:
-        return (Place(*row) for row in self._source.ask(_EARLY))
 
     def checkpoint(self, place: Place) -> FoundCheckpoint:
         found = next(self._source.ask(_CHECKPOINT, place), None)
@@ -144,14 +133,6 @@ class _PostgresSaver(SaverSource):
             versions = fields.setdefault("channel_versions", {})
             fields["channel_values"][TASKS] = sends
             versions[TASKS] = max(versions.values()) if versions else _FIRST_VERSION
-
-    def writes(self, place: Place) -> list[PendingRow]:
-        return [
-            PendingRow(task, path, index, channel, self.encode(self.load(place, tag, payload)))
-            for task, path, index, channel, tag, payload in self._source.ask(
-                self._writes_query, place
-            )
-        ]
 
     def require_unchanged(self) -> None:
         """All of it was read in one transaction."""

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Final
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from casstore.adapters.langgraph.layout import PendingRow, Place
+from casstore.adapters.langgraph.layout import Place
 from casstore.adapters.langgraph.moving_in import (
-    PAGE,
     FoundCheckpoint,
     ImportReport,
+    Queries,
     SaverSource,
     move_in,
 )
@@ -59,32 +58,16 @@ class _SqliteSaver(SaverSource):
     """Reads a database of SqliteSaver."""
 
     def __init__(self, source: SqliteSource, serde: SerializerProtocol | None) -> None:
-        super().__init__(serde)
-        self.name = str(source.path)
-        self._source = source
         columns = source.columns("writes")
         if not {"checkpoints", "writes"} <= source.tables or "idx" not in columns:
             raise ForeignSourceError(f"{source.path} is no database of LangGraph's SqliteSaver")
         # Databases from before the column have it nowhere.
-        self._writes_query = _WRITES.format(path="task_path" if "task_path" in columns else "''")
-
-    def count_checkpoints(self) -> int:
-        return self._count("checkpoints")
-
-    def count_writes(self) -> int:
-        return self._count("writes")
-
-    def _count(self, table: str) -> int:
-        return int(next(self._source.ask(f"SELECT count(*) FROM {table}"))[0])
-
-    def places(self) -> Iterator[list[Place]]:
-        after = Place("", "", "")
-        while page := [Place(*row) for row in self._source.ask(_KEYS, (*after, PAGE))]:
-            yield page
-            after = page[-1]
-
-    def early(self) -> Iterator[Place]:
-        return (Place(*row) for row in self._source.ask(_EARLY))
+        writes = _WRITES.format(path="task_path" if "task_path" in columns else "''")
+        queries = Queries(
+            "SELECT count(*) FROM checkpoints", "SELECT count(*) FROM writes", _KEYS, writes, _EARLY
+        )
+        super().__init__(str(source.path), source.ask, queries, serde)
+        self._source = source
 
     def checkpoint(self, place: Place) -> FoundCheckpoint:
         found = next(self._source.ask(_CHECKPOINT, place), None)
@@ -96,14 +79,6 @@ class _SqliteSaver(SaverSource):
         if type(fields) is not dict or "channel_values" not in fields:
             raise CorruptionError(f"checkpoint {place.checkpoint} in {self.name} is none")
         return FoundCheckpoint(place, parent, fields, meta, self.writes(place))
-
-    def writes(self, place: Place) -> list[PendingRow]:
-        return [
-            PendingRow(task, path, index, channel, self.encode(self.load(place, tag, payload)))
-            for task, path, index, channel, tag, payload in self._source.ask(
-                self._writes_query, place
-            )
-        ]
 
     def require_unchanged(self) -> None:
         self._source.require_unchanged()
