@@ -107,8 +107,9 @@ def map_header(count: int) -> bytes:
 
 
 _unpackb: Final[Callable[..., Any]] = msgpack.unpackb
-# ValueError covers truncation, trailing bytes, bad UTF-8 and too deep a stack.
-_UNPACK_ERRORS: Final = (ValueError, TypeError, RecursionError, msgpack.UnpackException)
+# ValueError covers truncation, trailing bytes, bad UTF-8 and too deep a stack of msgpack's own.
+# A RecursionError is the caller's stack: it says nothing about the bytes.
+_UNPACK_ERRORS: Final = (ValueError, TypeError, msgpack.UnpackException)
 _ExtType: Final = msgpack.ExtType
 _new_tuple: Final = tuple.__new__
 _HOLDERS: Final = frozenset((dict, list, _ExtType))
@@ -241,9 +242,10 @@ def pack_flat(value: dict[Any, Any], max_bytes: int, *, nested: bool = False) ->
     As most messages are. ``nested``: it may hold such maps, too. None if it is anything else:
     ``pack_plain`` then has a closer look.
     """
-    plain = value
+    # What is looked at is what is packed, whoever changes the value meanwhile.
+    plain = value.copy()
     length = 0
-    for key, item in value.items():
+    for key, item in plain.items():
         kind = type(item)
         if type(key) is not str:
             return None
@@ -254,8 +256,6 @@ def pack_flat(value: dict[Any, Any], max_bytes: int, *, nested: bool = False) ->
             inner = _flat_map(item, max_bytes)
             if inner is None:
                 return None
-            if plain is value:
-                plain = value.copy()
             plain[key] = inner
         elif kind is not int and item is not None and kind is not bool:
             return None
@@ -271,6 +271,7 @@ def pack_flat(value: dict[Any, Any], max_bytes: int, *, nested: bool = False) ->
 
 def _flat_map(value: dict[Any, Any], max_bytes: int) -> dict[str, Any] | None:
     """The same map with its keys in order, if it is flat, and short."""
+    value = value.copy()
     length = 0
     for key, item in value.items():
         kind = type(item)
@@ -297,19 +298,19 @@ class _PlainWalk:
 
     def value(self, value: Any, room: int) -> Any:
         """A list or map as msgpack may have it."""
-        if not room:
-            raise _NotPlainError
-        self._left -= len(value)
-        if self._left < 0:
+        if not room or len(value) > self._left:
             raise _NotPlainError
         plain: Any
         places: Any
+        # As it stands at one moment: another thread may be changing it.
         if type(value) is dict:
+            value = value.copy()
             plain = {}
             places = sorted(value)
         else:
-            plain = [None] * len(value)
+            value = plain = list(value)
             places = range(len(value))
+        self._left -= len(value)
         for place in places:
             item = value[place]
             kind = type(item)
@@ -401,6 +402,8 @@ def _encode(value: Any, room: int) -> bytes:
     if kind is dict:
         if not room:
             raise refuse_depth()
+        # As it stands at one moment, so that it has as many entries as its header says.
+        value = value.copy()
         parts = [map_header(len(value))]
         keys = sorted_keys(value)
         parts_of_keys = [key_bytes(key) for key in keys]
@@ -414,6 +417,7 @@ def _encode(value: Any, room: int) -> bytes:
     if kind is list or kind is tuple:
         if not room:
             raise refuse_depth()
+        value = list(value)
         parts = [list_header(len(value))]
         try:
             for step, item in enumerate(value):  # noqa: B007 - the handler below needs it

@@ -88,8 +88,15 @@ def root_object(spelled: Spelled, emit: Emit) -> bytes:
     return emit(Kind.VALUE, spelled.data, spelled.links)
 
 
-def spell(value: Any, room: int, emit: Emit) -> Spelled:
-    """Bring one value into the form its container holds, moving long parts out."""
+#: Long containers that a value has in several places, by identity and room: how each is spelled.
+_Known = dict[tuple[int, int], tuple[Any, Spelled]]
+
+
+def spell(value: Any, room: int, emit: Emit, known: _Known | None = None) -> Spelled:
+    """Bring one value into the form its container holds, moving long parts out.
+
+    ``known`` is what was spelled before as a part of the same value.
+    """
     kind = type(value)
     if kind is str:
         if len(value) >= _SURELY_SHORT:
@@ -102,7 +109,18 @@ def spell(value: Any, room: int, emit: Emit) -> Spelled:
         short = _spell_short(value, room, emit)
         if short is not None:
             return short
-        return _spell_map(value, room, emit) if kind is dict else _spell_list(value, room, emit)
+        if known is None:
+            known = {}
+        elif (id(value), room) in known:
+            return known[id(value), room][1]
+        if kind is dict:
+            spelled = _spell_map(value, room, emit, known)
+        else:
+            spelled = _spell_list(value, room, emit, known)
+        # A list that holds one list twice, and so on down, would take for ever otherwise. With the
+        # value itself: as long as it is there, no other has its identity.
+        known[id(value), room] = value, spelled
+        return spelled
     if kind is bytes and len(value) >= OUTLINE_MIN_BYTES:
         digest = emit(Kind.BLOB, value, [])
         return Spelled(link_bytes(ROLE_BYTES, digest), [digest])
@@ -131,14 +149,17 @@ def _spell_short(value: Any, room: int, emit: Emit) -> Spelled | None:
     return None if short is None else Spelled(*short)
 
 
-def _spell_list(items: list[Any] | tuple[Any, ...], room: int, emit: Emit) -> Spelled:
+def _spell_list(
+    items: list[Any] | tuple[Any, ...], room: int, emit: Emit, known: _Known
+) -> Spelled:
     if not room:
         raise refuse_depth()
     parts: list[bytes] = []
     links: list[list[bytes]] = []
     try:
-        for item in items:
-            spelled = spell(item, room - 1, emit)
+        # As it stands at one moment: another thread may be changing it.
+        for item in list(items):
+            spelled = spell(item, room - 1, emit, known)
             parts.append(spelled.data)
             links.append(spelled.links)
     except InvalidValueError as exc:
@@ -150,16 +171,17 @@ def _spell_list(items: list[Any] | tuple[Any, ...], room: int, emit: Emit) -> Sp
     return pack_list([Entry(*each) for each in zip(parts, links, sizes, strict=True)], emit)
 
 
-def _spell_map(mapping: dict[str, Any], room: int, emit: Emit) -> Spelled:
+def _spell_map(mapping: dict[str, Any], room: int, emit: Emit, known: _Known) -> Spelled:
     if not room:
         raise refuse_depth()
+    mapping = mapping.copy()
     keys = sorted_keys(mapping)
     parts: list[bytes] = []
     links: list[list[bytes]] = []
     for key in keys:
         spelled_key = key_bytes(key)
         try:
-            spelled = spell(mapping[key], room - 1, emit)
+            spelled = spell(mapping[key], room - 1, emit, known)
         except InvalidValueError as exc:
             raise exc.within(key) from exc.__cause__
         parts.append(spelled_key + spelled.data)

@@ -20,12 +20,15 @@ from typing import Any, Final, NamedTuple, TypeVar
 from casstore.errors import NotCanonicalError
 from casstore.format import canonical
 from casstore.format.hashing import DIGEST_BYTES, Kind, digest_of, plain_hash
-from casstore.format.limits import FANOUT, PIECE_MAX_ENTRIES, PIECE_MIN_ENTRIES
+from casstore.format.limits import FANOUT, MAX_ENTRIES, PIECE_MAX_ENTRIES, PIECE_MIN_ENTRIES
 
 Entry = TypeVar("Entry")
 
 # 64 levels of at least two children each hold more than any count can say.
 MAX_LEVEL: Final = 64
+
+# What a file may be long.
+MAX_TOTAL_BYTES: Final = (1 << 63) - 1
 
 
 class Branch(NamedTuple):
@@ -48,6 +51,11 @@ class Branch(NamedTuple):
         return [
             Child(*entry) for entry in zip(self.digests, self.counts, self.sizes, keys, strict=True)
         ]
+
+    def child(self, at: int) -> Child:
+        """One of the entries."""
+        key = self.keys[at] if self.keys else ""
+        return Child(self.digests[at], self.counts[at], self.sizes[at], key)
 
 
 class Child(NamedTuple):
@@ -175,6 +183,9 @@ def decode_branch(kind: int, data: bytes) -> Branch:
             raise NotCanonicalError("a branch whose columns differ in length")
         if any(type(number) is not int or number < 1 for number in column):
             raise NotCanonicalError("a branch with an empty child")
+    # Repeated children make any total out of a few pieces; lengths and offsets must stay such.
+    if sum(sizes) > MAX_TOTAL_BYTES or (kind != Kind.CHUNKS and sum(counts) > MAX_ENTRIES):
+        raise NotCanonicalError("a branch with more below it than there can be")
     if kind == Kind.MAP and (
         type(keys) is not list
         or len(keys) != entries

@@ -71,6 +71,9 @@ def _read(source: BinaryIO, size: int) -> bytes:
     part = read(size) if callable(read) else None
     if not isinstance(part, bytes):
         raise InvalidInputError("a stream to store is a file, opened in binary mode, that blocks")
+    if len(part) > size:
+        # There is no room for it, and taking it would let a stream decide what is held in memory.
+        raise InvalidInputError(f"a stream gave {len(part)} bytes where {size} were asked for")
     return part
 
 

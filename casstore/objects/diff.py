@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 from casstore.engine.protocol import StoredObject
-from casstore.errors import CorruptionError, PathStep
+from casstore.errors import PathStep
 from casstore.format import canonical, tree
 from casstore.format.canonical import (
     ROLE_BYTES,
@@ -20,14 +20,22 @@ from casstore.format.canonical import (
     ROLE_TEXT,
     cut_items,
     cut_map,
-    is_map_piece,
 )
 from casstore.format.hashing import Kind
 from casstore.format.limits import MAX_DEPTH
 from casstore.format.splitting import Spelled
 from casstore.objects.align import differing_runs
 from casstore.objects.pieces import BoundedReader, PieceReader
-from casstore.objects.values import BLOB_KINDS, Assembly, Outline, Tree, decode_child, require_part
+from casstore.objects.values import (
+    BLOB_KINDS,
+    Assembly,
+    Outline,
+    Tree,
+    decode_child,
+    leaf_data,
+    require_leaf,
+    require_part,
+)
 from casstore.objects.view import Node, is_map, iter_leaves, read_node, read_piece
 
 ADDED: Final = "added"
@@ -233,14 +241,11 @@ class _Walk:
 
     def _lower(self, root: tree.Branch, level: int) -> tuple[int, list[tree.Child]]:
         """The children of a tree's branches at ``level``, or at the root's if that is lower."""
-        branches = [root]
-        while branches[0].level > level:
-            digests = [digest for branch in branches for digest in branch.digests]
-            below = branches[0].level - 1
-            branches = [
-                decode_child(Kind.LIST, below, item) for item in self._reader.follow(digests)
-            ]
-        return branches[0].level, [child for branch in branches for child in branch.children()]
+        at, parts = root.level, root.children()
+        while at > level:
+            at -= 1
+            parts = self._below(at, parts)
+        return at, parts
 
     def _parts(
         self,
@@ -251,39 +256,37 @@ class _Walk:
         new_at: tuple[Path, int],
     ) -> Iterator[Change]:
         """Compare two rows of pieces of one level; open only those that differ."""
-        (old_path, old_first), (new_path, new_first) = old_at, new_at
-        old_starts, new_starts = _starts(old, old_first), _starts(new, new_first)
-        runs = differing_runs([part.digest for part in old], [part.digest for part in new])
-        for run in runs:
-            old_run = old[run.old_start : run.old_stop]
-            new_run = new[run.new_start : run.new_stop]
-            old_place = (old_path, old_starts[run.old_start])
-            new_place = (new_path, new_starts[run.new_start])
+        # A row of what is ahead, not a call for each level: how high a tree says that it is
+        # costs nothing.
+        ahead = [_differing_parts(level, old, new, old_at, new_at)]
+        while ahead:
+            found = next(ahead[-1], None)
+            if found is None:
+                ahead.pop()
+                continue
+            level, old_run, new_run, old_at, new_at = found
             if level == 1:
-                yield from self._items(
-                    self._leaf_items(old_run), self._leaf_items(new_run), old_place, new_place
-                )
+                old_items, new_items = self._leaf_items(old_run), self._leaf_items(new_run)
+                yield from self._items(old_items, new_items, old_at, new_at)
             else:
-                yield from self._parts(
-                    level - 1,
-                    self._below(level - 1, old_run),
-                    self._below(level - 1, new_run),
-                    old_place,
-                    new_place,
-                )
+                below = self._below(level - 1, old_run), self._below(level - 1, new_run)
+                ahead.append(_differing_parts(level - 1, *below, old_at, new_at))
 
     def _below(self, level: int, parts: list[tree.Child]) -> list[tree.Child]:
+        """The children of branches of this level."""
         items = self._reader.follow([part.digest for part in parts])
         return [
-            child for item in items for child in decode_child(Kind.LIST, level, item).children()
+            child
+            for part, item in zip(parts, items, strict=True)
+            for child in decode_child(Kind.LIST, level, item, part).children()
         ]
 
     def _leaf_items(self, leaves: list[tree.Child]) -> list[_Item]:
         items: list[_Item] = []
-        for item in self._reader.follow([leaf.digest for leaf in leaves]):
-            places = read_node(self._reader, item)
-            if type(places) is not list:
-                raise CorruptionError("a leaf of a list is not a list")
+        found = self._reader.follow([leaf.digest for leaf in leaves])
+        for said, item in zip(leaves, found, strict=True):
+            places = read_piece(leaf_data(Kind.LIST, item, said))
+            require_leaf(Kind.LIST, places, said)
             items.extend(_Item(*pair) for pair in zip(cut_items(item.data), places, strict=True))
         return items
 
@@ -329,6 +332,26 @@ class _Walk:
                 yield self._change(old_path, path, _ABSENT, new[at].place)
 
 
+def _differing_parts(
+    level: int,
+    old: list[tree.Child],
+    new: list[tree.Child],
+    old_at: tuple[Path, int],
+    new_at: tuple[Path, int],
+) -> Iterator[tuple[int, list[tree.Child], list[tree.Child], tuple[Path, int], tuple[Path, int]]]:
+    """The runs in which two rows of pieces differ: their level, both runs, where each begins."""
+    (old_path, old_first), (new_path, new_first) = old_at, new_at
+    old_starts, new_starts = _starts(old, old_first), _starts(new, new_first)
+    for run in differing_runs([part.digest for part in old], [part.digest for part in new]):
+        yield (
+            level,
+            old[run.old_start : run.old_stop],
+            new[run.new_start : run.new_stop],
+            (old_path, old_starts[run.old_start]),
+            (new_path, new_starts[run.new_start]),
+        )
+
+
 def _starts(parts: list[tree.Child], first: int) -> list[int]:
     """The index of each part's first entry, and of the end."""
     starts = [first]
@@ -367,7 +390,7 @@ class _Subtree(NamedTuple):
     """A part of a map not yet opened. ``level`` 1 is a leaf, more a branch."""
 
     level: int
-    digest: bytes
+    said: tree.Child
 
 
 class _MapEntry(NamedTuple):
@@ -428,15 +451,16 @@ class _MapCursor:
         """Replace the subtree at the head by what is in it."""
         subtree = self._rows[-1].pop()
         assert type(subtree) is _Subtree
-        item = self._reader.follow((subtree.digest,))[0]
-        if subtree.level == 1:
-            if item.kind != Kind.VALUE or not is_map_piece(item.data):
-                raise CorruptionError("a leaf of a map is not a map")
+        level, said = subtree
+        item = self._reader.follow((said.digest,))[0]
+        if level == 1:
+            data = leaf_data(Kind.MAP, item, said)
+            require_leaf(Kind.MAP, canonical.inspect(data)[0], said)
             self._rows.append(
-                [_MapEntry(key, data, None) for key, data in reversed(cut_map(item.data))]
+                [_MapEntry(key, entry, None) for key, entry in reversed(cut_map(data))]
             )
         else:
-            self._push_branch(decode_child(Kind.MAP, subtree.level - 1, item))
+            self._push_branch(decode_child(Kind.MAP, level - 1, item, said))
         self._settle()
 
     def rest(self) -> Iterator[_MapEntry]:
@@ -449,7 +473,7 @@ class _MapCursor:
                 self.open()
 
     def _push_branch(self, branch: tree.Branch) -> None:
-        self._rows.append([_Subtree(branch.level, digest) for digest in reversed(branch.digests)])
+        self._rows.append([_Subtree(branch.level, said) for said in reversed(branch.children())])
 
     def _settle(self) -> None:
         while self._rows and not self._rows[-1]:

@@ -6,7 +6,7 @@ there without reading or hashing the rest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from casstore.errors import InvalidInputError, InvalidValueError, PathNotFoundError, PathStep
@@ -18,7 +18,7 @@ from casstore.format.splitting import Emit, Entry, Spelled
 from casstore.objects import splice
 from casstore.objects.pieces import PieceReader
 from casstore.objects.splice import Container
-from casstore.objects.values import TREE_KINDS
+from casstore.objects.values import TREE_KINDS, checked_path
 
 
 class Set(NamedTuple):
@@ -62,9 +62,7 @@ def respell(reader: PieceReader, digest: bytes, edit: Edit, emit: Emit) -> Spell
         raise InvalidInputError(
             f"an edit is a Set, Delete, Insert or Append, not {type(edit).__name__}"
         )
-    if isinstance(edit.path, str | bytes) or not isinstance(edit.path, Iterable):
-        raise InvalidInputError(f"a path is a list of keys and places, not {edit.path!r}")
-    path = tuple(edit.path)
+    path = checked_path(edit.path)
     root = reader.get(digest)
     if root.kind != Kind.VALUE and root.kind not in TREE_KINDS:
         raise InvalidInputError(f"only a value can be edited, and {digest.hex()} is none")
@@ -124,7 +122,10 @@ class _Editor:
         index, old = splice.find_key(self._reader, container, step)
         removed = 0 if old is None else 1
         if last and isinstance(self._edit, Set):
-            entry = splitting.join_map_entry(step, self._new_value(depth))
+            spelled = self._new_value(depth)
+            # A key that cannot be stored is named by its map, as when that is stored whole.
+            self.place = self._path[:depth]
+            entry = splitting.join_map_entry(step, spelled)
             return self._splice(container, index, removed, [entry])
         if old is None:
             raise PathNotFoundError(self._path[: depth + 1])

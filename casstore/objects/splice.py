@@ -26,7 +26,7 @@ from casstore.format.hashing import Kind
 from casstore.format.limits import SINGLE_PIECE_MAX_BYTES
 from casstore.format.splitting import Emit, Entry, Spelled
 from casstore.objects.pieces import PieceReader
-from casstore.objects.values import TREE_KINDS, Tree, decode_child, require_part
+from casstore.objects.values import TREE_KINDS, Tree, decode_child, leaf_data, require_part
 
 Part = TypeVar("Part")
 
@@ -59,9 +59,15 @@ def _open_encoded(reader: PieceReader, data: bytes) -> Container | None:
         item = reader.follow((digest,))[0]
         require_part(role, digest, item)
         return open_container(reader, item)
-    if is_map_piece(data):
-        return Piece(Kind.MAP, splitting.map_leaf_entries(data))
-    return Piece(Kind.LIST, splitting.list_leaf_entries(data))
+    kind = Kind.MAP if is_map_piece(data) else Kind.LIST
+    return Piece(kind, _cut(kind, data))
+
+
+def _cut(kind: int, data: bytes) -> list[Entry]:
+    """The entries of an encoded list or map that was inspected."""
+    if kind == Kind.MAP:
+        return splitting.map_leaf_entries(data)
+    return splitting.list_leaf_entries(data)
 
 
 def open_entry(reader: PieceReader, entry: Entry) -> Container | None:
@@ -243,8 +249,9 @@ class _Spine:
             steps[branch.level] = (branch, at)
             if branch.level == 1:
                 break
-            item = reader.follow((branch.digests[at],))[0]
-            branch = decode_child(container.kind, branch.level - 1, item)
+            said = branch.child(at)
+            item = reader.follow((said.digest,))[0]
+            branch = decode_child(container.kind, branch.level - 1, item, said)
         spine = cls(reader, container.kind, steps)
         spine.first = first
         return spine
@@ -260,11 +267,16 @@ class _Spine:
     def leaf_entries(self) -> list[Entry]:
         """The entries of the leaf."""
         branch, at = self._steps[1]
-        item = self._reader.follow((branch.digests[at],))[0]
-        container = open_container(self._reader, item)
-        if not isinstance(container, Piece) or container.kind != self.kind:
-            raise CorruptionError(f"leaf {branch.digests[at].hex()} is not of its tree's kind")
-        return container.entries
+        said = branch.child(at)
+        item = self._reader.follow((said.digest,))[0]
+        data = leaf_data(self.kind, item, said)
+        inspect(data)
+        entries = _cut(self.kind, data)
+        # What a branch says of a leaf decides what becomes of the tree, so all of it is tried.
+        last_key = (entries[-1].key or "") if entries else ""
+        if (len(entries), _sizes(entries), last_key) != said[1:]:
+            raise CorruptionError(f"leaf {said.digest.hex()} is not what its branch says")
+        return entries
 
     def right(self, level: int) -> _Spine | None:
         """The way to the next branch at ``level`` (0: the next leaf), or None at the end."""
@@ -278,8 +290,9 @@ class _Spine:
         steps[above] = (branch, at + 1)
         for below in range(above - 1, 0, -1):
             branch, at = steps[below + 1]
-            item = self._reader.follow((branch.digests[at],))[0]
-            steps[below] = (decode_child(self.kind, below, item), 0)
+            said = branch.child(at)
+            item = self._reader.follow((said.digest,))[0]
+            steps[below] = (decode_child(self.kind, below, item, said), 0)
         return _Spine(self._reader, self.kind, steps)
 
     def is_leftmost(self, level: int) -> bool:

@@ -8,10 +8,11 @@ any size, and only a budget tells a large value from a bomb (P7).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from casstore.engine.protocol import StoredObject
-from casstore.errors import CorruptionError, InvalidInputError, LimitError
+from casstore.errors import CorruptionError, InvalidInputError, LimitError, PathStep
 from casstore.format import canonical, tree
 from casstore.format.canonical import CONTAINER_BYTES, ROLE_BYTES, ROLE_LINK, ROLE_TEXT
 from casstore.format.hashing import KIND_NAMES, Kind
@@ -39,6 +40,19 @@ class Tree(NamedTuple):
     root: tree.Branch
 
 
+def checked_path(path: Iterable[PathStep]) -> tuple[PathStep, ...]:
+    """A path into a value as it was given, once it is sure that it is one."""
+    if isinstance(path, str | bytes) or not isinstance(path, Iterable):
+        raise InvalidInputError(f"a path is a list of keys and places, not {path!r}")
+    steps = tuple(path)
+    for step in steps:
+        if type(step) is not str and type(step) is not int:
+            raise InvalidInputError(
+                f"a map is asked by str, a list is asked by int, none by {type(step).__name__}"
+            )
+    return steps
+
+
 def read_value(reader: PieceReader, digest: bytes, item: StoredObject, *, max_bytes: int) -> Any:
     """The value whose root object has been fetched."""
     if item.kind != Kind.VALUE and item.kind not in TREE_KINDS:
@@ -61,8 +75,8 @@ class Assembly:
         self._fetched = 0
         self._built = 0
         self._found: dict[bytes, StoredObject] = {}
-        # Of each value piece: how deep the links that must be followed lie in it.
-        self._depths: dict[bytes, list[int]] = {}
+        # The value pieces of which something lives elsewhere.
+        self._linking: set[bytes] = set()
 
     # --- fetching ---------------------------------------------------------------------
 
@@ -81,7 +95,7 @@ class Assembly:
     def _place(self, place: Any, room: int) -> Any:
         kind = type(place)
         if kind is Outline:
-            return self._part(place.role, place.digest, room)
+            return self._part(place, room)
         if kind is Tree:
             return self._tree(place.kind, place.root, room)
         if kind in (list, dict) and not room:
@@ -121,13 +135,11 @@ class Assembly:
     def _needs(self, digest: bytes, item: StoredObject) -> list[bytes]:
         """What must be fetched to build this piece."""
         if item.kind == Kind.VALUE:
-            value, links = canonical.inspect(item.data)
-            self._depths[digest] = [
-                depth
-                for depth, (role, _) in zip(canonical.link_depths(value), links, strict=True)
-                if role != ROLE_LINK
-            ]
-            return [name for role, name in links if role != ROLE_LINK]
+            _, links = canonical.inspect(item.data)
+            needed = [name for role, name in links if role != ROLE_LINK]
+            if needed:
+                self._linking.add(digest)
+            return needed
         if item.kind in TREE_KINDS:
             return tree.decode_branch(item.kind, item.data).digests
         if item.kind == Kind.ROPE:
@@ -147,13 +159,25 @@ class Assembly:
         self.spend(len(item.data))
         if not canonical.nests_within(item.data, room):
             raise canonical.refuse_depth()
-        # Links are resolved in order of appearance, so their depths come along.
-        depths = iter(self._depths[digest])
-        return canonical.rebuild(
-            item.data, lambda role, name: self._part(role, name, room - next(depths))
-        )
+        value = canonical.rebuild(item.data, Outline)
+        return self._fill(value, room) if digest in self._linking else value
 
-    def _part(self, role: int, digest: bytes, room: int) -> Any:
+    def _fill(self, value: Any, room: int) -> Any:
+        """Put what lives elsewhere in its place; the value, just decoded, is changed."""
+        kind = type(value)
+        if kind is Outline:
+            return self._part(value, room)
+        if kind is dict or kind is list:
+            for place, item in value.items() if kind is dict else enumerate(value):
+                kind = type(item)
+                if kind is Outline:
+                    value[place] = self._part(item, room - 1)
+                elif kind is dict or kind is list:
+                    self._fill(item, room - 1)
+        return value
+
+    def _part(self, outline: Outline, room: int) -> Any:
+        role, digest = outline
         require_part(role, digest, self._found[digest])
         if role not in (ROLE_TEXT, ROLE_BYTES):
             return self.value(digest, room)
@@ -164,24 +188,26 @@ class Assembly:
 
     def _tree(self, kind: int, root: tree.Branch, room: int) -> Any:
         built: Any = {} if kind == Kind.MAP else []
-        self._grow(built, kind, root, room)
-        return built
-
-    def _grow(self, built: Any, kind: int, branch: tree.Branch, room: int) -> None:
-        for digest, count in zip(branch.digests, branch.counts, strict=True):
-            if branch.level > 1:
-                below = decode_child(kind, branch.level - 1, self._found[digest])
-                self._grow(built, kind, below, room)
+        # A row of what is ahead, not a call for each level: how high a tree says that it is
+        # costs nothing.
+        ahead = [(root.level, child) for child in reversed(root.children())]
+        last_key: str | None = None
+        while ahead:
+            level, said = ahead.pop()
+            item = self._found[said.digest]
+            if level > 1:
+                below = decode_child(kind, level - 1, item, said)
+                ahead += [(level - 1, child) for child in reversed(below.children())]
                 continue
-            leaf = self.value(digest, room)
-            if type(leaf) in (list, dict) and len(leaf) != count:
-                raise CorruptionError(f"leaf {digest.hex()} is not what its branch says")
-            if kind == Kind.MAP and type(leaf) is dict:
+            leaf_data(kind, item, said)
+            leaf = self.value(said.digest, room)
+            require_leaf(kind, leaf, said, last_key)
+            if kind == Kind.MAP:
                 built.update(leaf)
-            elif kind == Kind.LIST and type(leaf) is list:
-                built.extend(leaf)
+                last_key = said.key
             else:
-                raise CorruptionError(f"leaf {digest.hex()} is not of its tree's kind")
+                built.extend(leaf)
+        return built
 
     def spend(self, size: int) -> None:
         """Take ``size`` bytes from the budget; LimitError if it is used up."""
@@ -231,11 +257,38 @@ def decode_text(content: bytes, digest: bytes) -> str:
         raise CorruptionError(f"blob {digest.hex()} stands for a text but is not UTF-8") from exc
 
 
-def decode_child(kind: int, level: int, item: StoredObject) -> tree.Branch:
-    """A branch as its parent promised it: of this kind and level."""
+def decode_child(kind: int, level: int, item: StoredObject, said: tree.Child) -> tree.Branch:
+    """A branch as its parent promised it: of this kind and level, with as much below it."""
     if item.kind != kind:
         raise CorruptionError("a tree links to a branch of another kind")
     branch = tree.decode_branch(kind, item.data)
     if branch.level != level:
         raise CorruptionError("a branch is not on the level its parent says")
+    last_key = branch.keys[-1] if branch.keys else ""
+    if (sum(branch.counts), sum(branch.sizes), last_key) != said[1:]:
+        raise CorruptionError(f"branch {said.digest.hex()} is not what its parent says")
     return branch
+
+
+def leaf_data(kind: int, item: StoredObject, said: tree.Child) -> bytes:
+    """The bytes of a leaf of a list or map tree; a list or map, and nothing that leads to one."""
+    data = item.data
+    if (
+        item.kind != Kind.VALUE
+        or data[:1] == b""
+        or data[0] not in CONTAINER_BYTES
+        or canonical.is_map_piece(data) != (kind == Kind.MAP)
+    ):
+        raise CorruptionError(f"leaf {said.digest.hex()} is not of its tree's kind")
+    return data
+
+
+def require_leaf(
+    kind: int, leaf: list[Any] | dict[str, Any], said: tree.Child, after: str | None = None
+) -> None:
+    """Raise unless a leaf is what its branch says of it, with keys behind ``after``."""
+    sound = len(leaf) == said.entries
+    if sound and kind == Kind.MAP:
+        sound = next(reversed(leaf)) == said.key and (after is None or next(iter(leaf)) > after)
+    if not sound:
+        raise CorruptionError(f"leaf {said.digest.hex()} is not what its branch says")

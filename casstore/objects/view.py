@@ -23,9 +23,12 @@ from casstore.objects.values import (
     Assembly,
     Outline,
     Tree,
+    checked_path,
     decode_child,
     decode_text,
+    leaf_data,
     read_value,
+    require_leaf,
     require_part,
 )
 
@@ -82,22 +85,31 @@ def iter_leaves(
 
     ``spend`` is told the size of each before it is decoded.
     """
-    first = 0
-    for digest, count in zip(root.digests, root.counts, strict=True):
-        if first < stop and start < first + count:
-            item = reader.follow((digest,))[0]
-            if root.level == 1:
-                spend(len(item.data))
-                leaf = read_node(reader, item)
-                if type(leaf) is not (dict if kind == Kind.MAP else list) or len(leaf) != count:
-                    raise CorruptionError(f"leaf {digest.hex()} is not what its branch says")
-                yield first, leaf
-            else:
-                below = decode_child(kind, root.level - 1, item)
-                inner = iter_leaves(reader, below, kind, start - first, stop - first, spend)
-                for inner_first, leaf in inner:
-                    yield first + inner_first, leaf
-        first += count
+    ahead = _within(root, 0, start, stop)
+    last_key: str | None = None
+    while ahead:
+        level, first, said = ahead.pop()
+        item = reader.follow((said.digest,))[0]
+        if level > 1:
+            ahead += _within(decode_child(kind, level - 1, item, said), first, start, stop)
+            continue
+        spend(len(item.data))
+        leaf = read_piece(leaf_data(kind, item, said))
+        require_leaf(kind, leaf, said, last_key)
+        last_key = said.key
+        yield first, leaf
+
+
+def _within(
+    branch: tree.Branch, first: int, start: int, stop: int
+) -> list[tuple[int, int, tree.Child]]:
+    """The children that hold entries ``start`` to ``stop``, last first: level, index, child."""
+    found: list[tuple[int, int, tree.Child]] = []
+    for child in branch.children():
+        if first < stop and start < first + child.entries:
+            found.append((branch.level, first, child))
+        first += child.entries
+    return found[::-1]
 
 
 def find_key(reader: PieceReader, node: Tree, key: str) -> tuple[bool, Any]:
@@ -107,13 +119,13 @@ def find_key(reader: PieceReader, node: Tree, key: str) -> tuple[bool, Any]:
         at = bisect_left(branch.keys, key)
         if at == len(branch.keys):
             return False, None
-        item = reader.follow((branch.digests[at],))[0]
+        said = branch.child(at)
+        item = reader.follow((said.digest,))[0]
         if branch.level == 1:
-            leaf = read_node(reader, item)
-            if type(leaf) is not dict:
-                raise CorruptionError("a leaf of a map is not a map")
+            leaf = read_piece(leaf_data(Kind.MAP, item, said))
+            require_leaf(Kind.MAP, leaf, said)
             return key in leaf, leaf.get(key)
-        branch = decode_child(node.kind, branch.level - 1, item)
+        branch = decode_child(node.kind, branch.level - 1, item, said)
 
 
 class View:
@@ -171,6 +183,7 @@ class View:
     def at(self, path: Sequence[PathStep]) -> Any:
         """The entry at the end of a path; PathNotFoundError names the step that fails."""
         here: Any = self
+        path = checked_path(path)
         for depth, step in enumerate(path):
             if type(here) is not View:
                 raise PathNotFoundError((*self._path, *path[: depth + 1]))
@@ -242,9 +255,12 @@ class View:
     def _slice(self, wanted: slice) -> list[Any]:
         if is_map(self._node):
             raise InvalidInputError("a map cannot be sliced")
-        start, stop, step = wanted.indices(len(self))
-        if step != 1:
+        if wanted.step not in (None, 1):
             raise InvalidInputError("a slice of a stored list has no step")
+        try:
+            start, stop, _ = wanted.indices(len(self))
+        except TypeError as exc:
+            raise InvalidInputError("a slice of a stored list begins and ends at an int") from exc
         assembly = Assembly(self._reader, self._max_bytes)
         places = list(self._item_places(start, max(start, stop), assembly.spend))
         return assembly.load(places)

@@ -445,6 +445,62 @@ def test_a_value_that_contains_itself_is_refused() -> None:
         split(knot)
 
 
+class TooManyPiecesError(Exception):
+    """More pieces were handed over than there can be."""
+
+
+def few(limit: int) -> Any:
+    """Takes pieces until there are too many."""
+    seen: list[bytes] = []
+
+    def emit(kind: int, data: bytes, children: list[bytes]) -> bytes:
+        seen.append(data)
+        if len(seen) > limit:
+            raise TooManyPiecesError
+        return digest_of(kind, data)
+
+    return emit
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda left, right: [left, right],
+        lambda left, right: {"left": left, "right": right},
+        lambda left, right: [{"it": left}, "between", (right,)],
+    ],
+    ids=["lists", "maps", "both"],
+)
+@pytest.mark.parametrize("crossed", [False, True], ids=["twice the same", "crossed"])
+def test_what_a_value_has_in_many_places_is_spelled_once(around: Any, crossed: bool) -> None:
+    """Written out, it would have more parts than anybody can count."""
+    left: Any = [f"item {at}" for at in range(100)]
+    right: Any = left[::-1] if crossed else left
+    for _ in range(20):
+        above = around(left, right)
+        left, right = above, around(right, left) if crossed else above
+    splitting.split(around(left, right), few(1000))
+
+
+def test_what_stands_in_two_places_is_spelled_as_two_that_are_equal() -> None:
+    part = [f"item {at}" for at in range(300)]
+    equal = list(part)
+    one: dict[bytes, bytes] = {}
+    two: dict[bytes, bytes] = {}
+
+    def into(pieces: dict[bytes, bytes]) -> Any:
+        def emit(kind: int, data: bytes, children: list[bytes]) -> bytes:
+            pieces[digest_of(kind, data)] = data
+            return digest_of(kind, data)
+
+        return emit
+
+    shared = {"a": part, "b": [part, {"c": part}], "d": part}
+    apart = {"a": part, "b": [equal, {"c": list(part)}], "d": list(part)}
+    assert splitting.split(shared, into(one)) == splitting.split(apart, into(two))
+    assert one == two
+
+
 @pytest.mark.parametrize("bad", [object(), 2**64, float("nan"), "\ud800", {1: 2}, "\ud800" * 600])
 def test_splitting_refuses_what_encoding_refuses_at_the_same_path(bad: Any) -> None:
     for value in (

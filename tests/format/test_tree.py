@@ -14,7 +14,7 @@ from casstore.errors import InvalidInputError, NotCanonicalError
 from casstore.format import tree
 from casstore.format.canonical import encode
 from casstore.format.hashing import Kind, digest_of, plain_hash
-from casstore.format.limits import FANOUT, PIECE_MAX_ENTRIES, PIECE_MIN_ENTRIES
+from casstore.format.limits import FANOUT, MAX_ENTRIES, PIECE_MAX_ENTRIES, PIECE_MIN_ENTRIES
 from casstore.format.tree import Branch, Builder, Child, decode_branch, encode_branch
 
 PROFILE = settings(deadline=None, max_examples=120, database=None)
@@ -202,8 +202,8 @@ def as_branch(kind: int, level: int, children: list[Child]) -> Branch:
     st.lists(
         st.tuples(
             st.binary(min_size=32, max_size=32),
-            st.integers(1, 2**64 - 1),
-            st.integers(1, 2**64 - 1),
+            st.integers(1, MAX_ENTRIES // 128),
+            st.integers(1, tree.MAX_TOTAL_BYTES // 128),
             st.text(max_size=6),
         ),
         min_size=1,
@@ -291,6 +291,27 @@ def test_a_branch_with_other_counts_or_sizes_is_refused(
 ) -> None:
     columns = sound(kind)
     columns[column] = numbers
+    with pytest.raises(NotCanonicalError):
+        decode_branch(kind, encode(columns))
+
+
+@pytest.mark.parametrize(
+    ("kind", "column", "most"),
+    [
+        (Kind.LIST, 2, MAX_ENTRIES),
+        (Kind.MAP, 2, MAX_ENTRIES),
+        (Kind.LIST, 3, 2**63 - 1),
+        (Kind.MAP, 3, 2**63 - 1),
+        (Kind.CHUNKS, 2, 2**63 - 1),
+    ],
+)
+def test_a_branch_with_more_below_it_than_there_can_be_is_refused(
+    kind: int, column: int, most: int
+) -> None:
+    columns = sound(kind)
+    columns[column] = [1, most - 1]
+    decode_branch(kind, encode(columns))
+    columns[column] = [1, most]
     with pytest.raises(NotCanonicalError):
         decode_branch(kind, encode(columns))
 

@@ -145,7 +145,7 @@ def put_rope(engine: Engine, digest: bytes, chunks: Sequence[bytes]) -> None:
     engine.write(Write(objects=[NewObject(digest, Kind.ROPE, data, links)]))
 
 
-def put_list_bomb(engine: Engine, leaf_items: Sequence[Any] = (0,), levels: int = 6) -> bytes:
+def put_list_bomb(engine: Engine, leaf_items: Sequence[Any] = (0,), levels: int = 4) -> bytes:
     """A list tree whose branches name the same child 128 times, ``levels`` high."""
     data = list_header(len(leaf_items)) + b"".join([scalar_bytes(item) for item in leaf_items])
     child = Child(put_object(engine, Kind.VALUE, data), len(leaf_items), len(data), "")

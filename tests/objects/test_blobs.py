@@ -223,6 +223,27 @@ def test_a_stream_that_stops_giving_bytes_is_refused(store: Store, end: Any) -> 
             store.put_stream(dripping(bytes(size), every(5_000), end))
 
 
+class Gushing(io.BytesIO):
+    """Gives a little more than it was asked for, from some place on."""
+
+    def __init__(self, content: bytes, start: int) -> None:
+        super().__init__(content)
+        self.start = start
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        return super().read(size if size is None or self.tell() < self.start else size + 1)
+
+
+@pytest.mark.parametrize("start", [0, 65_536, 70_000])
+def test_a_stream_that_gives_more_than_it_was_asked_for_is_refused(
+    store: Store, start: int
+) -> None:
+    before = all_digests(store.engine)
+    with pytest.raises(InvalidInputError, match="asked for"):
+        store.put_stream(Gushing(bytes(1_000_000), start))
+    assert all_digests(store.engine) == before
+
+
 def test_a_stream_is_left_open_at_its_end(store: Store) -> None:
     source = io.BytesIO(bytes(100_000))
     store.put_stream(source)

@@ -457,6 +457,28 @@ def test_a_scalar_cannot_be_appended_to(value: Any, place: str) -> None:
         store.edit(store.put_value(value), Append((place,), 1))
 
 
+@pytest.mark.parametrize("size", [0, 1, 5, 3_000])
+def test_the_last_place_of_a_list_is_the_one_before_its_end(size: int) -> None:
+    store = Store(MemoryEngine())
+    digest = store.put_value({"list": list(range(size))})
+    beyond: list[Edit] = [
+        Set(("list", size), 1),
+        Set(("list", -size - 1), 1),
+        Delete(("list", size)),
+        Delete(("list", -size - 1)),
+        Insert(("list", size + 1), 1),
+        Insert(("list", -size - 1), 1),
+        Set(("list", size, "deeper"), 1),
+        Append(("list", size), 1),
+    ]
+    for edit in beyond:
+        with pytest.raises(PathNotFoundError) as caught:
+            store.edit(digest, edit)
+        assert caught.value.path == tuple(edit.path[:2])
+    at_the_end = store.edit(digest, Insert(("list", size), 1))
+    assert at_the_end == store.put_value({"list": [*range(size), 1]})
+
+
 def test_a_scalar_root_has_no_places() -> None:
     store = Store(MemoryEngine())
     for value in (5, "x" * 600, None):
@@ -476,7 +498,10 @@ def test_a_scalar_root_has_no_places() -> None:
         Insert(("list", 1), {"x": 2**70}),
         Set((), {"x": object()}),
         Set(("new",), {3: 4}),
+        Set(("map", "\ud800"), 1),
+        Set(("k" * 65_537,), 1),
     ],
+    ids=lambda edit: type(edit).__name__,
 )
 def test_an_invalid_value_is_refused_with_the_path_that_storing_it_whole_would_name(
     value: Any, edit: Edit

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import casstore
-from casstore import Store, View
+from casstore import Append, Delete, Insert, Set, Store, View
 from casstore.engine.memory import MemoryEngine
 from casstore.errors import InvalidInputError, PathNotFoundError
 from tests.objects.specimens import CountingEngine, Values, exact
@@ -237,6 +237,30 @@ def test_a_path_that_leads_nowhere_names_the_step_that_fails(
     assert caught.value.path == fails_at
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        ("scalar", None),
+        ("scalar", 1.5),
+        ("list", slice(0, 1), 0),
+        ("absent", b"a"),
+        5,
+        None,
+        "text",
+    ],
+    ids=repr,
+)
+def test_a_path_that_is_none_is_the_callers_mistake_wherever_it_leads(
+    store: Store, path: Any
+) -> None:
+    digest = store.put_value(NESTED)
+    with pytest.raises(InvalidInputError):
+        store.view(digest).at(path)
+    for edit in (Set(path, 1), Delete(path), Insert(path, 1), Append(path, 1)):
+        with pytest.raises(InvalidInputError):
+            store.edit(digest, edit)
+
+
 def test_an_inner_view_names_the_whole_path(store: Store) -> None:
     view = store.view(store.put_value(NESTED))
     inner = view["list"][0]
@@ -267,9 +291,11 @@ def test_a_step_of_the_wrong_type_is_the_callers_mistake(store: Store, size: int
             _ = a_list[step]
     with pytest.raises(InvalidInputError):
         _ = a_map[0:1]
-    for step in (2, -1):
+    for step in (2, -1, 0, "1"):
         with pytest.raises(InvalidInputError):
             _ = a_list[::step]
+    with pytest.raises(InvalidInputError):
+        _ = a_list["a":"b"]
     with pytest.raises(InvalidInputError):
         list(a_list.keys())
     with pytest.raises(InvalidInputError):
