@@ -140,6 +140,19 @@ class BadLineError(InvalidInputError):
         self.committed = committed
 
 
+class BadItemError(InvalidInputError):
+    """An item of another store's memory cannot be moved; ``reason`` says why."""
+
+    def __init__(self, namespace: str, key: str, reason: str) -> None:
+        super().__init__(
+            f"item {key!r} of namespace {namespace!r} cannot be moved: {reason}; correct or delete "
+            "it where it is"
+        )
+        self.namespace = namespace
+        self.key = key
+        self.reason = reason
+
+
 class StateRefusedError(InvalidInputError):
     """Scoped state may not be read or written so; ``reason`` is one of ``scoped.Reason``."""
 
@@ -309,6 +322,19 @@ class ConditionFailedError(ConflictError):
         self.index = index
         self.condition = condition
         self.actual = actual
+
+
+class ItemConflictError(ConflictError):
+    """An item that is to be moved is in the store already, with other content."""
+
+    def __init__(self, namespace: str, key: str, what: str) -> None:
+        super().__init__(
+            f"item {key!r} of namespace {namespace!r} is in the store with another {what}: "
+            "replace it, or import into another store"
+        )
+        self.namespace = namespace
+        self.key = key
+        self.what = what
 
 
 class HeadConflictError(ConflictError):

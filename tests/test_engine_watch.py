@@ -23,6 +23,7 @@ from casstore.engine.lmdb import watching
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import Engine
+from casstore.engine.watches import PipeWatch
 from casstore.errors import ForkedError
 from casstore.testing import EngineFactory
 from casstore.testing.engine_fixtures import put_row
@@ -379,3 +380,38 @@ threading.Thread(target=watch.wait, daemon=True).start()
         capture_output=True, text=True, check=False, timeout=TIMEOUT_S,
     )  # fmt: skip
     assert (answer.returncode, answer.stderr) == (0, "")
+
+
+def test_a_watch_that_two_threads_close_at_once_gives_its_descriptors_back_once() -> None:
+    # Given back a second time, the number is somebody else's by then: a socket, or LMDB's file.
+    both = threading.Barrier(2)
+
+    class Met:
+        """The lock of a watch, at which the two meet."""
+
+        def __init__(self) -> None:
+            self._lock = threading.Lock()
+
+        def __enter__(self) -> None:
+            both.wait(TIMEOUT_S)
+            self._lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self._lock.release()
+
+    class Counted(PipeWatch):
+        released = 0
+
+        def _release(self) -> None:
+            self.released += 1
+            if self.released == 1:
+                super()._release()
+
+    watch = Counted(lambda: None)
+    watch._lock = Met()  # type: ignore[assignment]
+    threads = [threading.Thread(target=watch.close) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    assert watch.released == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import resource
 import subprocess
 import sys
 import threading
@@ -25,6 +26,7 @@ from casstore.errors import (
     InvalidInputError,
     ObjectNotFoundError,
     ReadOnlyError,
+    StorageError,
 )
 from casstore.format.digest import Digest
 from casstore.maintenance import gc
@@ -32,6 +34,7 @@ from casstore.maintenance.progress import Step
 from casstore.session.data import UNFENCED, Checkpoint, Commit, NodeDraft
 from casstore.store import Store
 from casstore.testing import ManualClock
+from casstore.testing.engine_fixtures import new_blob
 
 ROOT = Path(__file__).parent.parent
 LONG = "long " * 800
@@ -614,7 +617,8 @@ def test_touches_are_few_and_do_not_stay(store: Store, clock: ManualClock) -> No
     clock.now_ms += 1
     store.put_blob(b"never again")
     assert sweep(store).objects_swept == 11
-    assert touches() == 0
+    # The last of them: numbers go on after it.
+    assert touches() == 1
 
 
 def test_slabs_in_which_nothing_is_left_go_at_once(store: Store) -> None:
@@ -645,3 +649,87 @@ def test_collected_objects_that_still_lie_in_slabs_stay_dead(store: Store) -> No
     assert store.missing(loose) == loose
     store.pack(min_age_ms=0)
     assert gc.plan(store, grace_ms=0).report.objects_kept == first.objects_kept
+
+
+def test_a_plan_leaves_the_slabs_of_what_it_does_not_list(any_store: Store) -> None:
+    """What was unreached only after the plan was made keeps its name, so it keeps its bytes."""
+    store = any_store
+    reached = store.put_blob(b"reached when the plan was made")
+    store.tag("for a while", reached)
+    store.put_blob(b"loose")
+    plan = gc.plan(store, grace_ms=0)
+    after = store.put_blob(b"after")
+    store.unpin("for a while")
+    step(store, "s", "a")
+    assert gc.execute(store, plan).objects_swept == 1
+    assert store.get_blob(reached) == b"reached when the plan was made"
+    assert store.get_blob(after) == b"after"
+    verify(store)
+    assert sweep(store).objects_swept == 2
+
+
+def test_what_a_plan_does_not_list_may_be_reached_again_while_it_is_carried_out(
+    any_store: Store,
+) -> None:
+    store = any_store
+    loose = [store.put_blob(b"loose %d" % n) for n in range(9)]
+    plan = gc.plan(store, grace_ms=0)
+    after = store.put_blob(b"after")
+
+    def progress(step: Step) -> None:
+        if step.phase == "sweep" and store.find_pin("wanted") is None:
+            store.tag("wanted", after)
+
+    report = gc.execute(store, plan, batch=4, progress=progress)
+    assert (report.outcome, report.problem) == (gc.Outcome.SWEPT, None)
+    assert store.missing([*loose, after]) == loose
+    verify(store)
+
+
+def test_what_links_to_something_that_a_plan_lists_keeps_it(any_store: Store) -> None:
+    store = any_store
+    store.put_many([{"shared": LONG}, {"loose": LONG * 2}])
+    plan = gc.plan(store, grace_ms=0)
+    whole = store.put_value(["stored since", {"shared": LONG}])
+    store.put_blob(b"newest")
+    assert gc.execute(store, plan).outcome is gc.Outcome.SWEPT
+    assert store.get_value(whole) == ["stored since", {"shared": LONG}]
+    verify(store)
+
+
+def test_what_is_put_again_after_old_touches_went_stays(store: Store, clock: ManualClock) -> None:
+    """Touches are numbered, and a collector asks for those behind the last that it has seen."""
+    blobs = [b"loose %d" % n for n in range(20)]
+    for blob in blobs:
+        store.put_blob(blob)
+    clock.now_ms += notes.TOUCH_INTERVAL_MS
+    for blob in blobs[18:]:
+        store.put_blob(blob)
+    clock.now_ms += 3_600_000
+
+    def progress(step: Step) -> None:
+        if step.phase == "sweep" and step.done == 4:
+            store.put_blob(blobs[3])
+
+    report = gc.collect(store, grace_ms=1000, progress=progress, batch=4)
+    assert report.objects_swept == 19
+    assert store.get_blob(Digest.of_blob(blobs[3])) == blobs[3]
+
+
+def test_what_could_not_be_put_again_is_young_when_it_is_put_once_more(
+    store: Store, clock: ManualClock
+) -> None:
+    """Whoever was told of a full disk makes room and tries again, within a minute."""
+    again, long = new_blob(b"again"), new_blob(random.Random(5).randbytes(1 << 20))
+    store.engine.write(Write(objects=[again]))
+    clock.now_ms += 3_600_000
+    _, hard = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (256 << 10, hard))
+    try:
+        with pytest.raises(StorageError):
+            store.engine.write(Write(objects=[again, long]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    store.engine.write(Write(objects=[again]))
+    assert gc.collect(store, grace_ms=60_000).outcome is gc.Outcome.NOTHING
+    assert store.missing([again.digest]) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import gc
+import inspect
 import random
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType, FunctionType
 from typing import Any
 
 import pytest
@@ -213,6 +215,62 @@ def test_a_leader_interrupted_with_followers_in_its_batch_runs_nothing_of_theirs
     assert sorted(answers, key=lambda pair: int(pair[0])) == [
         (0, 0), (1, KeyboardInterrupt), *[(work, 2 * work) for work in range(2, 6)],
     ]  # fmt: skip
+
+
+def interrupt_at(function: FunctionType, step: int) -> list[int]:
+    """Interrupt this thread at a line of a function, counted in steps; the list gets that line.
+
+    Not at its ``with``: there Python itself does not interrupt.
+    """
+    lines, offset = inspect.getsourcelines(function)
+    seen: list[int] = []
+    interrupted: list[int] = []
+
+    def trace_lines(frame: FrameType, event: str, argument: object) -> Any:
+        line = frame.f_lineno
+        if interrupted or lines[line - offset].lstrip().startswith("with "):
+            return trace_lines
+        seen.append(line)
+        if len(seen) > step:
+            interrupted.append(line)
+            raise KeyboardInterrupt
+        return trace_lines
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        return trace_lines(frame, event, argument) if frame.f_code is code else None
+
+    code = function.__code__
+    sys.settrace(trace)
+    return interrupted
+
+
+@pytest.mark.parametrize("followers", [0, 1, 3])
+def test_a_leader_interrupted_while_it_retires_leaves_nobody_waiting(followers: int) -> None:
+    """Its work is done; were the lead still its own, every later writer would sleep for ever."""
+    retire = CommitQueue._retire
+    assert isinstance(retire, FunctionType)
+    for step in range(1000):
+        lines: list[list[int]] = []
+
+        def first(batch: Batch, step: int = step, lines: list[list[int]] = lines) -> None:
+            answer(batch)
+            lines.append(interrupt_at(retire, step))
+
+        held, threads = Held(first), Threads()
+        queue: CommitQueue[int, int] = CommitQueue(held)
+        answers = queue_up(queue, held, range(1 + followers), threads)
+        held.go.set()
+        threads.join()
+        threads.start(lambda queue=queue: queue.submit(7))  # type: ignore[misc]
+        threads.join()
+        assert not threads.errors
+        assert sorted(answers)[1:] == [(work, 2 * work) for work in range(1, 1 + followers)]
+        assert (waiting(queue), queue._leader) == (0, None)
+        if not lines[0]:
+            assert step > 4
+            return
+        assert (0, KeyboardInterrupt) in answers
+    raise AssertionError("it has no end")
 
 
 def test_an_interrupted_sleeper_does_not_stall_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:

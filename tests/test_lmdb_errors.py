@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import pytest
 
+from casstore.engine.files import storage_error
+from casstore.engine.lmdb.dictionaries import FIRST_TRIAL_BYTES
+from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.lmdb.translation import translate
+from casstore.engine.protocol import Write
 from casstore.errors import (
     BusyError,
     CasstoreError,
@@ -19,6 +28,7 @@ from casstore.errors import (
     StorageError,
     StorageFullError,
 )
+from casstore.testing.engine_fixtures import assert_reads_back, new_blob
 
 
 def told(error: type[lmdb.Error], text: str, code: int = 0) -> lmdb.Error:
@@ -54,9 +64,16 @@ def test_every_error_has_a_type(said: lmdb.Error, means: type[CasstoreError]) ->
     assert "my-store" in str(found)
 
 
-def test_a_full_disk_is_one_whoever_says_so() -> None:
-    said = told(lmdb.DiskError, "mdb_txn_commit", errno.ENOSPC)
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EFBIG, errno.EDQUOT])
+def test_a_full_disk_is_one_whoever_says_so(code: int) -> None:
+    """Also where a quota is used up, or a file may not become longer."""
+    said = told(lmdb.DiskError, "mdb_txn_commit", code)
     assert type(translate(said, "s")) is StorageFullError
+    assert type(storage_error("cannot write", OSError(code, "full"))) is StorageFullError
+    assert type(storage_error("cannot write", OSError(errno.EACCES, "no"))) is StorageError
+
+
+def test_a_write_cut_short_is_a_full_disk() -> None:
     assert type(translate(told(lmdb.Error, "MDB_SHORT_WRITE"), "s")) is StorageFullError
 
 
@@ -72,3 +89,37 @@ def test_a_write_cut_short_on_a_full_disk_is_no_fault_of_the_disk(
     room[1], room[4] = 1, free_bytes
     monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(room))
     assert type(translate(said, str(tmp_path))) is kind
+
+
+@contextmanager
+def no_more_threads() -> Iterator[None]:
+    """Let no thread start: none of them finds room for its stack."""
+    before = threading.stack_size(1 << 46)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)
+
+
+def test_a_commit_counts_though_no_thread_can_be_started_to_train_a_dictionary(
+    tmp_path: Path,
+) -> None:
+    blobs = [new_blob(random.Random(n).randbytes(FIRST_TRIAL_BYTES)) for n in range(2)]
+    engine = LmdbEngine(str(tmp_path / "s"), durability="process")
+    with no_more_threads():
+        assert engine.write(Write(objects=blobs)).new_objects == 2
+    engine.close()
+    engine = LmdbEngine(str(tmp_path / "s"), durability="process")
+    assert_reads_back(engine, *blobs)
+    engine.close()
+
+
+@pytest.mark.parametrize("options", [{"durability": "process"}, {"auto_pack": True}])
+def test_a_store_whose_threads_cannot_be_started_is_not_left_open(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    with no_more_threads(), pytest.raises(StorageError, match="thread"):
+        LmdbEngine(str(tmp_path / "s"), **options)
+    engine = LmdbEngine(str(tmp_path / "s"), **options)
+    assert engine.write(Write(objects=[new_blob(b"one")])).new_objects == 1
+    engine.close()

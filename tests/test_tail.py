@@ -289,6 +289,32 @@ def test_a_transaction_that_was_not_committed_is_not_joined(
         assert not check(store, level="full").findings
 
 
+def test_a_slab_that_was_interrupted_and_written_again_at_once_is_joined_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock stands still, so the slab is the same to the byte; its ids are there once."""
+
+    class Interrupted(list[tail.Fresh]):
+        def append(self, slab: tail.Fresh) -> None:
+            super().append(slab)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(tail, "MANY_SLABS", 3)
+    engine = LmdbEngine(str(tmp_path / "s"), durability="process", clock=lambda: 1_000_000)
+    with Store(engine) as store:
+        contents = texts(8)
+        put(store, contents[0])
+        run = engine._batches._tail.run
+        engine._batches._tail.run = Interrupted(run)
+        with pytest.raises(KeyboardInterrupt):
+            put(store, contents[1])
+        engine._batches._tail.run = list(engine._batches._tail.run)
+        digests = [put(store, content) for content in contents]
+        assert store.get_many(digests) == contents
+        assert engine.verify() == len(contents)
+        assert not check(store, level="full").findings
+
+
 def codecs(store: Store) -> list[int]:
     """How each slab is compressed."""
     env = engine_of(store)._env

@@ -104,6 +104,8 @@ def validate(write: Write) -> int:
             names.append(digest)
             if children:
                 names += children
+            if type(data) is not bytes:
+                _check_bytes((data,), "the data of an object")
             size = len(data)
             size_bytes += size
             if not 0 <= kind <= MAX_KIND:
@@ -136,8 +138,9 @@ def _check_conditions(conditions: Sequence[Condition]) -> None:
             return
         conditions = rest
     # Column by column, at the speed of C: nearly always all are in order.
-    tables, keys, *_ = zip(*conditions, strict=False)
+    tables, keys, values, *_ = zip(*conditions, strict=False)
     _check_places(tables, keys)
+    _check_bytes([value for value in values if value is not None], "what a row must hold")
     for condition in conditions:
         if isinstance(condition, _TIMED) and condition.offset < 0:
             raise InvalidInputError(f"a time at offset {condition.offset}")
@@ -146,6 +149,7 @@ def _check_conditions(conditions: Sequence[Condition]) -> None:
 def _check_rows(rows: Sequence[RowChange]) -> None:
     puts: Sequence[Any] = rows
     if DeleteRow in map(type, rows):
+        _check_bytes([change[1] for change in rows], "the key of a row")
         for change in rows:
             check_key(change[0], change[1])
         puts = [change for change in rows if isinstance(change, PutRow)]
@@ -153,6 +157,7 @@ def _check_rows(rows: Sequence[RowChange]) -> None:
             return
     tables, keys, values, stamps = zip(*puts, strict=True)
     _check_places(tables, keys)
+    _check_bytes(values, "the value of a row")
     longest = max(map(len, values))
     if longest > MAX_ROW_VALUE_BYTES:
         raise InvalidInputError(f"a row of {longest} bytes (at most {MAX_ROW_VALUE_BYTES})")
@@ -162,7 +167,17 @@ def _check_rows(rows: Sequence[RowChange]) -> None:
                 _check_stamps(change)
 
 
+def _check_bytes(values: Sequence[bytes], what: str) -> None:
+    """Refuse what is not bytes. A bytearray, or a view of one, may change once it was written."""
+    if _NAME_TYPES.issuperset(map(type, values)):
+        return
+    for value in values:
+        if not isinstance(value, bytes):
+            raise InvalidInputError(f"{what} is bytes, not {type(value).__name__}")
+
+
 def _check_places(tables: Sequence[str], keys: Sequence[bytes]) -> None:
+    _check_bytes(keys, "the key of a row")
     if (
         not _TABLES.issuperset(tables)
         or max(map(len, keys)) > MAX_ROW_KEY_BYTES

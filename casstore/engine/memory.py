@@ -391,20 +391,20 @@ class _MemoryCollection:
         if self._dry_run:
             raise InvalidInputError("a dry run sweeps nothing")
         with self._engine._lock:
-            _, _, unreached = self._split()
-            if len(unreached) <= limit:
+            _, _, doomed = self._split(self._only)
+            if len(doomed) <= limit:
                 self._engine._commits_since_collection = 0
-            doomed = [
-                held for held in unreached if self._only is None or held.info.id in self._only
-            ]
             for held in doomed[:limit]:
                 del self._engine._objects[held.info.digest]
                 self._engine._touched_ms.pop(held.info.digest, None)
         gone = _sum(doomed[:limit])
         return SweepReport(len(doomed[:limit]), gone, gone, 0.0, done=len(doomed) <= limit)
 
-    def _split(self) -> tuple[int, list[_Held], list[_Held]]:
-        """How many digests rows name; what is reached and what is not, newest first."""
+    def _split(self, only: set[int] | None = None) -> tuple[int, list[_Held], list[_Held]]:
+        """How many digests rows name; what is reached and what is not, newest first.
+
+        What is not in ``only`` stays, so it counts as reached, with all it links to.
+        """
         engine = self._engine
         engine._require_open()
         named: set[bytes] = set()
@@ -420,7 +420,8 @@ class _MemoryCollection:
         unreached: list[_Held] = []
         for digest, held in reversed(engine._objects.items()):
             at_ms = max(held.info.stored_at_ms, engine._touched_ms.get(digest, 0))
-            if held.info.id in reached or at_ms >= self._keep_after_ms:
+            spared = only is not None and held.info.id not in only
+            if held.info.id in reached or at_ms >= self._keep_after_ms or spared:
                 kept.append(held)
                 reached.update(held.info.children)
             else:

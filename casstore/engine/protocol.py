@@ -185,6 +185,12 @@ class Write(NamedTuple):
     happens. Then objects are stored, rows
     change in the order given, and ``deletes`` disappear from the store. Deleting an
     object that something still links to is the collector's responsibility.
+
+    No other write comes between: what the conditions found is what the changes are made to.
+
+    Whatever is typed as bytes is ``bytes``, which nobody can change, so an engine may keep what
+    it is given without a copy. A ``bytearray`` or ``memoryview`` is refused with
+    ``InvalidInputError``. Lists are the caller's again when the write returns.
     """
 
     objects: Sequence[NewObject] = ()
@@ -196,8 +202,8 @@ class Write(NamedTuple):
 class CheckedWrite(Write):
     """A write that is well-formed by the way it was made: an engine need not look again.
 
-    For those who make digests, keys and rows by functions that keep to the limits. How long
-    objects are is up to users, and looked at all the same.
+    For those who make digests, keys and rows by functions that keep to the limits, and of bytes.
+    How long objects are is up to users, and looked at all the same.
     """
 
     __slots__ = ()

@@ -74,8 +74,11 @@ class DescriptorWatch(ABC):
         if self._closed:
             return
         with self._lock:
-            self._closed = True
-            self._release()
+            # Asked again: of two who close it at once, the second must not give back a number
+            # that is somebody else's by then.
+            if not self._closed:
+                self._closed = True
+                self._release()
 
     def __del__(self) -> None:
         self.close()

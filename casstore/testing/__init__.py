@@ -12,6 +12,7 @@ pytest.register_assert_rewrite(
     "casstore.testing.engine_objects",
     "casstore.testing.engine_rows",
     "casstore.testing.engine_writes",
+    "casstore.testing.engine_inputs",
     "casstore.testing.engine_threads",
     "casstore.testing.engine_watch",
     "casstore.testing.engine_contract",

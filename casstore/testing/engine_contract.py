@@ -29,6 +29,7 @@ from casstore.testing.engine_fixtures import (
     put_objects,
     put_row,
 )
+from casstore.testing.engine_inputs import InputContract
 from casstore.testing.engine_objects import ObjectContract
 from casstore.testing.engine_rows import RowContract
 from casstore.testing.engine_threads import ThreadContract
@@ -36,7 +37,9 @@ from casstore.testing.engine_watch import WatchContract
 from casstore.testing.engine_writes import WriteContract
 
 
-class EngineContract(ObjectContract, RowContract, WriteContract, ThreadContract, WatchContract):
+class EngineContract(
+    ObjectContract, RowContract, WriteContract, InputContract, ThreadContract, WatchContract
+):
     """Everything an engine promises while it is open."""
 
 

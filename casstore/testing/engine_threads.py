@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -28,6 +30,11 @@ from casstore.testing.engine_fixtures import (
 THREADS = 8
 # Long enough for any machine, short enough that a deadlock ends as a failure.
 TIMEOUT_S = 120.0
+# Python lets a thread run for five milliseconds, longer than a whole write takes, so that nothing
+# ever came between two lines of it.
+_SWITCH_S = 1e-6
+# How often a thread looks whether another has come through: that takes it some milliseconds.
+_LOOKS = 20_000
 
 Answer = TypeVar("Answer")
 
@@ -46,6 +53,32 @@ def start(work: Callable[[], Answer]) -> Future[Answer]:
     return answer
 
 
+@contextmanager
+def _switching() -> Iterator[None]:
+    """Have threads take turns all the time: between any two lines, others come in between."""
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before_s)
+
+
+class _Noticed(bytes):
+    """Bytes that let something happen once when they are first compared."""
+
+    happens: Callable[[], None] | None = None
+
+    def __eq__(self, other: object) -> bool:
+        equal = super().__eq__(other)
+        happens, self.happens = self.happens, None
+        if happens is not None:
+            happens()
+        return equal
+
+    __hash__ = bytes.__hash__
+
+
 def _at_once(work: Callable[[int], Answer]) -> list[Answer]:
     """Run ``work`` with 0, 1, 2… on eight threads that start together; their answers."""
     barrier = threading.Barrier(THREADS, timeout=TIMEOUT_S)
@@ -54,8 +87,9 @@ def _at_once(work: Callable[[int], Answer]) -> list[Answer]:
         barrier.wait()
         return work(number)
 
-    answers = [start(partial(run, number)) for number in range(THREADS)]
-    return [answer.result(TIMEOUT_S) for answer in answers]
+    with _switching():
+        answers = [start(partial(run, number)) for number in range(THREADS)]
+        return [answer.result(TIMEOUT_S) for answer in answers]
 
 
 def _read_during(work: Callable[[], None], look: Callable[[], None]) -> None:
@@ -70,13 +104,14 @@ def _read_during(work: Callable[[], None], look: Callable[[], None]) -> None:
             begun.set()
             look()
 
-    reading = start(reader)
-    begun.wait(TIMEOUT_S)
-    try:
-        work()
-    finally:
-        done.set()
-    reading.result(TIMEOUT_S)
+    with _switching():
+        reading = start(reader)
+        begun.wait(TIMEOUT_S)
+        try:
+            work()
+        finally:
+            done.set()
+        reading.result(TIMEOUT_S)
 
 
 class ThreadContract(EngineFixtures):
@@ -138,6 +173,35 @@ class ThreadContract(EngineFixtures):
             assert find_row(engine, "heads", b"key") == current
             # Each loser was shown what it lost to.
             assert set(answers) == {None, current}
+
+    def test_no_write_comes_between_the_conditions_of_another_and_its_changes(
+        self, engine: Engine
+    ) -> None:
+        # Where conditions are tried in this process, the comparison lets a second write begin
+        # and waits for it as long as nothing but luck could hold it up. It must not get through.
+        put_row(engine, "heads", b"key", b"before")
+        others: list[Future[bool]] = []
+
+        def swap(expected: bytes, value: bytes) -> bool:
+            row = PutRow("heads", b"key", value)
+            try:
+                engine.write(Write(conditions=[RowIs("heads", b"key", expected)], rows=[row]))
+            except ConditionFailedError:
+                return False
+            return True
+
+        def let_another_write() -> None:
+            others.append(start(partial(swap, b"before", b"the other's")))
+            for _ in range(_LOOKS):
+                if others[0].done():
+                    break
+
+        expected = _Noticed(b"before")
+        expected.happens = let_another_write
+        with _switching():
+            won = [swap(expected, b"mine"), *[other.result(TIMEOUT_S) for other in others]]
+        assert won.count(True) == 1
+        assert find_row(engine, "heads", b"key") == (b"mine" if won[0] else b"the other's")
 
     def test_a_counter_that_threads_retry_to_raise_counts_them_all(self, engine: Engine) -> None:
         put_row(engine, "heads", b"key", b"0")

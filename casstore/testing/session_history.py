@@ -126,7 +126,8 @@ class HistoryConformance(SessionFixtures):
         entry = session.label("now")
         assert (entry.revision, entry.labels) == (2, ("now",))
         assert session.entry("now") == entry
-        assert session.label("later", at=1).revision == 1
+        later = session.label("later", at=1)
+        assert (later.revision, later.labels) == (1, ("later",))
         assert set(session.entry(1).labels) == {"with the commit", "later"}
         assert [set(entry.labels) for entry in session.history()] == [
             {"now"},

@@ -352,11 +352,21 @@ def test_while_somebody_writes_no_boot_has_ended_whatever_its_name(
 def test_where_the_system_has_no_fdatasync_a_state_is_kept_as_well(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on macOS."""
+    """As on macOS: then all that is known about the file is flushed as well."""
     monkeypatch.delattr(os, "fdatasync")
+    flushed: list[str] = []
+    fsync = os.fsync
+
+    def flush(handle: int) -> None:
+        flushed.append(os.path.basename(os.readlink(f"/proc/self/fd/{handle}")))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", flush)
     with casstore.open(place, "relaxed") as store:
         put(store, "one")
+        flushed.clear()
         store.flush()
+        assert "kept" in flushed
         assert standing(store) == [engine_of(store)._env.handle.info()["last_txnid"]]
     assert sorted(os.listdir(place)) == ["data.mdb", "lock.mdb", "locks"]
 

@@ -66,8 +66,9 @@ class Gatekeeper:
             client.sendall(b"N")  # neither TLS nor GSS
         fields = [b"SFATAL", b"VFATAL", b"C" + self.code.encode(), "Mнет".encode()]
         body = b"\0".join(fields) + b"\0\0"
-        client.sendall(b"E" + struct.pack("!i", len(body) + 4) + body)
+        # Counted first: whoever was answered may look at the count at once.
         self.turned_away += 1
+        client.sendall(b"E" + struct.pack("!i", len(body) + 4) + body)
         self.seen.release()
 
 
@@ -178,6 +179,19 @@ def test_a_standby_is_waited_for_until_it_is_the_primary(server: Server) -> None
             opening.result(0.3)
         connection.execute("ALTER DATABASE waiting RESET default_transaction_read_only")
     opening.result(TIMEOUT_S)
+
+
+def test_a_machine_that_says_nothing_is_not_waited_for_beyond_the_patience(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever takes the connection never answers; by itself psycopg would wait for 130 seconds."""
+    monkeypatch.delenv("PGCONNECT_TIMEOUT", raising=False)
+    monkeypatch.setattr(connections, "_CONNECT_S", 2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"postgresql://postgres@127.0.0.1:{silent.getsockname()[1]}/postgres?patience=0"
+        opening = start(lambda: casstore.open(url))
+        with pytest.raises(StorageUnavailableError):
+            opening.result(TIMEOUT_S / 2)
 
 
 def test_ctrl_c_ends_the_waiting() -> None:

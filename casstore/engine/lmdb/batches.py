@@ -229,6 +229,7 @@ class Batches:
                     transaction.finish()
                     txn.commit()
                     self._journal.note(commit, transaction.pending)
+                    transaction.committed()
                     env.announce()
                 else:
                     txn.abort()

@@ -65,6 +65,7 @@ from casstore.errors import (
     ClosedError,
     CorruptionError,
     InvalidInputError,
+    StorageError,
 )
 
 if TYPE_CHECKING:
@@ -153,14 +154,23 @@ class LmdbEngine:
         except BaseException:
             self._env.close()
             raise
+        #: The thread that packs now and then, if this engine was opened with one.
+        self.packer: BackgroundPacker | None = None
+        if not readonly:
+            try:
+                self._start_threads(auto_pack=auto_pack)
+            except RuntimeError as exc:
+                self.close()
+                raise StorageError(f"{path} cannot be kept open: {exc}") from exc
+
+    def _start_threads(self, *, auto_pack: bool) -> None:
+        """Have done what is to be done behind the writers; RuntimeError if no thread can start."""
         behind = {PROCESS: self._sync_now_and_then, RELAXED: self._keep_behind}
-        if self._env.durability in behind and not readonly:
+        if self._env.durability in behind:
             threading.Thread(
                 target=behind[self._env.durability], name="casstore-sync", daemon=True
             ).start()
-        #: The thread that packs now and then, if this engine was opened with one.
-        self.packer: BackgroundPacker | None = None
-        if auto_pack and not readonly:
+        if auto_pack:
             from casstore.engine.lmdb.background import BackgroundPacker
 
             self.packer = BackgroundPacker(
@@ -385,10 +395,16 @@ class LmdbEngine:
         self._tried_at_bytes = self._batches.drafted_bytes
         self._try_after_bytes *= TRIAL_GROWTH
         if self._training is None or not self._training.is_alive():
-            self._training = threading.Thread(
+            training = threading.Thread(
                 target=self._train_quietly, name="casstore-train", daemon=True
             )
-            self._training.start()
+            try:
+                training.start()
+            except RuntimeError:
+                # The system gives no more threads, or the interpreter is about to end. The commit
+                # before it is done and must not look failed; nothing is lost without a dictionary.
+                return
+            self._training = training
 
     def _train_quietly(self) -> None:
         try:

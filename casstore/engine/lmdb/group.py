@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Generic, TypeVar
 
@@ -29,7 +29,7 @@ LINGER_S = 0.001
 class Ticket(Generic[Work, Result]):
     """One writer's place in the queue. The leader fills in ``result`` or ``error``."""
 
-    __slots__ = ("_wake", "error", "result", "work")
+    __slots__ = ("_wake", "error", "result", "wakes", "work")
 
     def __init__(self, work: Work) -> None:
         self.work = work
@@ -37,6 +37,8 @@ class Ticket(Generic[Work, Result]):
         self.error: CasstoreError | None = None
         # Only who follows ever sleeps.
         self._wake: threading.Lock | None = None
+        #: Those whom this writer has to wake, once it has led.
+        self.wakes: Sequence[Ticket[Work, Result]] = ()
 
     @property
     def done(self) -> bool:
@@ -100,12 +102,12 @@ class CommitQueue(Generic[Work, Result]):
                 ticket.sleep()
             if ticket.result is None and ticket.error is None:
                 self._lead()
+            if self._leader is ticket:
+                self._retire(ticket)
         except BaseException:
-            # Interrupted (Ctrl-C), asleep or leading: the queue goes on without us.
+            # Interrupted (Ctrl-C), asleep, leading or about to end: the queue goes on without us.
             self._retire(ticket)
             raise
-        if self._leader is ticket:
-            self._retire(ticket)
         if ticket.error is not None:
             raise ticket.error
         assert ticket.result is not None
@@ -141,26 +143,31 @@ class CommitQueue(Generic[Work, Result]):
             self._crowd = len(self._waiting)
 
     def _retire(self, ticket: Ticket[Work, Result]) -> None:
-        """Take ``ticket`` out; if it led, wake those it answered and pass the lead on."""
+        """Take ``ticket`` out; if it led, wake those it answered and pass the lead on.
+
+        Interrupted, it can be done again. Between attributes that are set in a row, with no call,
+        Python does not interrupt.
+        """
         with self._lock:
+            waiting = self._waiting
             if self._leader is not ticket:
-                if ticket in self._waiting:
-                    self._waiting.remove(ticket)
-                return
-            if len(self._waiting) == 1:
+                if ticket in waiting:
+                    waiting.remove(ticket)
+            elif len(waiting) == 1 and waiting[0] is ticket:
                 # Nobody else is about.
-                self._waiting.clear()
+                waiting.clear()
                 self._leader, self._crowd = None, 1
                 return
-            answered = [other for other in self._waiting if other.done or other is ticket]
-            self._waiting = deque(
-                [other for other in self._waiting if not other.done and other is not ticket]
-            )
-            self._leader = self._waiting[0] if self._waiting else None
-            self._crowd = min(len(self._waiting) + len(answered), MAX_BATCH)
-            leader = self._leader
+            else:
+                answered: list[Ticket[Work, Result]] = []
+                left: deque[Ticket[Work, Result]] = deque()
+                for other in waiting:
+                    (answered if other.done or other is ticket else left).append(other)
+                leader = left[0] if left else None
+                crowd = min(len(left) + len(answered), MAX_BATCH)
+                wakes = answered if leader is None else [leader, *answered]
+                ticket.wakes = wakes
+                self._waiting, self._leader, self._crowd = left, leader, crowd
         # Outside the lock, which the woken will want at once; the next leader first.
-        if leader is not None:
-            leader.wake()
-        for other in answered:
+        for other in ticket.wakes:
             other.wake()

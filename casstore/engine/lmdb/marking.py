@@ -494,7 +494,11 @@ class Marks:
         return b"".join((*parts, packer.flush()))
 
     def restrict(self, unreached: bytes) -> None:
-        """Take only what was unreached at an earlier time as well."""
+        """Take only what was unreached at an earlier time as well.
+
+        The rest keeps its name, so all it links to must stay, too: it counts as reached, and
+        ``catch_up`` sees to what it links to.
+        """
         unpacker = decompressobj()
         data = unreached
         for start in range(0, self.last_id + 1, _CHUNK_IDS):
@@ -506,12 +510,11 @@ class Marks:
                 if not more:
                     break
                 before += more
-            states = self._states[start:stop]
-            allowed = int.from_bytes(before.ljust(stop - start, b"\0"), "big")
-            allowed |= int.from_bytes(states.translate(_IS_REACHED), "big")
-            # Of what is not allowed, no bit stays.
-            kept = int.from_bytes(states, "big") & (allowed * (_REACHED | _NAMED))
-            self._states[start:stop] = kept.to_bytes(stop - start, "big")
+            left = int.from_bytes(self._states[start:stop].translate(_IS_LEFT), "big")
+            listed = int.from_bytes(before.ljust(stop - start, b"\0"), "big")
+            spared = (left & ~listed).to_bytes(stop - start, "big")
+            for object_id in compress(range(start, stop), spared):
+                self._reach(object_id)
 
 
 class _Budget:

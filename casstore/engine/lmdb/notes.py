@@ -184,10 +184,15 @@ def touches_after(env: Environment, txn: Txn, number: int) -> Iterator[tuple[int
 def forget_touches(
     env: Environment, txn: lmdb.Transaction[bytes], before_ms: int, limit: int
 ) -> None:
-    """Remove the oldest touches, as far as they are from before this time."""
+    """Remove the oldest touches, as far as they are from before this time.
+
+    Never the last: numbers go on after it, and a collector asks for those that are higher than
+    any it has seen.
+    """
     with txn.cursor(env.touches) as cursor:
+        last = cursor.key() if cursor.last() else b""
         more = cursor.first()
-        while more and limit:
+        while more and limit and cursor.key() != last:
             if int.from_bytes(cursor.value()[slabs.ID_BYTES :], "big") >= before_ms:
                 return
             # After deleting, the cursor stands on the next.

@@ -98,9 +98,15 @@ class Tail:
         """Store the run as one slab, if that can be; the next begins a run of its own."""
         run, self.run = self.run, []
         self._body_bytes = self._objects = 0
-        # Others may have packed or collected some of them since, or they never were committed.
-        if len(run) < 2 or any(txn.get(slab.key, None, env.slabs) != slab.value for slab in run):
+        if len(run) < 2:
             return
+        next_id = run[0].sheet.first_id
+        for key, stored, sheet in run:
+            # Others may have packed or collected some of them since, or they never were committed;
+            # one that was interrupted, and written again in the same millisecond, is there twice.
+            if sheet.first_id != next_id or txn.get(key, None, env.slabs) != stored:
+                return
+            next_id += len(sheet.kinds)
         key, value = slabs.join([slab.sheet for slab in run]).seal(self._compress)
         for slab in run:
             txn.delete(slab.key, db=env.slabs)

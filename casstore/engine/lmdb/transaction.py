@@ -286,9 +286,11 @@ class Transaction:
         self._write_slabs(before, busy=not self.pending.last)
         if self._touched:
             notes.touch(self._env, self._txn, self._touched, self._now_ms)
-            for object_id in self._touched:
-                # Should this transaction fail, it is touched a minute late.
-                self._recent.remember(object_id, self._now_ms)
+
+    def committed(self) -> None:
+        """Remember what was touched, now that it is."""
+        for object_id in self._touched:
+            self._recent.remember(object_id, self._now_ms)
 
     def _puts(self) -> Iterator[tuple[str, bytes]]:
         """The places of the rows that come or change."""

@@ -65,6 +65,14 @@ _PAGE: Final = 5000
 Pulse = Callable[[int], None]
 
 
+def _ids(spelled: bytes) -> IdSet:
+    """The ids that ``unreached`` has spelled."""
+    ids = IdSet()
+    for number in unpack(f">{len(spelled) // 8}Q", spelled):
+        ids.add(number)
+    return ids
+
+
 class PostgresCollection:
     """One collection of a store. Use as a context manager: mark, then sweep until it is done."""
 
@@ -166,17 +174,12 @@ class PostgresCollection:
             connection.isolation_level = IsolationLevel.REPEATABLE_READ
             connection.read_only = True
             with connection.transaction():
-                report = self._mark(connection, pulse)
+                report = self._mark(connection, None if only is None else _ids(only), pulse)
         self._marked = True
         self._done = not report.objects_unreached
-        if only is not None:
-            allowed = IdSet()
-            for number in unpack(f">{len(only) // 8}Q", only):
-                allowed.add(number)
-            self._unreached = array("Q", [one for one in self._unreached if one in allowed])
         return report
 
-    def _mark(self, connection: Client, pulse: Pulse | None) -> MarkReport:
+    def _mark(self, connection: Client, allowed: IdSet | None, pulse: Pulse | None) -> MarkReport:
         reached = IdSet()
         roots = 0
         for digests in self._named(connection):
@@ -188,7 +191,9 @@ class PostgresCollection:
                     reached.add(found[digest])
                     roots += 1
         unreached = array("Q")
-        kept = kept_bytes = unreached_bytes = seen = met = 0
+        # What is not allowed to go stays, and so must all it links to.
+        needed = IdSet()
+        kept = kept_bytes = left = unreached_bytes = seen = met = 0
         for id_, size_bytes, at_ms, epoch, children in self._pages(connection, self._read_objects):
             seen += 1
             is_reached = id_ in reached
@@ -203,15 +208,20 @@ class PostgresCollection:
                 for child in children:
                     reached.add(child)
             else:
-                unreached.append(id_)
+                left += 1
                 unreached_bytes += size_bytes
+                if allowed is None or (id_ in allowed and id_ not in needed):
+                    unreached.append(id_)
+                else:
+                    for child in children:
+                        needed.add(child)
             if not seen % _PAGE:
                 self._tell(seen, pulse)
         self._tell(seen, pulse)
         if len(reached) != met:
             raise self._missing(connection, reached)
         self._unreached = unreached
-        return MarkReport(roots, kept, len(unreached), kept_bytes, unreached_bytes)
+        return MarkReport(roots, kept, left, kept_bytes, unreached_bytes)
 
     def _named(self, connection: Client) -> Iterator[list[bytes]]:
         """The digests that rows name, many at a time, each as often as it is named."""
