@@ -251,7 +251,8 @@ class Store:
 
     def put_many(self, items: Iterable[Any]) -> list[Digest]:
         """Store many at once, all or none: ``bytes`` as blobs, anything else as values."""
-        if not isinstance(items, Iterable):
+        if not isinstance(items, Iterable) or isinstance(items, str | bytes | dict):
+            # One of these is a single value, and would be stored piecemeal.
             raise InvalidInputError(f"blobs and values are a list, not {type(items).__name__}")
         writer = PieceWriter()
         digests = [

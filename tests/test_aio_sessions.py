@@ -595,6 +595,20 @@ def test_a_wait_ends_when_its_time_is_up(opener: Opener, timeout_s: float) -> No
     run(main())
 
 
+@pytest.mark.parametrize(
+    ("after", "timeout_s"), [(None, 0), ("1", 0), (-1, 0), (0, "1"), (0, float("nan"))]
+)
+def test_a_revision_or_a_time_that_cannot_be_is_refused_and_not_waited_for(
+    after: Any, timeout_s: Any
+) -> None:
+    async def main() -> None:
+        async with AsyncStore(lambda: Store(MemoryEngine())) as store:
+            with pytest.raises(InvalidInputError):
+                await store.session("alpha").wait(after, timeout_s)
+
+    run(main())
+
+
 def test_a_cancelled_wait_gives_everything_back_at_once(opener: Opener) -> None:
     async def main() -> None:
         async with opener() as store, waiters(store, 1) as tasks:

@@ -19,7 +19,14 @@ from casstore.engine.lmdb.group import Ticket
 from casstore.engine.lmdb.journal import settle_now
 from casstore.engine.lmdb.transaction import Job
 from casstore.engine.memory import MemoryEngine
-from casstore.engine.protocol import MAX_OBJECT_BYTES, ObjectsExist, PutRow, Write, WriteResult
+from casstore.engine.protocol import (
+    MAX_OBJECT_BYTES,
+    ObjectsExist,
+    PutRow,
+    RowKey,
+    Write,
+    WriteResult,
+)
 from casstore.errors import ForkedError, InvalidInputError, ObjectNotFoundError, StorageFullError
 from casstore.maintenance import gc
 from casstore.maintenance.roots import ROOTS
@@ -355,3 +362,34 @@ def test_a_node_that_is_too_long_for_an_object_is_refused(tmp_path: Path, made: 
             with pytest.raises(InvalidInputError, match="an object of"):
                 session.commit(Commit(append=[long], lease=UNFENCED))
         assert [node.id for node in session.nodes()] == ["a"]
+
+
+def test_who_is_held_up_while_beginning_to_read_reads_what_is_newest(engine: LmdbEngine) -> None:
+    """LMDB may give newer tables under an older number; the journal goes by the number."""
+    handle = engine._env.handle
+    engine.write(Write(rows=[ROW]))
+
+    class HeldUp:
+        """Others commit twice while the first transaction begins."""
+
+        def __init__(self) -> None:
+            self.begun = 0
+
+        def begin(self, **options: Any) -> Any:
+            txn = handle.begin(**options)
+            self.begun += 1
+            if self.begun == 1:
+                elsewhere(
+                    engine,
+                    "from casstore.engine.protocol import PutRow\n"
+                    "engine.write(Write(rows=[PutRow('usage', b'key', b'one')]))\n"
+                    "engine.write(Write(rows=[PutRow('usage', b'key', b'two')]))",
+                )
+            return txn
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(handle, name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine._env, "handle", HeldUp())
+        assert engine.get_rows([RowKey("usage", b"key")]) == [b"two"]

@@ -10,6 +10,7 @@ from casstore.aio.attachments import AsyncAttachments
 from casstore.aio.changes import Changes
 from casstore.aio.queue import AsyncQueue
 from casstore.aio.threads import Run, iterate
+from casstore.session import watching
 from casstore.session.data import (
     Checkpoint,
     Commit,
@@ -208,6 +209,7 @@ class AsyncSession:
 
         ClosedError if the store is closed meanwhile.
         """
+        watching.check(after, timeout_s)
 
         async def moved() -> Head | None:
             head = await self.head()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,6 +23,16 @@ def check_text(text: Any, what: str) -> None:
         text.encode()
     except UnicodeEncodeError as exc:
         raise InvalidInputError(f"{what} {text[:40]!r} holds a lone surrogate") from exc
+
+
+def check_seconds(seconds: Any, what: str) -> None:
+    """Refuse what is not a number of seconds, however many; below 0 is none."""
+    try:
+        is_known = isinstance(seconds, int | float) and not math.isnan(seconds)
+    except OverflowError:
+        is_known = False
+    if not is_known:
+        raise InvalidInputError(f"{what} is a number of seconds, not {seconds!r:.40}")
 
 
 def list_of(items: Iterable[Any], what: str) -> list[Any]:

@@ -2,7 +2,7 @@
 
     attachment = state (1) ‖ intent_at (8) ‖ committed_at (8) ‖ details
 
-An intent comes before the bytes, so bytes that nobody came to commit can be found. To
+An intent comes before the bytes, or with them, so bytes that nobody came to commit can be found. To
 remove such an orphan without a race: ``condemn`` it, from which moment no commit may
 refer to it; delete the bytes; ``forget`` it. The bytes may be a blob of this store (the
 row keeps it alive) or lie anywhere else.
@@ -18,6 +18,7 @@ from casstore.engine.conditions import stamped
 from casstore.engine.protocol import (
     Condition,
     DeleteRow,
+    NewObject,
     ObjectsExist,
     PutRow,
     RowIs,
@@ -79,7 +80,17 @@ class Attachments:
         Announced again, the intent is as young as if it were new; what is committed stays
         as it is.
         """
-        details = _details(attachment_id, uri, digest, owner)
+        exists = [] if digest is None else [ObjectsExist((digest,))]
+        return self._announce(attachment_id, _details(attachment_id, uri, digest, owner), exists)
+
+    def _announce(
+        self,
+        attachment_id: str,
+        details: list[Any],
+        conditions: Sequence[Condition] = (),
+        objects: Sequence[NewObject] = (),
+    ) -> Attachment:
+        """Record an intent, under these conditions, and store these objects in the same write."""
         place = attachment_key(self._key, attachment_id)
         for _ in attempts(f"attachments of session {self._session!r}"):
             row = self._runtime.rows(self._session, [place])[1]
@@ -90,23 +101,30 @@ class Attachments:
                 if known.state == COMMITTED:
                     return known
             put = PutRow(*place, _encode(INTENT, details), (Stamp(_INTENT_AT),))
-            done = self._write([RowIs(*place, row)], put, digest)
+            done = self._write([RowIs(*place, row), *conditions], put, objects)
             if done is not None:
                 # Not read back: somebody may have committed or forgotten it already.
                 return decode(self._session, stamped(put, done.now_ms))
         raise AssertionError("attempts raises at its end")
 
     def put(self, content: bytes, *, owner: str | None = None) -> Attachment:
-        """Store bytes as a blob of this store, the intent first; the id is their digest."""
+        """Store bytes as a blob of this store, together with the intent; the id is their digest.
+
+        One write: there are no bytes without an intent, and no intent for them that does not
+        keep them, however often they are put and wherever that stops.
+        """
         if type(content) is not bytes:
             raise InvalidInputError(f"an attachment is made of bytes, not {type(content).__name__}")
         digest = Digest.of_blob(content)
         attachment_id = digest.hex()
-        self.intend(attachment_id, owner=owner)
+        details = _details(attachment_id, None, digest, owner)
         writer = PieceWriter()
         writer.emit(Kind.BLOB, content, [])
-        writer.flush(self._runtime.engine)
-        return self.intend(attachment_id, digest=digest, owner=owner)
+        found = self._announce(attachment_id, details, objects=writer.objects)
+        if found.digest is None:
+            # Committed under this id as something else, it stays so. The bytes are a blob still.
+            writer.flush(self._runtime.engine)
+        return found
 
     def commit(self, attachment_ids: Sequence[str]) -> tuple[Attachment, ...]:
         """Mark attachments as committed outside a commit of the session; the first time counts."""
@@ -165,7 +183,7 @@ class Attachments:
             if known.state == COMMITTED:
                 raise AttachmentStateError(self._session, attachment_id, COMMITTED)
             condemned = bytes((_STATES.index(CONDEMNED),)) + row[1:]
-            if self._write([RowIs(*place, row)], PutRow(*place, condemned), None) is not None:
+            if self._write([RowIs(*place, row)], PutRow(*place, condemned)) is not None:
                 return known._replace(state=CONDEMNED)
         raise AssertionError("attempts raises at its end")
 
@@ -188,20 +206,18 @@ class Attachments:
         raise AssertionError("attempts raises at its end")
 
     def _write(
-        self, conditions: Sequence[Condition], put: PutRow, digest: bytes | None
+        self, conditions: Sequence[Condition], put: PutRow, objects: Sequence[NewObject] = ()
     ) -> WriteResult | None:
-        exists = [] if digest is None else [ObjectsExist((digest,))]
         alive = RowIs("tombstones", self._key, None)
         try:
-            return self._runtime.engine.write(
-                Write(conditions=[alive, *conditions, *exists], rows=[put])
-            )
+            return self._runtime.engine.write(Write(objects, [alive, *conditions], [put]))
         except ConditionFailedError:
             return None
 
     def _scan(self) -> builtins.list[bytes]:
+        rows = list(scan(self._runtime.engine, "attachments", self._key, keys.past(self._key)))
+        # Only now: what is being deleted loses them one after the other, but says so first.
         self._runtime.rows(self._session)
-        rows = scan(self._runtime.engine, "attachments", self._key, keys.past(self._key))
         return [row.value for row in rows]
 
 

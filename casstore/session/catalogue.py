@@ -320,6 +320,15 @@ def delete(runtime: Runtime, session: str) -> bool:
     return there
 
 
+def finish(runtime: Runtime, session: str) -> bool:
+    """Remove what a deletion that was cut short has left; False if the session was not deleted."""
+    key = keys.session_key(session)
+    if runtime.engine.get_rows([tombstone_key(key)])[0] is None:
+        return False
+    clear(runtime, session, key)
+    return True
+
+
 def bury(runtime: Runtime, known: KnownSession, conditions: Sequence[Condition] = ()) -> None:
     """Take a session away if it is still as known; ConditionFailedError if not.
 

@@ -26,6 +26,7 @@ from casstore.objects import blobs, values
 from casstore.objects import graph as objects
 from casstore.objects.pieces import PieceReader, PieceWriter
 from casstore.session import keys
+from casstore.session.arguments import check_text
 from casstore.session.data import Checkpoint, Usage
 
 _LARGEST: Final = (1 << 63) - 1
@@ -148,8 +149,8 @@ def check_usage(entry: Usage) -> None:
     """Refuse what cannot be added to a ledger."""
     if not isinstance(entry, Usage):
         raise InvalidInputError(f"usage is given as Usage, not {type(entry).__name__}")
-    if type(entry.source) is not str or type(entry.model) is not str:
-        raise InvalidInputError(f"usage has a source and a model, both str: {entry!r}")
+    check_text(entry.source, "the source of usage")
+    check_text(entry.model, "the model of usage")
     if any(type(count) is not int or not 0 <= count <= _LARGEST for count in entry[2:]):
         raise InvalidInputError(f"usage is counted in whole numbers from 0 on: {entry!r}")
 

@@ -26,7 +26,6 @@ from casstore.errors import (
     ConflictError,
     CorruptionError,
     FormatError,
-    GraphError,
     HeadConflictError,
     InvalidInputError,
     NotFoundError,
@@ -50,7 +49,7 @@ from casstore.session import (
     queue,
 )
 from casstore.session.attempts import attempts
-from casstore.session.data import LAST, Commit, CommitResult, Entry, Given, Lease
+from casstore.session.data import LAST, UNFENCED, Commit, CommitResult, Entry, Given, Lease
 from casstore.session.graph import Grown, SpelledNode
 from casstore.session.heads import HeadRow, head_key
 from casstore.session.receipts import (
@@ -61,8 +60,8 @@ from casstore.session.receipts import (
 )
 from casstore.session.state import Runtime, State, tombstone_key
 
-# With more lineages to look into, reading is cheaper than a condition for each.
-_MANY_LINEAGES: Final = 4
+# With more places to look into where a node might be, reading is cheaper than a condition for each.
+_MANY_PLACES: Final = 32
 _LISTS: Final = frozenset((list, tuple))
 _EMPTY: Final = Manifest()
 
@@ -91,14 +90,19 @@ def commit(runtime: Runtime, session: str, change: Commit) -> CommitResult:
     key = keys.session_key(session)
     _check(change)
     receipt = None if change.turn is None else receipt_key(key, change.turn)
-    spelled = _spell(session, change)
+    first = _spell(session, change)
     _bind(session, change)
-    result = _try_at_once(runtime, session, key, change, spelled, receipt)
-    if result is not None:
-        return result
+    spelled: _Spelled | None = first
+    known = runtime.recall(key)
+    if known is not None and _is_worth_a_try(change, known):
+        result = _try_at_once(runtime, session, key, change, first, receipt, known)
+        if result is not None:
+            return result
+        spelled = None
     for _ in attempts(f"session {session!r}"):
-        # What an attempt before has added is of no use: it may depend on what has moved.
-        spelled = _spell(session, change)
+        if spelled is None:
+            # What an attempt before has added is of no use: it may depend on what has moved.
+            spelled = _spell(session, change)
         rows = _read(runtime, session, key, change, receipt)
         if change.turn is not None and rows.receipt is not None:
             return _replay(runtime, session, key, change, spelled, rows)
@@ -108,11 +112,28 @@ def commit(runtime: Runtime, session: str, change: Commit) -> CommitResult:
         except ConditionFailedError as exc:
             if attempt.is_of_others(exc):
                 raise
-        except (CorruptionError, GraphError, NotFoundError):
+        except (CorruptionError, InvalidInputError, NotFoundError):
             # Judged by a head that may have moved on, and lost its pieces to a collector.
             if runtime.rows(session)[0] == rows.head:
                 raise
+        spelled = None
     raise AssertionError("attempts raises at its end")
+
+
+def _is_worth_a_try(change: Commit, known: State) -> bool:
+    """Could this commit be made on top of what is known, without reading anything first?"""
+    append, replace, _, _, expected, lease, _, _, _, _, completes, named, _, _ = change
+    _, head, _, _, _, older, _ = known
+    return not (
+        completes
+        or named
+        or replace is not None
+        or lease is None
+        or older is None
+        or len(older) * len(append) > _MANY_PLACES
+        or head.hidden is not None
+        or (expected is not None and expected != head.revision)
+    )
 
 
 def _try_at_once(
@@ -122,6 +143,7 @@ def _try_at_once(
     change: Commit,
     spelled: _Spelled,
     receipt: RowKey | None,
+    known: State,
 ) -> CommitResult | None:
     """Commit on top of the head seen last, without reading anything first.
 
@@ -129,22 +151,8 @@ def _try_at_once(
     the turn and the nodes are new; whatever fails here is left to the careful way, which
     tells the errors apart in their order.
     """
-    known = runtime.recall(key)
-    if known is None:
-        return None
-    _, replace, _, _, expected, lease, _, _, _, _, completes, named, _, _ = change
     row, head, _, _, _, older, seen_lease = known
-    if (
-        completes
-        or named
-        or replace is not None
-        or lease is None
-        or older is None
-        or len(older) > _MANY_LINEAGES
-        or head.hidden is not None
-        or (expected is not None and expected != head.revision)
-    ):
-        return None
+    lease = change.lease
     conditions: list[Condition] = []
     if receipt is not None:
         conditions.append(RowIs("receipts", receipt.key, None))
@@ -161,8 +169,9 @@ def _try_at_once(
     attempt.lease = seen_lease
     try:
         return attempt.run(spelled, known, fresh=True)
-    except (ConflictError, GraphError, NotFoundError, CorruptionError):
+    except (ConflictError, InvalidInputError, NotFoundError, CorruptionError):
         # Also what looks like damage: of a head that is none any more, pieces may be collected.
+        # And a ledger that would overflow: that is judged last, and maybe not by this head.
         return None
 
 
@@ -189,6 +198,8 @@ def _check(change: Commit) -> None:
         keys.id_bytes(name, "an attachment id")
     for entry in usage:
         checkpoint.check_usage(entry)
+    for claim in completes:
+        queue.check_claim(claim)
 
 
 def _no_list(change: Commit) -> InvalidInputError:
@@ -210,8 +221,9 @@ def _bind(session: str, change: Commit) -> None:
     """Refuse what belongs to another session."""
     if change.session is not None and change.session != session:
         raise SessionBindingError(session, change.session)
-    if isinstance(change.lease, Lease):
-        leases.bind(session, change.lease)
+    lease = change.lease
+    if lease is not None and lease is not UNFENCED:
+        leases.bind(session, lease)
     for claim in change.completes:
         queue.bind(session, claim)
 
@@ -459,15 +471,17 @@ def rewind(
             turn=None,
             rewound_to=target.head.revision,
         )
+        put = heads.put_head(key, head, new=False)
         try:
-            runtime.engine.write(
-                Write(
-                    conditions=conditions,
-                    rows=move_head(key, state, heads.put_head(key, head, new=False), label),
-                )
+            done = runtime.engine.write(
+                Write(conditions=conditions, rows=move_head(key, state, put, label))
             )
         except ConditionFailedError:
             continue
+        # Who goes back goes on from there, and need not read what is at hand.
+        row, head = heads.written_at(head, put, done.now_ms)
+        stands = target.on_a_new_lineage()
+        runtime.remember(key, stands._replace(row=row, head=head, lease=rows.lease))
         return CommitResult(
             head.revision, Digest(head.manifest), target.manifest.leaf_id, (), False
         )

@@ -4,12 +4,17 @@ A digest names everything below it. So two graphs are compared from their ends: 
 end of a branch down to the first node that the other graph has too. Whether it has it, the
 node table says; for a manifest without a session, a walk down the other graph that goes
 no deeper than the question.
+
+The way down is from a node to the parent it names, and proven so. The node table only foretells
+it: which nodes will be asked for, up to the first that both have, so that they are read many
+at once and none beside them. Where there is no table, each has to be read before the next is known.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from casstore.format.canonical import scalar_bytes
@@ -22,12 +27,12 @@ from casstore.objects import diff as value_diff
 from casstore.objects import graph as objects
 from casstore.objects.diff import Change, Field
 from casstore.objects.pieces import PieceReader
-from casstore.session import keys
 from casstore.session.lineage import Chain
-from casstore.session.nodes import path_seqs
 
 _VALUES: Final = ("turn_state", "frames", "config", "usage")
 _LINKS: Final = ("tool_state", "plugin_snapshot", "execution_state")
+# How many nodes are read at once.
+_BATCH: Final = 256
 
 
 class NodeRef(NamedTuple):
@@ -76,8 +81,8 @@ def compare(reader: PieceReader, old: Side, new: Side) -> Comparison:
     after = before if old.digest == new.digest else _graph(headers, new)
     ends_before, ends_after = before.ends(after), after.ends(before)
     ancestor = _common(headers, before, after)
-    dropped = _lacking(headers, ends_before, after)
-    added = _lacking(headers, ends_after, before)
+    dropped = _lacking(headers, ends_before, before, after)
+    added = _lacking(headers, ends_after, after, before)
     fields = _fields(before.manifest, after.manifest)
     changes = tuple(value_diff.diff_fields(reader, fields, DEFAULT_MAX_BYTES))
     return Comparison(
@@ -117,6 +122,14 @@ def _present(spelled: Any) -> Field:
 # --- graphs -------------------------------------------------------------------------------
 
 
+class _Place(NamedTuple):
+    """Where a node stands. A node's digest names its seq and depth, too."""
+
+    digest: bytes
+    seq: int
+    depth: int
+
+
 class _Headers:
     """Headers of nodes, each read once."""
 
@@ -124,11 +137,27 @@ class _Headers:
         self.reader = reader
         self._known: dict[bytes, NodeHeader] = {}
 
-    def get(self, digest: bytes) -> NodeHeader:
-        header = self._known.get(digest)
-        if header is None:
-            header = self._known[digest] = objects.read_headers(self.reader, [digest])[0]
-        return header
+    def get(self, digest: bytes, foretold: Iterable[bytes] = ()) -> NodeHeader:
+        """One header; if it has to be read, then with those ``foretold`` to be next."""
+        if digest not in self._known:
+            self.read((digest,), foretold)
+        return self._known[digest]
+
+    def read(self, digests: Iterable[bytes], foretold: Iterable[bytes] = ()) -> None:
+        """Have these at hand; if some have to be read, then with those ``foretold``."""
+        wanted = [digest for digest in digests if digest not in self._known]
+        if wanted:
+            wanted += islice(foretold, max(0, _BATCH - len(wanted)))
+        unknown = [digest for digest in dict.fromkeys(wanted) if digest not in self._known]
+        for start in range(0, len(unknown), _BATCH):
+            batch = unknown[start : start + _BATCH]
+            found = objects.read_headers(self.reader, batch)
+            self._known.update(zip(batch, found, strict=True))
+
+    def place(self, digest: bytes) -> _Place:
+        """Where a node stands."""
+        header = self.get(digest)
+        return _Place(digest, header.seq, header.depth)
 
 
 class _Walked:
@@ -140,36 +169,42 @@ class _Walked:
         self._ends = _tips(headers.reader, manifest)
         self._seen: set[bytes] = set()
         self._ahead: list[tuple[int, bytes]] | None = None
-        self._path: set[bytes] = set()
-        self._path_end = manifest.leaf
 
     def ends(self, other: _Walked) -> set[bytes]:
         """The ends of its branches that are not ends of the other's."""
         return self._ends - other._ends
 
-    def has(self, header: NodeHeader, digest: bytes) -> bool:
+    def above(self, place: _Place) -> Iterator[_Place]:
+        """The nodes above one of its nodes, nearest first."""
+        while True:
+            parent = self._headers.get(place.digest).parent
+            if parent is None:
+                return
+            place = self._headers.place(parent)
+            yield place
+
+    def foretell(self, place: _Place) -> Iterator[_Place]:
+        """The same, as far as it is known without reading nodes; proves nothing."""
+        return iter(())
+
+    def has(self, place: _Place) -> bool:
         """Is this one of its nodes?"""
         if self._ahead is None:
+            self._headers.read(self._ends)
             self._ahead = [(-self._headers.get(end).depth, end) for end in self._ends]
             heapq.heapify(self._ahead)
-        while self._ahead and -self._ahead[0][0] >= header.depth:
-            _, name = heapq.heappop(self._ahead)
-            parent = self._headers.get(name).parent
-            if name not in self._seen:
-                self._seen.add(name)
+        while self._ahead and -self._ahead[0][0] >= place.depth:
+            level = self._ahead[0][0]
+            names: set[bytes] = set()
+            while self._ahead and self._ahead[0][0] == level:
+                names.add(heapq.heappop(self._ahead)[1])
+            self._headers.read(names)
+            self._seen |= names
+            parents = {self._headers.get(name).parent for name in names}
+            for parent in parents:
                 if parent is not None:
-                    heapq.heappush(self._ahead, (-self._headers.get(name).depth + 1, parent))
-        return digest in self._seen
-
-    def on_path(self, header: NodeHeader, digest: bytes) -> bool:
-        """Is this node on the path of its leaf?"""
-        while self._path_end is not None:
-            end = self._headers.get(self._path_end)
-            if end.depth < header.depth:
-                break
-            self._path.add(self._path_end)
-            self._path_end = end.parent
-        return digest in self._path
+                    heapq.heappush(self._ahead, (level + 1, parent))
+        return place.digest in self._seen
 
 
 class _Tabled(_Walked):
@@ -178,21 +213,37 @@ class _Tabled(_Walked):
     def __init__(self, headers: _Headers, manifest: Manifest, chain: Chain) -> None:
         super().__init__(headers, manifest)
         self._chain = chain
-        self._line: Sequence[int] | frozenset[int] | None = None
+        self._kept: dict[int, frozenset[int]] = {}
 
-    def has(self, header: NodeHeader, digest: bytes) -> bool:
+    def above(self, place: _Place) -> Iterator[_Place]:
+        """The nodes above one of its nodes, nearest first."""
+        return self.foretell(place)
+
+    def foretell(self, place: _Place) -> Iterator[_Place]:
+        """The same: the table has them all."""
+        _, seq, depth = place
+        page = self._chain.page(seq)
+        while 0 < (distance := page.distances[seq - page.first]) <= seq:
+            seq -= distance
+            depth -= 1
+            if not page.first <= seq < page.stop:
+                page = self._chain.page(seq)
+            yield _Place(page.digest(seq), seq, depth)
+
+    def has(self, place: _Place) -> bool:
         """Is this one of its nodes?"""
-        place = self._chain.find([keys.part(header.id, "a node id")])[0]
-        return place is not None and place.digest == digest
+        for segment in self._chain.segments:
+            if segment.start <= place.seq < segment.stop:
+                if segment.path is not None and place.seq not in self._on_path(segment.path):
+                    return False
+                return self._chain.page(place.seq).digest(place.seq) == place.digest
+        return False
 
-    def on_path(self, header: NodeHeader, digest: bytes) -> bool:
-        """Is this node on the path of its leaf?"""
-        if self.manifest.leaf is None or not self.has(header, digest):
-            return False
-        if self._line is None:
-            seqs = path_seqs(self._chain, self._headers.get(self.manifest.leaf))
-            self._line = seqs if isinstance(seqs, range) else frozenset(seqs)
-        return header.seq in self._line
+    def _on_path(self, leaf_seq: int) -> frozenset[int]:
+        """The nodes that a fork of a path has kept."""
+        if leaf_seq not in self._kept:
+            self._kept[leaf_seq] = frozenset(self._chain.path(leaf_seq))
+        return self._kept[leaf_seq]
 
 
 def _graph(headers: _Headers, side: Side) -> _Walked:
@@ -209,35 +260,84 @@ def _tips(reader: PieceReader, manifest: Manifest) -> set[bytes]:
     return set() if manifest.leaf is None else {manifest.leaf}
 
 
-def _lacking(headers: _Headers, ends: Iterable[bytes], other: _Walked) -> list[NodeRef]:
-    """The nodes down from ``ends`` that the other graph does not have."""
+def _lacking(
+    headers: _Headers, ends: Collection[bytes], graph: _Walked, other: _Walked
+) -> list[NodeRef]:
+    """The nodes of ``graph``, down from these ends, that the other graph does not have."""
+    headers.read(ends)
+    foretold = _foretold_lacking([headers.place(end) for end in ends], graph, other)
     lacking: dict[bytes, NodeRef] = {}
-    for end in ends:
-        digest: bytes | None = end
-        while digest is not None and digest not in lacking:
+    # All branches at once: what is not foretold is read one level after the other.
+    level: Collection[bytes] = ends
+    while level:
+        headers.read(level, foretold)
+        parents: dict[bytes, None] = {}
+        for digest in level:
             header = headers.get(digest)
-            if other.has(header, digest):
-                break
-            lacking[digest] = _reference(header, digest)
-            digest = header.parent
+            if digest not in lacking and not other.has(_Place(digest, header.seq, header.depth)):
+                lacking[digest] = _reference(header, digest)
+                if header.parent is not None:
+                    parents[header.parent] = None
+        level = parents
     return list(lacking.values())
+
+
+def _foretold_lacking(ends: Iterable[_Place], graph: _Walked, other: _Walked) -> Iterator[bytes]:
+    """The nodes that a walk down from these ends will ask for."""
+    told: set[bytes] = set()
+    for end in ends:
+        if other.has(end):
+            continue
+        for place in graph.foretell(end):
+            if place.digest in told:
+                break
+            told.add(place.digest)
+            yield place.digest
+            if other.has(place):
+                break
 
 
 def _common(headers: _Headers, old: _Walked, new: _Walked) -> NodeRef | None:
     """The deepest node on the paths of both leaves."""
     if old.manifest.leaf is None or new.manifest.leaf is None:
         return None
+    headers.read([old.manifest.leaf, new.manifest.leaf])
     # From the shallower leaf it is never farther than from the deeper one.
-    first, second = sorted(
-        (old, new), key=lambda graph: headers.get(graph.manifest.leaf or b"").depth
+    (start, first), (end, second) = sorted(
+        [(headers.place(old.manifest.leaf), old), (headers.place(new.manifest.leaf), new)],
+        key=lambda side: side[0].depth,
     )
-    digest = first.manifest.leaf
+    path = _Path(second, end)
+    foretold = _foretold_path(start, first, _Path(second, end))
+    digest: bytes | None = start.digest
     while digest is not None:
-        header = headers.get(digest)
-        if second.on_path(header, digest):
+        header = headers.get(digest, foretold)
+        if path.has(_Place(digest, header.seq, header.depth)):
             return _reference(header, digest)
         digest = header.parent
     return None
+
+
+class _Path:
+    """The path to a node of a graph, asked about from the deepest node on."""
+
+    def __init__(self, graph: _Walked, end: _Place) -> None:
+        self._at: _Place | None = end
+        self._above = graph.above(end)
+
+    def has(self, place: _Place) -> bool:
+        """Is this node on it? None that is asked for later may be deeper."""
+        while self._at is not None and self._at.depth > place.depth:
+            self._at = next(self._above, None)
+        return self._at is not None and self._at.digest == place.digest
+
+
+def _foretold_path(start: _Place, graph: _Walked, path: _Path) -> Iterator[bytes]:
+    """The nodes that a walk from here to the first on the other path will ask for."""
+    for place in graph.foretell(start):
+        yield place.digest
+        if path.has(place):
+            return
 
 
 def _reference(header: NodeHeader, digest: bytes) -> NodeRef:

@@ -15,9 +15,10 @@ from casstore.errors import (
     NodeNotFoundError,
     SessionDeletedError,
     SessionExistsError,
+    SessionNotFoundError,
 )
 from casstore.format.digest import Digest
-from casstore.format.manifest import NOTHING, Manifest
+from casstore.format.manifest import NOTHING
 from casstore.objects import graph as objects
 from casstore.objects.pieces import PieceWriter
 from casstore.session import heads, keys, lineage, marks, subjects
@@ -55,11 +56,13 @@ def _fork(
 ) -> Head:
     key, target_key = keys.session_key(source), keys.session_key(target)
     for _ in attempts(f"session {source!r}"):
-        about_row = runtime.rows(source, [keys.subjects(key)])[1]
-        current = runtime.get(source)
+        row, about_row = runtime.rows(source, [keys.subjects(key)])
+        if row is None:
+            raise SessionNotFoundError(source)
+        current = runtime.state_of(key, row)
         state = current if at is None else runtime.at(source, at)
         writer = PieceWriter()
-        base, digest, manifest = _base(runtime, source, current, state, node, writer)
+        base, digest, stands = _base(runtime, source, current, state, node, writer)
         head = HeadRow(
             revision=state.head.revision,
             created_at_ms=0,
@@ -74,6 +77,7 @@ def _fork(
             origin=Origin(source, state.head.revision, node),
             long_id=target if keys.is_cut(target) else None,
         )
+        put = put_head(target_key, head, new=True)
         conditions: list[Condition] = [
             RowIs(*head_key(target_key), None),
             RowIs(*meta_key(target_key), None),
@@ -86,7 +90,7 @@ def _fork(
         if state.row != current.row and head.hidden is not None:
             # The hidden nodes are those of the source's head, whatever revision it shares.
             conditions.append(RowIs(*head_key(key), current.row))
-        changes: list[RowChange] = [put_head(target_key, head, new=True)]
+        changes: list[RowChange] = [put]
         if told is None:
             conditions.append(RowIs(*keys.subjects(key), about_row))
         taken = subjects.decode(about_row) if told is None else told
@@ -102,8 +106,11 @@ def _fork(
             if exc.index == 2:
                 raise SessionDeletedError(target) from exc
             continue
-        head = head._replace(created_at_ms=done.now_ms, committed_at_ms=done.now_ms)
-        return head_of(target, State(heads.encode_head(head), head, manifest))
+        row, head = heads.written_at(head, put, done.now_ms)
+        made = stands._replace(row=row, head=head)
+        # Who forks goes on from there, and need not read what is at hand.
+        runtime.remember(target_key, made)
+        return head_of(target, made)
     raise AssertionError("attempts raises at its end")
 
 
@@ -120,10 +127,14 @@ def _base(
     state: State,
     node: str | None,
     writer: PieceWriter,
-) -> tuple[Base | None, bytes, Manifest]:
+) -> tuple[Base | None, bytes, State]:
+    """What the fork's lineage goes on from, its manifest, and where it stands, but for its head.
+
+    Its own lineage has no page, and its lease has no row.
+    """
     if node is None:
         base = lineage.successor(state.head, state.manifest.next_seq)
-        return base, state.head.manifest, state.manifest
+        return base, state.head.manifest, state.on_a_new_lineage()._replace(lease=None)
     chain = runtime.chain(state)
     hidden = runtime.hidden(current.head)
     place = chain.find([keys.part(node, "a node id")])[0]
@@ -142,4 +153,6 @@ def _base(
         tips=NOTHING,
     )
     digest = objects.write_manifest(manifest, writer.emit)
-    return Base(owner.lineage, place.seq + 1, path), Digest(digest), manifest
+    base = Base(owner.lineage, place.seq + 1, path)
+    older = tuple([one.lineage for one in chain.segments if one.start <= place.seq])
+    return base, Digest(digest), State(state.row, state.head, manifest, header, None, older)

@@ -144,13 +144,16 @@ def _grow_straight(
     """
     manifest, head, above, page = state.manifest, state.head, state.leaf, state.page
     seq = manifest.next_seq
+    base = head.base
+    # The first of a fork's own: its lineage has no page yet, and no row says what it goes on from.
+    begins = base is not None and seq == base.limit
     if (
         not nodes
         or above is None
-        or page is None
+        or (page is None and not begins)
         or manifest.tips is not NOTHING
         or head.hidden is not None
-        or seq <= lineage.first_own(head.base)
+        or seq < lineage.first_own(base)
     ):
         return None
     ids = tuple([node[0] for node in nodes])
@@ -179,6 +182,9 @@ def _grow_straight(
         rows.append(PutRow("nodes", places + part, lineage.encode_seq(seq)))
         digests.append(digest)
         seq += 1
+    if begins and base is not None:
+        page = None
+        rows.append(lineage.put_base(own, base))
     added = Page(manifest.next_seq, distances, b"".join(digests))
     more, page = lineage.put_pages(own, page, added)
     rows += more
@@ -190,7 +196,7 @@ def _grow_straight(
         seq,
         NOTHING,
         own,
-        head.base,
+        base,
         None,
         rows,
         ids,
@@ -252,17 +258,16 @@ class _Growth:
         known = self._headers.get(node_id)
         if known is not None:
             return known
-        state = self._state
-        leaf = None if state is None else state.leaf
-        if leaf is not None and leaf.id == node_id and self._manifest.leaf is not None:
-            if self._manifest.leaf in self._hidden:
-                return None
-            return self._keep(leaf, self._manifest.leaf)
-        place = self._find([node_id])[0]
-        if place is None or place.digest in self._hidden:
+        state, digest = self._state, self._manifest.leaf
+        if digest is None or node_id != self._manifest.leaf_id:
+            place = self._find([node_id])[0]
+            digest = None if place is None else place.digest
+        if digest is None or digest in self._hidden:
             return None
-        header = objects.read_headers(self._runtime.reader(), [place.digest])[0]
-        return self._keep(header, place.digest)
+        header = None if state is None else state.leaf
+        if header is None or header.id != node_id:
+            header = objects.read_headers(self._runtime.reader(), [digest])[0]
+        return self._keep(header, digest)
 
     def _keep(self, header: NodeHeader, digest: bytes) -> tuple[NodeHeader, bytes]:
         self._headers[header.id] = header, digest

@@ -12,9 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from casstore.engine.protocol import DeleteRow, RowIs, RowKey, Write
-from casstore.errors import (
-    ConditionFailedError,
-)
+from casstore.errors import ConditionFailedError
 from casstore.session import keys, marks
 from casstore.session.arguments import check_count
 from casstore.session.attempts import attempts, settled
@@ -46,7 +44,7 @@ def _entries(
     state = settled(lambda: runtime.find(session))
     if state is None:
         return
-    labels = labels_of(runtime, key)
+    labels = _labels(runtime, session)
     left = _MAX_REVISION if limit is None else limit
     stop = _MAX_REVISION if before is None else before
     head = state.head
@@ -62,6 +60,8 @@ def _entries(
             limit=min(_PAGE, left),
             reverse=True,
         )
+        # Deleting takes the head first: a session that is there had all of these.
+        runtime.rows(session)
         for row in page:
             found = decode_head(row.value)
             yield public_entry(session, found, labels.get(found.revision, ()))
@@ -80,15 +80,26 @@ def labels_of(runtime: Runtime, key: bytes) -> dict[int, tuple[str, ...]]:
     return labels
 
 
+def _labels(runtime: Runtime, session: str) -> dict[int, tuple[str, ...]]:
+    """The same of a session that is still there; SessionDeletedError if it went meanwhile."""
+    labels = labels_of(runtime, keys.session_key(session))
+    runtime.rows(session)
+    return labels
+
+
 def entry(runtime: Runtime, session: str, at: At) -> Entry:
     """One revision of a session."""
     state = runtime.at(session, at)
-    labels = labels_of(runtime, keys.session_key(session))
+    labels = _labels(runtime, session)
     return public_entry(session, state.head, labels.get(state.head.revision, ()))
 
 
 def put(runtime: Runtime, session: str, name: str, at: At) -> Entry:
-    """Let a label name a revision; it names no other from then on."""
+    """Let a label name a revision; it names no other from then on.
+
+    The entry has this label alone: rows of labels are found by name, so which others name the
+    revision would take reading every label of the session.
+    """
     key = keys.session_key(session)
     for _ in attempts(f"session {session!r}"):
         state = runtime.at(session, at)
@@ -96,7 +107,8 @@ def put(runtime: Runtime, session: str, name: str, at: At) -> Entry:
         row = keys.history(key, revision)
         current = runtime.rows(session)[0] == state.row
         place = head_key(key) if current else RowKey("history", row)
-        changes = [put_label(key, name, revision)]
+        # Also the mark of the session: with a label it may not be taken away as idle.
+        changes = [put_label(key, name, revision), marks.put_mark(key, 0)]
         if not current:
             changes.append(marks.put_mark(key, revision))
         try:
@@ -108,7 +120,7 @@ def put(runtime: Runtime, session: str, name: str, at: At) -> Entry:
             )
         except ConditionFailedError:
             continue  # the head moved, and what it was is in history now
-        return public_entry(session, state.head, labels_of(runtime, key).get(revision, ()))
+        return public_entry(session, state.head, (name,))
     raise AssertionError("attempts raises at its end")
 
 

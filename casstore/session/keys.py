@@ -266,6 +266,11 @@ def all_marks() -> tuple[bytes, bytes]:
     return _MARK, _UNFINISHED
 
 
+def all_pin_marks() -> tuple[bytes, bytes]:
+    """From the first mark of an object to behind the last."""
+    return _PIN_MARK, _UNFINISHED
+
+
 def all_protections() -> tuple[bytes, bytes]:
     """From the first protection of any session to behind the last."""
     return _PROTECTION, _MARK
@@ -282,7 +287,10 @@ def all_unfinished() -> tuple[bytes, bytes]:
 
 
 def removals() -> RowKey:
-    """The row that changes whenever a row of the heads or the history goes away."""
+    """The row that changes whenever a row of the heads or the history goes away.
+
+    Also when one comes to reach a lineage that none has reached before.
+    """
     return RowKey("retention", _REMOVALS)
 
 

@@ -14,6 +14,7 @@ import secrets
 from functools import lru_cache
 from typing import Final
 
+from casstore.engine.conditions import stamped
 from casstore.engine.protocol import (
     MAX_STAMP_MS,
     Condition,
@@ -35,6 +36,7 @@ from casstore.errors import (
 )
 from casstore.format.hashing import plain_hash
 from casstore.session import keys
+from casstore.session.attempts import attempts
 from casstore.session.data import UNFENCED, Given, Lease
 from casstore.session.state import Runtime
 
@@ -54,8 +56,12 @@ def lease_key(key: bytes) -> RowKey:
 def _prefix(lease: Lease) -> bytes:
     try:
         return _known_prefix(lease.fencing, lease.token, lease.owner)
-    except (AttributeError, TypeError, OverflowError) as exc:
-        raise InvalidInputError(f"not a lease: {lease!r}") from exc
+    except (AttributeError, TypeError, ValueError, OverflowError) as exc:
+        raise _no_lease(lease) from exc
+
+
+def _no_lease(lease: Lease) -> InvalidInputError:
+    return InvalidInputError(f"not a lease: {lease!r}")
 
 
 # Every commit of a turn asks for it, most of them for the same few leases.
@@ -88,29 +94,27 @@ def claim(runtime: Runtime, session: str, owner: str, ttl_ms: int) -> Lease | No
     key = keys.session_key(session)
     keys.id_bytes(owner, "an owner")
     _check_ttl(ttl_ms)
-    row = runtime.rows(session, [lease_key(key)])[1]
-    fencing, free = 0, None
-    if row is not None:
-        last = decode_lease(session, row)
-        if last.expires_at_ms > runtime.engine.now_ms():
-            return None
-        fencing, free = last.fencing, row
-    lease = Lease(session, owner, secrets.token_bytes(_TOKEN_BYTES), fencing + 1, 0, 0)
-    condition: Condition = RowIs("leases", key, None)
-    if free is not None:
-        condition = RowLapsed("leases", key, free, _EXPIRES_AT)
-    try:
-        done = runtime.engine.write(
-            Write(
-                conditions=(RowIs("tombstones", key, None), condition),
-                rows=(_put(key, lease, ttl_ms, stamp_claim=True),),
+    for _ in attempts(f"the lease of session {session!r}"):
+        row = runtime.rows(session, [lease_key(key)])[1]
+        fencing = 0
+        condition: Condition = RowIs("leases", key, None)
+        if row is not None:
+            last = decode_lease(session, row)
+            if last.expires_at_ms > runtime.engine.now_ms():
+                return None
+            fencing, condition = last.fencing, RowLapsed("leases", key, row, _EXPIRES_AT)
+        lease = Lease(session, owner, secrets.token_bytes(_TOKEN_BYTES), fencing + 1, 0, 0)
+        put = _put(key, lease, ttl_ms, stamp_claim=True)
+        try:
+            done = runtime.engine.write(
+                Write(conditions=(RowIs("tombstones", key, None), condition), rows=(put,))
             )
-        )
-    except ConditionFailedError:
-        # Somebody else was faster and holds it now, or the session was deleted.
-        runtime.rows(session)
-        return None
-    return lease._replace(claimed_at_ms=done.now_ms, expires_at_ms=done.now_ms + ttl_ms)
+        except ConditionFailedError:
+            # Somebody else was faster. Whether they hold it now, or have only given back what
+            # had run out, is for the row to say; so is that the session was deleted.
+            continue
+        return decode_lease(session, stamped(put, done.now_ms))
+    raise AssertionError("attempts raises at its end")
 
 
 def _put(key: bytes, lease: Lease, ttl_ms: int, *, stamp_claim: bool) -> PutRow:
@@ -133,24 +137,20 @@ def renew(runtime: Runtime, session: str, lease: Lease, ttl_ms: int) -> Lease:
     _check_ttl(ttl_ms)
     bind(session, lease)
     key = keys.session_key(session)
-    runtime.rows(session)
     # The row as it was claimed decides when that was, not what the caller says.
-    row = runtime.engine.get_rows([lease_key(key)])[0]
+    row = runtime.rows(session, [lease_key(key)])[1]
     if row is None or not row.startswith(_prefix(lease)):
         raise LeaseLostError(session, "somebody else holds it")
     current = decode_lease(session, row)
     if lease.claimed_at_ms != current.claimed_at_ms:
         raise LeaseLostError(session, "it was claimed at another time")
+    put = _put(key, current, ttl_ms, stamp_claim=False)
     try:
-        done = runtime.engine.write(
-            Write(
-                conditions=(live(key, lease),),
-                rows=(_put(key, current, ttl_ms, stamp_claim=False),),
-            )
-        )
+        done = runtime.engine.write(Write(conditions=(live(key, lease),), rows=(put,)))
     except ConditionFailedError as exc:
+        runtime.rows(session)  # says so if it was deleted
         raise lost(session, exc.actual, lease) from exc
-    return current._replace(expires_at_ms=done.now_ms + ttl_ms)
+    return decode_lease(session, stamped(put, done.now_ms))
 
 
 def release(runtime: Runtime, session: str, lease: Lease) -> bool:
@@ -182,6 +182,9 @@ def bind(session: str, lease: Lease) -> None:
         raise InvalidInputError(f"a lease is a Lease, not {type(lease).__name__}")
     if lease.session != session:
         raise SessionBindingError(session, lease.session)
+    claimed_at_ms = lease.claimed_at_ms
+    if type(claimed_at_ms) is not int or not 0 <= claimed_at_ms < 1 << 64:
+        raise _no_lease(lease)
 
 
 def live(key: bytes, lease: Lease) -> RowLive:

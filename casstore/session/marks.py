@@ -13,7 +13,8 @@ is never in a plan.
 A head, or a revision of a session that is there, which goes away for good takes what it
 reaches along, and whoever counts what rows reach, in several readings, must know that none
 went meanwhile: every such removal changes the removals row. What a deleted session has yet
-to lose needs no more: nothing can be made of it.
+to lose needs no more: nothing can be made of it. So does a row that comes to reach what none
+has reached before (``session.prepared``).
 """
 
 from __future__ import annotations
@@ -52,5 +53,8 @@ def marked_at_ms(row: bytes) -> int:
 
 
 def put_removals() -> PutRow:
-    """The change that goes with every removal of a head, or of a revision of a live session."""
+    """The change by which whoever counts what rows reach begins anew.
+
+    It goes with every removal of a head, or of a revision of a live session.
+    """
     return PutRow(*keys.removals(), secrets.token_bytes(_RANDOM_BYTES))

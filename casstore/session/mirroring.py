@@ -29,7 +29,7 @@ from casstore.format.hashing import DIGEST_BYTES, Kind
 from casstore.format.node import NodeHeader, cut_node, encode_node, open_node
 from casstore.objects import graph as objects
 from casstore.objects.pieces import PendingReader, PieceWriter
-from casstore.session import keys, lineage
+from casstore.session import keys, lineage, prepared
 from casstore.session.heads import Base
 from casstore.session.lineage import Chain, Page, Place
 from casstore.session.picking import find_first_user
@@ -73,6 +73,7 @@ class Mirrors:
         self.nodes_written = 0
         self._lines: dict[bytes, Line] = {}
         self._paths: dict[Base, Path] = {}
+        self._copies: list[_Copy] = []
         self._hidden_parts = [
             (digest, keys.part(node, "a node id")) for digest, node in hidden.items()
         ]
@@ -150,6 +151,20 @@ class Mirrors:
 
     # --- writing ------------------------------------------------------------------------
 
+    def copy(self, base: Base | None) -> _Copy:
+        """A new lineage that goes on from another one's nodes."""
+        made = _Copy(self, base)
+        self._copies.append(made)
+        return made
+
+    def first_rows(self) -> list[bytes]:
+        """The first rows of all lineages that were written."""
+        return [
+            prepared.first_row(one.lineage, has_base=one.base is not None)
+            for one in self._copies
+            if one.count
+        ]
+
     def put(self, kind: int, data: bytes, links: list[bytes]) -> bytes:
         """Take an object to be written."""
         return self._writer.emit(kind, data, links)
@@ -182,8 +197,9 @@ class _Copy:
     def __init__(self, mirrors: Mirrors, base: Base | None) -> None:
         self.lineage = lineage.new_lineage()
         self.base = base
+        #: How many nodes it holds.
+        self.count = 0
         self._mirrors = mirrors
-        self._count = 0
         self._page: Page | None = None
         # For each old node, hidden or not: what ``Mirrored`` says.
         self._seqs = array("q")
@@ -216,11 +232,11 @@ class _Copy:
         """Take more old nodes; ``node`` knows what became of those before them."""
         mirrors = self._mirrors
         reader = mirrors.runtime.reader()
-        first = self.first + self._count
+        first = self.first + self.count
         rows: list[PutRow] = []
         distances: list[int] = []
         digests: list[bytes] = []
-        if not self._count and self.base is not None:
+        if not self.count and self.base is not None:
             rows.append(lineage.put_base(self.lineage, self.base))
         stored = reader.follow([item.place.digest for item in items])
         for item, found in zip(items, stored, strict=True):
@@ -261,7 +277,7 @@ class _Copy:
             parent_id = self._mirrors.headers([parent.digest])[0].id
         header = NodeHeader(
             old.id,
-            self.first + self._count,
+            self.first + self.count,
             parent.depth + 1,
             parent.users + is_user,
             old.frame,
@@ -275,7 +291,7 @@ class _Copy:
         self._note(
             Mirrored(header.seq, header.depth, header.users, digest, first_user, 0), old.users
         )
-        self._count += 1
+        self.count += 1
         return header, digest
 
     def _note(self, became: Mirrored, old_users: int) -> None:
@@ -314,7 +330,7 @@ class Path:
             owner = next(one for one in chain.segments if one.start <= last < one.stop)
             # If the path has as many nodes as there are numbers, it is everything below.
             shared = Base(owner.lineage, last + 1, None if last == self._start - 1 else last)
-        self._copy = _Copy(mirrors, shared)
+        self._copy = mirrors.copy(shared)
         for start in range(self._start, len(seqs), _READ_BATCH):
             items = [
                 _Item(places[at], places[at - 1] if at else None)
@@ -397,14 +413,14 @@ class Line:
             self._hidden_older = below.source.hidden_below(below.limit)
         if below is not None and self._hidden_older:
             self.first_hidden = below.source.first_hidden
-            self._copy = _Copy(mirrors, below.source.base(below.limit))
+            self._copy = mirrors.copy(below.source.base(below.limit))
         elif self._hidden:
             self.first_hidden = self._hidden[0]
             shared = base
             if self.first_hidden > self.first and self.depth < _MANY_LINEAGES:
                 self._start = self.first_hidden
                 shared = Base(name, self._start, None)
-            self._copy = _Copy(mirrors, shared)
+            self._copy = mirrors.copy(shared)
 
     def extend(self, stop: int) -> None:
         """Mirror it up to here, from where it was left off."""

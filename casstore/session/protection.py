@@ -106,27 +106,36 @@ def unprotect(runtime: Runtime, session: str, by: str, revision: int | None) -> 
     """Take away what somebody protects, or that of one revision; how many there were."""
     key = keys.session_key(session)
     keys.id_bytes(by, "a protector")
-    runtime.rows(session)
-    found = [
-        place
-        for place, protection in scan_protections(runtime, session)
-        if protection.by == by and revision in (None, protection.revision)
-    ]
-    if found:
-        runtime.engine.write(
-            Write(
-                conditions=[RowIs(*tombstone_key(key), None)],
-                rows=[DeleteRow(*place) for place in found],
-            )
-        )
-    return len(found)
+    for _ in attempts(f"session {session!r}"):
+        found = [
+            place
+            for place, protection in scan_protections(runtime, session)
+            if protection.by == by and revision in (None, protection.revision)
+        ]
+        _, *rows = runtime.rows(session, found)
+        if None in rows:
+            continue  # taken away by somebody else just now, who counts them
+        if found:
+            still = [RowIs(*place, row) for place, row in zip(found, rows, strict=True)]
+            try:
+                runtime.engine.write(
+                    Write(
+                        conditions=[RowIs(*tombstone_key(key), None), *still],
+                        rows=[DeleteRow(*place) for place in found],
+                    )
+                )
+            except ConditionFailedError:
+                continue
+        return len(found)
+    raise AssertionError("attempts raises at its end")
 
 
 def list_protections(runtime: Runtime, session: str, *, lapsed: bool) -> list[Protection]:
     """Who protects what of a session, by revision; those whose time is up only if asked for."""
+    found = [protection for _, protection in scan_protections(runtime, session)]
+    # Only now: what is being deleted loses them one after the other, but says so first.
     runtime.rows(session)
     now_ms = runtime.engine.now_ms()
-    found = [protection for _, protection in scan_protections(runtime, session)]
     return [one for one in found if lapsed or not is_lapsed(one, now_ms)]
 
 

@@ -55,6 +55,7 @@ CHECKPOINT: Final = "checkpoint"
 _FIXED: Final = Struct(">QQQQ32s")
 _ENQUEUED_AT: Final = 24
 _MAX_TIME_MS: Final = (1 << 63) - 1
+_MAX_SEQ: Final = (1 << 64) - 1
 # How many batches behind the first a claim looks at for more to join.
 _LOOK_AHEAD: Final = 32
 
@@ -331,16 +332,19 @@ class Queue:
         return settled(self._batches)
 
     def _batches(self) -> list[Batch]:
+        queued = list(self._scan())
+        # Only now: what is being deleted loses its batches one after the other, but says so first.
         self._runtime.rows(self._session)
-        return self._public(list(self._scan()))
+        return self._public(queued)
 
     def pending(self) -> list[Batch]:
         """What nobody holds, in order."""
         return settled(self._pending)
 
     def _pending(self) -> list[Batch]:
+        queued = list(self._scan())
         lease_row = self._runtime.rows(self._session, [leases.lease_key(self._key)])[1]
-        return self._public([one for one in self._scan() if not self._is_held(one, lease_row)])
+        return self._public([one for one in queued if not self._is_held(one, lease_row)])
 
     def _is_held(self, one: _Queued, lease_row: bytes | None) -> bool:
         live = leases.live_generation(lease_row, self._runtime.engine.now_ms())
@@ -412,16 +416,24 @@ def put_names(key: bytes, batch_key: bytes, row: bytes) -> list[PutRow]:
 # --- for commits --------------------------------------------------------------------------
 
 
-def bind(session: str, claim: Claim) -> None:
-    """Refuse a claim on another session's queue."""
+def check_claim(claim: Claim) -> None:
+    """Refuse what is no claim, and one whose batches nobody can have queued."""
     if not isinstance(claim, Claim):
         raise InvalidInputError(f"a claim is a Claim, not {type(claim).__name__}")
-    if claim.session != session:
-        raise SessionBindingError(session, claim.session)
     if not isinstance(claim.batches, tuple | list) or not all(
-        isinstance(batch, Batch) for batch in claim.batches
+        isinstance(batch, Batch) and type(batch.seq) is int and 0 <= batch.seq <= _MAX_SEQ
+        for batch in claim.batches
     ):
         raise InvalidInputError("a claim has batches, as claiming gave them")
+    for batch in claim.batches:
+        keys.id_bytes(batch.id, "a batch id")
+
+
+def bind(session: str, claim: Claim) -> None:
+    """Refuse a claim on another session's queue."""
+    check_claim(claim)
+    if claim.session != session:
+        raise SessionBindingError(session, claim.session)
 
 
 def claimed_rows(key: bytes, claims: Sequence[Claim]) -> list[RowKey]:

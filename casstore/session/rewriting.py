@@ -37,7 +37,7 @@ from casstore.format.manifest import FIELD_ROOM, NOTHING, Manifest
 from casstore.format.splitting import Spelled
 from casstore.objects import graph as objects
 from casstore.objects.pieces import PieceReader, PieceWriter
-from casstore.session import keys
+from casstore.session import keys, marks, prepared
 from casstore.session.attempts import attempts
 from casstore.session.commit import receipt_key
 from casstore.session.heads import HeadRow, decode_head, encode_head, head_key
@@ -104,8 +104,10 @@ def rewrite_hidden(
             work = _Work(runtime, key, state.head.hidden, runtime.hidden(state.head))
         try:
             return work.run(state, pulse)
-        except ConditionFailedError:
-            continue
+        except ConditionFailedError as exc:
+            if prepared.has_gone(exc):
+                # No row reaches the lineages that were prepared, so they may have been swept.
+                work = None
         except ObjectNotFoundError:
             # Nobody refers to what was prepared, so a collector may have taken it.
             work = None
@@ -267,6 +269,8 @@ class _Work:
             rows.append(PutRow(*place, new))
         # A manifest that is there has all it links to.
         conditions.append(ObjectsExist(manifests))
+        conditions += [prepared.is_there(first) for first in self._mirrors.first_rows()]
+        rows.append(marks.put_removals())
         self._runtime.engine.write(Write(conditions=conditions, rows=rows))
 
     def _receipts(self, revisions: Sequence[_Revision]) -> Iterator[tuple[RowKey, bytes, bytes]]:

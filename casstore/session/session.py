@@ -185,7 +185,10 @@ class Session:
         return settled(lambda: history.entry(self._runtime, self.id, at))
 
     def label(self, name: str, at: At = None) -> Entry:
-        """Name a revision. A label names one revision: given again, it moves."""
+        """Name a revision. A label names one revision: given again, it moves.
+
+        Of the revision's labels the entry has this one; ``entry`` reads them all.
+        """
         return settled(lambda: history.put(self._runtime, self.id, name, at))
 
     def unlabel(self, name: str) -> bool:

@@ -30,7 +30,7 @@ from casstore.session import keys
 from casstore.session.attempts import settled
 from casstore.session.data import Entry
 from casstore.session.heads import HeadRow, decode_head, head_key
-from casstore.session.lineage import Chain, Page
+from casstore.session.lineage import Chain, Page, first_own
 
 if TYPE_CHECKING:
     from casstore.store import Store
@@ -56,6 +56,13 @@ class State(NamedTuple):
     older: tuple[bytes, ...] | None = None
     #: The lease's row as a commit saw it last. It may be another by now; a write says so.
     lease: bytes | None = None
+
+    def on_a_new_lineage(self) -> State:
+        """The same for a lineage that goes on from here and holds nothing itself yet."""
+        older = self.older
+        if older is not None and self.manifest.next_seq > first_own(self.head.base):
+            older = (self.head.lineage, *older)
+        return self._replace(page=None, older=older)
 
 
 class Runtime:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from casstore.errors import InvalidInputError
-from casstore.session.arguments import check_count
+from casstore.session.arguments import check_count, check_seconds
 from casstore.session.attempts import settled
 from casstore.session.data import Head
 from casstore.session.loading import find_head
@@ -18,11 +17,16 @@ from casstore.session.state import Runtime
 _LOOK_UP_S: Final = 1.0
 
 
+def check(after: int, timeout_s: float | None) -> None:
+    """Refuse a revision that cannot be, and a time that never comes."""
+    check_count(after, "a revision")
+    if timeout_s is not None:
+        check_seconds(timeout_s, "a time to wait")
+
+
 def wait(runtime: Runtime, session: str, after: int, timeout_s: float | None) -> Head | None:
     """The head once its revision is above ``after``; None if the time is up before."""
-    check_count(after, "a revision")
-    if timeout_s is not None and not isinstance(timeout_s, int | float):
-        raise InvalidInputError(f"a time in seconds, not {timeout_s!r}")
+    check(after, timeout_s)
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     watch = runtime.engine.watch()
     try:

@@ -19,6 +19,7 @@ from casstore.engine.memory import MemoryEngine
 from casstore.errors import ConflictError, GraphError, NotFoundError
 from casstore.maintenance import check, gc, retention, vacuum
 from casstore.maintenance.copying import copy
+from casstore.maintenance.expiring import expire_rows
 from casstore.maintenance.exporting import export_session
 from casstore.maintenance.importing import import_session
 from casstore.maintenance.policy import Policy
@@ -248,4 +249,54 @@ def test_a_collection_in_the_midst(filled: MemoryEngine, operation: str, collect
             for entry in session.history():
                 list(session.nodes(at=entry))
                 session.checkpoint(entry, hydrate=True)
+    assert done
+
+
+def _copy_into(filled: MemoryEngine) -> Operation:
+    """Copy from a store that has gone on, with a new session and a fork of it."""
+    source = Store(Interrupted(filled))
+    commit(append=said("later"))(source)
+    source.session("t").commit(Commit(append=said("first"), lease=UNFENCED))
+    source.fork("t", "u")
+    source.session("u").commit(Commit(append=said("second"), lease=UNFENCED))
+    return lambda store: copy(source, store)
+
+
+def _rewrite(store: Store) -> None:
+    assert vacuum.rewrite_hidden(store, "s").outcome in (
+        vacuum.Outcome.DONE,
+        vacuum.Outcome.NOTHING,
+    )
+
+
+@pytest.mark.parametrize("operation", ["vacuum", "import", "copy"])
+@pytest.mark.parametrize("midst", ["expire", "vacuum"])
+def test_lineages_that_nobody_reaches_yet_may_be_swept_in_the_midst(
+    filled: MemoryEngine, operation: str, midst: str
+) -> None:
+    """They are written before a row names them: then they were written anew, or are still there.
+
+    A session used to appear without its node table, and could not be read.
+    """
+    makes: dict[str, Operation] = {
+        "vacuum": _rewrite,
+        "import": forward,
+        "copy": _copy_into(filled),
+    }
+    sweeps: dict[str, Operation] = {"expire": expire_rows, "vacuum": vacuum.vacuum}
+    done = 0
+    for store in interruptions(filled, makes[operation], sweeps[midst]):
+        done += 1
+        assert check.check(store, level="full").sound, f"before call {done}"
+    assert done
+
+
+def test_a_session_vacuumed_in_the_target_of_a_copy_is_not_called_damaged(
+    filled: MemoryEngine,
+) -> None:
+    """The copy reads the target's session, too, and what it read may be collected."""
+    done = 0
+    for store in interruptions(filled, _copy_into(filled), COLLECTIONS["vacuum"]):
+        done += 1
+        assert check.check(store, level="full").sound, f"before call {done}"
     assert done

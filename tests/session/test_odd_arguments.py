@@ -9,7 +9,7 @@ import pytest
 
 from casstore.engine.memory import MemoryEngine
 from casstore.errors import InvalidInputError
-from casstore.session.data import UNFENCED, Commit, NodeDraft
+from casstore.session.data import LEAF, UNFENCED, Claim, Commit, NodeDraft, Usage
 from casstore.store import Store
 
 ODD: Any = 5
@@ -23,6 +23,12 @@ CALLS: dict[str, Callable[[Store], object]] = {
     ),
     "a number as time": lambda store: store.session("s").commit(
         Commit(append=[NodeDraft("n", 1, time=1 << 64)], lease=UNFENCED)
+    ),
+    "the source of usage": lambda store: store.session("s").commit(
+        Commit(usage=[Usage(SURROGATE, "model", 1)], lease=UNFENCED)
+    ),
+    "the model of usage": lambda store: store.session("s").commit(
+        Commit(usage=[Usage("agent", SURROGATE, 1)], lease=UNFENCED, turn="turn")
     ),
     "subjects": lambda store: store.create_session("s", subjects=ODD),
     "items": lambda store: store.session("s").queue.enqueue(ODD),
@@ -42,3 +48,67 @@ def test_it_is_refused(store: Store, call: str) -> None:
     with pytest.raises(InvalidInputError):
         CALLS[call](store)
     assert list(store.sessions()) == []
+
+
+NO_LEASES: dict[str, Any] = {
+    "a text": "lease",
+    "a mark that means something else": LEAF,
+    "its fields alone": ("s", "owner", bytes(16), 1, 0, 0),
+}
+
+
+@pytest.mark.parametrize("lease", NO_LEASES)
+def test_what_is_no_lease_does_not_commit_unfenced_where_the_session_is_known(
+    store: Store, lease: str
+) -> None:
+    session = store.session("s")
+    session.commit(Commit(append=[NodeDraft("n", 1)], lease=UNFENCED))
+    with pytest.raises(InvalidInputError):
+        session.commit(Commit(append=[NodeDraft("m", 2)], lease=NO_LEASES[lease]))
+    with pytest.raises(InvalidInputError):
+        session.rewind(1, lease=NO_LEASES[lease])
+    head = session.head()
+    assert head is not None
+    assert head.revision == 1
+
+
+BATCHES: dict[str, dict[str, Any]] = {
+    "a place that is none": {"seq": None},
+    "a place below zero": {"seq": -1},
+    "a place longer than its key": {"seq": 1 << 64},
+    "an id that cannot be spelled": {"id": SURROGATE},
+    "an id that is no text": {"id": []},
+}
+
+
+@pytest.mark.parametrize("odd", BATCHES)
+def test_a_claim_on_a_batch_that_cannot_be_is_refused(store: Store, odd: str) -> None:
+    session = store.session("s")
+    lease = session.claim_lease("owner", 60_000)
+    assert lease is not None
+    session.queue.enqueue(["work"])
+    claim = session.queue.claim(lease)
+    assert claim is not None
+    wrong = claim._replace(batches=(claim.batches[0]._replace(**BATCHES[odd]),))
+    for turn in (None, "turn"):
+        with pytest.raises(InvalidInputError):
+            session.commit(Commit(completes=[wrong], turn=turn, lease=lease))
+    with pytest.raises(InvalidInputError):
+        session.queue.verify(wrong)
+    with pytest.raises(InvalidInputError):
+        session.queue.abandon(wrong)
+    session.queue.verify(claim)
+    assert session.head() is None
+
+
+@pytest.mark.parametrize("batches", [None, 5, "batches"])
+def test_a_claim_without_batches_is_refused_also_with_a_turn(store: Store, batches: Any) -> None:
+    claim = Claim("claim", "s", 1, batches)
+    with pytest.raises(InvalidInputError):
+        store.session("s").commit(Commit(completes=[claim], turn="turn", lease=UNFENCED))
+
+
+@pytest.mark.parametrize("timeout_s", [float("nan"), 10**400, "1"])
+def test_a_time_that_never_comes_is_not_waited_for(store: Store, timeout_s: Any) -> None:
+    with pytest.raises(InvalidInputError):
+        store.session("s").wait(0, timeout_s)

@@ -1,0 +1,123 @@
+"""Leases beside others who move their row, and leases that cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from casstore.engine.memory import MemoryEngine
+from casstore.engine.protocol import Write, WriteResult
+from casstore.errors import InvalidInputError
+from casstore.session.data import UNFENCED, Commit, Lease
+from casstore.session.session import Session
+from casstore.store import Store
+
+NOW_MS = 1_760_000_000_000
+
+
+class InterruptedEngine(MemoryEngine):
+    """A memory engine before whose next write somebody else does something, once."""
+
+    def __init__(self) -> None:
+        self.now = NOW_MS
+        super().__init__(clock=lambda: self.now)
+        self.meanwhile: Callable[[], object] | None = None
+
+    def write(self, write: Write) -> WriteResult:
+        """Let the other do it, and write."""
+        if self.meanwhile is not None:
+            then, self.meanwhile = self.meanwhile, None
+            then()
+        return super().write(write)
+
+
+@pytest.fixture
+def engine() -> InterruptedEngine:
+    return InterruptedEngine()
+
+
+@pytest.fixture
+def session(engine: InterruptedEngine) -> Session:
+    return Store(engine).session("s")
+
+
+def claimed(session: Session, owner: str, ttl_ms: int) -> Lease:
+    lease = session.claim_lease(owner, ttl_ms)
+    assert lease is not None
+    return lease
+
+
+def test_a_lease_that_ran_out_and_is_given_back_just_now_is_claimed_all_the_same(
+    engine: InterruptedEngine, session: Session
+) -> None:
+    # Whoever is told None leaves the work to the holder, and here there is none.
+    slow = claimed(session, "slow", 10)
+    engine.now += 10
+    engine.meanwhile = lambda: session.release_lease(slow)
+    lease = claimed(session, "next", 10)
+    assert (lease.owner, lease.fencing) == ("next", 2)
+    assert session.commit(Commit(lease=lease)).revision == 1
+
+
+def test_a_lease_that_somebody_takes_and_loses_at_once_is_claimed_behind_them(
+    engine: InterruptedEngine, session: Session
+) -> None:
+    engine.meanwhile = lambda: session.claim_lease("nobody for long", 0)
+    assert claimed(session, "next", 10).fencing == 2
+
+
+def test_a_lease_that_somebody_else_takes_just_now_is_theirs(
+    engine: InterruptedEngine, session: Session
+) -> None:
+    engine.meanwhile = lambda: session.claim_lease("first", 10)
+    assert session.claim_lease("second", 10) is None
+
+
+def test_a_lease_of_a_clock_before_1970_is_renewed_and_given_back(
+    engine: InterruptedEngine, session: Session
+) -> None:
+    engine.now = -5
+    lease = session.renew_lease(claimed(session, "owner", 10), 20)
+    assert (lease.claimed_at_ms, lease.expires_at_ms) == (0, 15)
+    assert session.commit(Commit(lease=lease, release=True)).revision == 1
+
+
+ODD: dict[str, dict[str, Any]] = {
+    "an owner that cannot be spelled": {"owner": "a\ud800"},
+    "an owner that is no text": {"owner": 5},
+    "a token that is no bytes": {"token": "token"},
+    "a counter below zero": {"fencing": -1},
+    "a time that is a text": {"claimed_at_ms": "now"},
+    "a time below zero": {"claimed_at_ms": -1},
+    "a time longer than its place": {"claimed_at_ms": 1 << 64},
+}
+
+USES: dict[str, Callable[[Session, Lease], object]] = {
+    "committing": lambda session, lease: session.commit(Commit(lease=lease)),
+    "releasing with a commit": lambda session, lease: session.commit(
+        Commit(lease=lease, release=True)
+    ),
+    "going back": lambda session, lease: session.rewind(1, lease=lease),
+    "renewing": lambda session, lease: session.renew_lease(lease, 10),
+    "releasing": lambda session, lease: session.release_lease(lease),
+    "taking work": lambda session, lease: session.queue.claim(lease),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("odd", ODD)
+def test_a_lease_that_cannot_be_is_refused_wherever_it_is_used(
+    session: Session, odd: str, use: str
+) -> None:
+    session.commit(Commit(lease=UNFENCED))
+    lease = claimed(session, "owner", 10)
+    session.queue.enqueue(["work"])
+    with pytest.raises(InvalidInputError):
+        USES[use](session, lease._replace(**ODD[odd]))
+    assert session.claim_lease("other", 10) is None
+    head = session.head()
+    assert head is not None
+    assert head.revision == 1
+    assert len(session.queue.pending()) == 1

@@ -1,0 +1,63 @@
+"""The first check that fails is the error, whatever the process that commits happens to know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from casstore.engine.memory import MemoryEngine
+from casstore.errors import CasstoreError, DuplicateNodeError, InvalidInputError, LeaseLostError
+from casstore.session.data import UNFENCED, Commit, NodeDraft, Usage
+from casstore.store import Store
+
+MOST = (1 << 63) - 1
+ONE_TOO_MANY = Commit(usage=[Usage("agent", "model", 1)], lease=UNFENCED)
+
+
+@pytest.fixture
+def engine() -> MemoryEngine:
+    return MemoryEngine()
+
+
+def full(store: Store) -> None:
+    """A session whose ledger can count no more."""
+    drafts = [NodeDraft("n", 1), NodeDraft("leaf", 1)]
+    usage = [Usage("agent", "model", MOST)]
+    store.session("s").commit(Commit(append=drafts, usage=usage, lease=UNFENCED))
+
+
+def a_node_that_is_there(store: Store) -> tuple[Commit, type[CasstoreError]]:
+    return ONE_TOO_MANY._replace(append=[NodeDraft("n", 2)]), DuplicateNodeError
+
+
+def a_lease_that_is_lost(store: Store) -> tuple[Commit, type[CasstoreError]]:
+    lease = store.session("s").claim_lease("owner", 0)
+    assert lease is not None
+    return ONE_TOO_MANY._replace(lease=lease), LeaseLostError
+
+
+@pytest.mark.parametrize("before", [a_node_that_is_there, a_lease_that_is_lost])
+def test_a_ledger_that_would_overflow_is_told_last_also_by_who_knows_the_session(
+    engine: MemoryEngine, before: Callable[[Store], tuple[Commit, type[CasstoreError]]]
+) -> None:
+    store = Store(engine)
+    full(store)
+    change, told = before(store)
+    for one in (store, Store(engine)):
+        with pytest.raises(CasstoreError) as raised:
+            one.session("s").commit(change)
+        assert type(raised.value) is told
+
+
+def test_a_ledger_overflows_by_what_it_is_now_not_by_what_was_known_of_it(
+    engine: MemoryEngine,
+) -> None:
+    store, other = Store(engine), Store(engine)
+    store.session("s").commit(Commit(append=[NodeDraft("first", 1)], lease=UNFENCED))
+    full(store)
+    with pytest.raises(InvalidInputError):
+        store.session("s").commit(ONE_TOO_MANY)
+    other.session("s").rewind(1, lease=UNFENCED)
+    store.session("s").commit(ONE_TOO_MANY)
+    assert [entry.total for entry in store.session("s").usage()] == [1]
