@@ -8,6 +8,7 @@ key to bytes, which JSON itself never has.
 from __future__ import annotations
 
 import json
+from math import isfinite
 from typing import Any, Final
 
 from casstore.errors import InvalidValueError, LimitError
@@ -18,6 +19,14 @@ from casstore.format.limits import MAX_DEPTH
 _TEXT: Final = "json"
 # What holds such a value may itself be inside of something.
 _DEPTH: Final = MAX_DEPTH - 8
+
+
+def loads(text: str | bytes) -> Any:
+    """The value of a text in JSON; ValueError also for what only Python's JSON has.
+
+    That is NaN, and infinities, however they are spelled: Python reads 1e999 as one.
+    """
+    return json.loads(text, parse_constant=_refuse, parse_float=_finite)
 
 
 def as_text(value: Any, *, python: bool = False) -> dict[str, bytes]:
@@ -50,6 +59,17 @@ def restored(value: Any) -> Any:
 
 def _is_text(value: Any) -> bool:
     return type(value) is dict and len(value) == 1 and type(value.get(_TEXT)) is bytes
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not isfinite(number):
+        raise ValueError(f"{text[:40]} is too large a number")
+    return number
 
 
 def _nowhere(kind: int, data: bytes, children: list[bytes]) -> bytes:

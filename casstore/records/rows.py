@@ -10,8 +10,9 @@ it. A ``Draft`` collects changes and happens as one write, wholly or not at all 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Any, Final, TypeVar
 
 from casstore.engine.protocol import (
     Condition,
@@ -45,6 +46,8 @@ _PAGE: Final = 256
 _LINK_BYTE: Final = b"\xc7"
 # A row is no object: what it is called while it is put together.
 _ROW_NAME: Final = b"row"
+
+Made = TypeVar("Made")
 
 
 class Record:
@@ -107,9 +110,10 @@ class Table:
     def scan_starting(
         self, text: str, *prefix: str, after: str | None = None, page: int = _PAGE
     ) -> Iterator[Record]:
-        """Records whose keys start with ``prefix`` and a text that starts with ``text``.
+        """Records whose keys start with ``prefix`` and a text that starts with ``text``, in order.
 
-        With ``after``, only those whose text is greater.
+        With ``after``, only those whose text is greater. Of texts too long for a key, those
+        that begin alike are held in memory together.
         """
         start = self.keys.starting(prefix, text)
         stop = past(start)
@@ -117,10 +121,17 @@ class Table:
             start = max(start, self.keys.starting(prefix, after))
         if start >= stop:
             return
-        for record in self._scan(start, stop, False, page):
-            found = record.key[len(prefix)]
-            if found.startswith(text) and (after is None or found > after):
-                yield record
+        place = len(prefix)
+        # Texts too long for a key lie behind what they begin with, in no order. Whoever goes on
+        # behind one that was listed too early would miss others.
+        for _, alike in groupby(
+            self._scan(start, stop, False, page),
+            lambda record: self.keys.starting(prefix, record.key[place]),
+        ):
+            for record in sorted(alike, key=lambda record: record.key[place]):
+                found = record.key[place]
+                if found.startswith(text) and (after is None or found > after):
+                    yield record
 
     def groups(self, depth: int, *prefix: str) -> Iterator[tuple[str, ...]]:
         """The different first ``depth`` texts of keys, without reading what lies between."""
@@ -143,6 +154,27 @@ class Table:
                 stop = rows[-1].key
             else:
                 start = rows[-1].key + b"\0"
+
+    def read_each(
+        self, records: Iterable[Record], read: Callable[[Record], Made]
+    ) -> Iterator[Made]:
+        """What ``read`` makes of records that were listed, each as it is when its turn comes.
+
+        What a row links to may be gone by then: one that was replaced is read anew, one that
+        was removed is left out, and if it is the same, the CorruptionError is told.
+        """
+        for listed in records:
+            record: Record | None = listed
+            while record is not None:
+                try:
+                    made = read(record)
+                except CorruptionError:
+                    before, record = record, self.find(*record.key)
+                    if record is not None and record.row == before.row:
+                        raise
+                    continue
+                yield made
+                break
 
     def place(self, *key: str) -> RowKey:
         """Where a record of this key stands."""
@@ -193,18 +225,34 @@ class Draft:
             raise InvalidInputError(f"a blob is made of bytes, not {type(content).__name__}")
         return Link(Digest(self._writer.emit(Kind.BLOB, content, [])))
 
-    def keep_long(self, value: Any, *, least_bytes: int | None = None) -> Any:
+    def keep_long(
+        self, value: Any, *, least_bytes: int | None = None, max_depth: int = MAX_DEPTH
+    ) -> Any:
         """A link to the value if it is long enough for an object of its own, else itself.
 
-        Long enough by the rules of values, or, as it is spelled, of ``least_bytes``.
+        Long enough by the rules of values, or, as it is spelled, of ``least_bytes``. What then
+        stands inside of something else has to leave room for that: ``max_depth``.
         """
         emit = self._writer.emit
-        spelled = splitting.spell(value, MAX_DEPTH, emit)
+        spelled = splitting.spell(value, max_depth, emit)
         if spelled.outlined is not None:
             return Link(Digest(spelled.outlined))
         if least_bytes is None or len(spelled.data) < least_bytes:
             return value
         return Link(Digest(splitting.root_object(spelled, emit)))
+
+    def keep_apart(self, value: Any) -> Any:
+        """A link to the value if it is long, or links to anything; else itself.
+
+        In a row, what a value links to would be read with the row.
+        """
+        emit = self._writer.emit
+        spelled = splitting.spell(value, MAX_DEPTH, emit)
+        if spelled.outlined is not None:
+            return Link(Digest(spelled.outlined))
+        if spelled.links and type(value) is not Link:
+            return Link(Digest(splitting.root_object(spelled, emit)))
+        return value
 
     def extend(self, link: Link, items: Sequence[Any]) -> Link:
         """A link to the stored list with more items at its end, as if it were stored whole.

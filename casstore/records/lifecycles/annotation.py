@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from casstore.engine.protocol import MAX_STAMP_MS
 from casstore.errors import CorruptionError, InvalidInputError
-from casstore.records.lifecycles.references import Ref, checked_ref
+from casstore.records.lifecycles.references import ROWS, SESSION, Ref, checked_ref
 from casstore.session.arguments import check_text, list_of
 
 IDENTITY: Final = "identity"
@@ -132,6 +132,12 @@ def checked(annotation: Annotation, *, has_subject: bool, default: str | None) -
         raise InvalidInputError(f"a record has at least one class of {CLASSES}")
     subjects = _texts(annotation.subjects, "subjects")
     sources = sorted({checked_ref(ref) for ref in list_of(annotation.sources, "sources")})
+    for ref in sources:
+        # Others are never looked for: it would be about nobody, and no erasure would find it.
+        if ref.kind not in ROWS and (ref.kind, ref.name) != (SESSION, ""):
+            raise InvalidInputError(
+                f"a source is user data, a checkpoint, a record or a whole session, not {ref}"
+            )
     processors = _texts(annotation.processors, "processors")
     if max(len(subjects), len(sources), len(processors)) > MAX_NAMED:
         raise InvalidInputError(f"at most {MAX_NAMED} subjects, sources and processors, each")

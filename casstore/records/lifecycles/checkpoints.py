@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from casstore.errors import (
+    ConflictError,
     CorruptionError,
     RecordNotFoundError,
     SessionExistsError,
@@ -124,24 +125,34 @@ class AgentSession:
 
     def find_checkpoint(self, label: str) -> Checkpoint | None:
         """The newest checkpoint of this label; None if there is none."""
-        for index in self._tables.labels.scan(self.id, label, reverse=True, page=1):
-            record = self._tables.checkpoints.find(self.id, index.key[2])
-            # None: it was removed between the two reads, and the one before is the newest.
-            if record is not None:
-                return self._read(record)
-        return None
+
+        def read() -> Checkpoint | None:
+            for index in self._tables.labels.scan(self.id, label, reverse=True, page=1):
+                record = self._tables.checkpoints.find(self.id, index.key[2])
+                # If it was removed between the two reads, the one before is the newest; if its
+                # whole session was, another may have got its number.
+                if record is not None and info_of(record).label == label:
+                    return self._read(record)
+            return None
+
+        return self._tables.look(read)
 
     def get_checkpoint(self, number: int) -> Checkpoint:
         """One checkpoint by its number; RecordNotFoundError if there is none."""
         ref = checkpoint_ref(self.id, number)
-        record = self._tables.checkpoints.find(ref.owner, ref.name)
-        if record is None:
-            raise RecordNotFoundError("record", str(ref))
-        return self._read(record)
+
+        def read() -> Checkpoint:
+            record = self._tables.checkpoints.find(ref.owner, ref.name)
+            if record is None:
+                raise RecordNotFoundError("record", str(ref))
+            return self._read(record)
+
+        return self._tables.look(read)
 
     def checkpoints(self) -> Iterator[CheckpointInfo]:
         """All checkpoints, the oldest first."""
-        return map(info_of, self._tables.checkpoints.scan(self.id))
+        table = self._tables.checkpoints
+        return table.read_each(table.scan(self.id), info_of)
 
     def delete_checkpoint(self, number: int) -> bool:
         """Remove a checkpoint; False if there is none. Its number is not given again.
@@ -194,12 +205,14 @@ def put_checkpoints(
 ) -> list[CheckpointInfo]:
     """Add checkpoints to sessions, in one write, each with the next number.
 
-    SessionNotFoundError if one is not there, unless it is to ``begin`` with this.
+    SessionNotFoundError if one is not there, unless it is to ``begin`` with this; ConflictError
+    if a checkpoint of an id that is given is there.
     """
     for entry in entries:
         check_text(entry.label, "a label")
         keys.id_bytes(entry.session, "a session id")
     ids = [str(uuid.uuid4()) if entry.id is None else entry.id for entry in entries]
+    given = [entry.id for entry in entries if entry.id is not None]
     sessions = list(dict.fromkeys(entry.session for entry in entries))
     said = None
     if annotation is not None:
@@ -213,7 +226,7 @@ def put_checkpoints(
         read = change.read(places, sources.sessions())
         now_ms = tables.store.engine.now_ms()
         rows = {
-            session: SessionRow(now_ms, 0, None)
+            session: _begun(tables, session, now_ms, None)
             if begin and record is None
             else _required(session, record)
             for session, record in zip(sessions, read, strict=False)
@@ -222,6 +235,9 @@ def put_checkpoints(
         about = sources.subjects(read[len(sessions) : end], read[len(places) :])
         about |= sources.session_subjects(change, subjects)
         subjects.require(read[end : len(places)], change)
+        # Asked after the sessions: who adds one of them changes its session, and this write fails.
+        if given and _are_there(tables, given):
+            raise ConflictError("some of the checkpoints came into the store meanwhile")
         made_now: list[CheckpointInfo] = []
         for entry, checkpoint_id in zip(entries, ids, strict=True):
             row = rows[entry.session]
@@ -251,10 +267,27 @@ def put_checkpoints(
     return tables.change("a session", step)
 
 
+def _are_there(tables: Tables, ids: Sequence[str]) -> bool:
+    """Is any of the checkpoints there that were imported under these ids?"""
+    known = [place for place in tables.imported.find_many([(one,) for one in ids]) if place]
+    return any(tables.find([tables.payload(Ref(*place.value)) for place in known]))
+
+
 def _required(session: str, record: Record | None) -> SessionRow:
     if record is None:
         raise SessionNotFoundError(session)
     return SessionRow.of(record)
+
+
+def _begun(tables: Tables, session: str, now_ms: int, user: str | None) -> SessionRow:
+    """The row of a session that begins.
+
+    Something may be derived from checkpoints of a session that had its id before. None of its own
+    gets such a number, or an erasure would take that for derived from it.
+    """
+    derived = tables.derived.scan(CHECKPOINT, session, reverse=True, page=1)
+    last = next(derived, None)
+    return SessionRow(now_ms, 0 if last is None else int(last.key[2]), user)
 
 
 def _label(tables: Tables, info: CheckpointInfo) -> Place:
@@ -286,7 +319,7 @@ def create_sessions(
         subjects.require(read[len(sessions) :], change)
         now_ms = tables.store.engine.now_ms() if at_ms is None else at_ms
         for session, place in zip(sessions, places, strict=True):
-            change.put(place, SessionRow(now_ms, 0, hashed).to_value())
+            change.put(place, _begun(tables, session, now_ms, hashed).to_value())
             if hashed is not None:
                 change.put((tables.subjects, (hashed, *Ref(AGENT, session))), None)
 

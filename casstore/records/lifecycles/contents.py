@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from casstore.errors import CorruptionError
+from casstore.errors import CorruptionError, ObjectNotFoundError
 from casstore.format.canonical import Link
 from casstore.format.limits import OUTLINE_MIN_BYTES
 from casstore.records.rows import Draft
@@ -22,7 +22,7 @@ def content(draft: Draft, value: Any) -> dict[str, Any]:
     if type(value) in (str, bytes):
         kept = value if len(value) < OUTLINE_MIN_BYTES // 4 else draft.keep(value)
     else:
-        kept = draft.keep_long(value)
+        kept = draft.keep_apart(value)
     if type(kept) is Link and type(value) is not Link:
         return {_ELSEWHERE: kept}
     return {_HERE: value}
@@ -35,4 +35,7 @@ def read_content(store: Store, fields: dict[str, Any]) -> Any:
     link = fields.get(_ELSEWHERE)
     if type(link) is not Link:
         raise CorruptionError("the content of a record is damaged")
-    return store.get_value(link.digest)
+    try:
+        return store.get_value(link.digest)
+    except ObjectNotFoundError as exc:
+        raise CorruptionError(f"the content of a record is not in the store: {exc}") from exc

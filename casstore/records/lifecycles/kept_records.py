@@ -24,6 +24,7 @@ from casstore.records.lifecycles.notes import (
 from casstore.records.lifecycles.references import RECORD, Ref
 from casstore.records.lifecycles.subjects import Subjects
 from casstore.records.lifecycles.tables import Change, Tables, fields
+from casstore.records.rows import Record
 
 _MISSING: Final = object()
 
@@ -78,18 +79,22 @@ class KeptRecords:
 
     def get(self, collection: str, name: str, default: Any = _MISSING) -> Any:
         """A value; the default, or RecordNotFoundError, if there is none."""
-        ref = Ref(RECORD, collection, name)
-        record = self._tables.records.find(collection, name)
-        if record is not None:
-            return read_content(self._tables.store, fields(record))
+
+        def read() -> Any:
+            record = self._tables.records.find(collection, name)
+            return _MISSING if record is None else read_content(self._tables.store, fields(record))
+
+        found = self._tables.look(read)
+        if found is not _MISSING:
+            return found
         if default is _MISSING:
-            raise RecordNotFoundError("record", str(ref))
+            raise RecordNotFoundError("record", str(Ref(RECORD, collection, name)))
         return default
 
     def list(self, collection: str) -> Iterator[KeptRecord]:
         """The records of a collection, in order of their names."""
-        for record in self._tables.records.scan(collection):
-            yield KeptRecord(Ref(RECORD, *record.key), int(fields(record)["t"]))
+        records = self._tables.records
+        return records.read_each(records.scan_starting("", collection), _listed)
 
     def delete(self, collection: str, name: str) -> bool:
         """Remove a record; False if there is none.
@@ -105,6 +110,10 @@ class KeptRecords:
             return removal.there
 
         return self._tables.change(str(ref), step)
+
+
+def _listed(record: Record) -> KeptRecord:
+    return KeptRecord(Ref(RECORD, *record.key), int(fields(record)["t"]))
 
 
 def remove_record(change: Change, tables: Tables, ref: Ref, only: bytes | None = None) -> Removal:

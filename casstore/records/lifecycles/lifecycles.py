@@ -155,10 +155,14 @@ class Lifecycles:
 
     def find_note(self, ref: Ref) -> Note | None:
         """What is said of a record, if anything; RecordNotFoundError if there is no record."""
-        row, noted = self.tables.find([self._row(ref), self.tables.note(ref)])
-        if row is None:
-            raise RecordNotFoundError("record", str(ref))
-        return note_of(noted)
+
+        def read() -> Note | None:
+            row, noted = self.tables.find([self._row(ref), self.tables.note(ref)])
+            if row is None:
+                raise RecordNotFoundError("record", str(ref))
+            return note_of(noted)
+
+        return self.tables.look(read)
 
     def hold(self, ref: Ref, hold: Hold) -> None:
         """Let a record stay until a moment. RecordHeldError if it is held for longer already."""
@@ -205,12 +209,16 @@ class Lifecycles:
 
         InvalidInputError if it is not sealed.
         """
-        row, noted = self.tables.find([self._row(ref), self.tables.note(ref)])
-        note = note_of(noted)
-        if note is None or note.seal is None:
-            raise InvalidInputError(f"{ref} is not sealed")
-        if row is None or plain_hash(row.row).hex() != note.seal.hash:
-            raise CorruptionError(f"{ref} is not as it was sealed")
+
+        def read() -> None:
+            row, noted = self.tables.find([self._row(ref), self.tables.note(ref)])
+            note = note_of(noted)
+            if note is None or note.seal is None:
+                raise InvalidInputError(f"{ref} is not sealed")
+            if row is None or plain_hash(row.row).hex() != note.seal.hash:
+                raise CorruptionError(f"{ref} is not as it was sealed")
+
+        self.tables.look(read)
 
     def _row(self, ref: Ref) -> Place:
         if ref.kind == USER:

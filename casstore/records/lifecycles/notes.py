@@ -74,6 +74,13 @@ def note_of(record: Record | None) -> Note | None:
     return None if record is None else Note.from_value(record.value)
 
 
+def note_now(tables: Tables, record: Record | None) -> Note | None:
+    """The note of a row that was read before; as it is now if it was replaced since."""
+    if record is None:
+        return None
+    return next(tables.notes.read_each([record], note_of), None)
+
+
 def write_seal(seal: Seal, row: bytes, now_ms: int) -> WriteSeal:
     """A seal over a row as it stands: what the row links to is in it by digest."""
     return WriteSeal(now_ms, seal.action, seal.basis, seal.summarization, plain_hash(row).hex())

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from casstore.errors import KeyDestroyedError, RecordNotFoundError
+from casstore.errors import RecordNotFoundError
 from casstore.records.lifecycles.annotation import IDENTITY, Annotation, Note, checked
 from casstore.records.lifecycles.emptying import Emptying
 from casstore.records.lifecycles.notes import (
@@ -80,15 +80,14 @@ class UserData:
 
         KeyDestroyedError or KeyMissingError if it is encrypted and cannot be read.
         """
-        ref, record = self._find(user, name)
-        while record is not None:
-            try:
-                return self._rows.opened(ref, fields(record))
-            except KeyDestroyedError:
-                before, (_, record) = record, self._find(user, name)
-                # Unless it was erased or replaced at this moment, it is unreadable for good.
-                if record is not None and record.row == before.row:
-                    raise
+
+        def read() -> Any:
+            ref, record = self._find(user, name)
+            return _MISSING if record is None else self._rows.opened(ref, fields(record))
+
+        found = self._tables.look(read)
+        if found is not _MISSING:
+            return found
         if default is _MISSING:
             raise RecordNotFoundError("value", name, "of this user")
         return default
@@ -97,24 +96,33 @@ class UserData:
         """Values of one moment, by user and name; None where there is none."""
         refs = [self.ref(user, name) for user, name in places]
         rows = [self._tables.payload(ref) for ref in refs]
-        read = self._tables.find([*rows, *self._subjects.places()])
-        self._subjects.require(read[len(rows) :])
-        return [
-            None
-            if record is None
-            else FoundValue(self._rows.opened(ref, told := fields(record)), int(told["t"]))
-            for ref, record in zip(refs, read, strict=False)
-        ]
+
+        def read() -> list[FoundValue | None]:
+            found = self._tables.find([*rows, *self._subjects.places()])
+            self._subjects.require(found[len(rows) :])
+            return [
+                None
+                if record is None
+                else FoundValue(self._rows.opened(ref, told := fields(record)), int(told["t"]))
+                for ref, record in zip(refs, found, strict=False)
+            ]
+
+        return self._tables.look(read)
 
     def names(self, user: str) -> Iterator[str]:
         """What a user's values are called, in order."""
         self._subjects.check()
-        return (record.key[1] for record in self._tables.users.scan(self._subjects.hash(user)))
+        owner = self._subjects.hash(user)
+        return (record.key[1] for record in self._tables.users.scan_starting("", owner))
 
     def written_at_ms(self, user: str, name: str) -> int | None:
         """When a value was written; None if there is none."""
-        _, record = self._find(user, name)
-        return None if record is None else int(fields(record)["t"])
+
+        def read() -> int | None:
+            _, record = self._find(user, name)
+            return None if record is None else int(fields(record)["t"])
+
+        return self._tables.look(read)
 
     def _find(self, user: str, name: str) -> tuple[Ref, Record | None]:
         ref = self.ref(user, name)

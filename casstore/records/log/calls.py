@@ -15,6 +15,7 @@ from casstore.records.log.data import NewMessage, Pending
 from casstore.records.log.ground import At, Change, Ground, LeaseGiven
 from casstore.records.log.messages import payload_of
 from casstore.records.log.reading import numbered
+from casstore.session.attempts import settled
 from casstore.session.data import UNFENCED
 
 Call = Mapping[str, Any]
@@ -22,7 +23,7 @@ Call = Mapping[str, Any]
 
 def pending(ground: Ground, session: str) -> Pending | None:
     """The calls of a session that have no results; None if there are none."""
-    return waiting(ground, ground.at(session))
+    return settled(lambda: waiting(ground, ground.at(session)))
 
 
 def waiting(ground: Ground, at: At) -> Pending | None:

@@ -100,7 +100,8 @@ def folds(ground: Ground, session: str) -> Iterator[Fold]:
 
 def folds_of(ground: Ground, session: str, state: LogState) -> Iterator[Fold]:
     """Those that there were when the session was in this state."""
-    return (decode(row) for row in ground.folds.scan(session, before=digits(state.folds + 1)))
+    rows = ground.folds.scan(session, before=digits(state.folds + 1))
+    return ground.folds.read_each(rows, decode)
 
 
 def decode(row: Record) -> Fold:

@@ -8,7 +8,7 @@ and no two messages have the same, whoever writes from where.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Literal, NamedTuple, TypeVar
+from typing import Final, Generic, Literal, NamedTuple, TypeVar
 
 from casstore.engine.protocol import Write
 from casstore.errors import (
@@ -22,7 +22,8 @@ from casstore.errors import (
 from casstore.records.log.state import LogState, States, is_of_later
 from casstore.records.rows import Table
 from casstore.session import commit, keys
-from casstore.session.data import UNFENCED, Claim, Commit, Given, Lease, NodeDraft
+from casstore.session.attempts import settled
+from casstore.session.data import UNFENCED, Checkpoint, Claim, Commit, Given, Lease, NodeDraft
 from casstore.session.state import Runtime, State
 from casstore.store import Store
 
@@ -73,7 +74,7 @@ class Ground:
 
     def at(self, session: str) -> At:
         """A session as it is; SessionNotFoundError or SessionDeletedError if it is not."""
-        return self._at(session, self.runtime.get(session))
+        return settled(lambda: self._at(session, self.runtime.get(session)))
 
     def _at(self, session: str, revision: State) -> At:
         state = self.states.read(session, revision)
@@ -107,22 +108,18 @@ class Ground:
         known = self.runtime.recall(keys.session_key(session)) if from_memory else None
         for _ in range(MAX_ATTEMPTS):
             recalled = self._recalled(session, known)
-            is_recalled = recalled is not None
-            at = recalled or self.at(session)
             known = None
-            change, result = decide(at)
+            decided = settled(_Deciding(self, session, decide, recalled))
+            at, change, result, checkpoint = decided
             if change is None:
                 return result
-            kept = change.state is at.state
             try:
                 commit.commit(
                     self.runtime,
                     session,
                     Commit(
                         append=change.append,
-                        checkpoint=(
-                            None if kept else self.states.checkpoint(at.revision, change.state)
-                        ),
+                        checkpoint=checkpoint,
                         expected=at.revision.head.revision,
                         lease=lease,
                         completes=change.completes,
@@ -132,7 +129,7 @@ class Ground:
             except (HeadConflictError, ConditionFailedError):
                 continue
             except DuplicateNodeError as exc:
-                if is_recalled:
+                if at is recalled:
                     continue
                 raise NotALogError(session, _moved_back(at.last)) from exc
             return result
@@ -147,6 +144,41 @@ class Ground:
         except NotALogError:
             # It may be one by now: somebody else has finished its import.
             return None
+
+
+class _Decided(NamedTuple, Generic[Result]):
+    """A change, the session that it was decided on, and its new checkpoint if it has one."""
+
+    at: At
+    change: Change | None
+    result: Result
+    checkpoint: Checkpoint | None
+
+
+class _Deciding(Generic[Result]):
+    """Decides on what is remembered of a session, and, called again, on what is there."""
+
+    def __init__(
+        self,
+        ground: Ground,
+        session: str,
+        decide: Callable[[At], tuple[Change | None, Result]],
+        recalled: At | None,
+    ) -> None:
+        self._ground = ground
+        self._session = session
+        self._decide = decide
+        self._recalled = recalled
+
+    def __call__(self) -> _Decided[Result]:
+        at, self._recalled = self._recalled, None
+        if at is None:
+            at = self._ground.at(self._session)
+        change, result = self._decide(at)
+        checkpoint = None
+        if change is not None and change.state is not at.state:
+            checkpoint = self._ground.states.checkpoint(at.revision, change.state)
+        return _Decided(at, change, result, checkpoint)
 
 
 def _moved_back(last: int) -> str:

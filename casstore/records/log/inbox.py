@@ -10,9 +10,10 @@ there; a holder that dies leaves it in the queue.
 from __future__ import annotations
 
 import secrets
+from contextlib import suppress
 from typing import Final
 
-from casstore.errors import InvalidInputError
+from casstore.errors import CasstoreError, InvalidInputError
 from casstore.records.log.appending import placed
 from casstore.records.log.data import NewMessage
 from casstore.records.log.ground import At, Change, Ground
@@ -59,7 +60,14 @@ def deliver(ground: Ground, session: str, lease: Lease, limit: int) -> list[int]
     def decide(at: At) -> tuple[Change, list[int]]:
         return _delivered(ground, at, claim)
 
-    return ground.change(session, decide, lease=lease)
+    try:
+        return ground.change(session, decide, lease=lease)
+    except BaseException:
+        # Who tries again under this lease must find them. If they were delivered all the same there
+        # is nothing to give back; if they cannot be given back, they are free when the lease ends.
+        with suppress(CasstoreError):
+            queue.abandon(claim)
+        raise
 
 
 def _delivered(ground: Ground, at: At, claim: Claim) -> tuple[Change, list[int]]:

@@ -6,6 +6,7 @@ is there already must be equal.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from casstore.engine.protocol import Write
 from casstore.errors import HeadConflictError, InvalidInputError, SessionExistsError
 from casstore.records.log.data import Fold, RoundUsage, UsageTotals
 from casstore.records.log.ground import Ground, digits
-from casstore.records.log.messages import check_number
+from casstore.records.log.messages import call_ids, check_number
 from casstore.records.log.reading import nodes_of
 from casstore.records.log.state import LogState, pack, state_fault
 from casstore.records.log.tree import Row, born, check_row
@@ -78,6 +79,7 @@ class Intake:
         ground, session = self._ground, self._session
         fresh = self._fresh(messages)
         check_rest(rest, fresh[-1].number if fresh else self.last)
+        self._check_calls(rest.state, fresh)
         for fold in rest.folds:
             flat = [each for run in fold.runs for each in run]
             key = (session, digits(fold.number))
@@ -89,6 +91,21 @@ class Intake:
             draft.put(ground.totals, (session,), list(rest.totals))
         beside = born(ground, draft, session, rest.row)
         self._commit(fresh, rest.state, beside)
+
+    def _check_calls(self, state: LogState, fresh: Sequence[Arrived]) -> None:
+        """Refuse calls that wait and that no message makes: nobody could ever end the waiting."""
+        made: dict[str, Any] = {}
+        if state.calling > self.last:
+            made = next((one.payload for one in fresh if one.number == state.calling), made)
+        elif state.calling and self._state is not None:
+            nodes = nodes_of(self._ground, self._session, self._state, self.last)
+            made = next((node.payload for node in nodes.between(*[state.calling] * 2)), made)
+        if Counter(state.calls) - Counter(call_ids(made.get("tool_calls"))) or (
+            bool(state.calling) != bool(state.calls)
+        ):
+            raise InvalidInputError(
+                f"message {state.calling} does not make the calls {state.calls!r:.80} that wait"
+            )
 
     def _fresh(self, messages: Sequence[Arrived]) -> list[Arrived]:
         """Those that are not in yet. SessionExistsError if one that is, is another."""

@@ -7,6 +7,7 @@ from casstore.records.log.ground import Ground
 from casstore.records.log.reading import opened
 from casstore.session import tombstones
 from casstore.session.arguments import check_count
+from casstore.session.attempts import settled
 
 
 def prune(ground: Ground, session: str, keep_recent: int, older_than_ms: int | None) -> int:
@@ -17,6 +18,14 @@ def prune(ground: Ground, session: str, keep_recent: int, older_than_ms: int | N
     check_count(keep_recent, "how many messages to keep")
     if older_than_ms is not None and type(older_than_ms) is not int:
         raise InvalidInputError(f"an age in ms, not {older_than_ms!r}")
+    going = settled(lambda: _going(ground, session, keep_recent, older_than_ms))
+    if not going:
+        return 0
+    return len(tombstones.hide(ground.runtime, session, going).hidden)
+
+
+def _going(ground: Ground, session: str, keep_recent: int, older_than_ms: int | None) -> list[str]:
+    """The nodes of folded messages that are to go."""
     at, nodes = opened(ground, session, payloads=False)
     limit_ms = None if older_than_ms is None else ground.now_ms() - older_than_ms
     shown = at.state.view.shown(at.last)
@@ -29,7 +38,4 @@ def prune(ground: Ground, session: str, keep_recent: int, older_than_ms: int | N
             folded.append("" if young else node.id)
         start = last + 1
     kept = folded[: max(0, len(folded) - keep_recent)]
-    going = [node_id for node_id in kept if node_id]
-    if not going:
-        return 0
-    return len(tombstones.hide(ground.runtime, session, going).hidden)
+    return [node_id for node_id in kept if node_id]

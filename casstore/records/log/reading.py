@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 
+from casstore.errors import CorruptionError, NotFoundError
 from casstore.records.log.data import Message
 from casstore.records.log.ground import At, Ground
 from casstore.records.log.messages import check_number, message_of
@@ -61,12 +62,16 @@ def opened(ground: Ground, session: str, *, payloads: bool = True) -> tuple[At, 
 
 def active(ground: Ground, session: str) -> list[Message]:
     """The messages shown, in their order: what an agent goes on from."""
-    at, nodes = opened(ground, session)
-    return [
-        message_of(node, at.state.view)
-        for first, last in at.state.view.shown(at.last)
-        for node in nodes.between(first, last)
-    ]
+
+    def read() -> list[Message]:
+        at, nodes = opened(ground, session)
+        return [
+            message_of(node, at.state.view)
+            for first, last in at.state.view.shown(at.last)
+            for node in nodes.between(first, last)
+        ]
+
+    return settled(read)
 
 
 def every(ground: Ground, session: str, first: int, last: int | None) -> Iterator[Message]:
@@ -75,13 +80,33 @@ def every(ground: Ground, session: str, first: int, last: int | None) -> Iterato
     if last is not None:
         check_number(last, "a number")
     at, nodes = opened(ground, session)
-    chosen = nodes.between(first, at.last if last is None else last)
-    return (message_of(node, at.state.view) for node in chosen)
+    return _from(ground, at, nodes, first, at.last if last is None else last)
+
+
+def _from(ground: Ground, at: At, nodes: Numbered, first: int, last: int) -> Iterator[Message]:
+    """Messages by number; from the session as it is then, if the revision goes in the midst."""
+    told = ""
+    while True:
+        try:
+            for node in nodes.between(first, last):
+                yield message_of(node, at.state.view)
+                first = int(node.id) + 1
+            return
+        except (CorruptionError, NotFoundError) as exc:
+            # A message is the same at every revision that has it. What is damaged is missed again.
+            if repr(exc) == told:
+                raise
+            told = repr(exc)
+            at, nodes = opened(ground, at.session)
 
 
 def find(ground: Ground, session: str, number: int) -> Message | None:
     """One message; None if there is none of this number, or no longer."""
     check_number(number, "a number")
-    at, nodes = opened(ground, session)
-    found = nodes.between(number, number)
-    return message_of(found[0], at.state.view) if found else None
+
+    def read() -> Message | None:
+        at, nodes = opened(ground, session)
+        found = nodes.between(number, number)
+        return message_of(found[0], at.state.view) if found else None
+
+    return settled(read)

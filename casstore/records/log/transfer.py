@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from casstore.errors import FormatError, InvalidInputError
+from casstore.errors import CorruptionError, FormatError, InvalidInputError
 from casstore.records.log import folding, tree, usage
 from casstore.records.log.data import ROOT, Fold, RoundUsage, Tokens, UsageTotals
 from casstore.records.log.ground import Ground
@@ -26,6 +26,7 @@ from casstore.records.log.reading import Numbered, opened
 from casstore.records.log.state import LogState, pack, unpack
 from casstore.records.log.tree import Row
 from casstore.records.rows import Draft
+from casstore.session.attempts import settled
 
 VERSION: Final = 1
 # How many messages one commit takes in; a session of fewer comes in at once.
@@ -39,7 +40,8 @@ _CARRIED: Final = (
 def export(ground: Ground, session: str) -> Iterator[dict[str, Any]]:
     """Everything of a session, entry by entry, its messages as of now."""
     at, nodes = opened(ground, session)
-    return _entries(ground, session, tree.get_row(ground, session), at.state, nodes)
+    row = settled(lambda: tree.get_row(ground, session), (CorruptionError,))
+    return _entries(ground, session, row, at.state, nodes)
 
 
 def _entries(
@@ -55,10 +57,11 @@ def _entries(
         flat = [each for run in fold.runs for each in run]
         yield {"fold": [fold.number, fold.note, flat, *fold[3:]]}
         count += 1
-    for used in usage.rounds(ground, session):
+    rounds, totals = usage.both(ground, session)
+    for used in rounds:
         yield {"usage": [used.send, used.round, *used.tokens, used.created_at_ms]}
         count += 1
-    yield {"totals": list(usage.totals(ground, session))}
+    yield {"totals": list(totals)}
     yield {"end": count + 1}
 
 

@@ -35,11 +35,12 @@ from casstore.records.log.data import (
     SUBAGENT,
     LogSession,
 )
-from casstore.records.log.ground import MAX_ATTEMPTS, Ground, digits
+from casstore.records.log.ground import MAX_ATTEMPTS, At, Ground, digits
 from casstore.records.log.state import LogState, pack
 from casstore.records.rows import Draft, Record
 from casstore.session import catalogue, commit, keys
 from casstore.session.arguments import check_count
+from casstore.session.attempts import settled
 from casstore.session.catalogue import KnownSession
 from casstore.session.data import UNFENCED, Checkpoint, Commit, SessionMeta
 from casstore.session.heads import decode_head, head_key
@@ -129,10 +130,14 @@ def create(ground: Ground, session: str, row: Row, depth_limit: int) -> LogSessi
     SessionExistsError if the id is taken; then nothing was made.
     """
     check_row(row)
-    for _ in range(MAX_ATTEMPTS):
+
+    def prepared() -> tuple[Row, Write]:
         draft = Draft(ground.store)
         placed = below_parent(ground, draft, session, row, depth_limit)
-        beside = born(ground, draft, session, placed)
+        return placed, born(ground, draft, session, placed)
+
+    for _ in range(MAX_ATTEMPTS):
+        placed, beside = settled(prepared, (CorruptionError,))
         try:
             commit.commit(
                 ground.runtime,
@@ -192,7 +197,8 @@ def adopt(ground: Ground, session: str, row: Row, depth_limit: int) -> LogSessio
     As ``create``; SessionNotFoundError if there is no such session.
     """
     check_row(row)
-    for _ in range(MAX_ATTEMPTS):
+
+    def prepared() -> tuple[At, Row, Draft]:
         at = ground.at(session)
         known = row._replace(created_at_ms=at.revision.head.created_at_ms)
         draft = Draft(ground.store)
@@ -201,6 +207,10 @@ def adopt(ground: Ground, session: str, row: Row, depth_limit: int) -> LogSessio
         draft.put(ground.sessions, (session,), list(placed))
         there = RowStarts(*head_key(keys.session_key(session)), b"")
         draft.also(Write(conditions=[there]))
+        return at, placed, draft
+
+    for _ in range(MAX_ATTEMPTS):
+        at, placed, draft = settled(prepared, (CorruptionError,))
         try:
             draft.commit()
         except ConditionFailedError:
@@ -226,8 +236,12 @@ def born(ground: Ground, draft: Draft, session: str, row: Row) -> Write:
 
 def find(ground: Ground, session: str) -> LogSession | None:
     """What is known of a session; None if it is not there."""
-    record = ground.sessions.find(session)
-    return None if record is None else _public(ground, record)
+
+    def read() -> LogSession | None:
+        record = ground.sessions.find(session)
+        return None if record is None else _public(ground, record)
+
+    return settled(read, (CorruptionError,))
 
 
 def get_row(ground: Ground, session: str) -> Row:
@@ -252,8 +266,8 @@ def listed(ground: Ground, after: str | None, limit: int | None) -> Iterator[Log
     if limit is not None:
         check_count(limit, "a limit")
     left = -1 if limit is None else limit
-    for record in ground.sessions.scan_starting("", after=after) if left else ():
-        found = _public(ground, record)
+    records = ground.sessions.scan_starting("", after=after) if left else ()
+    for found in ground.sessions.read_each(records, lambda record: _public(ground, record)):
         if found is not None:
             yield found
             left -= 1
@@ -264,7 +278,8 @@ def listed(ground: Ground, after: str | None, limit: int | None) -> Iterator[Log
 def children(ground: Ground, session: str) -> list[LogSession]:
     """The sessions right below one, in the order in which they were made."""
     ids = [(row.value,) for row in ground.children.scan(session)]
-    found = [_public(ground, row) for row in ground.sessions.find_many(ids) if row is not None]
+    rows = [row for row in ground.sessions.find_many(ids) if row is not None]
+    found = ground.sessions.read_each(rows, lambda record: _public(ground, record))
     return [each for each in found if each is not None]
 
 
@@ -281,7 +296,8 @@ def update_known(ground: Ground, session: str, changes: dict[str, Any]) -> LogSe
 
 def update(ground: Ground, session: str, changes: dict[str, Any]) -> LogSession:
     """Change what is known of a session."""
-    for _ in range(MAX_ATTEMPTS):
+
+    def prepared() -> tuple[LogSession, Row, Draft]:
         record = ground.sessions.find(session)
         shown = None if record is None else _public(ground, record)
         if record is None or shown is None:
@@ -291,6 +307,10 @@ def update(ground: Ground, session: str, changes: dict[str, Any]) -> LogSession:
         draft = Draft(ground.store)
         draft.expect(ground.sessions, (session,), record)
         draft.put(ground.sessions, (session,), list(row))
+        return shown, row, draft
+
+    for _ in range(MAX_ATTEMPTS):
+        shown, row, draft = settled(prepared, (CorruptionError,))
         try:
             draft.commit()
         except ConditionFailedError:
@@ -307,10 +327,7 @@ def finish(ground: Ground, session: str, status: str) -> bool:
 
     One that ended otherwise stays to be looked at, until its parent goes.
     """
-    record = ground.sessions.find(session)
-    if record is None:
-        raise SessionNotFoundError(session)
-    row = decode(record)
+    row = settled(lambda: get_row(ground, session), (CorruptionError,))
     if status != COMPLETED or row.lifecycle != EPHEMERAL or row.parent is None:
         return False
     return close(ground, session, cascade=True) > 0
@@ -319,8 +336,8 @@ def finish(ground: Ground, session: str, status: str) -> bool:
 def close(ground: Ground, session: str, *, cascade: bool) -> int:
     """Take a session away for good with those that go with it; how many went."""
     for _ in range(MAX_ATTEMPTS):
-        going = _Going(ground)
-        if not going.gather(session, cascade=cascade):
+        going = settled(lambda: _gathered(ground, session, cascade=cascade), (CorruptionError,))
+        if going is None:
             return 0
         try:
             going.draft.commit()
@@ -330,6 +347,12 @@ def close(ground: Ground, session: str, *, cascade: bool) -> int:
             catalogue.clear(ground.runtime, name, keys.session_key(name))
         return len(going.sessions)
     raise BusyError(f"session {session!r} kept moving while it was being closed; try again")
+
+
+def _gathered(ground: Ground, session: str, *, cascade: bool) -> _Going | None:
+    """What closing a session takes away; None if there is no such session."""
+    going = _Going(ground)
+    return going if going.gather(session, cascade=cascade) else None
 
 
 class _Going:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from casstore.errors import (
     BusyError,
     ConditionFailedError,
+    CorruptionError,
     InvalidInputError,
     SessionNotFoundError,
 )
@@ -22,6 +23,7 @@ from casstore.records.log.ground import MAX_ATTEMPTS, At, Ground, digits
 from casstore.records.log.messages import check_number
 from casstore.records.rows import Draft, Record, Table, find_records
 from casstore.session.arguments import check_count
+from casstore.session.attempts import settled
 
 
 def note(
@@ -54,7 +56,8 @@ def record(
     ground: Ground, session: str, tokens: Tokens, send: int | None, round_index: int | None
 ) -> None:
     """Note down what a round has used, by itself."""
-    for _ in range(MAX_ATTEMPTS):
+
+    def noted() -> Draft:
         at = ground.at(session)
         row = ground.sessions.find(session)
         if row is None:
@@ -63,8 +66,11 @@ def record(
         # Closing takes the row away, and nothing may be noted of a session that is closed.
         draft.expect(ground.sessions, (session,), row)
         note(ground, draft, at, at.state.send if send is None else send, round_index, tokens)
+        return draft
+
+    for _ in range(MAX_ATTEMPTS):
         try:
-            draft.commit()
+            settled(noted, (CorruptionError,)).commit()
         except ConditionFailedError:
             continue
         return
@@ -85,7 +91,7 @@ def check_tokens(tokens: Tokens) -> None:
 def rounds(ground: Ground, session: str) -> Iterator[RoundUsage]:
     """What each round has used, in order of sends and rounds."""
     ground.at(session)
-    return (decode(row) for row in ground.usage.scan(session))
+    return ground.usage.read_each(ground.usage.scan(session), decode)
 
 
 def decode(row: Record) -> RoundUsage:
@@ -99,6 +105,17 @@ def totals(ground: Ground, session: str) -> UsageTotals:
     ground.at(session)
     row = ground.totals.find(session)
     return UsageTotals() if row is None else UsageTotals(*row.value)
+
+
+def both(ground: Ground, session: str) -> tuple[list[RoundUsage], UsageTotals]:
+    """What each round has used, and what a session has used in all, of one moment."""
+    for _ in range(MAX_ATTEMPTS):
+        # Whatever is noted changes the totals, or nothing of what the rounds come to.
+        known = totals(ground, session)
+        used = list(rounds(ground, session))
+        if totals(ground, session) == known:
+            return used, known
+    raise BusyError(f"the usage of session {session!r} kept changing; try again")
 
 
 def prune(ground: Ground, session: str, keep_recent: int) -> int:

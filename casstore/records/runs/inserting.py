@@ -1,7 +1,7 @@
 """Rows as another store has them, with their own times and numbers: for importers.
 
-Each call is one write, of any number of threads. What is there already must not be given
-again: ``stored`` tells.
+Each call is one write, of any number of threads. What is there already stays as it is: ``stored``
+tells.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def stored(ground: Ground, items: Sequence[Item]) -> list[Any]:
 
 
 def insert(ground: Ground, items: Sequence[Item]) -> None:
-    """Put items that are not there; RecordNotFoundError if a thread or run of theirs is not."""
+    """Put those that are not there; RecordNotFoundError if a thread or run of theirs is not."""
     until_written("the runs of this store", lambda: _Insertion(ground, items).commit())
 
 
@@ -122,8 +122,11 @@ class _Insertion:
         self._owners = _Owners(ground, items)
         self._numbers = Numbers(ground.tables, self._owners.counter)
         self._draft = Draft(ground.store)
-        for item in items:
-            _PUT[type(item)](self, item)
+        # Asked after the owners: who puts one of them changes its thread, and this write fails.
+        # Put twice, a thread would get another key, and lose all that stands under the first.
+        for item, there in zip(items, stored(ground, items), strict=True):
+            if there is None:
+                _PUT[type(item)](self, item)
 
     def commit(self) -> None:
         """Write everything at once."""

@@ -297,8 +297,8 @@ class Reading:
     def all_runs(self) -> Iterator[Run]:
         """Every run, by id, as its row says; CorruptionError if one cannot be read."""
         self.require_stamp()
-        for record in self._tables.runs.scan():
-            yield layout.read_run(record).run
+        table = self._tables.runs
+        yield from table.read_each(table.scan(), lambda record: layout.read_run(record).run)
 
     def _ordered(
         self,

@@ -11,6 +11,7 @@ from casstore.errors import (
     ConditionFailedError,
     CorruptionError,
     InvalidInputError,
+    ObjectNotFoundError,
     RecordNotFoundError,
     RevisionNotFoundError,
     SessionDeletedError,
@@ -118,7 +119,9 @@ class Runs:
 
     def create_thread(self, thread: str, agent: str, *, workspace: str = "default") -> Thread:
         """Begin a thread. Repeated with the same agent and workspace it gives what is there."""
-        return threads.create(self._ground, thread, agent=agent, workspace=workspace)
+        return _settled(
+            lambda: threads.create(self._ground, thread, agent=agent, workspace=workspace)
+        )
 
     def find_thread(self, thread: str) -> Thread | None:
         """A thread; None if there is none."""
@@ -402,13 +405,19 @@ class Runs:
         self, thread: str, run: str, path: str, *, max_bytes: int = DEFAULT_MAX_BYTES
     ) -> Any:
         """The content of an artifact as it was put, or RecordNotFoundError."""
-        found = self.find_artifact(thread, run, path)
-        if found is None:
-            raise RecordNotFoundError("artifact", path, f"of run {run!r}")
         store = self._ground.store
-        if found.is_blob:
-            return store.get_blob(found.digest, max_bytes=max_bytes)
-        return store.get_value(found.digest, max_bytes=max_bytes)
+
+        def read() -> Any:
+            found = self._reading.find_artifact(thread, run, path)
+            if found is None:
+                raise RecordNotFoundError("artifact", path, f"of run {run!r}")
+            get = store.get_blob if found.is_blob else store.get_value
+            try:
+                return get(found.digest, max_bytes=max_bytes)
+            except ObjectNotFoundError as exc:
+                raise CorruptionError(f"the content of artifact {path!r} is lost: {exc}") from exc
+
+        return _settled(read)
 
     def artifacts(
         self, thread: str, run: str, *, limit: int = 100, cursor: str | None = None

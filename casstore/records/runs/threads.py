@@ -21,7 +21,7 @@ from casstore.records.runs.layout import COUNTER, ApprovalRow, RunRow, ThreadRow
 from casstore.records.runs.names import check_id, number_text
 from casstore.records.runs.working import Ground, Numbers, Place, protected_revision, protector
 from casstore.session import protection
-from casstore.session.attempts import until_written
+from casstore.session.attempts import settled, until_written
 
 # So many rows of events, messages and artifacts go along with the write that deletes.
 _AT_ONCE_ROWS: Final = 2000
@@ -69,7 +69,9 @@ def _create(ground: Ground, thread: str, agent: str, workspace: str) -> Thread:
 def delete(ground: Ground, thread: str) -> bool:
     """Take a thread away with everything in it; False if it is not there."""
     check_id(thread, "a thread")
-    done = until_written(f"thread {thread!r}", lambda: _delete(ground, thread))
+    done = until_written(
+        f"thread {thread!r}", lambda: settled(lambda: _delete(ground, thread), (CorruptionError,))
+    )
     if done is None:
         return False
     if done.is_left:

@@ -84,21 +84,21 @@ def forget(tables: Tables, draft: Draft, stored: Stored) -> None:
 
 
 class Late(NamedTuple):
-    """Values whose time is up, as many as one write removes; when the others' is."""
+    """Values whose time is up, as many as were asked for; when the others' is."""
 
     gone: list[Stored]
     soonest_ms: int | None
 
 
-def find_late(values: Iterable[Record], now_ms: int) -> Late:
-    """Those of a scope's values whose time is up."""
+def find_late(values: Iterable[Record], now_ms: int, *, every: bool = False) -> Late:
+    """Those of a scope's values whose time is up: as many as one write removes, or every one."""
     gone: list[Stored] = []
     soonest_ms: int | None = None
     for record in values:
         stored = decode_value(record)
         if stored.expires_ms is None:
             continue
-        if not stored.is_live(now_ms) and len(gone) < REMOVED_AT_ONCE:
+        if not stored.is_live(now_ms) and (every or len(gone) < REMOVED_AT_ONCE):
             gone.append(stored)
         elif soonest_ms is None or stored.expires_ms < soonest_ms:
             soonest_ms = stored.expires_ms

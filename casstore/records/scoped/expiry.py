@@ -44,7 +44,10 @@ def sweep(store: Store, pulse: Callable[[int], None] | None = None) -> Swept:
         soonest_ms = decode_head(record).soonest_ms
         if soonest_ms is not None and soonest_ms <= now_ms:
             values += _sweep_scope(tables, told, (record.key[0], record.key[1]), now_ms)
-    late = (one for one in told.through(tables.runs.scan()) if decode_run(one).expires_ms <= now_ms)
+    known = tables.runs.read_each(
+        told.through(tables.runs.scan()), lambda record: (record, decode_run(record).expires_ms)
+    )
+    late = (record for record, expires_ms in known if expires_ms <= now_ms)
     runs = _remove(tables.runs, late, store)
     leads = _remove(tables.people, _astray(tables, told), store)
     leads += _remove(tables.run_actors, _runless(tables, told), store)

@@ -24,7 +24,7 @@ from casstore.records.scoped.layout import Tables
 from casstore.records.scoped.policy import Policy, Reason
 from casstore.records.scoped.scope_keys import Context, checked, scope_keys
 from casstore.session.arguments import list_of
-from casstore.session.attempts import attempts
+from casstore.session.attempts import attempts, settled
 from casstore.session.keys import id_bytes
 
 #: What a run must be capable of to reach state.
@@ -81,16 +81,15 @@ class Runs:
         _check_ttl(ttl_ms)
         tables = self._tables
         for _ in attempts(f"run {run_id!r}"):
-            record, now_ms = tables.runs.find(run_id), tables.store.engine.now_ms()
-            if record is not None:
-                before = decode_run(record)
-                if before.expires_ms > now_ms:
-                    if _frozen(record) != frozen:
-                        raise RunFrozenError(run_id)
-                    return before
+            record, before = self._read(run_id)
+            now_ms = tables.store.engine.now_ms()
+            if before is not None and before.expires_ms > now_ms:
+                if not _is_same(before, _run(run_id, [*frozen, 0, 0])):
+                    raise RunFrozenError(run_id)
+                return before
             draft = Draft(tables.store)
             draft.expect(tables.runs, (run_id,), record)
-            self._forget(draft, record)
+            self._forget(draft, before)
             draft.put(tables.runs, (run_id,), [*frozen, now_ms, now_ms + ttl_ms])
             if context.actor is not None:
                 place = (context.workspace_id, context.bot_id)
@@ -104,8 +103,7 @@ class Runs:
 
     def find(self, run_id: str) -> Run | None:
         """A run that goes on; None if there is none, or if it has ended."""
-        record = self._tables.runs.find(run_id)
-        run = None if record is None else decode_run(record)
+        run = self._read(run_id)[1]
         now_ms = self._tables.store.engine.now_ms()
         return run if run is not None and run.expires_ms > now_ms else None
 
@@ -114,12 +112,13 @@ class Runs:
         _check_ttl(ttl_ms)
         tables = self._tables
         for _ in attempts(f"run {run_id!r}"):
-            record, now_ms = tables.runs.find(run_id), tables.store.engine.now_ms()
-            if record is None or decode_run(record).expires_ms <= now_ms:
+            record, run = self._read(run_id)
+            now_ms = tables.store.engine.now_ms()
+            if run is None or run.expires_ms <= now_ms:
                 return False
             draft = Draft(tables.store)
             draft.expect(tables.runs, (run_id,), record)
-            draft.put(tables.runs, (run_id,), [*record.value[:-1], now_ms + ttl_ms])
+            draft.put(tables.runs, (run_id,), _plain(run._replace(expires_ms=now_ms + ttl_ms)))
             try:
                 draft.commit()
             except ConditionFailedError:
@@ -131,42 +130,58 @@ class Runs:
         """End a run: from now on the gate is closed to it. Was it there?"""
         tables = self._tables
         for _ in attempts(f"run {run_id!r}"):
-            record = tables.runs.find(run_id)
-            if record is None:
+            record, run = self._read(run_id)
+            if run is None:
                 return False
             draft = Draft(tables.store)
             draft.expect(tables.runs, (run_id,), record)
             draft.delete(tables.runs, (run_id,))
-            self._forget(draft, record)
+            self._forget(draft, run)
             try:
                 draft.commit()
             except ConditionFailedError:
                 continue
-            return decode_run(record).expires_ms > tables.store.engine.now_ms()
+            return run.expires_ms > tables.store.engine.now_ms()
         raise AssertionError("attempts raises at its end")
 
-    def _forget(self, draft: Draft, record: Record | None) -> None:
-        actor = None if record is None else decode_run(record).context.actor
-        if record is not None and actor is not None:
-            draft.delete(self._tables.run_actors, (*actor, *record.key))
+    def _read(self, run_id: str) -> tuple[Record | None, Run | None]:
+        """The row of a run and what it says; what has ended in between is not there."""
+
+        def read() -> tuple[Record | None, Run | None]:
+            record = self._tables.runs.find(run_id)
+            return record, None if record is None else decode_run(record)
+
+        return settled(read, (CorruptionError,))
+
+    def _forget(self, draft: Draft, run: Run | None) -> None:
+        actor = None if run is None else run.context.actor
+        if run is not None and actor is not None:
+            draft.delete(self._tables.run_actors, (*actor, run.id))
 
 
 class RunGuard:
-    """Lets calls through while the run goes on."""
+    """Lets calls through while the run goes on that somebody was admitted to."""
 
-    def __init__(self, tables: Tables, run_id: str) -> None:
+    def __init__(self, tables: Tables, run: Run) -> None:
         self._tables = tables
-        self._run_id = run_id
+        self._run = run
 
     @property
     def place(self) -> tuple[Table, tuple[str, ...]]:
         """The row of the run."""
-        return (self._tables.runs, (self._run_id,))
+        return (self._tables.runs, (self._run.id,))
 
     def check(self, record: Record | None, now_ms: int) -> None:
-        """StateRefusedError if the run has ended."""
-        if record is None or decode_run(record).expires_ms <= now_ms:
-            refuse_ended(self._run_id)
+        """StateRefusedError if the run has ended, also if another has begun under its id."""
+        run = None if record is None else decode_run(record)
+        # What was frozen for another caller, or by another policy, does not speak for this one.
+        if run is None or run.expires_ms <= now_ms or not _is_same(run, self._run):
+            refuse_ended(self._run.id)
+
+
+def _is_same(run: Run, other: Run) -> bool:
+    """May both do the same, for the same caller?"""
+    return run._replace(started_ms=0, expires_ms=0) == other._replace(started_ms=0, expires_ms=0)
 
 
 def refuse_ended(run_id: str) -> NoReturn:
@@ -195,9 +210,17 @@ def decode_run(record: Record) -> Run:
     return _run(record.key[0], record.value)
 
 
-def _frozen(record: Record) -> list[Any]:
-    told: list[Any] = record.value[:-2]
-    return told
+def _plain(run: Run) -> list[Any]:
+    """A run as its row holds it."""
+    return [
+        run.caller,
+        list(run.capabilities),
+        run.policy.plain(),
+        list(run.context),
+        run.scope_keys,
+        run.started_ms,
+        run.expires_ms,
+    ]
 
 
 def _run(run_id: str, told: Any) -> Run:

@@ -7,9 +7,7 @@ those rows are as they were. If they are not, it begins again.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from casstore.engine.protocol import MAX_STAMP_MS, Write
@@ -44,7 +42,7 @@ from casstore.records.scoped.layout import (
 from casstore.records.scoped.policy import Quota, Reason
 from casstore.records.scoped.scope_keys import Context, real_key
 from casstore.session.arguments import check_count, check_text
-from casstore.session.attempts import attempts
+from casstore.session.attempts import attempts, settled
 from casstore.store import Store
 
 #: How many keys one page lists at the most.
@@ -190,21 +188,18 @@ class Scope:
         start, limit = real_key(prefix), min(limit, MAX_LISTED)
         look = self._look([], generation)
         keys: list[str] = []
-        for name in self._names(start, after, look, limit + 1):
+        for name in self._names(start, after, look):
             if len(keys) == limit:
                 return Page(keys, True, keys[-1])
             keys.append(name)
         return Page(keys, False, None)
 
-    def _names(self, start: str, after: str | None, look: _Look, most: int) -> Iterator[str]:
-        """The keys that can be seen, in order; of those that begin alike for long, ``most``."""
+    def _names(self, start: str, after: str | None, look: _Look) -> Iterator[str]:
+        """The keys that can be seen, in order."""
         place = (self._spot.key, look.generation)
-        table = self._tables.values
-        found = table.scan_starting(start, *place, after=after)
-        # Keys too long for a row's key lie together in no order.
-        for _, alike in groupby(found, lambda one: table.keys.starting(place, one.key[2])):
-            seen = (one.key[2] for one in alike if decode_value(one).is_live(look.now_ms))
-            yield from heapq.nsmallest(most, seen)
+        for one in self._tables.values.scan_starting(start, *place, after=after):
+            if decode_value(one).is_live(look.now_ms):
+                yield one.key[2]
 
     def usage(self, *, generation: int | None = None) -> Usage:
         """How many keys there are, and how many bytes."""
@@ -343,7 +338,8 @@ class Scope:
         reason = self._excess(old, head)
         if reason is not None and old.soonest_ms is not None and old.soonest_ms <= look.now_ms:
             values = self._tables.values.scan(self._spot.key, look.generation)
-            late = find_late(values, look.now_ms)
+            # All of them: a refusal writes nothing, so who tries again would find the same first.
+            late = find_late(values, look.now_ms, every=True)
             gone = [one for one in late.gone if one.key != name]
             for one in gone:
                 forget(self._tables, draft, one)
@@ -373,6 +369,10 @@ class Scope:
         """The rows of a scope and of these keys, at one moment; is the call allowed?"""
         if generation is not None:
             check_count(generation, "a generation")
+        # A run that ends, or a conversation begun anew, may take with it what its row links to.
+        return settled(lambda: self._look_once(names, generation), (CorruptionError,))
+
+    def _look_once(self, names: Sequence[str], generation: int | None) -> _Look:
         tables, spot = self._tables, self._spot
         for _ in attempts(f"the generation of scope {spot.key}"):
             number = self._generation if generation is None else generation

@@ -26,7 +26,7 @@ from casstore.records.scoped.layout import (
     number_text,
 )
 from casstore.records.scoped.scope import Entry, Guard, entries
-from casstore.session.attempts import attempts
+from casstore.session.attempts import attempts, settled
 
 #: What a snapshot puts into memory unless the caller allows more.
 MAX_SNAPSHOT_BYTES: Final = 64 << 20
@@ -147,7 +147,10 @@ class _Reading:
         return sorted(names)
 
     def look(self, number: int, names: Sequence[Sequence[str]]) -> _Look:
-        """The scopes and these keys, at one moment."""
+        """The scopes and these keys, at one moment; once more if a run has ended in its midst."""
+        return settled(lambda: self._look(number, names), (CorruptionError,))
+
+    def _look(self, number: int, names: Sequence[Sequence[str]]) -> _Look:
         tables, spots = self._tables, self._spots
         places: list[_Place] = [(tables.scopes, self._place(spot, number)) for spot in spots]
         for spot, keys in zip(spots, names, strict=True):

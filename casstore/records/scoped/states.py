@@ -209,7 +209,7 @@ class RunState:
 
     def __init__(self, tables: Tables, run: Run) -> None:
         self._tables = tables
-        self._guard = RunGuard(tables, run.id)
+        self._guard = RunGuard(tables, run)
         #: What was frozen.
         self.run = run
 

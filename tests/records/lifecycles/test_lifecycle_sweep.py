@@ -162,6 +162,26 @@ def test_what_was_derived_is_found_though_its_source_was_swept(
     assert find_refs(life, "anna") == [again]
 
 
+@pytest.mark.parametrize("session", ["s1", "s" * 300])
+def test_what_was_derived_from_a_deleted_session_is_not_of_the_next_of_its_id(
+    life: Lifecycles, session: str
+) -> None:
+    hers = life.create_session(session, user="anna")
+    hers.checkpoint("begun")
+    source = hers.checkpoint("planned").ref
+    hers.checkpoint("done")
+    life.records.put("facts", "f", "hers", Annotation(["learned_context"], sources=[source]))
+    life.delete_session(session)
+    his = life.create_session(session, user="bert").checkpoint("begun")
+    assert his.number == 3
+    assert life.restore(session).find_checkpoint("begun") is not None
+    assert erase(life.store, "bert").records_erased == 1
+    assert life.records.get("facts", "f") == "hers"
+    assert erase(life.store, "anna").records_erased == 1
+    # Nothing is left that a session could be mixed up with.
+    assert life.create_session(session).checkpoint("begun").number == 1
+
+
 def test_what_was_derived_from_a_session_of_the_store_goes_with_it(life: Lifecycles) -> None:
     life.store.create_session("chat", subjects=["anna"])
     fact = life.records.put(

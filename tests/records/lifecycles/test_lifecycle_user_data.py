@@ -356,3 +356,50 @@ def test_one_session_in_many_threads_loses_nothing(either: Lifecycles) -> None:
         assert found.payload == {f"{worker}": 9}
     assert len(list(life.users.names("anna"))) == 40
     assert life.users.erase("anna").deleted == 40
+
+
+@pytest.mark.parametrize(
+    "source", [Ref("agent", "s1"), Ref("person", "anna"), Ref("session", "talk", "1")]
+)
+def test_a_source_that_nobody_would_look_for_is_refused(life: Lifecycles, source: Ref) -> None:
+    life.create_session("s1", user="anna")
+    life.store.create_session("talk")
+    said = Annotation(["process"], sources=[source])
+    with pytest.raises(InvalidInputError, match="a source is"):
+        life.records.put("facts", "f", 1, said)
+    with pytest.raises(InvalidInputError, match="a source is"):
+        life.users.put("bert", "f", 1, said)
+    with pytest.raises(InvalidInputError, match="a source is"):
+        life.restore("s1").checkpoint("f", [], said)
+    assert list(life.records.list("facts")) == []
+
+
+def test_records_are_listed_and_deleted_without_reading_what_they_hold(
+    life: Lifecycles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = {"draft": "x" * 10_000, "plan": [{"text": "y" * 10_000}]}
+    with life.create_session("s1") as session:
+        for name, value in held.items():
+            session.working.set(name, value)
+        info = session.checkpoint("begun")
+    life.records.put("facts", "f", held, Annotation(["process"]))
+    life.users.put("anna", "v", held)
+    engine: Any = life.store.engine
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "get_many", None)
+        assert list(life.restore("s1").checkpoints()) == [info]
+        assert [record.ref.name for record in life.records.list("facts")] == ["f"]
+        assert life.users.written_at_ms("anna", "v") == info.created_at_ms
+        assert life.records.delete("facts", "f")
+        assert life.delete_session("s1").deleted == 1
+    assert life.users.get("anna", "v") == held
+
+
+def test_long_names_that_begin_alike_are_listed_in_order(store: Store) -> None:
+    life = Lifecycles(store)
+    names = [f"{'n' * 300}{number:02}" for number in range(20)]
+    for name in reversed(names):
+        life.users.put("anna", name, 1)
+        life.records.put("facts", name, 1, Annotation(["process"]))
+    assert list(life.users.names("anna")) == names
+    assert [record.ref.name for record in life.records.list("facts")] == names

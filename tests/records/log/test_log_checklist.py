@@ -46,6 +46,7 @@ from casstore.errors import (
     SessionExistsError,
     SessionNotFoundError,
     SpawnDepthError,
+    StorageError,
 )
 from casstore.maintenance import check, gc, vacuum
 from casstore.records.log import NewMessage, SessionLog, Tokens, UsageTotals
@@ -461,6 +462,20 @@ def test_depth__children_are_listed_in_the_order_in_which_they_were_made(
     assert [one.id for one in log.children("p")] == names
     assert [one.id for one in log.sessions()] == ["a", "m", "p", "z"]
     assert [one.id for one in log.sessions(after="a", limit=2)] == ["m", "p"]
+
+
+def test_depth__sessions_with_long_ids_that_begin_alike_are_listed_in_order_page_by_page(
+    log: SessionLog,
+) -> None:
+    names = [f"{'x' * 600}{number:02}" for number in range(20)]
+    for name in (*reversed(names), "w", "x" * 470, "y"):
+        log.create(name)
+    ordered = ["w", "x" * 470, *names, "y"]
+    assert [session.id for session in log.sessions()] == ordered
+    found: list[str] = []
+    while page := [one.id for one in log.sessions(after=found[-1] if found else None, limit=3)]:
+        found += page
+    assert found == ordered
 
 
 def test_depth__a_parent_that_its_store_has_deleted_is_none(log: SessionLog) -> None:
@@ -1047,6 +1062,11 @@ def test_export_import__refuses_newer_versions_existing_ids_and_damage(log: Sess
         [first, {"strange": 1}, *rest],
         [{**first, "session": {}}, *rest],
         [{**first, "state": {"log": 1, "upto": 99}}, *rest],
+        # Calls that no message makes, or not that one, or not so often: they would wait for ever.
+        [{**first, "state": {"log": 1, "pending": [1, "c1"]}}, *rest],
+        [{**first, "state": {**first["state"], "pending": [6, "c9"]}}, *rest],
+        [{**first, "state": {**first["state"], "pending": [6, "c2", "c2"]}}, *rest],
+        [{**first, "state": {**first["state"], "pending": [6]}}, *rest],
         [{**first, "session": {**first["session"], "status": "gone"}}, *rest],
         [{**first, "session": {**first["session"], "created_at_ms": "today"}}, *rest],
         [{**first, "state": {"log": 1, "round": "x"}}, *rest],
@@ -1219,6 +1239,34 @@ def test_lease_inbox__delivering_is_in_the_transcript_exactly_if_out_of_the_inbo
         log.release_lease(lease)
         assert log.deliver_inbox("s", claimed(log, "s", "next")) == [1, 2]
         assert store.session("s").queue.batches() == []
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_lease_inbox__a_delivery_that_failed_is_tried_again_under_the_same_lease(
+    log: SessionLog, is_written: bool
+) -> None:
+    log.create("s")
+    for item in ("i1", "i2"):
+        log.put_inbox("s", item, user(item))
+    lease = claimed(log, "s", "me")
+    engine: Any = log.store.engine
+    write, writes = engine.write, []
+
+    def failing(change: Any) -> Any:
+        writes.append(change)
+        if len(writes) != 2:
+            return write(change)
+        if is_written:
+            write(change)
+        raise StorageError("the answer is lost" if is_written else "the disk is full")
+
+    engine.write = failing
+    with pytest.raises(StorageError):
+        log.deliver_inbox("s", lease)
+    engine.write = write
+    assert log.deliver_inbox("s", lease) == ([] if is_written else [1, 2])
+    assert [one.content for one in log.active("s")] == ["i1", "i2"]
+    assert log.store.session("s").queue.batches() == []
 
 
 def test_lease_inbox__an_item_put_again_in_the_moment_of_its_delivery_is_not_delivered_twice(

@@ -81,6 +81,28 @@ def test_nothing_is_left_of_a_session_that_was_deleted(
         assert file.is_dir() or CANARY.encode() not in file.read_bytes(), file
 
 
+@pytest.mark.parametrize("delete", [by_erasure, by_retention, by_deletion])
+def test_nothing_is_left_of_a_fork_that_nobody_adopted(
+    store: Store, delete: Callable[[Store], None]
+) -> None:
+    log = SessionLog(store)
+    log.create("first")
+    log.extend("first", [NewMessage("user", "a"), NewMessage("user", "b")])
+    store.fork("first", "hers")
+    store.session("hers").add_subjects(["anna"])
+    log.fold("hers", [1], "a note")
+    log.append("hers", NewMessage("assistant", "c"), tokens=Tokens(1, 1, 2, CANARY))
+    log.put_inbox("hers", f"mail {CANARY}", NewMessage("user", "d"))
+    lease = log.claim_lease("hers", "worker", 60_000)
+    assert lease is not None
+    log.deliver_inbox("hers", lease)
+    log.release_lease(lease)
+    delete(store)
+    left = store.engine.scan_rows("records", start=b"log.", stop=b"log/", limit=100)
+    assert [row.key for row in left] == [b"log.sessions\0first\0"]
+    assert log.active("first")[0].content == "a"
+
+
 def test_an_erasure_that_was_stopped_finds_the_rest(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -185,6 +185,31 @@ def test_after_its_end_a_run_reaches_nothing(store: Store) -> None:
     assert states.snapshot(HERE)["actor"] == {"k": 1}
 
 
+@pytest.mark.parametrize("later", [Policy(enabled=False), ALL])
+def test_another_run_under_the_id_of_one_that_ended_does_not_speak_for_it(
+    store: Store, later: Policy
+) -> None:
+    states = ScopedState(store)
+    states.begin_run("r", HERE, ALL, caller=ME)
+    gate = states.run("r", caller=ME)
+    scope = gate.scope("runner")
+    states.end_run("r")
+    # Another caller, or the same one with less: what was frozen before is over.
+    states.begin_run("r", HERE, later, caller="you/agent" if later == ALL else ME)
+    calls: list[Callable[[], Any]] = [
+        lambda: gate.put("runner", "k", 1),
+        lambda: scope.put("k", 1),
+        lambda: scope.find("k"),
+        gate.snapshot,
+    ]
+    assert [refusal(call) for call in calls] == [Reason.RUN_NOT_ACTIVE] * 4
+    assert states.scope(HERE, "runner", ALL).find("k") is None
+    # Begun again with the same, it is as good as the one before.
+    states.end_run("r")
+    states.begin_run("r", HERE, ALL, caller=ME)
+    gate.put("runner", "k", 1)
+
+
 def test_a_run_whose_time_is_up_has_ended(store: Store, clock: Clock) -> None:
     states = ScopedState(store)
     states.begin_run("r", HERE, ALL, caller=ME, ttl_ms=1000)

@@ -304,6 +304,18 @@ def test_what_has_expired_makes_room(store: Store, clock: Clock) -> None:
     assert scope.list_keys().keys == ["b", "c", "d"]
 
 
+def test_however_much_has_expired_makes_room_at_once(store: Store, clock: Clock) -> None:
+    quota = Quota(max_bytes=10_000)
+    actor = ScopedState(store).scope(HERE, "actor", Policy(quotas={"actor": quota}))
+    for number in range(changes.REMOVED_AT_ONCE + 100):
+        actor.put(f"k{number:03}", 1234567, ttl_ms=10)
+    actor.put("stays", 1)
+    clock.move(10)
+    actor.put("large", "x" * 9_900)
+    assert actor.list_keys().keys == ["large", "stays"]
+    assert tuple(actor.usage()) == (2, len("largestays") + 9_902 + 1)
+
+
 def test_what_makes_room_for_itself_is_counted_once(store: Store, clock: Clock) -> None:
     scope = actor_scope(store, Quota(max_bytes=30))
     for key in ("a", "b"):
