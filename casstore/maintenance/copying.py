@@ -45,9 +45,18 @@ from casstore.maintenance.carried import CARRIED
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.roots import ROOTS
 from casstore.maintenance.sending import Sender, StoreTarget
+from casstore.maintenance.unneeded_lineages import sweep_lineages
 from casstore.objects import graph
-from casstore.session import keys
-from casstore.session.heads import LINEAGE_BYTES, HeadRow, decode_head, encode_head, head_key
+from casstore.records.runs import copied
+from casstore.session import keys, marks, prepared
+from casstore.session.heads import (
+    LINEAGE_BYTES,
+    Base,
+    HeadRow,
+    decode_head,
+    encode_head,
+    head_key,
+)
 from casstore.session.lineage import (
     decode_base,
     decode_page,
@@ -70,6 +79,9 @@ _KNOWN_OF_SESSIONS: Final = ("sessions", "attachments")
 # Copied for each session by itself.
 _WITH_HEADS: Final = ("heads", "history", "nodes", "receipts")
 _BEFORE_HEADS: Final = ("queue",)
+# Heads are the first to be removed where the source has none. Lineages go by what is left in the
+# target: what the source has swept since may be what a session that was copied stands on.
+_KEPT_APART: Final = ("heads", "nodes")
 _AFTER_HEADS: Final = tuple(
     sorted(set(CARRIED) - {*_WITH_HEADS, *_BEFORE_HEADS, "tombstones"}),
 )
@@ -115,6 +127,7 @@ def copy(
     if sessions is not None:
         work.copy_chosen(sessions)
         return work.report()
+    had_runs = copied.has_runs(target)
     for table in _BEFORE_HEADS:
         work.copy_table(table)
     work.copy_sessions()
@@ -122,8 +135,11 @@ def copy(
     for table in _AFTER_HEADS:
         work.copy_table(table)
     if mirror:
-        for table in ("heads", *[name for name in CARRIED if name != "heads"]):
+        for table in ("heads", *[name for name in CARRIED if name not in _KEPT_APART]):
             work.remove_strange(table)
+        work.sweep()
+    elif had_runs:
+        work.tidy_runs()
     return work.report()
 
 
@@ -134,6 +150,7 @@ class _Copying:
         self, source: Store, target: Store, progress: Progress | None, *, mirror: bool
     ) -> None:
         self._runtime = Runtime(source)
+        self._source_store, self._target_store = source, target
         self._mirror = mirror
         self._source: Engine = source.engine
         self._target: Engine = target.engine
@@ -142,8 +159,11 @@ class _Copying:
         self._sender = Sender(
             self._runtime.reader(), self._objects.lacking, self._objects.take, progress
         )
-        # Up to which number the nodes of a lineage were copied.
+        # Up to which number the nodes of a lineage were copied, the first row that it has, and
+        # what it goes on from.
         self._lineages: dict[bytes, int] = {}
+        self._first_rows: dict[bytes, bytes] = {}
+        self._bases: dict[bytes, Base | None] = {}
         # Which session of the target stands on a lineage, as far as that was asked for.
         self._owners: dict[bytes, bytes] | None = None
         self._target_runtime = Runtime(target)
@@ -175,8 +195,9 @@ class _Copying:
     def _page(self, table: str, start: bytes, stop: bytes | None) -> list[Row]:
         for _ in range(_MAX_ATTEMPTS):
             page = self._source.scan_rows(table, start=start, stop=stop, limit=_PAGE)
+            rows = [row for row in page if (table, row.key) != keys.removals()]
             try:
-                self._put(table, page, self._named(table, page))
+                self._put(table, rows, self._named(table, rows))
             except ObjectNotFoundError:
                 # A row went away and what it kept was collected, before it could be copied.
                 continue
@@ -250,14 +271,19 @@ class _Copying:
             head = self._source.get_rows([head_key(key)])[0]
             if head is None:
                 return  # deleted since it was listed
+            there = self._target.get_rows([head_key(key)])[0]
             try:
                 self._copy_state(key, head)
             except (ObjectNotFoundError, ConditionFailedError):
-                # Collected before it could be copied; or somebody has moved it in the target.
+                # Collected before it could be copied; or somebody has moved it in the target, or
+                # swept there what no row reached yet.
+                self._lineages.clear()
                 continue
             except CorruptionError:
-                # Damage, unless it was deleted and collected in the middle.
-                if self._source.get_rows([head_key(key)])[0] == head:
+                # Damage, unless it was deleted or vacuumed in the middle, here or there, and
+                # collected.
+                found = [one.get_rows([head_key(key)])[0] for one in (self._source, self._target)]
+                if found == [head, there]:
                     raise
                 continue
             return
@@ -270,10 +296,12 @@ class _Copying:
             raise SessionDeletedError(self._name(key, row))
         changes: list[RowChange] = []
         named: list[bytes] = []
+        first_rows: list[bytes] = []
         revisions = self._new_revisions(key, row, there, has_moved=there != head)
         if revisions or there != head:
             self._copy_objects(head, revisions)
-            self._copy_lineages(key, row, [decode_head(one.value) for one in revisions])
+            decoded = [decode_head(one.value) for one in revisions]
+            first_rows = self._copy_lineages(key, row, decoded)
             now = self._target.get_rows([head_key(key)])[0]
             if not _is_same_but_for_lineage(there, now):
                 raise ConditionFailedError(0, RowIs(*head_key(key), there), now)
@@ -284,6 +312,7 @@ class _Copying:
             changes += self._changes("receipts", list(self._receipts(key, row.revision)))
             if there != head:
                 changes.append(PutRow(*head_key(key), head))
+            changes.append(marks.put_removals())
         labels = [
             label
             for label in scan(self._source, "history", keys.labels(key), keys.past(key))
@@ -291,7 +320,11 @@ class _Copying:
         ]
         changes += self._changes("history", labels)
         if changes:
-            conditions = [RowIs(*head_key(key), there), RowIs(*tombstone_key(key), None)]
+            conditions: list[Condition] = [
+                RowIs(*head_key(key), there),
+                RowIs(*tombstone_key(key), None),
+                *[prepared.is_there(first) for first in first_rows],
+            ]
             self._write(changes, named, conditions)
         if there != head:
             self._sessions += 1
@@ -385,23 +418,32 @@ class _Copying:
 
     # --- the node table ------------------------------------------------------------------------
 
-    def _copy_lineages(self, key: bytes, head: HeadRow, rows: Sequence[HeadRow]) -> None:
+    def _copy_lineages(self, key: bytes, head: HeadRow, rows: Sequence[HeadRow]) -> list[bytes]:
         """Copy what the node table says of these revisions, and no more than that.
 
         Nodes that were appended since must not come along: in the target others may get
-        their numbers.
+        their numbers. Returns the first rows of all lineages that these revisions need.
         """
+        needed: set[bytes] = set()
         # A lineage only grows, so the last revision on it has all of it.
         for row in {row.lineage: row for row in [*rows, head]}.values():
             manifest = graph.read_manifest(self._runtime.reader(), row.manifest)
             self._copy_lineage(key, head, row.lineage, manifest.next_seq)
+            needed.add(row.lineage)
             base = row.base
             while base is not None:
-                if not self._copy_lineage(key, head, base.lineage, base.limit):
+                is_new = self._copy_lineage(key, head, base.lineage, base.limit)
+                if not is_new and base.lineage in needed:
                     break
-                place = RowKey("nodes", keys.lineage_row(base.lineage))
-                found = self._source.get_rows([place])[0]
-                base = None if found is None else decode_base(found)
+                needed.add(base.lineage)
+                base = self._base_of(base.lineage)
+        return [self._first_rows[one] for one in needed if one in self._first_rows]
+
+    def _base_of(self, lineage: bytes) -> Base | None:
+        if lineage not in self._bases:
+            [found] = self._source.get_rows([RowKey("nodes", keys.lineage_row(lineage))])
+            self._bases[lineage] = None if found is None else decode_base(found)
+        return self._bases[lineage]
 
     def _copy_lineage(self, key: bytes, head: HeadRow, lineage: bytes, limit: int) -> bool:
         """Copy the nodes below ``limit``; False if that was done before."""
@@ -409,6 +451,7 @@ class _Copying:
             return False
         batch: list[Row] = []
         for row in _below(scan(self._source, "nodes", lineage, _past(lineage)), limit):
+            self._first_rows.setdefault(lineage, row.key)
             batch.append(row)
             if len(batch) == _PAGE:
                 self._put_nodes(key, head, lineage, batch)
@@ -419,7 +462,7 @@ class _Copying:
 
     def _put_nodes(self, key: bytes, head: HeadRow, lineage: bytes, rows: Sequence[Row]) -> None:
         name = self._name(key, head)
-        changes = self._new_nodes(name, rows)
+        changes, conditions = self._new_nodes(name, rows)
         if not changes:
             return
         # Nobody but this session stands on its own one.
@@ -427,14 +470,20 @@ class _Copying:
             lineage != head.lineage and self._free(self._owner(lineage), lineage)
         ):
             # Who stood on it may have appended to it after we looked.
-            changes = self._new_nodes(name, rows)
+            changes, conditions = self._new_nodes(name, rows)
         if changes:
-            self._write(changes)
+            self._write(changes, (), conditions)
 
-    def _new_nodes(self, session: str, rows: Sequence[Row]) -> list[RowChange]:
+    def _new_nodes(
+        self, session: str, rows: Sequence[Row]
+    ) -> tuple[list[RowChange], list[Condition]]:
+        """The rows that the target lacks; and that it still has those that it has."""
         there = self._target.get_rows([RowKey("nodes", row.key) for row in rows]) if rows else []
         changes: list[RowChange] = []
+        conditions: list[Condition] = []
         for row, known in zip(rows, there, strict=True):
+            if known is not None:
+                conditions.append(RowIs("nodes", row.key, known))
             if row.value == known:
                 continue
             if known is not None and _goes_another_way(row, known):
@@ -445,7 +494,7 @@ class _Copying:
                 )
             if not _is_longer(row.key, known, row.value):
                 changes.append(PutRow("nodes", row.key, row.value))
-        return changes
+        return changes, conditions
 
     def _owner(self, lineage: bytes) -> bytes | None:
         if self._owners is None:
@@ -479,13 +528,21 @@ class _Copying:
             if self._target.get_rows([place])[0] == row.value:
                 continue
             gone = [DeleteRow(table, row.key) for table in ("heads", "sessions", "leases")]
-            self._write([PutRow(*place, row.value), *gone])
+            self._write([PutRow(*place, row.value), *gone, marks.put_removals()])
             for table in (*_OF_SESSIONS, "attachments"):
                 self._remove(table, scan(self._target, table, row.key, keys.past(row.key)))
+
+    def tidy_runs(self) -> None:
+        """Remove from the target what its runs have moved on from, by what was copied."""
+        self._removed += copied.tidy(self._source_store, self._target_store)
 
     def remove_strange(self, table: str) -> None:
         """Remove the target's rows that the source does not have."""
         self._remove(table, self._strange(table))
+
+    def sweep(self) -> None:
+        """Remove the lineages that no session of the target needs any more."""
+        self._removed += sweep_lineages(self._target, self._progress).rows
 
     def _strange(self, table: str) -> Iterator[Row]:
         start = b""
@@ -493,7 +550,11 @@ class _Copying:
             page = self._target.scan_rows(table, start=start, limit=_PAGE)
             places = [RowKey(table, row.key) for row in page]
             there = self._source.get_rows(places) if places else []
-            yield from [row for row, known in zip(page, there, strict=True) if known is None]
+            yield from [
+                row
+                for place, row, known in zip(places, page, there, strict=True)
+                if known is None and place != keys.removals()
+            ]
             if len(page) < _PAGE:
                 return
             start = page[-1].key + b"\0"
@@ -503,12 +564,16 @@ class _Copying:
         for row in rows:
             batch.append(DeleteRow(table, row.key))
             if len(batch) == _PAGE:
-                self._target.write(Write(rows=batch))
-                self._removed += len(batch)
+                self._delete(table, batch)
                 batch = []
         if batch:
-            self._target.write(Write(rows=batch))
-            self._removed += len(batch)
+            self._delete(table, batch)
+
+    def _delete(self, table: str, batch: Sequence[RowChange]) -> None:
+        # Whoever counts in the target what revisions reach must know that some have gone.
+        told = [marks.put_removals()] if table in ("heads", "history") else []
+        self._target.write(Write(rows=[*batch, *told]))
+        self._removed += len(batch)
 
     @staticmethod
     def _name(key: bytes, row: HeadRow) -> str:

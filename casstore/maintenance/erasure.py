@@ -436,7 +436,7 @@ def _erase(store: Store, runtime: Runtime, subject: str, session: str) -> bool |
         deleted, head, meta, about = runtime.engine.get_rows(places)
         if deleted is not None or (head is None and meta is None):
             leftovers.forget(store, session)
-            catalogue.delete(runtime, session)  # finishes what was begun
+            catalogue.finish(runtime, session)
             return False
         if subject not in subjects.decode(about):
             return None

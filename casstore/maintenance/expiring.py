@@ -30,9 +30,8 @@ from casstore.engine.protocol import (
     Write,
 )
 from casstore.errors import ConditionFailedError, CorruptionError, InvalidInputError
-from casstore.maintenance.policy import DAY_MS
 from casstore.maintenance.progress import Progress, Step
-from casstore.maintenance.retention_execution import MAX_PLAN_AGE_MS
+from casstore.maintenance.retention_execution import MAX_CLOCK_BACK_MS, MAX_PLAN_AGE_MS
 from casstore.maintenance.unneeded_lineages import sweep_lineages
 from casstore.records.log import leftovers
 from casstore.records.runs import Runs
@@ -44,7 +43,7 @@ from casstore.session.scanning import scan
 from casstore.session.state import Runtime
 from casstore.store import Store
 
-_MARK_AGE_MS: Final = MAX_PLAN_AGE_MS + DAY_MS
+_MARK_AGE_MS: Final = MAX_PLAN_AGE_MS + MAX_CLOCK_BACK_MS
 _REPORT_EVERY: Final = 1024
 _DELETE_BATCH: Final = 1024
 
@@ -106,8 +105,7 @@ def expire_rows(
 def _finish_deletions(runtime: Runtime) -> int:
     finished = 0
     for row in scan(runtime.engine, "retention", *keys.all_unfinished()):
-        catalogue.delete(runtime, row.value.decode())
-        finished += 1
+        finished += catalogue.finish(runtime, row.value.decode())
     return finished
 
 

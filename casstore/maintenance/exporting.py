@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from casstore.engine.files import storage_error
 from casstore.engine.protocol import NewObject
-from casstore.errors import InvalidInputError
+from casstore.errors import InvalidInputError, TargetExistsError
 from casstore.format import bundle as layout
 from casstore.format.bundle import BundleHeader
 from casstore.format.digest import Digest
@@ -17,6 +17,7 @@ from casstore.maintenance.bundle import BundleWriter
 from casstore.maintenance.progress import Progress
 from casstore.maintenance.sending import Lacking, Sender, reached_from
 from casstore.maintenance.session_rows import SessionRows
+from casstore.maintenance.whole_files import whole_file
 from casstore.session import catalogue, keys
 from casstore.session.attachments import COMMITTED, Attachments
 from casstore.session.attempts import settled
@@ -213,10 +214,10 @@ def write_have(
     """Write ``have_of`` into a file, a digest a line, to be taken to the exporter; how many."""
     names = have_of(store, session)
     try:
-        with open(target_file, "x", encoding="ascii") as target:
-            target.writelines(f"{name.hex()}\n" for name in names)
-    except OSError as exc:
-        raise storage_error(f"cannot write {os.fspath(target_file)}", exc) from exc
+        with whole_file(target_file) as target:
+            target.writelines(f"{name.hex()}\n".encode() for name in names)
+    except FileExistsError as exc:
+        raise TargetExistsError(os.fspath(target_file)) from exc
     return len(names)
 
 

@@ -47,7 +47,7 @@ from casstore.maintenance.verification import (
     new_object,
 )
 from casstore.objects import graph
-from casstore.session import attachments, catalogue, keys
+from casstore.session import attachments, catalogue, keys, marks, prepared
 from casstore.session import subjects as whom
 from casstore.session.commit import put_label, put_receipt
 from casstore.session.heads import HeadRow, encode_head, head_key
@@ -160,7 +160,7 @@ class _Import:
                 try:
                     self._store_objects()
                     self._store_rows(table.rows())
-                    self._appear(existing, changes)
+                    self._appear(existing, changes, table)
                 except (ConditionFailedError, ObjectNotFoundError):
                     # The session moved, or a collector took something before a row named it.
                     continue
@@ -198,7 +198,7 @@ class _Import:
         if head is None:
             if meta is not None:
                 raise SessionExistsError(rows.session)
-            heads = self._placed(rows.revisions, proof.table, proof.views)
+            heads = self._placed(rows.revisions, proof.views)
             return self._changes(heads, heads), ImportOutcome.CREATED, len(heads), proof.table
         state = self._runtime.decode(head)
         newer = self._require_ancestor(state)
@@ -208,7 +208,7 @@ class _Import:
             table.add(row.manifest, graph.read_manifest(proof.objects, row.manifest))
             for row in newer
         ]
-        placed = self._placed(newer, table, views)
+        placed = self._placed(newer, views)
         if placed:
             last = placed[-1]
         else:
@@ -244,18 +244,14 @@ class _Import:
 
     # --- rows ---------------------------------------------------------------------------------
 
-    def _placed(
-        self, revisions: Sequence[HeadRow], table: NodeTable, views: Sequence[View]
-    ) -> list[HeadRow]:
+    def _placed(self, revisions: Sequence[HeadRow], views: Sequence[View]) -> list[HeadRow]:
         """Revisions with the lineages that they have in this store; the last one is the head."""
         session = self._rows.session
         long_id = session if keys.is_cut(session) else None
-        placed: list[HeadRow] = []
-        for row, view in zip(revisions, views, strict=True):
-            is_head = row is revisions[-1]
-            lineage, base = table.open_end(view) if is_head else table.place(view)
-            placed.append(row._replace(lineage=lineage, base=base, long_id=long_id))
-        return placed
+        return [
+            row._replace(lineage=lineage, base=base, long_id=long_id)
+            for row, (lineage, base) in zip(revisions, NodeTable.places(views), strict=True)
+        ]
 
     def _changes(self, heads: Sequence[HeadRow], placed: Sequence[HeadRow]) -> list[PutRow]:
         """The rows of the session: revisions, the last of them the head, and what belongs to it."""
@@ -319,7 +315,10 @@ class _Import:
             self._engine.write(Write(rows=batch))
 
     def _appear(
-        self, existing: tuple[bytes | None, bytes | None], changes: Sequence[PutRow]
+        self,
+        existing: tuple[bytes | None, bytes | None],
+        changes: Sequence[PutRow],
+        table: NodeTable,
     ) -> None:
         head, meta = existing
         conditions: list[Condition] = [
@@ -327,8 +326,10 @@ class _Import:
             RowIs(*head_key(self._key), head),
             RowIs(*meta_key(self._key), meta),
             ObjectsExist(sorted(self._rows.named())),
+            # No row reached them until now, so they may have been swept.
+            *[prepared.is_there(first) for first in table.first_rows()],
         ]
-        rows: list[RowChange] = [*changes]
+        rows: list[RowChange] = [*changes, marks.put_removals()]
         if self._about:
             place = keys.subjects(self._key)
             [row] = self._engine.get_rows([place])

@@ -20,7 +20,7 @@ from casstore.records.lifecycles.annotation import Note
 from casstore.records.lifecycles.kept_records import rewrite_record
 from casstore.records.lifecycles.keys import KeyStore
 from casstore.records.lifecycles.lifecycles import Lifecycles
-from casstore.records.lifecycles.notes import Stayed, note_of, objection
+from casstore.records.lifecycles.notes import Stayed, note_now, objection
 from casstore.records.lifecycles.references import (
     AGENT,
     CHECKPOINT,
@@ -171,7 +171,7 @@ def explain(life: Lifecycles, refs: Iterable[Ref]) -> Iterator[AboutSubject]:
     now_ms = life.store.engine.now_ms()
     for ref, row, noted in _read(life, refs):
         if row is not None:
-            note = note_of(noted)
+            note = note_now(life.tables, noted)
             yield AboutSubject(ref, note, objection(ref, note, now_ms))
 
 

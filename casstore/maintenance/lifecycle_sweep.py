@@ -14,7 +14,7 @@ from casstore.errors import InvalidInputError
 from casstore.maintenance.progress import Progress, Step
 from casstore.records.lifecycles.annotation import CLASSES, Note
 from casstore.records.lifecycles.lifecycles import DEFAULT_CLASS, Lifecycles
-from casstore.records.lifecycles.notes import HELD, SEALED, Stayed, note_of, objection
+from casstore.records.lifecycles.notes import HELD, SEALED, Stayed, note_now, objection
 from casstore.records.lifecycles.references import ROWS, Ref
 from casstore.records.lifecycles.tables import fields
 from casstore.records.rows import Record
@@ -57,16 +57,16 @@ def sweep(
     kept = {SEALED: 0, HELD: 0}
     stayed: list[Stayed] = []
     for page in _pages(life):
-        notes = life.tables.find([life.tables.note(ref) for ref, _ in page])
+        notes = life.tables.find([life.tables.note(one.ref) for one in page])
         now_ms = life.store.engine.now_ms()
-        for (ref, row), noted in zip(page, notes, strict=True):
-            note = note_of(noted)
-            if not _is_over(ref, row, note, max_age_ms, now_ms):
+        for (ref, row, written_at_ms), noted in zip(page, notes, strict=True):
+            note = note_now(life.tables, noted)
+            if not _is_over(ref, written_at_ms, note, max_age_ms, now_ms):
                 continue
             stays = objection(ref, note, now_ms)
             if stays is None and not dry_run:
                 # Somebody may have held, sealed or replaced it just now.
-                removal = life.remove(ref, only=row.row)
+                removal = life.remove(ref, only=row)
                 stays = removal.stays
                 swept += removal.there and stays is None
             elif stays is None:
@@ -80,18 +80,30 @@ def sweep(
     return SweepReport(dry_run, looked_at, swept, kept[SEALED], kept[HELD], tuple(stayed))
 
 
-def _pages(life: Lifecycles) -> Iterator[list[tuple[Ref, Record]]]:
+class _Candidate(NamedTuple):
+    """A record as it was looked at."""
+
+    ref: Ref
+    row: bytes
+    written_at_ms: int
+
+
+def _pages(life: Lifecycles) -> Iterator[list[_Candidate]]:
     for kind in ROWS:
         table, _ = life.tables.payload(Ref(kind, "", ""))
-        records = ((Ref(kind, *record.key), record) for record in table.scan())
+
+        def looked_at(record: Record, kind: str = kind) -> _Candidate:
+            return _Candidate(Ref(kind, *record.key), record.row, int(fields(record)["t"]))
+
+        records = table.read_each(table.scan(), looked_at)
         while page := list(islice(records, _PAGE)):
             yield page
 
 
 def _is_over(
-    ref: Ref, row: Record, note: Note | None, max_age_ms: Mapping[str, int], now_ms: int
+    ref: Ref, written_at_ms: int, note: Note | None, max_age_ms: Mapping[str, int], now_ms: int
 ) -> bool:
     classes = note.classes if note is not None else (DEFAULT_CLASS[ref.kind],)
     if not all(each in max_age_ms for each in classes):
         return False
-    return now_ms - int(fields(row)["t"]) > max(max_age_ms[each] for each in classes)
+    return now_ms - written_at_ms > max(max_age_ms[each] for each in classes)

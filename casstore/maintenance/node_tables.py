@@ -2,13 +2,13 @@
 
 The table is derived: which lineage a revision is on, and what that goes on from, follows
 from which graph grew out of which. So nobody's word is taken for it. Revisions are added
-from the oldest on; each either goes on from the one before, or is one that was seen, or
+from the oldest on; each either goes on from the one before, or from one that was seen, or
 starts anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from casstore.engine.protocol import PutRow
@@ -22,6 +22,7 @@ from casstore.objects.pieces import PieceReader
 from casstore.session import keys
 from casstore.session.heads import Base
 from casstore.session.lineage import Page, new_lineage, put_base, put_pages, put_place
+from casstore.session.prepared import first_row
 
 # Stands where a number was given to a node that is not in this graph; no path leads there.
 _FILLER: Final = bytes(DIGEST_BYTES)
@@ -133,17 +134,24 @@ class NodeTable:
         self._last = view
         return view
 
-    def open_end(self, view: View) -> tuple[bytes, Base | None]:
-        """A lineage for the head: one that commits may go on with. Its name and base."""
-        if view.stored is None and view.lineage.stop == view.stop:
-            return view.lineage.name, view.lineage.base
-        return new_lineage(), view.successor()
+    @staticmethod
+    def places(views: Sequence[View]) -> Iterator[tuple[bytes, Base | None]]:
+        """The lineages of revisions, oldest first, the last of them the head: names and bases.
 
-    def place(self, view: View) -> tuple[bytes, Base | None]:
-        """The lineage of an earlier revision: its name and base."""
-        if view.stored is not None:
-            return new_lineage(), view.successor()
-        return view.lineage.name, view.lineage.base
+        The last revision on a lineage has all of its nodes, as everybody takes for granted. One
+        that went back has a lineage of its own, as ``rewind`` gives it. So has a head that
+        commits could not go on with.
+        """
+        reached: dict[bytes, int] = {}
+        for at, view in enumerate(views):
+            own = view.lineage
+            is_head = at == len(views) - 1
+            needed = own.stop if is_head else reached.get(own.name, 0)
+            if view.stored is not None or view.stop < needed:
+                yield new_lineage(), view.successor()
+            else:
+                reached[own.name] = view.stop
+                yield own.name, own.base
 
     # --- graphs out of graphs ---------------------------------------------------------------
 
@@ -290,8 +298,16 @@ class NodeTable:
 
     # --- rows ---------------------------------------------------------------------------------
 
+    def first_rows(self) -> list[bytes]:
+        """The keys of the first rows of its lineages."""
+        return [
+            first_row(lineage.name, has_base=lineage.base is not None)
+            for lineage in self._lineages
+            if lineage.digests
+        ]
+
     def rows(self) -> Iterator[PutRow]:
-        """The node table."""
+        """The node table, of each lineage the first row first."""
         for lineage in self._lineages:
             if lineage.digests:
                 yield from _rows_of(lineage)
@@ -308,8 +324,6 @@ def _end_of_gaps(seqs: list[int]) -> int | None:
 def _rows_of(lineage: Lineage) -> Iterator[PutRow]:
     if lineage.base is not None:
         yield put_base(lineage.name, lineage.base)
-    for node_part, seq in lineage.parts.items():
-        yield put_place(lineage.name, node_part, seq)
     page: Page | None = None
     for start in range(0, len(lineage.digests), _ROWS_BATCH):
         stop = start + _ROWS_BATCH
@@ -320,3 +334,5 @@ def _rows_of(lineage: Lineage) -> Iterator[PutRow]:
         )
         rows, page = put_pages(lineage.name, page, added)
         yield from rows
+    for node_part, seq in lineage.parts.items():
+        yield put_place(lineage.name, node_part, seq)

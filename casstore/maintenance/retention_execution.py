@@ -40,6 +40,8 @@ from casstore.store import Store
 
 #: How old a plan may be. Marks are kept longer than that, so it can trust them.
 MAX_PLAN_AGE_MS: Final = 7 * DAY_MS
+#: How far the clock may have gone back since a plan was made. Marks are kept that much longer.
+MAX_CLOCK_BACK_MS: Final = DAY_MS
 #: How many single cases a report lists; it counts all.
 LISTED: Final = 1000
 _BATCH: Final = 256
@@ -111,12 +113,15 @@ def execute(store: Store, plan: Plan, *, progress: Progress | None = None) -> Re
     """Remove what a plan says goes, as far as it is still as it was planned.
 
     Safe beside writers. It can be stopped at any moment and begun again. InvalidInputError if
-    the plan is more than a week old.
+    the plan is more than a week old, or the clock was set back by more than a day since.
     """
     runtime = Runtime(store)
     age_ms = runtime.engine.now_ms() - plan.planned_at_ms
     if age_ms > MAX_PLAN_AGE_MS:
         raise InvalidInputError("the plan is more than a week old: plan again")
+    if age_ms < -MAX_CLOCK_BACK_MS:
+        # By the clock of now it would be young for longer than marks are kept.
+        raise InvalidInputError("the plan is of a time to come, the clock was set back: plan again")
     tally = _Tally()
     for part in plan:
         if not part.part:
@@ -162,7 +167,7 @@ def _delete(store: Store, runtime: Runtime, part: SessionPlan, tally: _Tally) ->
             if known is None:
                 # Also finishes what an earlier try has left.
                 leftovers.forget(store, part.session)
-                catalogue.delete(runtime, part.session)
+                catalogue.finish(runtime, part.session)
                 tally.gone += 1
                 return
             catalogue.bury(runtime, known, conditions)
@@ -201,7 +206,7 @@ def _doomed(
     if planned != ((0, None) if found is None else (found.revision, found.manifest.hex())):
         raise _ChangedError("something was committed")
     if _hex(mark) != part.mark:
-        raise _ChangedError("it was protected")
+        raise _ChangedError("it was protected or labelled")
     conditions: list[Condition] = [RowIs(*keys.mark(key, 0), mark)]
     expires_at_ms = expiry.decode(expires)
     if expires is not None and expires_at_ms is not None and expires_at_ms <= now_ms:

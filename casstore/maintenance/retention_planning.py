@@ -16,7 +16,7 @@ from casstore.errors import CorruptionError, FormatError, SessionNotFoundError
 from casstore.maintenance.policy import Keeper, Policy, check_policy, decode_policy
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.retention_plan import Kept, Plan, Removed, SessionPlan
-from casstore.session import catalogue, expiry, keys, leases, marks, pins, protection
+from casstore.session import catalogue, expiry, keys, leases, pins, protection
 from casstore.session.arguments import check_text, list_of
 from casstore.session.catalogue import KnownSession
 from casstore.session.data import Lease, Protection
@@ -316,22 +316,24 @@ def _time(time_ms: int) -> str:
 
 
 class _Pinned:
-    """What tags and pins name, read again when a mark tells of a newer one."""
+    """What tags and pins name, read again when there is a mark that was not there before."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._read_at_ms = -1
+        self._known: set[bytes] | None = None
         self._names: dict[bytes, str] = {}
 
     def look_at(self, manifests: list[bytes]) -> dict[bytes, bytes]:
         """The marks of these manifests; pins made before they were read are known afterwards."""
-        rows = self._runtime.engine.get_rows([keys.pin_mark(one) for one in manifests])
+        engine = self._runtime.engine
+        rows = engine.get_rows([keys.pin_mark(one) for one in manifests])
         found = {
             manifest: row for manifest, row in zip(manifests, rows, strict=True) if row is not None
         }
-        newest_ms = max([marks.marked_at_ms(row) for row in found.values()], default=0)
-        if newest_ms >= self._read_at_ms:
-            self._read_at_ms = self._runtime.engine.now_ms()
+        if self._known is None or not self._known.issuperset(found.values()):
+            # By what they say, not by their times: clocks go back.
+            marked = scan(engine, "retention", *keys.all_pin_marks())
+            self._known = {row.value for row in marked}
             self._names = {
                 bytes(pin.digest): pin.name
                 for pin in pins.list_pins(self._runtime, "", expired=False)

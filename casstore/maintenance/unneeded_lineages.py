@@ -5,7 +5,9 @@ or revision, of any session, reaches it. Finding out takes several readings; wha
 answer good when the rows are removed: new rows only ever reach lineages that some row
 reached before, so a lineage that none reached, with no head and no revision gone meanwhile,
 is reached by none for ever. That none went is a condition of each removal
-(``session.marks``); if one did, it is found out again.
+(``session.marks``); if one did, it is found out again. Lineages that are written before a row
+reaches them (``session.prepared``) are the exception: the row that comes to reach one counts
+like one that went, and finds out whether the lineage is still whole.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Final, NamedTuple
 from casstore.engine.protocol import DeleteRow, Engine, Row, RowIs, RowKey, Write
 from casstore.errors import ConditionFailedError, CorruptionError
 from casstore.maintenance.progress import Progress, Step
-from casstore.session import keys
+from casstore.session import keys, prepared
 from casstore.session.heads import LINEAGE_BYTES, decode_head
 from casstore.session.lineage import decode_base
 from casstore.session.scanning import scan
@@ -131,7 +133,10 @@ def _remove(
 def _delete(engine: Engine, rows: list[Row], removals: bytes | None) -> int:
     engine.write(
         Write(
-            conditions=[RowIs(*keys.removals(), removals)],
+            conditions=[
+                RowIs(*keys.removals(), removals),
+                *prepared.still_gone([row.key for row in rows]),
+            ],
             rows=[DeleteRow("nodes", row.key) for row in rows],
         )
     )

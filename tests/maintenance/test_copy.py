@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
 from casstore import UNFENCED, Commit, Store
 from casstore.engine.memory import MemoryEngine
-from casstore.engine.protocol import TABLES, PutRow, Write, WriteResult
+from casstore.engine.protocol import TABLES, PutRow, RowKey, Write, WriteResult
 from casstore.errors import (
     InvalidInputError,
     SessionDeletedError,
@@ -19,14 +20,23 @@ from casstore.maintenance import gc
 from casstore.maintenance.check import check
 from casstore.maintenance.copying import copy
 from casstore.maintenance.progress import Step
+from casstore.maintenance.unneeded_lineages import SweptLineages, sweep_lineages
+from casstore.session import keys
 from casstore.testing.engine_fixtures import all_objects, all_rows
 from tests.maintenance import sessions
 from tests.maintenance.sessions import MakeStore
 
 
 def rows_of(store: Store) -> dict[str, object]:
-    """All rows but the node table's: of that, what no session uses is not copied."""
-    return {table: all_rows(store.engine, table) for table in TABLES if table != "nodes"}
+    """All rows but the node table's: of that, what no session uses is not copied.
+
+    And but one that tells those who count in a store that they must count again.
+    """
+    return {
+        table: [row for row in all_rows(store.engine, table) if (table, row.key) != keys.removals()]
+        for table in TABLES
+        if table != "nodes"
+    }
 
 
 def digests(store: Store) -> set[bytes]:
@@ -256,6 +266,43 @@ def test_a_session_deleted_and_collected_in_the_middle_is_left_out(make_memory: 
     assert gc.collect(target, grace_ms=0).outcome is gc.Outcome.SWEPT
 
 
+def test_a_mirror_keeps_the_nodes_of_a_session_that_goes_from_the_source_at_the_end(
+    make_memory: MakeStore,
+) -> None:
+    """Its head was looked at already when it went, and its node table with it."""
+    source, target = make_memory(), make_memory()
+    for name in ("kept", "s"):
+        source.create_session(name)
+        sessions.step(source, name, sessions.message("a"), sessions.message("b"))
+    copy(source, target)
+    done: list[SweptLineages] = []
+
+    class Going:
+        """Stands before an engine; a session goes when the heads of the target were compared."""
+
+        def __init__(self) -> None:
+            self.heads = 0
+
+        def get_rows(self, places: list[RowKey]) -> list[bytes | None]:
+            self.heads += len(places) == 2 and places[0].table == "heads"
+            if self.heads and not done and places[0].table == "sessions":
+                source.delete_session("s")
+                done.append(sweep_lineages(source.engine))
+            return source.engine.get_rows(places)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(source.engine, name)
+
+    going: Any = Going()
+    copy(Store(going, close=lambda: None), target, mirror=True)
+    assert [swept.lineages for swept in done] == [1]
+    assert check(target, level="full").sound
+    copy(source, target, mirror=True)
+    assert check(target, level="full").sound
+    assert [info.meta.session for info in target.sessions()] == ["kept"]
+    assert all_rows(target.engine, "nodes") == all_rows(source.engine, "nodes")
+
+
 def test_work_done_in_the_middle_is_in_the_copy_at_least_once(make_memory: MakeStore) -> None:
     source, target = make_memory(), make_memory()
     session = source.session("s")
@@ -296,7 +343,7 @@ def test_chosen_sessions_come_alone_and_leave_work_and_leases_where_they_are(
     assert names == ["a fork of it", "only a name"]
     assert sessions.seen(target, "a fork of it") == sessions.seen(source, "a fork of it")
     for table in ("queue", "leases", "pins", "records", "retention", "tombstones"):
-        assert all_rows(target.engine, table) == []
+        assert rows_of(target)[table] == []
     assert gc.collect(target, grace_ms=0).outcome is not gc.Outcome.REFUSED
     assert copy(source, target, sessions=["a fork of it"])[:4] == (0, 0, 0, 0)
     # The rest can follow, and then nothing is lacking.

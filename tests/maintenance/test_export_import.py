@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from casstore import UNFENCED, Commit, Digest, Link, NodeDraft, Store
+from casstore import UNFENCED, Commit, Digest, Link, NodeDraft, Store, Usage
 from casstore.engine.memory import MemoryEngine
-from casstore.engine.protocol import TABLES, RowKey, Write, WriteResult
+from casstore.engine.protocol import TABLES, DeleteRow, RowKey, Write, WriteResult
 from casstore.errors import (
     BundleError,
     InvalidInputError,
@@ -22,10 +22,13 @@ from casstore.errors import (
     SessionNotFoundError,
     TargetExistsError,
 )
-from casstore.maintenance import gc
+from casstore.maintenance import gc, vacuum
+from casstore.maintenance.check import check
+from casstore.maintenance.copying import copy
 from casstore.maintenance.exporting import Have, export_session, have_of, read_have, write_have
 from casstore.maintenance.importing import ImportOutcome, import_session
 from casstore.maintenance.progress import Step
+from casstore.maintenance.rebuild import rebuild_nodes
 from casstore.maintenance.verification import verify_bundle
 from casstore.session import keys
 from casstore.testing.engine_fixtures import all_objects, all_rows
@@ -114,6 +117,53 @@ def test_a_session_imported_after_a_rewind_keeps_what_it_went_back_from(
     sessions.step(target, "s", sessions.message("d"), sessions.message("b"))
     assert [node.id for node in target.session("s").nodes()] == ["a", "d", "b"]
     assert list(target.session("s").nodes(at=2)) == list(source.session("s").nodes(at=2))
+
+
+@pytest.mark.parametrize("care", ["copy", "vacuum", "rebuild"])
+def test_a_session_imported_after_it_went_back_and_on_is_cared_for_like_any_other(
+    make_store: MakeStore, file: Path, care: str
+) -> None:
+    """Of the revisions on a lineage the last was taken to have all nodes, and did not.
+
+    What had been gone back from was lost in a copy, which a check called sound.
+    """
+    source, target, other = make_store(), make_store(), make_store()
+    sessions.step(source, "s", sessions.message("a"))
+    sessions.step(source, "s", sessions.message("b"), sessions.message("c"))
+    source.session("s").rewind(1, lease=UNFENCED)
+    source.session("s").commit(Commit(usage=[Usage("agent", "m", input=1)], lease=UNFENCED))
+    sessions.step(source, "s", sessions.message("d"))
+    export_session(source, "s", file)
+    import_session(target, file)
+    if care == "copy":
+        copy(target, other)
+        target = other
+    elif care == "vacuum":
+        for store in (source, target):
+            store.session("s").tombstone(["a"])
+        assert vacuum.vacuum(target).outcome is vacuum.Outcome.DONE
+    else:
+        rows = target.engine.scan_rows("nodes")
+        target.engine.write(Write(rows=[DeleteRow("nodes", row.key) for row in rows]))
+        rebuild_nodes(target)
+    assert check(target, level="full").sound
+    for entry in source.session("s").history():
+        ours = [node.id for node in source.session("s").nodes("full", at=entry.revision)]
+        theirs = [node.id for node in target.session("s").nodes("full", at=entry.revision)]
+        assert theirs == ours
+
+
+def test_a_session_that_went_another_way_beyond_its_first_page_of_nodes_is_imported(
+    make_store: MakeStore, file: Path
+) -> None:
+    source, target = make_store(), make_store()
+    for number in range(40):
+        sessions.step(source, "s", sessions.message(f"n{number}"))
+    source.session("s").rewind(35, lease=UNFENCED)
+    sessions.step(source, "s", sessions.message("another way"))
+    export_session(source, "s", file)
+    import_session(target, file)
+    assert sessions.seen(target, "s") == sessions.seen(source, "s")
 
 
 def test_a_turn_is_not_done_again_after_the_move(make_store: MakeStore, file: Path) -> None:

@@ -256,6 +256,16 @@ def test_a_session_goes_with_what_was_committed_since(store: Store) -> None:
     assert sessions(store) == []
 
 
+def test_a_pin_whose_time_is_up_goes_too(store: Store, clock: ManualClock) -> None:
+    """It keeps nothing, but it names what is to be forgotten."""
+    step(store, "hers", "a")
+    store.session("hers").add_subjects(["anna"])
+    store.pin("pin", store.session("hers").entry(1).manifest, ttl_ms=1, note="of anna")
+    clock.now_ms += 1
+    assert erasure.execute(store, erasure.plan(store, "anna")).pins_removed == 1
+    assert store.engine.scan_rows("pins") == []
+
+
 def test_a_pin_that_was_moved_stays(store: Store) -> None:
     store.create_session("a", subjects=["anna"])
     step(store, "a", "x")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,10 +11,19 @@ import pytest
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import PutRow, RowKey, Write
-from casstore.errors import CorruptionError, InvalidInputError, SessionDeletedError
-from casstore.maintenance import gc, retention, unneeded_lineages
+from casstore.errors import (
+    ConditionFailedError,
+    CorruptionError,
+    InvalidInputError,
+    SessionDeletedError,
+)
+from casstore.maintenance import gc, retention, unneeded_lineages, vacuum
+from casstore.maintenance.check import check
 from casstore.maintenance.condemned import forget_condemned, list_condemned
+from casstore.maintenance.copying import CopyReport, copy
 from casstore.maintenance.expiring import ExpiredRows, expire_rows
+from casstore.maintenance.exporting import export_session
+from casstore.maintenance.importing import import_session
 from casstore.maintenance.progress import Step
 from casstore.maintenance.retention import Policy
 from casstore.maintenance.unneeded_lineages import SweptLineages, sweep_lineages
@@ -330,6 +340,169 @@ def test_a_head_that_moves_while_lineages_are_counted_keeps_them(store: Store, w
     assert sweep_lineages(Between(store.engine, when, come)).lineages == 1
     fresh = Store(store.engine).session("aa")
     assert [node.id for node in fresh.nodes(at=1)] == ["n0", "n1", "n2"]
+
+
+class Preparing:
+    """Stands before an engine; when a head is written, others sweep, and are overtaken by it.
+
+    They find the lineages stored, and that no row reaches them. Before they remove one, the
+    head is there.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self.swept: list[SweptLineages] = []
+
+    def write(self, write: Write) -> Any:
+        if self.swept or not any(change.table == "heads" for change in write.rows):
+            return self._engine.write(write)
+        done: list[Any] = []
+
+        def overtake() -> None:
+            done.append(self._engine.write(write))
+
+        self.swept.append(sweep_lineages(Between(self._engine, "write", overtake)))
+        return done[0]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+@pytest.mark.parametrize("how", ["vacuum", "import", "copy"])
+def test_lineages_stay_that_are_reached_just_before_they_would_go(
+    store: Store, how: str, tmp_path: Path
+) -> None:
+    source = Store(MemoryEngine())
+    grow(source, "s", 4)
+    engine = Preparing(store.engine)
+    if how == "vacuum":
+        grow(store, "s", 4)
+        store.session("s").tombstone(["n1"])
+        vacuum.rewrite_hidden(Store(engine, close=lambda: None), "s")
+    elif how == "import":
+        export_session(source, "s", tmp_path / "s.bundle")
+        import_session(Store(engine, close=lambda: None), tmp_path / "s.bundle")
+    else:
+        copy(source, Store(engine, close=lambda: None))
+    assert [one.complete for one in engine.swept] == [True]
+    assert check(store, level="full").sound
+    left = ["n0", "n2", "n3"] if how == "vacuum" else ["n0", "n1", "n2", "n3"]
+    assert [node.id for node in store.session("s").nodes()] == left
+
+
+@pytest.mark.parametrize("when", ["heads", "history", "nodes", "write"])
+def test_a_deletion_that_a_copy_brings_is_noticed_by_who_counts_lineages(
+    store: Store, when: str
+) -> None:
+    source = Store(MemoryEngine())
+    grow(source, "gone", 2)
+    grow(source, "zz", 3)
+    source.session("zz").commit(Commit(replace=[NodeDraft("anew", 1)], lease=UNFENCED))
+    copy(source, store)
+    source.delete_session("gone")
+    copy(source, store)
+
+    def come() -> None:
+        store.fork("zz", "aa", at=3)
+        source.delete_session("zz")
+        copy(source, store)
+
+    assert sweep_lineages(Between(store.engine, when, come)).complete
+    fresh = Store(store.engine).session("aa")
+    assert [node.id for node in fresh.nodes()] == ["n0", "n1", "n2"]
+
+
+@pytest.mark.parametrize("what", ["a session", "a revision"])
+def test_a_copy_that_removes_something_says_so_to_who_counts_lineages(
+    store: Store, what: str
+) -> None:
+    source = Store(MemoryEngine())
+    grow(source, "one", 1)
+    grow(source, "s", 3)
+    copy(source, store)
+    before = store.engine.get_rows([keys.removals()])
+    if what == "a session":
+        source.delete_session("one")
+        copy(source, store)
+    else:
+        retention.execute(source, retention.plan(source, policy=Policy(last=1)))
+        copy(source, store, mirror=True)
+    assert store.engine.get_rows([keys.removals()]) != before
+
+
+@pytest.mark.parametrize("mirror", [False, True])
+def test_a_copy_does_not_bring_back_the_row_by_which_who_counts_lineages_knows(
+    store: Store, mirror: bool
+) -> None:
+    """Were it the same as before, a sweep would go on with what it knew before."""
+    source = Store(MemoryEngine())
+    grow(source, "s", 3)
+    if not mirror:
+        grow(source, "gone", 1)
+        source.delete_session("gone")
+    known = source.engine.get_rows([keys.removals()])[0]
+    # What a copy leaves that was stopped before the session appeared.
+    rows = [PutRow("nodes", *row) for row in source.engine.scan_rows("nodes")]
+    rows += [] if known is None else [PutRow(*keys.removals(), known)]
+    store.engine.write(Write(rows=rows))
+    between = Between(store.engine, "write", lambda: copy(source, store, mirror=mirror))
+    sweep_lineages(between)
+    assert check(store, level="full").sound
+    assert len(store.session("s").nodes()) == 3
+
+
+@pytest.mark.parametrize("table", ["nodes", "heads"])
+def test_the_rest_of_a_lineage_stays_if_it_is_copied_anew_before_it_goes(
+    store: Store, table: str
+) -> None:
+    """A sweep was stopped within a lineage, and another is about to remove what it left.
+
+    Before it does, a copy finds the rest and writes what it lacks: the first row.
+    """
+    source = Store(MemoryEngine())
+    grow(source, "s", 40)
+    [first, *rest] = source.engine.scan_rows("nodes")
+    store.engine.write(Write(rows=[PutRow("nodes", *row) for row in rest]))
+    copied: list[CopyReport] = []
+
+    class Overtaken:
+        """Removes rows just before a copy writes to a table."""
+
+        def __init__(self, remove: Write) -> None:
+            self.remove: Write | None = remove
+            self.failed: ConditionFailedError | None = None
+
+        def write(self, write: Write) -> Any:
+            remove, to = self.remove, {change.table for change in write.rows}
+            if remove is not None and table in to:
+                self.remove = None
+                try:
+                    store.engine.write(remove)
+                except ConditionFailedError as exc:
+                    self.failed = exc
+            return store.engine.write(write)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(store.engine, name)
+
+    class Sweeping:
+        def write(self, write: Write) -> Any:
+            if copied:
+                return store.engine.write(write)
+            engine: Any = Overtaken(write)
+            copied.append(copy(source, Store(engine, close=lambda: None)))
+            if engine.failed is not None:
+                raise engine.failed
+            return None
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(store.engine, name)
+
+    sweep_lineages(Sweeping())
+    assert [one.sessions for one in copied] == [1]
+    assert check(store, level="full").sound
+    assert len(store.session("s").nodes()) == 40
+    assert store.engine.get_rows([RowKey("nodes", first.key)]) == [first.value]
 
 
 def test_no_fork_is_made_of_what_a_deleted_session_has_yet_to_lose(store: Store) -> None:

@@ -425,6 +425,20 @@ def test_a_turn_is_answered_after_its_revision_has_gone(lmdb_store: Store) -> No
     assert revisions(store, "s") == [7]
 
 
+def test_a_receipt_that_goes_while_its_revision_does_stays_gone(store: Store) -> None:
+    for number in range(2):
+        draft = NodeDraft(f"n{number}", number)
+        store.session("s").commit(Commit(append=[draft], lease=UNFENCED, turn=f"t{number}"))
+
+    def forget() -> None:
+        assert expire_rows(store, receipts_older_than_ms=0).receipts == 2
+
+    late = interrupted(store, before=forget)
+    report = retention.execute(late, retention.plan(store, policy=Policy(last=1)))
+    assert report.revisions_removed == 1
+    assert store.engine.scan_rows("receipts") == []
+
+
 def test_a_receipt_that_cannot_be_settled_keeps_its_revision(store: Store) -> None:
     for n in range(3):
         step(store, "s", f"n{n}", turn=f"t{n}")
@@ -677,6 +691,24 @@ def test_an_old_plan_is_refused(store: Store, clock: ManualClock) -> None:
     assert retention.execute(store, late).revisions_removed == 2
 
 
+def test_a_plan_is_refused_if_the_clock_was_set_back_since(
+    store: Store, clock: ManualClock
+) -> None:
+    """By the new time marks would go while the plan still counts as young."""
+    grow(store, "s", 4)
+    plan = saved(retention.plan(store, policy=Policy(last=1)))
+    clock.now_ms -= 20 * DAY_MS
+    store.session("s").label("mark", 1)
+    clock.now_ms += 9 * DAY_MS
+    assert expire_rows(store).marks > 0
+    with nothing_written(store), pytest.raises(InvalidInputError):
+        retention.execute(store, plan)
+    assert revisions(store, "s") == [4, 3, 2, 1]
+    fresh = saved(retention.plan(store, policy=Policy(last=1)))
+    clock.now_ms -= DAY_MS
+    assert retention.execute(store, fresh).revisions_removed == 2
+
+
 def test_progress_is_told_and_may_stop_the_work(store: Store) -> None:
     for number in range(4):
         grow(store, f"s{number}", 3)
@@ -764,6 +796,18 @@ def test_a_pin_made_while_a_plan_is_being_made_keeps_its_revision(
     assert [one.revision for one in next(running).removed] == [2]
 
 
+def test_a_pin_made_while_a_plan_is_being_made_counts_also_if_the_clock_goes_back(
+    store: Store, clock: ManualClock
+) -> None:
+    for name in ("a", "s"):
+        grow(store, name, 3)
+    running = iter(retention.plan(store, policy=Policy(last=1)))
+    next(running)
+    clock.now_ms -= HOUR_MS
+    store.pin("pin", store.session("s").entry(1).manifest)
+    assert [one.revision for one in next(running).removed] == [2]
+
+
 @pytest.mark.parametrize("when", ["after planning", "right before the write"])
 def test_commits_labels_and_leases_that_come_in_between_lose_nothing(
     store: Store, when: str
@@ -823,6 +867,10 @@ def commit(store: Store) -> None:
     step(store, "s", "new")
 
 
+def label_head(store: Store) -> None:
+    store.session("s").label("mark")
+
+
 @pytest.mark.parametrize("when", ["after planning", "right before the write"])
 @pytest.mark.parametrize("ending", ["expired", "idle"])
 @pytest.mark.parametrize(
@@ -832,7 +880,9 @@ def commit(store: Store) -> None:
         (never, "its time was extended"),
         (claim, "somebody holds its lease"),
         (commit, "something was committed"),
-        (protect, "it was protected"),
+        (protect, "it was protected or labelled"),
+        (label, "it was protected or labelled"),
+        (label_head, "it was protected or labelled"),
     ],
 )
 def test_a_session_that_comes_to_be_used_stays(
@@ -926,6 +976,33 @@ def test_a_plan_for_another_store_removes_nothing(store: Store, clock: ManualClo
         report = retention.execute(store, plan)
     assert report.revisions_removed == 0
     assert "another one than was planned" in report.skipped[0].why
+
+
+def test_a_session_that_is_made_just_now_is_not_taken_for_one_that_was_to_go(
+    store: Store, clock: ManualClock
+) -> None:
+    """A plan of another store names it, here it was not there, and then it is."""
+    other = Store(MemoryEngine(clock=clock))
+    grow(other, "s", 1)
+    other.session("s").expire_in(0)
+    plan = saved(retention.plan(other))
+
+    class Appearing:
+        """Stands before an engine; the session appears after it was first asked for."""
+
+        def get_rows(self, places: Any) -> Any:
+            found = store.engine.get_rows(places)
+            if store.session("s").head() is None:
+                grow(store, "s", 1)
+            return found
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(store.engine, name)
+
+    engine: Any = Appearing()
+    report = retention.execute(Store(engine, close=lambda: None), plan)
+    assert (report.already_gone, report.sessions_deleted) == (1, 0)
+    assert revisions(store, "s") == [1]
 
 
 # --- interrupted ------------------------------------------------------------------------------

@@ -1,0 +1,110 @@
+"""Runs in a store that another is copied into again and again: as they are, not as they were."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from casstore import Store
+from casstore.engine.memory import MemoryEngine
+from casstore.engine.protocol import Write, WriteResult
+from casstore.maintenance.check import check
+from casstore.maintenance.copying import copy
+from casstore.records.runs import WAITING, Runs, copied, steps
+
+
+class Disturbed(MemoryEngine):
+    """An engine in which something happens before the next write that removes rows."""
+
+    happen: Any = None
+
+    def write(self, write: Write) -> WriteResult:
+        """Write, after what happens."""
+        if self.happen is not None and any(len(row) == 2 for row in write.rows):
+            happen, self.happen = self.happen, None
+            happen()
+        return super().write(write)
+
+
+def begin(runs: Runs) -> None:
+    runs.create_thread("t", "planner")
+    runs.create_thread("quiet", "planner")
+    runs.apply(
+        "t",
+        steps.CreateRun("r", "planner", "loop"),
+        steps.SaveRequest("r", {"text": "hello"}),
+        steps.SetState("r", WAITING, checkpoint="checkpoints/1"),
+        steps.RequestApproval("r", "a", "shell"),
+        steps.SaveIntent("r", {"decision": "?"}),
+    )
+
+
+def go_on(runs: Runs) -> None:
+    runs.resolve_approval("t", "r", "a", "approve")
+    runs.apply(
+        "t",
+        steps.SetState("r", "running"),
+        steps.ClearIntent("r"),
+        steps.ClearRequest("r"),
+        steps.CreateRun("second", "planner", "loop"),
+        steps.SaveRequest("second", {"text": "more"}),
+    )
+
+
+def seen(runs: Runs) -> dict[str, Any]:
+    """All that an operator sees."""
+    return {
+        "threads": runs.threads().items,
+        "runs": runs.runs().items,
+        "pending": runs.approvals(status="pending").items,
+        "approvals": runs.approvals().items,
+        "requests": runs.requests().items,
+        "intents": runs.intents().items,
+    }
+
+
+def test_runs_that_have_moved_on_since_the_last_copy_are_as_they_are_in_the_source() -> None:
+    source, target = Store(MemoryEngine()), Store(MemoryEngine())
+    begin(Runs(source))
+    copy(source, target)
+    go_on(Runs(source))
+    report = copy(source, target)
+    # Two places of the thread and of its run, the approval, the request, the intent.
+    assert report.rows_removed == 5
+    assert seen(Runs(target)) == seen(Runs(source))
+    assert not check(target).findings
+    assert copy(source, target).rows_removed == 0
+
+
+def test_what_the_target_has_of_its_own_is_not_removed() -> None:
+    source, target = Store(MemoryEngine()), Store(MemoryEngine())
+    own = Runs(target)
+    begin(own)
+    own.create_thread("own", "another")
+    before = seen(own)
+    assert copy(source, target).rows_removed == 0
+    assert seen(own) == before
+
+
+def test_a_request_that_the_source_never_had_stays_with_a_run_that_differs() -> None:
+    source, target = Store(MemoryEngine()), Store(MemoryEngine())
+    begin(Runs(source))
+    copy(source, target)
+    Runs(source).apply("t", steps.ClearRequest("r"))
+    own = Runs(target)
+    # Somebody goes on with it there, and the row of the run is another one from then on.
+    own.set_state("t", "r", "running")
+    assert [item.run for item in own.requests().items] == ["r"]
+    copied.tidy(source, target)
+    assert [item.run for item in own.requests().items] == ["r"]
+
+
+def test_a_request_that_is_made_in_the_target_at_that_moment_stays() -> None:
+    engine = Disturbed()
+    source, target = Store(MemoryEngine()), Store(engine)
+    begin(Runs(source))
+    copy(source, target)
+    Runs(source).apply("t", steps.ClearRequest("r"))
+    engine.happen = lambda: Runs(target).apply("t", steps.SaveRequest("r", {"text": "anew"}))
+    copy(source, target)
+    assert engine.happen is None
+    assert [item.input for item in Runs(target).requests().items] == [{"text": "anew"}]
