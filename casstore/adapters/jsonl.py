@@ -12,7 +12,6 @@ session has already are passed over: an import may be repeated, or go on after m
 from __future__ import annotations
 
 import io
-import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -32,7 +31,7 @@ from casstore.errors import (
 )
 from casstore.format.hashing import plain_hash
 from casstore.maintenance.progress import Progress, Step
-from casstore.records.json_values import storable
+from casstore.records.json_values import loads, storable
 from casstore.session.data import UNFENCED, Commit, NodeDraft
 from casstore.session.keys import MAX_ID_BYTES
 from casstore.session.session import Session
@@ -180,11 +179,8 @@ class _Lines:
 
 
 def _parse(number: int, raw: bytes) -> dict[str, Any]:
-    def refuse(constant: str) -> None:
-        raise ValueError(f"{constant} is no number of JSON")
-
     try:
-        value = json.loads(raw, parse_constant=refuse)
+        value = loads(raw)
         # Whatever parses can be stored; if not, it is told here and not half-way through.
         storable(value)
     except RecursionError as exc:
@@ -423,11 +419,12 @@ class _Import:
             draft = draft._replace(parent=None if orphan else parent)
             known = self._find(new, draft)
             if known is False:
-                content = f"{draft.parent}\0".encode() + entry.raw
-                name = f"{draft.id}~{plain_hash(content, 6).hex()}"
-                names[draft.id] = name
-                draft = draft._replace(id=name)
-                known = self._find(new, draft)
+                own = draft.id
+                draft, known = self._renamed(new, entry.raw, draft)
+                names[own] = draft.id
+            else:
+                # What follows, follows this one, and not another that had its id.
+                names.pop(draft.id, None)
             if known:
                 self.already += 1
                 if entry.on_path:
@@ -438,6 +435,19 @@ class _Import:
         if self._before is not None:
             self._before = names.get(self._before, self._before)
         return list(new.values())
+
+    def _renamed(
+        self, new: dict[str, _Entry], raw: bytes, draft: NodeDraft
+    ) -> tuple[NodeDraft, bool | None]:
+        """A node under a name of its own, and whether it is there."""
+        # As it was named if its parent came after it, and then as it is named now.
+        for parent in dict.fromkeys((None, draft.parent)):
+            content = f"{parent}\0".encode() + raw
+            named = draft._replace(id=f"{draft.id}~{plain_hash(content, 6).hex()}")
+            known = self._find(new, named)
+            if known:
+                break
+        return named, known
 
     def _find(self, new: dict[str, _Entry], draft: NodeDraft) -> bool | None:
         """Is this node there? None: no node has its id; False: another has it."""

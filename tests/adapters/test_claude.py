@@ -164,6 +164,18 @@ def test_every_entry_of_json_comes_back_equal(sessions: Any, entry: dict[str, An
     assert loaded[2]["parentUuid"] == entry.get("uuid")
 
 
+@pytest.mark.parametrize("field", ["value", "slug"])
+def test_no_depth_of_an_entry_is_refused(sessions: Any, field: str) -> None:
+    """Between what a value may have and what the row has room for, the append failed."""
+    entries = []
+    for levels in range(55, 70):
+        entry = deep(levels)
+        entry[field] = entry.pop("value")
+        entries.append(entry)
+        run(sessions.append(KEY, [entry]))
+    assert run(sessions.load(KEY)) == entries
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(st.characters(), max_size=5),
@@ -242,6 +254,18 @@ def test_an_id_that_is_no_text_keeps_nobody_from_going_on(
     run(sessions.append(KEY, [{"type": "x", "uuid": "b"}]))
     # Without an id of its own an entry is new each time.
     assert run(sessions.load(KEY)) == [entry, entry, {"type": "x", "uuid": "b"}]
+
+
+@pytest.mark.parametrize("own", ["é", "half a pair \ud800"])
+def test_an_entry_kept_as_text_is_kept_once_whatever_its_id_is_spelled_with(
+    store: Store, sessions: Any, own: str
+) -> None:
+    """Of ids beyond ASCII nothing was noted, so another process kept the entry again."""
+    entry = {"type": "x", "uuid": own, "number": 10**40}
+    run(sessions.append(KEY, [entry, entry]))
+    other: Any = CasstoreSessionStore(store)
+    run(other.append(KEY, [entry]))
+    assert run(sessions.load(KEY)) == [entry]
 
 
 def test_a_batch_that_is_there_already_changes_nothing(sessions: Any) -> None:

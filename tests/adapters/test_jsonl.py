@@ -362,6 +362,31 @@ def test_a_parent_that_is_not_there_makes_a_root(
     assert nodes == {ids[0]: None, ids[1]: ids[0], ids[2]: None, ids[3]: ids[2], loop["uuid"]: None}
 
 
+def test_a_line_of_an_id_told_twice_is_known_again_when_its_parent_has_come(store: Store) -> None:
+    """Its name was made of its parent, which is another one as soon as it is there."""
+    entries = transcript("s1", 3, chars=30)
+    later = transcript("s1", 1, seed=3, chars=30)[0] | {"parentUuid": None}
+    other = {**entries[1], "parentUuid": later["uuid"]}
+    for imported in (5, 0, 0):
+        report = import_jsonl(store, stream([*entries, other, later]))
+        assert (report.imported, report.imported + report.already) == (imported, 5)
+    assert payloads(store, "s1", "full") == [*entries, other, later]
+
+
+@pytest.mark.parametrize("batch", [1, 2, 256])
+def test_a_line_without_an_id_follows_the_line_before_it_and_no_namesake(
+    store: Store, monkeypatch: pytest.MonkeyPatch, batch: int
+) -> None:
+    """It followed the last one that was renamed, if both came in one batch."""
+    monkeypatch.setattr(jsonl, "_BATCH_NODES", batch)
+    first = transcript("s1", 1, chars=30)[0]
+    other = {**first, "message": {"role": "user", "content": "same id, other words"}}
+    title = {"type": "custom-title", "customTitle": "t", "sessionId": "s1"}
+    import_jsonl(store, stream([first, other, first, title]))
+    nodes = {node.id: node.parent for node in store.session("s1").nodes("full")}
+    assert nodes["line-4"] == first["uuid"]
+
+
 def test_a_hidden_node_does_not_come_back(store: Store) -> None:
     import_jsonl(store, stream(MESSAGES), session_id="s")
     store.session("s").tombstone(["line-3"])

@@ -155,6 +155,46 @@ def test_what_is_no_plain_message_takes_the_long_way() -> None:
     assert copied(HumanMessage("x", additional_kwargs={"deep": deep})) is None
 
 
+class Unclear:
+    """What comparing arrays gives: neither the same nor not."""
+
+    def __bool__(self) -> bool:
+        raise ValueError("the truth value is ambiguous")
+
+
+class Vector:
+    """An object of an application that is compared element by element, as arrays are."""
+
+    def __init__(self, x: int) -> None:
+        self.x = x
+
+    def _asdict(self) -> dict[str, int]:
+        return {"x": self.x}
+
+    def __eq__(self, other: object) -> Any:
+        return Unclear()
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("wrapped", [lambda one: one, lambda one: [one]])
+def test_a_message_that_gets_something_that_cannot_be_compared_is_stored(
+    store: Store, wrapped: Callable[[Any], Any]
+) -> None:
+    """Comparing it with the message of before raised, and the step was lost."""
+    saver = CasstoreSaver(store, allowed=[Vector])
+
+    def messages(artifact: Any) -> list[Any]:
+        more = {"tool_call_id": "c", "artifact": artifact}
+        return [ToolMessage(f"found {n}", id=f"m{n}", **more) for n in range(12)]
+
+    first = put_list(saver, messages(wrapped(None)), None, 1)
+    put_list(saver, messages(wrapped(Vector(7))), first, 2)
+    for message in read_list(saver):
+        found = message.artifact
+        assert (found[0] if type(found) is list else found).x == 7
+
+
 def test_readers_get_objects_of_their_own(store: Store) -> None:
     saver = CasstoreSaver(store)
     put_list(saver, nested(), None, 1)

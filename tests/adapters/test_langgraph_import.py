@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,64 @@ def test_other_content_under_the_same_name_is_told(source: Path, store: Store) -
         import_sqlite(source, store)
 
 
+def test_what_was_written_to_a_checkpoint_since_it_was_moved_is_added(
+    tmp_path: Path, store: Store
+) -> None:
+    path = tmp_path / "live.sqlite"
+    with SqliteSaver.from_conn_string(str(path)) as theirs:
+        asking = graphs.asking(theirs)
+        asking.invoke({"log": ["x"], "answer": ""}, on("asking"))
+        waiting = theirs.get_tuple(on("asking"))
+        assert waiting is not None
+        import_sqlite(path, store)
+        # One task more, one write more of a task that has some.
+        config, task = waiting.config, (waiting.pending_writes or [])[0][0]
+        theirs.put_writes(config, [("one", 1)], "other task")
+        theirs.put_writes(config, [("two", 2), ("three", 3)], task)
+        graphs.chat(theirs).invoke(say("new"), on("new"))
+        report = import_sqlite(path, store)
+        assert (report.imported, report.updated) == (3, 1)
+        assert told(CasstoreSaver(store)) == told(theirs)
+        again = import_sqlite(path, store)
+        assert (again.imported, again.updated) == (0, 0)
+
+
+def test_a_thread_that_was_resumed_where_it_was_moves_on_here(tmp_path: Path, store: Store) -> None:
+    path = tmp_path / "live.sqlite"
+    with SqliteSaver.from_conn_string(str(path)) as theirs:
+        graphs.nested(theirs).invoke({"log": [], "answer": ""}, on("nested"))
+        import_sqlite(path, store)
+        graphs.nested(theirs).invoke(Command(resume="Ada"), on("nested"))
+        assert import_sqlite(path, store).updated
+        assert told(CasstoreSaver(store)) == told(theirs)
+
+
+def test_nothing_is_added_to_a_thread_that_went_on_here(tmp_path: Path, store: Store) -> None:
+    path = tmp_path / "live.sqlite"
+    with SqliteSaver.from_conn_string(str(path)) as theirs:
+        graphs.asking(theirs).invoke({"log": ["x"], "answer": ""}, on("asking"))
+        import_sqlite(path, store)
+        ours = CasstoreSaver(store)
+        for saver, answer in ((theirs, "there"), (ours, "here")):
+            graphs.asking(saver).invoke(Command(resume=answer), on("asking"))
+    before = records(store)
+    with pytest.raises(ConflictError, match="another store"):
+        import_sqlite(path, store)
+    assert records(store) == before
+
+
+def test_writes_that_came_before_their_checkpoint_are_compared_too(
+    tmp_path: Path, store: Store
+) -> None:
+    path = tmp_path / "early.sqlite"
+    later = on("early", checkpoint_ns="", checkpoint_id="later")
+    with SqliteSaver.from_conn_string(str(path)) as theirs:
+        theirs.put_writes(later, [("x", [1])], "task")
+    CasstoreSaver(store).put_writes(later, [("x", [2])], "task")
+    with pytest.raises(ConflictError, match="later of thread 'early'"):
+        import_sqlite(path, store)
+
+
 def test_a_checkpoint_that_comes_while_it_is_imported_is_not_overwritten(
     tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,13 +282,30 @@ def test_a_checkpoint_that_comes_while_it_is_imported_is_not_overwritten(
     checkpoint = empty_checkpoint()
     checkpoint["id"] = at
     in_between(monkeypatch, lambda: saver.put(on(checkpoint_ns=""), checkpoint, {}, {}))
-    with pytest.raises(ConflictError):
+    with pytest.raises(ConflictError, match="import once more"):
         import_sqlite(path, store)
     with pytest.raises(ConflictError, match="another store"):
         import_sqlite(path, store)
     found = saver.get_tuple(on())
     assert found is not None
     assert found.checkpoint["channel_values"] == {}
+
+
+def test_a_write_that_comes_while_writes_are_added_is_not_overwritten(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "one.sqlite"
+    saver = CasstoreSaver(store)
+    with SqliteSaver.from_conn_string(str(path)) as theirs:
+        at = on(checkpoint_ns="", checkpoint_id=put(theirs, {"n": 1}))
+        import_sqlite(path, store)
+        theirs.put_writes(at, [("x", "there")], "task")
+    in_between(monkeypatch, lambda: saver.put_writes(at, [("x", "here")], "task"))
+    with pytest.raises(ConflictError, match="import once more"):
+        import_sqlite(path, store)
+    found = saver.get_tuple(at)
+    assert found is not None
+    assert found.pending_writes == [("task", "x", "here")]
 
 
 def damage(path: Path, statement: str, *values: Any) -> None:
@@ -329,6 +405,42 @@ def test_an_encrypted_database_moves_with_its_serialiser_and_stays_encrypted(
         if item
     )
     assert b"a secret" not in content
+
+
+class Salted(Mirror):
+    """A cipher that never spells the same text twice, as every real one does."""
+
+    def __init__(self) -> None:
+        self._salts = count()
+
+    def encrypt(self, plaintext: bytes) -> tuple[str, bytes]:
+        name, mirrored = super().encrypt(plaintext)
+        return name, next(self._salts).to_bytes(8) + mirrored
+
+    def decrypt(self, ciphername: str, ciphertext: bytes) -> bytes:
+        return super().decrypt(ciphername, ciphertext[8:])
+
+
+def test_writes_of_a_cipher_that_salts_are_the_same_if_what_they_say_is(
+    tmp_path: Path, store: Store
+) -> None:
+    serde = EncryptedSerializer(Salted())
+    path = tmp_path / "salted.sqlite"
+    with closing(sqlite3.connect(path, check_same_thread=False)) as database:
+        graphs.asking(SqliteSaver(database, serde=serde)).invoke(
+            {"log": ["x"], "answer": ""}, on("asking")
+        )
+    assert import_sqlite(path, store, serde=serde).writes
+    assert import_sqlite(path, store, serde=serde).imported == 0
+    # Another value is told, although the bytes are others every time.
+    changed = Path(shutil.copy(path, tmp_path / "changed.sqlite"))
+    damage(changed, "UPDATE writes SET type = ?, value = ?", *serde.dumps_typed("other"))
+    with pytest.raises(ConflictError, match="another store"):
+        import_sqlite(changed, store, serde=serde)
+
+    asking = graphs.asking(CasstoreSaver(store, serde=serde))
+    asking.invoke(Command(resume="Ada"), on("asking"))
+    assert asking.invoke(Command(resume="red"), on("asking"))["log"][-1] == "last Ada"
 
 
 def test_the_async_saver_of_the_stock_package_writes_the_same_files(

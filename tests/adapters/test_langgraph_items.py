@@ -27,14 +27,17 @@ from langgraph.store.memory import InMemoryStore
 
 import casstore
 from casstore.adapters.langgraph import CasstoreSaver, CasstoreStore
+from casstore.adapters.langgraph.item_records import items_table
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.errors import (
     ClosedError,
+    CorruptionError,
     InvalidInputError,
     NoVectorIndexError,
     UnsafePayloadError,
 )
 from casstore.maintenance import gc
+from casstore.records.rows import Draft
 from casstore.store import Store
 from casstore.testing import ManualClock
 from tests.adapters.langgraph_graphs import Plan, on
@@ -168,6 +171,22 @@ def test_what_has_lived_its_time_is_not_seen_and_then_removed(
     found = memory.get(("a",), "short")
     assert found is not None
     assert found.created_at == found.updated_at
+
+
+def test_a_namespace_in_which_all_have_lived_their_time_is_not_listed(
+    timed: tuple[CasstoreStore, ManualClock, Store],
+) -> None:
+    """It was, with the name of whoever it was about, until somebody swept."""
+    memory, clock, _ = timed
+    for n in range(40):
+        memory.put(("users", "ada"), f"{n:02}", {"n": n}, ttl=1)
+        memory.put(("users", "bob"), f"{n:02}", {"n": n}, ttl=1 if n < 39 else None)
+    assert memory.list_namespaces() == [("users", "ada"), ("users", "bob")]
+    clock.now_ms += 61_000
+    assert memory.list_namespaces() == [("users", "bob")]
+    assert memory.list_namespaces(suffix=("ada",)) == []
+    assert memory.list_namespaces(max_depth=1) == [("users",)]
+    assert memory.list_namespaces(limit=1) == [("users", "bob")]
 
 
 def test_an_item_that_is_put_again_while_others_are_swept_stays(
@@ -315,3 +334,14 @@ def test_a_graph_remembers_across_threads_in_the_same_store(tmp_path: Path) -> N
         assert len(memory.search(("names",))) == 2
     with pytest.raises(ClosedError):
         memory.get(("names",), "Ada")
+
+
+@pytest.mark.parametrize(
+    "content", [{}, [{}, 1], [{}, "1", 1], [{}, 1, [1, 2, 3]], [{}, 1, [1, "2"]]]
+)
+def test_a_damaged_item_is_told(store: Store, memory: CasstoreStore, content: Any) -> None:
+    draft = Draft(store)
+    draft.put(items_table(store), ("a.", "k"), content)
+    draft.commit()
+    with pytest.raises(CorruptionError, match="is damaged"):
+        memory.get(("a",), "k")

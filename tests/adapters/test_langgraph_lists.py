@@ -19,8 +19,8 @@ from pydantic import BaseModel
 import casstore
 from casstore.adapters.langgraph import CasstoreSaver, StrictSerializer
 from casstore.adapters.langgraph.encoding import Codec
+from casstore.adapters.langgraph.known_lists import KnownList, KnownLists
 from casstore.adapters.langgraph.layout import Channel, Place, pack_checkpoint
-from casstore.adapters.langgraph.lists import KnownList, KnownLists
 from casstore.adapters.langgraph.threads import Threads, row_content
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.protocol import StoredObject, Write, WriteResult

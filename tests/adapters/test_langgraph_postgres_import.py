@@ -14,6 +14,7 @@ pytest.importorskip(
 )
 
 from langgraph.checkpoint.postgres import PostgresSaver
+from langgraph.checkpoint.postgres.shallow import ShallowPostgresSaver
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import TASKS
@@ -63,11 +64,11 @@ class Team(NamedTuple):
         ]
 
 
-def made(server: Server) -> Team:
+def made(server: Server, kind: type[Team] = Team) -> Team:
     schema = f"lg_{next(_numbers)}"
     with psycopg.connect(server.url(), autocommit=True) as connection:
         connection.execute(f"CREATE SCHEMA {schema}")
-    team = Team(f"{server.url()}&options=-csearch_path%3D{schema}")
+    team = kind(f"{server.url()}&options=-csearch_path%3D{schema}")
     with team.saver() as saver:
         saver.setup()
     return team
@@ -291,3 +292,97 @@ def test_the_source_cannot_be_written_to(team: Team) -> None:
 
     with PostgresSource(team.url) as source, pytest.raises(StorageError, match="read-only"):
         list(source.ask(b"DELETE FROM checkpoints"))
+
+
+# --- ShallowPostgresSaver -------------------------------------------------------------------------
+
+
+class ShallowTeam(Team):
+    """One that keeps the latest checkpoints alone."""
+
+    def saver(self) -> Any:
+        return ShallowPostgresSaver.from_conn_string(self.url)
+
+
+@pytest.fixture
+def shallow(postgres_server: Server) -> Team:
+    return made(postgres_server, ShallowTeam)
+
+
+def shown(saver: Any) -> list[Any]:
+    """Checkpoints in an order of ours, without a field that LangGraph takes out when it reads."""
+    found = [
+        each._replace(checkpoint={k: v for k, v in each.checkpoint.items() if k != "pending_sends"})
+        for each in told(saver)
+    ]
+    return sorted(found, key=lambda each: str(each.config))
+
+
+@pytest.mark.filterwarnings("ignore:ShallowPostgresSaver is deprecated:DeprecationWarning")
+class TestOfShallowTables:
+    """ShallowPostgresSaver keeps one checkpoint for each thread and namespace; that one moves."""
+
+    def test_the_latest_checkpoints_move_and_graphs_go_on(
+        self, shallow: Team, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(moving_in, "_PAGE", 2)
+        with shallow.saver() as saver:
+            for n in range(5):
+                graphs.chat(saver).invoke(say(f"{n}"), on("chat"))
+            graphs.asking(saver).invoke({"log": ["x"], "answer": ""}, on("asking"))
+            graphs.nested(saver).invoke({"log": [], "answer": ""}, on("nested"))
+            graphs.parallel(saver).invoke({"log": [], "answer": ""}, on("parallel"))
+            before = shallow.fingerprint()
+            report = import_postgres(shallow.url, store)
+            assert shallow.fingerprint() == before
+            ours = CasstoreSaver(store, on_branch="refuse")
+            assert shown(ours) == shown(saver)
+            assert report.checkpoints == report.imported == len(shown(ours)) == 5
+            assert report.writes == sum(len(each.pending_writes or ()) for each in shown(ours)) > 0
+        # Nothing is left of writes whose checkpoints are gone.
+        assert len(records(store)) == report.checkpoints + len(
+            {(str(each.config), write[0]) for each in shown(ours) for write in each.pending_writes}
+        )
+        assert import_postgres(shallow.url, store).imported == 0
+        asking = graphs.asking(ours)
+        asking.invoke(Command(resume="Ada"), on("asking"))
+        assert asking.invoke(Command(resume="red"), on("asking"))["log"][-1] == "last Ada"
+        assert graphs.nested(ours).invoke(Command(resume="s"), on("nested"))["log"][-1] == "told s"
+        assert len(graphs.chat(ours).invoke(say("more"), on("chat"))["messages"]) == 12
+
+    def test_a_later_import_brings_the_checkpoints_since(self, shallow: Team, store: Store) -> None:
+        with shallow.saver() as saver:
+            graphs.chat(saver).invoke(say("one"), on())
+            import_postgres(shallow.url, store)
+            graphs.chat(saver).invoke(say("two"), on())
+            report = import_postgres(shallow.url, store)
+            assert (report.checkpoints, report.imported) == (1, 1)
+            latest = CasstoreSaver(store).get_tuple(on())
+            assert latest is not None
+            assert latest.checkpoint["id"] == saver.get_tuple(on()).checkpoint["id"]
+            assert len(latest.checkpoint["channel_values"]["messages"]) == 4
+
+    def test_what_an_older_langgraph_had_to_do_next_is_still_done(
+        self, shallow: Team, store: Store
+    ) -> None:
+        with shallow.saver() as saver:
+            parent = put(saver, {"n": 1}, versions={"n": "1"})
+            config = on(checkpoint_ns="", checkpoint_id=parent)
+            sends = [Send("work", {"n": n}) for n in (1, 2)]
+            for n, send in enumerate(sends):
+                saver.put_writes(config, [(TASKS, send)], f"task {n}", f"path {n}")
+            put(saver, {"n": 2}, parent, versions={"n": "2"})
+            shallow.execute("UPDATE checkpoints SET checkpoint = jsonb_set(checkpoint, '{v}', '3')")
+            assert saver.get_tuple(on()).checkpoint["pending_sends"] == sends
+        import_postgres(shallow.url, store)
+        latest = CasstoreSaver(store).get_tuple(on())
+        assert latest is not None
+        assert latest.checkpoint["channel_values"][TASKS] == sends
+        assert latest.checkpoint["channel_versions"][TASKS] == "2"
+
+    def test_a_document_without_an_id_is_refused(self, shallow: Team, store: Store) -> None:
+        with shallow.saver() as saver:
+            put(saver, {"n": 1})
+        shallow.execute("UPDATE checkpoints SET checkpoint = checkpoint - 'id'")
+        with pytest.raises(CorruptionError):
+            import_postgres(shallow.url, store)

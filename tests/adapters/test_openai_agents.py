@@ -18,6 +18,7 @@ from agents.memory import Session
 
 from casstore import UNFENCED, Commit, NodeDraft
 from casstore.adapters.openai_agents import CasstoreSession
+from casstore.adapters.openai_agents.conversation import At, Conversation
 from casstore.errors import (
     BranchNotFoundError,
     BusyError,
@@ -287,6 +288,22 @@ def test_it_answers_as_advanced_sqlite_session_does(session: Any, advanced: Any)
         assert our == their, at
 
 
+def test_turns_are_found_by_what_the_user_said_as_advanced_sqlite_session_finds_them(
+    session: Any, advanced: Any
+) -> None:
+    async def found(one: Any) -> list[list[int]]:
+        # What was said before the user spoke is in no turn.
+        await one.add_items([reply("Ärger before anybody"), say("Ärger, and K"), say("ärger, k")])
+        searches = ("Ärger", "ärger", "ÄRGER", "K", "\N{KELVIN SIGN}", "before", "")
+        return [
+            [turn["turn"] for turn in await one.find_turns_by_content(text)] for text in searches
+        ]
+
+    ours = run(found(session))
+    assert ours == run(found(advanced))
+    assert ours[:4] == [[1], [2], [1], [1, 2]]
+
+
 # --- branches -------------------------------------------------------------------------------
 
 
@@ -386,6 +403,21 @@ def test_a_clear_takes_everybody_back_to_main(store: Store, session: Any) -> Non
         run(session.branch(1, "side"))
 
 
+def test_a_clear_in_the_midst_of_a_call_takes_it_to_main(store: Store, session: Any) -> None:
+    talk(session, "a", "b")
+    run(session.branch(2, "side"))
+    # As a call has found it, before it does anything.
+    conversation, found = Conversation(store, "talk"), At("side", 0)
+    run(session.clear_session())
+    conversation.add(found, [say("late")])
+    assert conversation.read(found, lambda _, branch, nodes: (branch.name, len(nodes))) == (
+        "main",
+        1,
+    )
+    assert shown(session) == ["late"]
+    assert conversation.pop(found) == say("late")
+
+
 def test_usage_of_a_turn_that_was_cleared_is_not_stored(store: Store, session: Any) -> None:
     talk(session, "a")
     other: Any = CasstoreSession(store, "talk")
@@ -414,6 +446,16 @@ def test_the_ledger_counts_what_was_spent(store: Store, session: Any) -> None:
     [row] = run(session.get_turn_usage())
     assert row["input_tokens_details"]["cached_tokens"] == 60
     assert row["output_tokens_details"] == {"reasoning_tokens": 5}
+
+
+def test_the_ledger_takes_nothing_back(store: Store, session: Any) -> None:
+    run(session.add_items([say("first")]))
+    for total in (30, 10):
+        run(session.store_run_usage(Result(total=total)))
+    [entry] = store.session("talk").usage()
+    assert entry[2:4] == (29, 1)
+    # What is noted for the turn is the latest.
+    assert run(session.get_turn_usage(1))["total_tokens"] == 10
 
 
 # --- other writers ----------------------------------------------------------------------------
@@ -659,6 +701,24 @@ def test_pruning_gives_back_what_no_branch_leads_to(store: Store, session: Any) 
     assert shown(session) == ["a", "a!"]
     talk(session, "c")
     assert shown(session) == ["a", "a!", "c", "c!"]
+
+
+def test_pruning_leaves_a_session_on_the_branch_where_it_stands(store: Store, session: Any) -> None:
+    talk(session, "a", "b")
+    run(session.branch(2, "side"))
+    talk(session, "c", "d")
+    run(session.pop_item())
+    before = store.session("talk").head()
+    assert run(session.prune()) == 1
+    after = store.session("talk").head()
+    assert before is not None
+    assert after is not None
+    assert after.leaf == before.leaf
+    state = store.session("talk").load()
+    assert state is not None
+    assert [node.payload["content"] for node in state.nodes if node.payload["role"] == "user"] == [
+        "a", "c", "d",
+    ]  # fmt: skip
 
 
 def test_pruning_goes_on_over_hidden_items(store: Store, session: Any) -> None:

@@ -29,6 +29,7 @@ import casstore
 from casstore import UNFENCED, Checkpoint, Commit, NodeDraft
 from casstore.adapters.openai_agents import CasstoreSession, ImportReport, import_sqlite
 from casstore.adapters.openai_agents import sqlite_import as module
+from casstore.adapters.openai_agents.sdk_database import SdkDatabase
 from casstore.errors import (
     BusyError,
     ConflictError,
@@ -409,6 +410,20 @@ def test_what_was_noted_in_the_store_later_stays(advanced: Path, store: Store) -
     assert run(session.get_turn_usage(3))["total_tokens"] == 99
 
 
+def test_a_session_that_stands_on_a_branch_here_is_left_there(advanced: Path, store: Store) -> None:
+    import_sqlite(advanced, store)
+    talk(CasstoreSession(store, "talk", branch="left"), "went on here")
+    before = store.session("talk").head()
+    with closing(open_advanced(advanced)) as theirs:
+        talk(theirs, "on main")
+    assert import_sqlite(advanced, store).imported == 2
+    after = store.session("talk").head()
+    assert before is not None
+    assert after is not None
+    assert (after.leaf, after.node_count) == (before.leaf, before.node_count + 2)
+    assert texts(run(CasstoreSession(store, "talk").get_items(limit=1))) == ["on main!"]
+
+
 def test_items_that_came_otherwise_are_known_by_their_content(plain: Path, store: Store) -> None:
     with closing(SQLiteSession("run", plain)) as theirs:
         items = run(theirs.get_items())
@@ -506,6 +521,140 @@ def test_other_content_under_the_same_name_is_told_and_left(
         assert store.session("talk").head() == before
     # The others can be moved all the same.
     assert import_sqlite(advanced, store, sessions=["other", "popped"]).sessions == 2
+
+
+def test_a_conversation_that_was_cleared_in_the_store_is_not_filled_again(
+    plain: Path, advanced: Path, store: Store
+) -> None:
+    """Nothing is there any more by which it could be told that it was ever moved."""
+    import_sqlite(plain, store)
+    # Cleared in the source, too, and once less than here.
+    import_sqlite(advanced, store, sessions=["cleared", "talk"])
+    # Never moved, but made and cleared here.
+    talk(CasstoreSession(store, "other"), "mine")
+    for file, name in (
+        (plain, "run"),
+        (advanced, "cleared"),
+        (advanced, "talk"),
+        (advanced, "other"),
+    ):
+        session = CasstoreSession(store, name)
+        assert run(session.get_items())
+        run(session.clear_session())
+        before = store.session(name).head()
+        for dry_run in (True, False):
+            with pytest.raises(ConflictError, match="was cleared in the store"):
+                import_sqlite(file, store, sessions=[name], dry_run=dry_run)
+        assert store.session(name).head() == before
+        assert run(session.get_items()) == []
+
+
+def test_a_conversation_that_was_cleared_here_as_often_as_there_goes_on(
+    advanced: Path, store: Store
+) -> None:
+    session = CasstoreSession(store, "cleared")
+    talk(session, "gone")
+    run(session.clear_session())
+    add(session, say("anew"))
+    report = import_sqlite(advanced, store, sessions=["cleared"])
+    assert (report.new_sessions, report.imported) == (0, 1)
+    assert texts(run(session.get_items())) == ["anew", "anew!"]
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("phase", ["copy", "verify"])
+def test_a_conversation_that_is_cleared_while_it_is_moved_stays_so(
+    plain: Path, store: Store, phase: str
+) -> None:
+    session = CasstoreSession(store, "ids with / and ü")
+
+    def clear_it(step: Step) -> None:
+        if step.phase == phase and run(session.get_items()):
+            run(session.clear_session())
+
+    with pytest.raises(ConflictError, match="was cleared in the store"):
+        import_sqlite(plain, store, sessions=["empty", session.session_id], progress=clear_it)
+    assert run(session.get_items()) == []
+
+
+def fill_two_branches(path: Path) -> None:
+    with closing(open_advanced(path)) as session:
+        talk(session, "one", "two")
+        run(session.create_branch_from_turn(2, "left"))
+        talk(session, "three")
+
+
+@pytest.fixture
+def items_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The messages of a database whose content was looked at, each time."""
+    asked: list[int] = []
+    item = SdkDatabase.item
+
+    def spy(self: SdkDatabase, row: int) -> Any:
+        asked.append(row)
+        return item(self, row)
+
+    monkeypatch.setattr(SdkDatabase, "item", spy)
+    return asked
+
+
+def test_what_branches_share_is_compared_once(
+    advanced: Path, store: Store, items_read: list[int]
+) -> None:
+    import_sqlite(advanced, store)
+    items_read.clear()
+    report = import_sqlite(advanced, store, dry_run=True)
+    assert report.imported == 0
+    # Each is looked at, whether it is an item at all, and then compared.
+    assert sorted(items_read) == sorted([*set(items_read)] * 2)
+    assert len(items_read) == 2 * report.items
+
+
+def test_a_branch_that_does_not_share_its_beginning_here_is_compared_whole(
+    tmp_path: Path, store: Store
+) -> None:
+    path = tmp_path / "a.db"
+    fill_two_branches(path)
+    session = CasstoreSession(store, "talk")
+    talk(session, "one", "two")
+    run(session.branch(1, "left"))
+    add(session, say("not one"), reply("one!"), say("three"), reply("three!"))
+    with pytest.raises(ConflictError, match="another item 1 on branch 'left'"):
+        import_sqlite(path, store)
+
+
+def test_a_branch_that_has_more_here_than_what_it_leaves_is_compared_whole(
+    tmp_path: Path, store: Store
+) -> None:
+    path = tmp_path / "a.db"
+    fill_two_branches(path)
+    with closing(open_advanced(path)) as theirs:
+        run(theirs.create_branch_from_turn(2, "left again"))
+        talk(theirs, "four")
+    session = CasstoreSession(store, "talk")
+    add(session, say("one"))
+    run(session.branch(None, "left"))
+    add(session, reply("one!"), say("three"))
+    report = import_sqlite(path, store)
+    assert report.new_sessions == 0
+    with closing(open_advanced(path)) as theirs:
+        for name in ("main", "left", "left again"):
+            assert spelled(run(session.get_items(branch_id=name))) == spelled(
+                run(theirs.get_items(branch_id=name))
+            )
+
+
+def test_a_node_that_has_the_name_of_a_message_is_told_and_left(plain: Path, store: Store) -> None:
+    with closing(SQLiteSession("run", plain)) as theirs:
+        first = run(theirs.get_items())[0]
+    [[row]] = rows(plain, "SELECT min(id) FROM agent_messages WHERE session_id = 'run'")
+    # The same beginning, under the name of what comes later.
+    taken = NodeDraft(f"m{row + 2}", first)
+    store.session("run").commit(Commit(append=[taken], lease=UNFENCED))
+    before = store.session("run").head()
+    with pytest.raises(ConflictError, match=f"has node '{taken.id}' for something else"):
+        import_sqlite(plain, store, sessions=["run"])
+    assert store.session("run").head() == before
 
 
 def test_numbers_that_python_takes_for_equal_are_other_content(
@@ -642,6 +791,26 @@ def test_who_goes_on_with_it_meanwhile_is_not_overwritten(plain: Path, store: St
     assert texts(items[3:]) == ["me first", "me first!"]
 
 
+@pytest.mark.usefixtures("small")
+def test_who_goes_on_with_it_right_after_a_commit_is_not_overwritten(
+    plain: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the import has looked what became of it."""
+    commit = StoreSession.commit
+
+    def overtaken(self: StoreSession, change: Commit) -> Any:
+        monkeypatch.setattr(StoreSession, "commit", commit)
+        result = commit(self, change)
+        talk(CasstoreSession(store, "run"), "me first")
+        return result
+
+    monkeypatch.setattr(StoreSession, "commit", overtaken)
+    with pytest.raises(ConflictError, match="another item 4"):
+        import_sqlite(plain, store, sessions=["run"])
+    items = run(CasstoreSession(store, "run").get_items())
+    assert texts(items[3:]) == ["me first", "me first!"]
+
+
 def pop_after_it_was_copied(store: Store) -> None:
     pop(store)
 
@@ -696,6 +865,21 @@ def test_messages_without_json_are_told(advanced: Path, store: Store) -> None:
     assert import_sqlite(advanced, store).imported == 0
 
 
+def test_usage_is_of_the_turns_as_they_are_counted_here(advanced: Path, store: Store) -> None:
+    """The SDK goes on counting a turn whose first message it cannot read."""
+    rows(advanced, "UPDATE agent_messages SET message_data = '{' WHERE id = 1")
+    assert import_sqlite(advanced, store).unreadable_items[0].row == 1
+    session = CasstoreSession(store, "talk")
+    usage = run(session.get_turn_usage())
+    assert [turn.number for turn in run(session.turns())] == [0, 1, 2]
+    assert [row["user_turn_number"] for row in usage] == [0, 1, 2]
+    with closing(open_advanced(advanced)) as theirs:
+        told = run(theirs.get_turn_usage())
+    assert [row["user_turn_number"] for row in told] == [1, 2, 3]
+    assert [row["total_tokens"] for row in usage] == [row["total_tokens"] for row in told]
+    assert import_sqlite(advanced, store).imported == 0
+
+
 def test_a_message_that_is_no_text_is_told_and_the_others_move(plain: Path, store: Store) -> None:
     [[first]] = rows(plain, "SELECT min(id) FROM agent_messages WHERE session_id = 'run'")
     change = "UPDATE agent_messages SET message_data = {} WHERE id = ?"
@@ -728,10 +912,24 @@ def test_messages_on_no_branch_are_told(advanced: Path, store: Store) -> None:
     with closing(SQLiteSession("plain", advanced)) as session:
         talk(session, "a plain one in the same file")
     report = import_sqlite(advanced, store)
-    assert report.unlinked == 2
+    assert (report.unlinked, report.unreadable) == (2, 0)
     assert texts(run(CasstoreSession(store, "plain").get_items()))[0].startswith("a plain one")
     with closing(open_advanced(advanced)) as theirs:
         run(require_same(theirs, CasstoreSession(store, "talk")))
+
+
+def test_a_message_on_no_branch_that_holds_no_json_is_told_once(
+    advanced: Path, store: Store
+) -> None:
+    with closing(SQLiteSession("talk", advanced)) as session:
+        talk(session, "beside the branches")
+    rows(
+        advanced,
+        "UPDATE agent_messages SET message_data = '{' "
+        "WHERE id = (SELECT max(id) FROM agent_messages)",
+    )
+    report = import_sqlite(advanced, store)
+    assert (report.unlinked, report.unreadable) == (1, 1)
 
 
 def test_messages_that_were_popped_by_the_plain_class_are_gone(
@@ -886,6 +1084,14 @@ def test_order_is_that_of_the_sdk_whatever_the_rows_say(tmp_path: Path, store: S
         assert import_sqlite(path, store).imported == 0
 
 
+def test_messages_are_in_the_order_in_which_they_came_whatever_the_clock_said(
+    plain: Path, store: Store
+) -> None:
+    rows(plain, "UPDATE agent_messages SET created_at = datetime('2024-01-01', -id || ' hours')")
+    import_sqlite(plain, store)
+    require_plain_same(plain, store)
+
+
 def test_a_dry_run_tells_the_same_and_writes_nothing(advanced: Path, tmp_path: Path) -> None:
     rows(advanced, "UPDATE agent_messages SET message_data = '{' WHERE id = 2")
     place = tmp_path / "store"
@@ -972,12 +1178,17 @@ def test_a_file_that_may_not_be_written_to_is_read(plain: Path, store: Store) ->
 
 
 @pytest.mark.parametrize("name", ["", "with \0 in it", "x" * 20_000])
-def test_a_name_that_cannot_be_one_here_is_told(tmp_path: Path, store: Store, name: str) -> None:
+def test_a_name_that_cannot_be_one_here_is_told_before_its_items_are_read(
+    tmp_path: Path, store: Store, items_read: list[int], name: str
+) -> None:
     path = tmp_path / "a.db"
     with closing(SQLiteSession(name, path)) as session:
         talk(session, "one")
-    with pytest.raises(InvalidInputError, match="session id"):
-        import_sqlite(path, store)
+    for dry_run in (True, False):
+        with pytest.raises(InvalidInputError, match="session id"):
+            import_sqlite(path, store, dry_run=dry_run)
+    assert items_read == []
+    assert list(store.sessions()) == []
 
 
 def damaged(statement: str) -> Any:

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from casstore.errors import CorruptionError, InvalidInputError, InvalidValueError
+from casstore.format.limits import MAX_DEPTH
 from casstore.records.json_values import as_text, restored
 from casstore.records.rows import Draft
 
@@ -44,6 +45,8 @@ _HEAD_FIELDS: Final = {
 _FIELD_OF: Final = {letter: name for name, letter in _HEAD_FIELDS.items()}
 # Shorter bodies than this cost less where they stand than a link to them.
 _BODY_LEAST_BYTES: Final = 96
+# Heads, and short bodies, stand in two lists of a map: the row.
+_MAX_DEPTH: Final = MAX_DEPTH - 2
 
 
 class Packed(NamedTuple):
@@ -56,7 +59,14 @@ class Packed(NamedTuple):
 def entry_id(entry: dict[str, Any]) -> Any:
     """The id by which an entry is told apart, as it is stored; None if it has none."""
     found = entry.get(_UUID)
-    return _short_id(found) if type(found) is str else None
+    if type(found) is not str:
+        return None
+    try:
+        found.encode()
+    except UnicodeEncodeError:
+        # Half of a surrogate pair cannot be stored as text.
+        return found.encode("utf-8", "surrogatepass")
+    return _short_id(found)
 
 
 def head_id(head: Any) -> Any:
@@ -73,11 +83,12 @@ def pack(draft: Draft, session: str, entries: Iterable[dict[str, Any]]) -> Packe
     for entry in entries:
         head, body = _split(entry, session, before)
         try:
-            kept = draft.keep_long(body, least_bytes=_BODY_LEAST_BYTES)
-            draft.keep_long(head)
+            kept = draft.keep_long(body, least_bytes=_BODY_LEAST_BYTES, max_depth=_MAX_DEPTH)
+            draft.keep_long(head, max_depth=_MAX_DEPTH)
         except InvalidValueError:
             # The whole entry as its text; of the head only what finds it again.
-            head = {"u": head["u"]} if _is_text_or_bytes(head.get("u")) else {}
+            own = entry_id(entry)
+            head = {} if own is None else {"u": own}
             kept = draft.keep_long(as_text(entry), least_bytes=_BODY_LEAST_BYTES)
         packed.heads.append(head)
         packed.bodies.append(kept)
@@ -156,13 +167,6 @@ def _join_origin(value: list[Any], before: Any) -> Any:
     session, message = value
     found = before["sessionId"] if session is True else _long_id(session)
     return dict(zip(_FORKED_FIELDS, (found, _long_id(message)), strict=True))
-
-
-def _is_text_or_bytes(value: Any) -> bool:
-    if type(value) is str:
-        # Half of a surrogate pair cannot be stored.
-        return value.isascii()
-    return type(value) is bytes
 
 
 def _short_id(text: str) -> str | bytes:

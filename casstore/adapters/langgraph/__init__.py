@@ -17,8 +17,18 @@ except ModuleNotFoundError as exc:
 
 from casstore.adapters.langgraph.items import CasstoreStore
 from casstore.adapters.langgraph.moving_in import ImportReport
+from casstore.adapters.langgraph.moving_items import ItemsReport
 from casstore.adapters.langgraph.saver import CasstoreSaver
 from casstore.adapters.langgraph.serializer import StrictSerializer
 from casstore.adapters.langgraph.sqlite_import import import_sqlite
+from casstore.adapters.langgraph.sqlite_store_import import import_sqlite_store
 
-__all__ = ["CasstoreSaver", "CasstoreStore", "ImportReport", "StrictSerializer", "import_sqlite"]
+__all__ = [
+    "CasstoreSaver",
+    "CasstoreStore",
+    "ImportReport",
+    "ItemsReport",
+    "StrictSerializer",
+    "import_sqlite",
+    "import_sqlite_store",
+]

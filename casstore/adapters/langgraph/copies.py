@@ -88,18 +88,24 @@ def begins_with(objects: Sequence[Any], kept: Sequence[Original]) -> bool:
     """Are the first of these objects the same as those that were kept, one by one?"""
     if len(objects) < len(kept):
         return False
-    for one, original in zip(objects, kept, strict=False):
-        kind, names, types, _ = original.shape
-        # All at the speed of C, and right but for what is equal and yet not the same.
-        if (
-            type(one) is not kind
-            or (fields := one.__dict__) != original.fields
-            or [*fields] != names
-            or [*map(type, fields.values())] != types
-            or not original.is_same_inside(one)
-        ):
-            return False
-    return True
+    try:
+        return all(map(_is_same, objects, kept))
+    except Exception:
+        # An object of the application, an array perhaps, that does not say whether it equals
+        # what was kept. That is plain data, so it is another one.
+        return False
+
+
+def _is_same(one: Any, original: Original) -> bool:
+    kind, names, types, _ = original.shape
+    # All at the speed of C, and right but for what is equal and yet not the same.
+    return (
+        type(one) is kind
+        and (fields := one.__dict__) == original.fields
+        and [*fields] == names
+        and [*map(type, fields.values())] == types
+        and original.is_same_inside(one)
+    )
 
 
 def _is_copyable(one: Any) -> bool:

@@ -16,7 +16,7 @@ code but the serialiser's, on the bytes of one element at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import isfinite
 from typing import Any, Final
 
@@ -71,6 +71,11 @@ def encode(value: Any, dump: Dump, room: int = _MAX_DEPTH) -> Any:
         if kind is _DeltaSnapshot:
             return {_SNAPSHOT: encode(value.value, dump, room - 1)}
     return opaque(value, dump)
+
+
+def encode_items(items: Iterable[Any], dump: Dump) -> list[Any]:
+    """The stored forms of elements of a list that is a whole value."""
+    return [encode(item, dump, _MAX_DEPTH - 1) for item in items]
 
 
 def opaque(value: Any, dump: Dump) -> Any:

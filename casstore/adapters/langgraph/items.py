@@ -1,7 +1,6 @@
 """``CasstoreStore``: the long-term memory of a LangGraph application, in the same store.
 
-An item is a record under its namespace and key. The labels of a namespace are joined by dots,
-each followed by one, so that the items below a namespace are a range of keys.
+An item is a record under its namespace and key (``item_records``).
 """
 
 from __future__ import annotations
@@ -9,9 +8,8 @@ from __future__ import annotations
 import heapq
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 from langgraph.store.base import (
     BaseStore,
@@ -33,8 +31,18 @@ from casstore import store as stores
 from casstore.adapters.langgraph import encoding
 from casstore.adapters.langgraph.filters import matches
 from casstore.adapters.langgraph.holding import HoldsStore, StoreHolder
+from casstore.adapters.langgraph.item_records import (
+    MS_US,
+    ItemContent,
+    StoredItem,
+    items_table,
+    joined,
+    labels,
+    lasting_us,
+    stored_item,
+    time_of,
+)
 from casstore.adapters.langgraph.serializer import AllowedType, StrictSerializer
-from casstore.engine.protocol import MAX_STAMP_MS
 from casstore.errors import (
     BusyError,
     ConditionFailedError,
@@ -46,31 +54,12 @@ from casstore.records.rows import Draft, Record, Table
 from casstore.session.arguments import check_count
 from casstore.store import Store
 
-_TABLE: Final = "lg.items"
-_DOT: Final = "."
-_MINUTE_MS: Final = 60_000
 _MAX_ATTEMPTS: Final = 64
 _SWEEP_BATCH: Final = 1000
+# Rows that are read at once where the first will mostly do.
+_FEW: Final = 8
 
 Changed = TypeVar("Changed")
-
-
-class _Stored(NamedTuple):
-    """An item as its record holds it."""
-
-    record: Record
-    value: Any
-    created_ms: int
-    updated_ms: int
-    ttl_minutes: float | None
-    expires_ms: int | None
-
-    @property
-    def namespace(self) -> tuple[str, ...]:
-        return tuple(self.record.key[0].split(_DOT)[:-1])
-
-    def is_live(self, now_ms: int) -> bool:
-        return self.expires_ms is None or self.expires_ms > now_ms
 
 
 class CasstoreStore(HoldsStore, BaseStore):
@@ -192,7 +181,7 @@ class CasstoreStore(HoldsStore, BaseStore):
 
     @property
     def _table(self) -> Table:
-        return Table(self._holder.store, _TABLE, 2)
+        return items_table(self._holder.store)
 
     def _read(self, op: Op) -> Result:
         if isinstance(op, GetOp):
@@ -206,10 +195,10 @@ class CasstoreStore(HoldsStore, BaseStore):
         raise InvalidInputError(f"no operation of a store: {type(op).__name__}")
 
     def _get(self, op: GetOp) -> Item | None:
-        record = self._table.find(_joined(op.namespace), op.key)
+        record = self._table.find(joined(op.namespace), op.key)
         if record is None:
             return None
-        item = _stored(record)
+        item = stored_item(record)
         if not item.is_live(self._holder.store.engine.now_ms()):
             return None
         if op.refresh_ttl:
@@ -218,8 +207,8 @@ class CasstoreStore(HoldsStore, BaseStore):
             value=self._value(item),
             key=op.key,
             namespace=op.namespace,
-            created_at=_time(item.created_ms),
-            updated_at=_time(item.updated_ms),
+            created_at=time_of(item.content.created_us),
+            updated_at=time_of(item.content.updated_us),
         )
 
     def _search(self, op: SearchOp) -> list[SearchItem]:
@@ -230,13 +219,11 @@ class CasstoreStore(HoldsStore, BaseStore):
         now_ms = self._holder.store.engine.now_ms()
         found = (
             item
-            for item in self._items(self._table.scan_starting(_joined(op.namespace_prefix)))
+            for item in self._items(self._table.scan_starting(joined(op.namespace_prefix)))
             if item.is_live(now_ms) and (not op.filter or matches(self._value(item), op.filter))
         )
         # The latest first; only as many are kept as are asked for.
-        wanted = heapq.nsmallest(
-            op.offset + op.limit, found, key=lambda item: (-item.updated_ms, item.record.key)
-        )[op.offset :]
+        wanted = heapq.nsmallest(op.offset + op.limit, found, key=_latest_first)[op.offset :]
         if op.refresh_ttl:
             self._refresh(wanted)
         return [
@@ -244,8 +231,8 @@ class CasstoreStore(HoldsStore, BaseStore):
                 namespace=item.namespace,
                 key=item.record.key[1],
                 value=self._value(item),
-                created_at=_time(item.created_ms),
-                updated_at=_time(item.updated_ms),
+                created_at=time_of(item.content.created_us),
+                updated_at=time_of(item.content.updated_us),
             )
             for item in wanted
         ]
@@ -254,17 +241,28 @@ class CasstoreStore(HoldsStore, BaseStore):
         check_count(op.limit, "a limit")
         check_count(op.offset, "an offset")
         found: set[tuple[str, ...]] = set()
-        for (joined,) in self._table.groups(1):
-            labels = tuple(joined.split(_DOT)[:-1])
-            if all(_is_match(each, labels) for each in op.match_conditions or ()):
-                found.add(labels if op.max_depth is None else labels[: op.max_depth])
+        now_ms = self._holder.store.engine.now_ms()
+        for (text,) in self._table.groups(1):
+            namespace = labels(text)
+            shown = namespace if op.max_depth is None else namespace[: op.max_depth]
+            if (
+                shown not in found
+                and all(_is_match(each, namespace) for each in op.match_conditions or ())
+                and self._is_inhabited(text, now_ms)
+            ):
+                found.add(shown)
         return sorted(found)[op.offset : op.offset + op.limit]
 
-    def _items(self, records: Iterable[Record]) -> Iterator[_Stored]:
-        return map(_stored, records)
+    def _is_inhabited(self, text: str, now_ms: int) -> bool:
+        """Has a namespace an item that is still seen? Mostly the first one is."""
+        items = self._items(self._table.scan(text, page=_FEW))
+        return any(item.is_live(now_ms) for item in items)
 
-    def _value(self, item: _Stored) -> dict[str, Any]:
-        value = encoding.decode(item.value, self._serde.loads_typed)
+    def _items(self, records: Iterable[Record]) -> Iterator[StoredItem]:
+        return map(stored_item, records)
+
+    def _value(self, item: StoredItem) -> dict[str, Any]:
+        value = encoding.decode(item.content.value, self._serde.loads_typed)
         if type(value) is not dict:
             raise CorruptionError(f"item {item.record.key} is damaged")
         return value
@@ -275,25 +273,27 @@ class CasstoreStore(HoldsStore, BaseStore):
         if not puts:
             return
         store, table = self._holder.store, self._table
-        keys = [(_joined(namespace), key) for namespace, key in puts]
+        keys = [(joined(namespace), key) for namespace, key in puts]
         values = [
             None if op.value is None else encoding.encode(dict(op.value), self._serde.dumps_typed)
             for op in puts.values()
         ]
         for _ in range(_MAX_ATTEMPTS):
             draft, now_ms = Draft(store), store.engine.now_ms()
+            now_us = now_ms * MS_US
             rows = zip(keys, values, puts.values(), table.find_many(keys), strict=True)
             for key, value, op, known in rows:
                 draft.expect(table, key, known)
                 if value is None:
                     draft.delete(table, key)
                     continue
-                before = None if known is None else _stored(known)
+                before = None if known is None else stored_item(known)
                 if before is not None and before.is_live(now_ms):
-                    created = before.created_ms
+                    created_us = before.content.created_us
                 else:
-                    created = now_ms
-                draft.put(table, key, _content(value, created, now_ms, op.ttl, now_ms))
+                    created_us = now_us
+                content = _begun(ItemContent(value, created_us, now_us, op.ttl), now_us)
+                draft.put(table, key, content.packed())
             try:
                 draft.commit()
             except ConditionFailedError:
@@ -301,45 +301,29 @@ class CasstoreStore(HoldsStore, BaseStore):
             return
         raise BusyError("the items of a batch kept changing")
 
-    def _refresh(self, items: Collection[_Stored]) -> None:
+    def _refresh(self, items: Collection[StoredItem]) -> None:
         """Let the time of items that were read begin anew."""
-        table, now_ms = self._table, self._holder.store.engine.now_ms()
+        table, now_us = self._table, self._holder.store.engine.now_ms() * MS_US
 
-        def change(draft: Draft, item: _Stored) -> None:
+        def change(draft: Draft, item: StoredItem) -> None:
             draft.expect(table, item.record.key, item.record)
-            times = (item.created_ms, item.updated_ms, item.ttl_minutes, now_ms)
-            draft.put(table, item.record.key, _content(item.value, *times))
+            draft.put(table, item.record.key, _begun(item.content, now_us).packed())
 
-        self._change_unchanged([item for item in items if item.ttl_minutes is not None], change)
-
-
-def _joined(namespace: tuple[str, ...]) -> str:
-    return "".join([label + _DOT for label in namespace])
+        timed = [item for item in items if item.content.ttl_minutes is not None]
+        self._change_unchanged(timed, change)
 
 
-def _content(
-    value: Any, created_ms: int, updated_ms: int, ttl: float | None, now_ms: int
-) -> list[Any]:
+def _latest_first(item: StoredItem) -> tuple[int, tuple[str, ...]]:
+    return -item.content.updated_us, item.record.key
+
+
+def _begun(content: ItemContent, now_us: int) -> ItemContent:
+    """An item whose time to live, if it has one, begins now."""
+    ttl = content.ttl_minutes
     if ttl is None:
-        return [value, created_ms, updated_ms]
-    try:
-        lasts_ms = int(ttl * _MINUTE_MS)
-    except (OverflowError, TypeError, ValueError) as exc:
-        raise InvalidInputError(f"a time to live in minutes, not {ttl!r}") from exc
-    if not 0 <= lasts_ms <= MAX_STAMP_MS:
-        raise InvalidInputError(f"a time to live from 0 on, not {ttl!r} minutes")
-    return [value, created_ms, updated_ms, float(ttl), now_ms + lasts_ms]
-
-
-def _stored(record: Record) -> _Stored:
-    content = record.value
-    if type(content) is not list or len(content) not in (3, 5):
-        raise CorruptionError(f"item {record.key} is damaged")
-    return _Stored(record, *content, *(() if len(content) == 5 else (None, None)))
-
-
-def _time(stamp_ms: int) -> datetime:
-    return datetime.fromtimestamp(stamp_ms / 1000, UTC)
+        return content
+    expires_us = now_us + lasting_us(ttl)
+    return content._replace(ttl_minutes=float(ttl), expires_us=expires_us)
 
 
 def _is_match(condition: MatchCondition, labels: tuple[str, ...]) -> bool:

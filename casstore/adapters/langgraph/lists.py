@@ -1,125 +1,51 @@
-"""Long lists of objects, as messages are: what the newest ones were made of.
+"""Long lists, as messages are: at each step most of a list is as it was.
 
-At each step most of a list is as it was. So of the lists put or read last, the serialised bytes of
-all elements are kept, under the digest of the list, and what loading them gives. Putting compares
-the beginning of a list with these and stores what came new; reading need not fetch or check
-them again. What is kept is never handed out, only copies of it, so nobody can change it.
+So of the lists put or read last, the serialised bytes of all elements are kept, and what loading
+them gives (``known_lists``). Putting compares the beginning of a list with these and stores what
+came new; reading need not fetch or check them again.
 
-A digest stands for one content for ever, so nothing in here can be out of date. It may have been
-deleted from the store, though: a write that builds on it asks for it within its transaction.
+Lists of objects, as messages of LangChain are, are dealt with here; those of plain data, in
+``plain_lists``.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from casstore.adapters.langgraph.copies import Original, begins_with, originals
 from casstore.adapters.langgraph.encoding import PLAIN_TYPES, object_payload, stored_object
+from casstore.adapters.langgraph.known_lists import Form, KeptList, KnownList, KnownLists
+from casstore.adapters.langgraph.plain_lists import PlainLists
 from casstore.adapters.langgraph.serializer import StrictSerializer, cut_objects
-from casstore.engine.forks import Lock
 from casstore.errors import CorruptionError
 from casstore.format.canonical import Link
 from casstore.records.rows import Draft
 
-_MAX_KEPT_BYTES: Final = 64 << 20
-# What a message takes beside its text.
-_OBJECT_BYTES: Final = 1500
 # A list as long as that is not loaded only to be remembered: it may never be read.
 _LOADED_AT_ONCE: Final = 16
 
 
-class KnownList(NamedTuple):
-    """A list whose elements are all objects of the serialiser, and their bytes, joined."""
-
-    length: int
-    body: bytes
-    #: Who has found all of them safe to load.
-    passed_by: StrictSerializer
-    #: What they are when loaded, if these are objects that can be copied, and were loaded before.
-    objects: Sequence[Original] | None = None
-
-    @property
-    def size_bytes(self) -> int:
-        """How much memory it takes, about."""
-        loaded = 0 if self.objects is None else len(self.body) + _OBJECT_BYTES * self.length
-        return len(self.body) + loaded
-
-
-class KnownLists:
-    """Lists by digest, those used last, up to a number of bytes."""
-
-    def __init__(self, max_bytes: int = _MAX_KEPT_BYTES) -> None:
-        self._max_bytes = max_bytes
-        self._lock = Lock()
-        self._known: OrderedDict[bytes, KnownList] = OrderedDict()
-        self._size_bytes = 0
-
-    @property
-    def size_bytes(self) -> int:
-        """How much is kept, about."""
-        return self._size_bytes
-
-    def find(self, value: Any) -> KnownList | None:
-        """What the list that a channel links to was made of, if it is known."""
-        if type(value) is not Link:
-            return None
-        with self._lock:
-            found = self._known.get(value.digest)
-            if found is not None:
-                self._known.move_to_end(value.digest)
-            return found
-
-    def remember(self, value: Any, known: KnownList, instead_of: Any = None) -> None:
-        """Keep what a list was made of; the one that it has grown from is no longer needed."""
-        if type(value) is not Link:
-            return
-        with self._lock:
-            self._drop(value.digest)
-            if type(instead_of) is Link:
-                self._drop(instead_of.digest)
-            if known.size_bytes > self._max_bytes:
-                known = known._replace(objects=None)
-            if known.size_bytes > self._max_bytes:
-                return
-            self._known[value.digest] = known
-            self._size_bytes += known.size_bytes
-            while self._size_bytes > self._max_bytes:
-                self._size_bytes -= self._known.popitem(last=False)[1].size_bytes
-
-    def _drop(self, digest: bytes) -> None:
-        dropped = self._known.pop(digest, None)
-        if dropped is not None:
-            self._size_bytes -= dropped.size_bytes
-
-
-class KeptList(NamedTuple):
-    """A list on its way into the store: how its channel holds it, and what it was made of."""
-
-    value: Any
-    known: KnownList
-    #: What the channel held before.
-    before: Any
-
-
 class ListCodec:
-    """Lists of objects into stored ones and back, through the strict serialiser."""
+    """Lists into stored ones and back, through the strict serialiser."""
 
-    __slots__ = ("_known", "_serde")
+    __slots__ = ("_known", "_plain", "_serde")
 
     def __init__(self, serde: StrictSerializer, known: KnownLists) -> None:
         self._serde = serde
         self._known = known
+        self._plain = PlainLists(serde)
 
     def keep(self, draft: Draft, value: Any, before: Any) -> KeptList | None:
-        """Store a list with a write; None if it is no list of objects.
+        """Store a list with a write; None if it is no list, or one that resists.
 
         ``before`` is what the channel held: perhaps the list that this one has grown from.
         """
-        if type(value) not in (list, tuple) or not PLAIN_TYPES.isdisjoint(map(type, value)):
+        if type(value) not in (list, tuple):
             return None
         old = self._known.find(before)
+        if not PLAIN_TYPES.isdisjoint(map(type, value)):
+            return self._plain.keep(draft, value, before, old)
         if (
             old is not None
             and old.objects is not None
@@ -192,6 +118,8 @@ class ListCodec:
         known = self._known.find(value)
         if known is None:
             return None
+        if known.form is not Form.OBJECTS:
+            return self._plain.load_known(known)
         if known.passed_by is not self._serde:
             self._check(cut_objects(known.body) or ())
         elif known.objects is not None:
@@ -199,14 +127,17 @@ class ListCodec:
         return self._load(value, known, remember=True)
 
     def load(self, value: Any, stored: Any, *, remember: bool) -> list[Any] | None:
-        """The list that was read by a link; None if it is no list of objects."""
+        """The list that was read by a link; None if it is none."""
         if type(value) is not Link or type(stored) is not list:
             return None
         parts: list[bytes] = []
         for item in stored:
             part = object_payload(item)
             if part is None or cut_objects(part) != [part]:
-                return None
+                found, known = self._plain.load(stored)
+                if remember and known is not None:
+                    self._known.remember(value, known)
+                return found
             parts.append(part)
         self._check(parts)
         known = KnownList(len(parts), b"".join(parts), self._serde)

@@ -1,8 +1,9 @@
 """What another saver of LangGraph has stored into a store, checked, and the source only read.
 
 Checkpoints that the store has already are passed over, so an import that was stopped goes on where
-it was when it is started again. Objects in the state are moved as they are spelled
-(``raw``): nothing that they name is imported, and no type needs to be allowed for it.
+it was when it is started again; what was written to them since is added. Objects in the state are
+moved as they are spelled (``raw``): nothing that they name is imported, and no type needs to be
+allowed for it.
 """
 
 from __future__ import annotations
@@ -17,10 +18,22 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from casstore.adapters.langgraph import encoding, layout
 from casstore.adapters.langgraph.layout import Channel, PendingRow, Place
-from casstore.adapters.langgraph.raw import dump_raw, load_raw, open_snapshot, pack_raw
-from casstore.adapters.langgraph.threads import Threads, row_content
+from casstore.adapters.langgraph.raw import dump_raw, load_raw, open_snapshot, pack_form, pack_raw
+from casstore.adapters.langgraph.threads import (
+    CheckpointRow,
+    Threads,
+    checkpoint_row,
+    row_content,
+    sorted_writes,
+    unpack_tasks,
+)
 from casstore.compat.importing import used_bytes
-from casstore.errors import ConflictError, CorruptionError, UnsafePayloadError
+from casstore.errors import (
+    ConditionFailedError,
+    ConflictError,
+    CorruptionError,
+    UnsafePayloadError,
+)
 from casstore.maintenance.progress import Progress, Step
 from casstore.records.rows import Draft
 from casstore.store import Store
@@ -40,6 +53,8 @@ class ImportReport(NamedTuple):
     writes: int
     #: Checkpoints that were moved now; the others were in the store already.
     imported: int
+    #: Checkpoints that were there already, and to which writes were added now.
+    updated: int
     source_bytes: int
     store_bytes_before: int | None
     store_bytes: int | None
@@ -137,6 +152,22 @@ class SaverSource(ABC):
         load = load_raw if self._serde is None else self._serde.loads_typed
         return self.equal(encoding.decode(stored, load), value)
 
+    def same_writes(self, some: Sequence[PendingRow], others: Sequence[PendingRow]) -> bool:
+        """Are these the same writes, in whatever order?"""
+        one, other = [sorted(each, key=_place_of_write) for each in (some, others)]
+        return len(one) == len(other) and all(map(self.same_write, one, other))
+
+    def same_write(self, one: PendingRow, other: PendingRow) -> bool:
+        """Are two writes in stored form the same? A cipher spells a value anew every time."""
+        if one[:-1] != other[:-1]:
+            return False
+        if pack_form(one.value) == pack_form(other.value):
+            return True
+        if self._serde is None:
+            return False
+        load = self._serde.loads_typed
+        return self.equal(encoding.decode(one.value, load), encoding.decode(other.value, load))
+
     def equal(self, one: Any, other: Any) -> bool:
         """Are two values that were read the same?"""
         if self._serde is not None:
@@ -183,11 +214,12 @@ def move_in(source: SaverSource, store: Store, progress: Progress | None) -> Imp
     """
     before = used_bytes(store)
     total = source.count_checkpoints()
-    imported = _Copy(source, store, total, progress).run()
+    imported, updated = _Copy(source, store, total, progress).run()
     _verify(source, Threads(store), total, progress)
     writes = source.count_writes()
     source.require_unchanged()
-    return ImportReport(total, writes, imported, source.size_bytes, before, used_bytes(store))
+    sizes = source.size_bytes, before, used_bytes(store)
+    return ImportReport(total, writes, imported, updated, *sizes)
 
 
 class _Copy:
@@ -206,15 +238,17 @@ class _Copy:
         self._before: dict[str, tuple[Any, Any]] = {}
         self._group: tuple[str, str] = ("", "")
 
-    def run(self) -> int:
-        """Copy everything; how many checkpoints were new."""
-        done = copied = 0
+    def run(self) -> tuple[int, int]:
+        """Copy everything; how many checkpoints were new, and how many have got writes."""
+        done = copied = updated = 0
         for page in self._source.places():
             known = self._threads.checkpoints.find_many(page)
             for place, record in zip(page, known, strict=True):
                 if record is None:
                     self._add(self._source.checkpoint(place))
                     copied += 1
+                else:
+                    updated += self._add_later_writes(checkpoint_row(record))
                 done += 1
                 if self._draft.size_bytes > _BATCH_BYTES or self._waiting >= _BATCH_CHECKPOINTS:
                     self._flush(done)
@@ -222,7 +256,7 @@ class _Copy:
         for place in self._source.early():
             self._add_writes(place, self._source.writes(place))
         self._flush(done)
-        return copied
+        return copied, updated
 
     def _add(self, checkpoint: FoundCheckpoint) -> None:
         fields, place = checkpoint.fields, checkpoint.place
@@ -262,17 +296,45 @@ class _Copy:
             self._before[name] = known
         return known[1]
 
-    def _add_writes(self, place: Place, writes: Sequence[PendingRow]) -> None:
-        tasks: dict[str, list[PendingRow]] = {}
-        for each in writes:
-            tasks.setdefault(each.task, []).append(each)
-        for task, own in tasks.items():
+    def _add_later_writes(self, row: CheckpointRow) -> bool:
+        """Add what was written to a checkpoint since it was moved; False if nothing was."""
+        place = row.place
+        if not self._add_writes(place, self._source.writes(place), row.folded_writes):
+            return False
+        # Only to the checkpoint that they were written to.
+        if not _is_same(self._source, self._threads, row, self._source.checkpoint(place)):
+            raise _other_content(place)
+        self._waiting += 1
+        return True
+
+    def _add_writes(
+        self, place: Place, writes: Sequence[PendingRow], folded: Sequence[PendingRow] = ()
+    ) -> bool:
+        """Add the writes that the store lacks; False if it lacks none.
+
+        ConflictError if it has one that the source has not: somebody went on with it here.
+        """
+        rows = {record.key[3]: record for record in self._threads.writes.scan(*place)}
+        there = sorted_writes(folded, unpack_tasks(rows.values()))
+        wanted = {_place_of_write(each): each for each in writes}
+        for each in there:
+            known = wanted.pop(_place_of_write(each), None)
+            if known is None or not self._source.same_write(known, each):
+                raise _other_content(place)
+        for task in {each.task: None for each in wanted.values()}:
+            own = [each for each in writes if each.task == task]
             key = (*place, task)
-            if self._threads.writes.find(*key) is None:
-                self._draft.put(self._threads.writes, key, layout.pack_task(own))
+            self._draft.expect(self._threads.writes, key, rows.get(task))
+            self._draft.put(self._threads.writes, key, layout.pack_task(own))
+        return bool(wanted)
 
     def _flush(self, done: int) -> None:
-        self._draft.commit()
+        try:
+            self._draft.commit()
+        except ConditionFailedError as exc:
+            raise ConflictError(
+                "checkpoints of the store were changed in the midst of it; import once more"
+            ) from exc
         self._draft = Draft(self._threads.store)
         self._waiting = 0
         if self._progress is not None:
@@ -288,20 +350,35 @@ def _verify(source: SaverSource, threads: Threads, total: int, progress: Progres
         done += len(page)
         if progress is not None:
             progress(Step("verify", done, total, "checkpoints"))
+    for place in source.early():
+        stored = sorted_writes((), unpack_tasks(threads.writes.scan(*place)))
+        if not source.same_writes(source.writes(place), stored):
+            raise _other_content(place)
 
 
 def _verify_one(source: SaverSource, threads: Threads, checkpoint: FoundCheckpoint) -> None:
-    place, fields = checkpoint.place, checkpoint.fields
+    place = checkpoint.place
     row = threads.find(place)
     if row is None:
         raise ConflictError(f"checkpoint {place.checkpoint} was deleted while it was compared")
+    if not _is_same(source, threads, row, checkpoint) or not source.same_writes(
+        checkpoint.writes, threads.pending(row)
+    ):
+        raise _other_content(place)
+
+
+def _is_same(
+    source: SaverSource, threads: Threads, row: CheckpointRow, checkpoint: FoundCheckpoint
+) -> bool:
+    """Is it the same checkpoint, leaving aside what was written to it?"""
+    fields = checkpoint.fields
     stored = threads.read([row])[0]
     channels = stored.channels
     valued = [name for name, each in channels.items() if each.has_value]
     values = dict(
         zip(valued, threads.resolve(channels[name].value for name in valued), strict=True)
     )
-    same = (
+    return (
         row.parent == checkpoint.parent
         and set(values) == set(fields["channel_values"])
         and all(
@@ -317,14 +394,14 @@ def _verify_one(source: SaverSource, threads: Threads, checkpoint: FoundCheckpoi
         and all(stored.value[name] == fields.get(name) for name in ("v", "ts"))
         and _plain(stored.value["more"]) == pack_raw(layout.other_fields(fields))
         and _plain(stored.value["meta"]) == pack_raw(dict(checkpoint.metadata))
-        and sorted(checkpoint.writes, key=_place_of_write)
-        == sorted(threads.pending(row), key=_place_of_write)
     )
-    if not same:
-        raise ConflictError(
-            f"checkpoint {place.checkpoint} of thread {place.thread!r}, namespace "
-            f"{place.namespace!r}, is in the store with other content; import into another store"
-        )
+
+
+def _other_content(place: Place) -> ConflictError:
+    return ConflictError(
+        f"checkpoint {place.checkpoint} of thread {place.thread!r}, namespace "
+        f"{place.namespace!r}, is in the store with other content; import into another store"
+    )
 
 
 def _plain(stored: Any) -> bytes:

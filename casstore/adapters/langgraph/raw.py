@@ -65,6 +65,14 @@ def pack_raw(value: Any) -> bytes:
         raise InvalidInputError(f"state that LangGraph's serialiser cannot spell: {exc}") from exc
 
 
+def pack_form(form: Any) -> bytes:
+    """The bytes of a stored form (``encoding``), however its keys are ordered; equal if they are.
+
+    More is equal to Python: 1, 1.0 and True.
+    """
+    return ormsgpack.packb(form, option=ormsgpack.OPT_SORT_KEYS)
+
+
 def open_snapshot(value: Any) -> Any:
     """A delta snapshot that is a channel's whole value, opened; anything else as it is."""
     if type(value) is Raw and value.code == EXT_DELTA_SNAPSHOT:

@@ -25,8 +25,9 @@ from casstore import store as stores
 from casstore.adapters.langgraph import care, layout
 from casstore.adapters.langgraph.encoding import Codec
 from casstore.adapters.langgraph.holding import HoldsStore, StoreHolder
+from casstore.adapters.langgraph.known_lists import KnownLists
 from casstore.adapters.langgraph.layout import Place
-from casstore.adapters.langgraph.lists import KnownLists, ListCodec
+from casstore.adapters.langgraph.lists import ListCodec
 from casstore.adapters.langgraph.reading import PAGE, TupleReader, config_of, config_parts
 from casstore.adapters.langgraph.serializer import AllowedType, StrictSerializer
 from casstore.adapters.langgraph.steps import OnBranch, Parents, Step, StepWriter

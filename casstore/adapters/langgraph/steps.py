@@ -11,8 +11,9 @@ from langgraph.checkpoint.base import WRITES_IDX_MAP, ChannelVersions, Checkpoin
 
 from casstore.adapters.langgraph import care, layout
 from casstore.adapters.langgraph.encoding import Codec
+from casstore.adapters.langgraph.known_lists import KeptList
 from casstore.adapters.langgraph.layout import Channel, PendingRow, Place
-from casstore.adapters.langgraph.lists import KeptList, ListCodec
+from casstore.adapters.langgraph.lists import ListCodec
 from casstore.adapters.langgraph.threads import Threads, row_content
 from casstore.engine.forks import Lock
 from casstore.errors import (

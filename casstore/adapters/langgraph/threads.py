@@ -93,12 +93,12 @@ class Threads:
     def find(self, place: Place) -> CheckpointRow | None:
         """The row of one checkpoint."""
         record = self.checkpoints.find(*place)
-        return None if record is None else _checkpoint_row(record)
+        return None if record is None else checkpoint_row(record)
 
     def find_latest(self, thread: str, namespace: str) -> CheckpointRow | None:
         """The row of the checkpoint with the highest id."""
         for record in self.checkpoints.scan(thread, namespace, reverse=True, page=1):
-            return _checkpoint_row(record)
+            return checkpoint_row(record)
         return None
 
     def rows(
@@ -106,7 +106,7 @@ class Threads:
     ) -> Iterator[CheckpointRow]:
         """The checkpoints of one namespace, newest first."""
         found = self.checkpoints.scan(thread, namespace, before=before, reverse=True, page=32)
-        return map(_checkpoint_row, found)
+        return map(checkpoint_row, found)
 
     def merged_rows(self, thread: str | None, before: str | None = None) -> Iterator[CheckpointRow]:
         """The checkpoints of all namespaces of a thread, or of all threads, newest first.
@@ -159,13 +159,7 @@ class Threads:
 
     def pending(self, row: CheckpointRow) -> list[PendingRow]:
         """The pending writes of a checkpoint, in the order in which LangGraph applies them."""
-        return sorted_writes(
-            row.folded_writes,
-            {
-                record.key[3]: unpack_task(record.key[3], record.value)
-                for record in self.writes.scan(*row.place)
-            },
-        )
+        return sorted_writes(row.folded_writes, unpack_tasks(self.writes.scan(*row.place)))
 
     # --- writing ------------------------------------------------------------------------
 
@@ -180,6 +174,11 @@ class Threads:
         for table in (self.checkpoints, self.writes, self.heads):
             for record in table.scan(thread):
                 draft.delete(table, record.key)
+
+
+def unpack_tasks(records: Iterable[Record]) -> dict[str, list[PendingRow]]:
+    """The pending writes of rows, by their tasks."""
+    return {record.key[3]: unpack_task(record.key[3], record.value) for record in records}
 
 
 def sorted_writes(
@@ -209,7 +208,8 @@ class _Descending:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _checkpoint_row(record: Record) -> CheckpointRow:
+def checkpoint_row(record: Record) -> CheckpointRow:
+    """The row of a checkpoint, as it was found."""
     content = record.value
     try:
         link, parent, run = content["c"], content.get("p"), content.get("r")

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from casstore.adapters.openai_agents.branches import MAIN
 from casstore.adapters.openai_agents.conversation import TurnUsage
 from casstore.compat.sqlite_source import SqliteSource
+from casstore.compat.times import utc_us
 from casstore.errors import CorruptionError, ForeignStoreError, InvalidInputError
 from casstore.records.json_values import storable
 
@@ -122,7 +122,7 @@ class SdkDatabase:
         names = {"sessions": _quoted(sessions), "messages": _quoted(messages)}
         self._sql = {text: text.format(**names) for text in _QUERIES}
         self._messages = messages
-        self._encoding = str(next(self._ask("PRAGMA encoding"))[0])
+        self._encoding = source.encoding
         self._branched = self._has_branches(source)
         self._has_usage = self._branched and "user_turn_number" in source.columns("turn_usage")
         self._reserved = self._branched and "branch_id" in source.columns("branch_reservations")
@@ -278,12 +278,9 @@ class SdkDatabase:
 
 def time_ms(text: Any) -> int | None:
     """A time as SQLite spells it; None if it is none."""
-    if type(text) is not str:
-        return None
     try:
-        read = datetime.fromisoformat(text)
-        return int((read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp() * 1000)
-    except (ValueError, OverflowError):
+        return utc_us(text) // 1000
+    except ValueError:
         return None
 
 
