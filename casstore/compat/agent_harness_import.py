@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from casstore.compat.agent_harness_rows import RowTable, RuntimeRows
-from casstore.compat.importing import ImportReport, move
+from casstore.compat.importing import ImportReport, Part, move
 from casstore.compat.sqlite_source import SqliteSource
 from casstore.errors import ConflictError, ForeignSourceError, RecordsSchemaError
 from casstore.maintenance.progress import Progress
@@ -39,13 +39,15 @@ def import_database(
     """Move a runtime database and its artifacts over, and compare every row.
 
     ``root`` is the directory that ``threads/`` is in, if it is not the database's own. A
-    database of another family or version is refused, and so is one with only half of that.
+    database of another family or version is refused, and so is one with only half of that. The
+    report also counts what stays behind: rows that say something in a column not known here.
     """
     with SqliteSource(file) as source:
         _require_schema(source)
         rows = RuntimeRows(source, Path(source.path.parent if root is None else root))
         ground = ground_of(store)
-        parts = [_Part(ground, source, table) for table in rows.tables()]
+        parts: list[Part] = [_Part(ground, source, table) for table in rows.tables()]
+        parts += rows.unread()
         return move(source, store, parts, dry_run=dry_run, progress=progress)
 
 

@@ -7,13 +7,13 @@ name, so that nothing is lost without a word. Artifacts are read from
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from casstore.compat.importing import LeftBehind
 from casstore.compat.sqlite_source import SqliteSource
+from casstore.compat.times import utc_us
 from casstore.errors import (
     CorruptionError,
     ForeignSourceError,
@@ -23,7 +23,7 @@ from casstore.errors import (
 )
 from casstore.format.digest import Digest
 from casstore.format.limits import DEFAULT_MAX_BYTES
-from casstore.records.json_values import storable
+from casstore.records.json_values import loads, storable
 from casstore.records.runs.data import (
     PENDING,
     STATUS_OF,
@@ -42,8 +42,6 @@ from casstore.records.runs.names import check_id, check_path
 from casstore.records.runs.values import value_digest
 
 _DECISIONS: Final = {status: decision for decision, status in STATUS_OF.items()}
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 class RowTable(NamedTuple):
@@ -60,6 +58,8 @@ class RuntimeRows:
     def __init__(self, source: SqliteSource, root: Path) -> None:
         self._source = source
         self._root = root
+        # The columns that are read, by their tables.
+        self._read: dict[str, set[str]] = {}
 
     def tables(self) -> list[RowTable]:
         """All kinds, owners first; ForeignSourceError if a table or column is missing."""
@@ -75,11 +75,20 @@ class RuntimeRows:
             RowTable("artifacts", self._artifacts(), self._artifact),
         ]
 
+    def unread(self) -> list[LeftBehind]:
+        """What the tables say in columns that are not read."""
+        return [
+            left
+            for table, known in self._read.items()
+            for left in self._source.unread(table, known)
+        ]
+
     def _column(self, table: str, *names: str) -> str:
         """The column of a table that has one of these names: releases differ in some."""
         columns = self._source.columns(table)
         for name in names:
             if name in columns:
+                self._read.setdefault(table, set()).add(name)
                 return name
         raise ForeignSourceError(
             f"{self._source.path} has no column {' or '.join(names)} in table {table!r}; "
@@ -245,6 +254,10 @@ class RuntimeRows:
             raise self._damaged(what, f"is of kind {kind!r}, after {attempts!r} attempts")
         if checkpoint is not None and type(checkpoint) is not str:
             raise self._damaged(what, f"has checkpoint {checkpoint!r}")
+        for told in (kind, checkpoint, attempts):
+            # Here they have no room for a text of JSON, as a payload has.
+            if type(storable(told)) is dict:
+                raise self._damaged(what, f"says {told!r:.80}, which cannot be kept")
         payload, saved = storable(value["resumePayload"]), self._time(value["savedAt"], what)
         return RecoveryIntent(thread, run, kind, payload, checkpoint or None, attempts, saved)
 
@@ -291,7 +304,7 @@ class RuntimeRows:
         if len(data) > DEFAULT_MAX_BYTES:
             raise LimitError(f"{file} has more than {DEFAULT_MAX_BYTES} bytes")
         try:
-            return storable(_loaded(data.decode())), len(data)
+            return storable(loads(data.decode())), len(data)
         except (ValueError, RecursionError):
             return data, len(data)
 
@@ -323,7 +336,7 @@ class RuntimeRows:
         if text is None:
             return None
         try:
-            value = _loaded(text)
+            value = loads(text)
         except RecursionError:
             # Deeper than anybody reads: it is kept as its text.
             return {"json": text.encode()}
@@ -342,24 +355,14 @@ class RuntimeRows:
     def _time(self, text: Any, what: str) -> int:
         """A time of the database in milliseconds."""
         try:
-            time = datetime.fromisoformat(text)
-        except (TypeError, ValueError) as exc:
+            time_ms = utc_us(text) // 1000
+        except ValueError as exc:
             raise self._damaged(what, f"has no time: {text!r}") from exc
-        if time.tzinfo is None:
-            time = time.replace(tzinfo=UTC)
-        if time < _EPOCH:
+        if time_ms < 0:
             raise self._damaged(what, f"is older than 1970: {text!r}")
-        return (time - _EPOCH) // _MILLISECOND
+        return time_ms
 
     def _damaged(self, what: str, reason: str) -> CorruptionError:
         return CorruptionError(
             f"{self._source.path}: {what} {reason}; mend or remove it, and import again"
         )
-
-
-def _loaded(text: str) -> Any:
-    return json.loads(text, parse_constant=_refuse)
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is no number of JSON")

@@ -65,7 +65,8 @@ def import_agent_state(
 
     The file is as it was afterwards. ``keys`` and ``secret`` as for ``Lifecycles``: with keys,
     user data arrives encrypted. ConflictError if the store has a row otherwise, or has
-    gone on with a session; ForeignSourceError if the file is of something else.
+    gone on with a session; ForeignSourceError if the file is of something else. The report also
+    counts what stays behind: rows that say something in a column that is not known here.
     """
     life = Lifecycles(store, keys=keys, secret=secret)
     life.subjects.check()
@@ -76,7 +77,7 @@ def import_agent_state(
                 if not frozenset(columns) <= source.columns(table):
                     raise ForeignSourceError(f"{file}: its table {table} is not that of morrow")
                 kind = _Checkpoints if table == "checkpoints" else _UserData
-                parts.append(kind(source, life))
+                parts += kind(source, life), *source.unread(table, columns)
         if not parts:
             raise ForeignSourceError(f"{file} has neither checkpoints nor user data of morrow")
         return importing.move(source, store, parts, dry_run=dry_run, progress=progress)

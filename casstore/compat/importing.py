@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
-from casstore.compat.sqlite_source import SqliteSource
 from casstore.errors import ConflictError
 from casstore.maintenance.progress import Progress, Step
 from casstore.store import Store
@@ -22,6 +21,19 @@ IMPORTERS: Final[Mapping[str, str]] = {
     "power-loop": "casstore.compat.power_loop_import:import_database",
     "morrow": "casstore.compat.agent_state_import:import_agent_state",
 }
+
+
+class Source(Protocol):
+    """A database that is moved over."""
+
+    @property
+    def size_bytes(self) -> int:
+        """How much it takes."""
+        ...
+
+    def require_unchanged(self) -> None:
+        """ConflictError if somebody wrote to it meanwhile, and not all was read of one moment."""
+        ...
 
 
 class Part(Protocol):
@@ -47,6 +59,31 @@ class Part(Protocol):
     def store(self, rows: Sequence[Any]) -> None:
         """Put them into the store, in one write."""
         ...
+
+
+class LeftBehind:
+    """Rows that stay behind (a ``Part``): told, and nothing else."""
+
+    def __init__(self, name: str, number: int) -> None:
+        self.name = name
+        self._number = number
+
+    def count(self) -> int:
+        """How many there are."""
+        return self._number
+
+    def pages(self) -> Iterator[Sequence[int]]:
+        """All of them, as mere numbers."""
+        if self._number:
+            yield range(self._number)
+
+    def is_stored(self, page: Sequence[int]) -> Sequence[bool]:
+        """There is nothing to do for them."""
+        return [True] * len(page)
+
+    def store(self, rows: Sequence[int]) -> None:
+        """They are not stored."""
+        raise AssertionError("nothing of this is ever missing")
 
 
 class Import(Protocol):
@@ -106,7 +143,7 @@ def used_bytes(store: Store) -> int | None:
 
 
 def move(
-    source: SqliteSource,
+    source: Source,
     store: Store,
     parts: Sequence[Part],
     *,
@@ -145,7 +182,7 @@ def _verify(part: Part, total: int, progress: Progress | None) -> None:
     done = 0
     for page in part.pages():
         if not all(part.is_stored(page)):
-            raise ConflictError(f"some {part.name} were deleted while they were compared")
+            raise ConflictError(f"some {part.name} were changed or deleted in the midst of it")
         done += len(page)
         if progress is not None:
             progress(Step("verify", done, total, part.name))

@@ -12,11 +12,11 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
-from casstore.compat.importing import ImportReport, Part, move
+from casstore.compat.importing import ImportReport, LeftBehind, Part, move
 from casstore.compat.sqlite_source import SqliteSource
+from casstore.compat.times import utc_us
 from casstore.errors import ConflictError, ForeignSourceError, InvalidInputError, StateRefusedError
 from casstore.maintenance.progress import Progress, Step
 from casstore.records.scoped.adoption import Adoption, Arrival, ArrivedReset
@@ -52,9 +52,10 @@ def import_database(
 
     The report also counts rows that stay behind because LangBot itself does not see them:
     ``without value`` and ``unreadable`` are missing to it, ``superseded`` it does not find any
-    more. ForeignSourceError if there is no such table; ConflictError if both have rows, or a row
-    is in the store with other content; InvalidInputError, naming the row, if one contradicts
-    itself or holds what is no JSON (NaN).
+    more; and those that say something in a column that is not known here. ForeignSourceError if
+    there is no such table; ConflictError if both have rows, or a row is in the store with other
+    content; InvalidInputError, naming the row, if one contradicts itself or holds what is no
+    JSON (NaN).
     """
     with SqliteSource(file) as source:
         rows = _Rows(source, _table(source))
@@ -62,8 +63,9 @@ def import_database(
         fates = _fates(rows, progress)
         parts: list[Part] = [_Resets(rows, adoption), _Values(rows, adoption, fates[None])]
         parts += [
-            _Left(why, fates[why]) for why in (_EMPTY, _UNREADABLE, _SUPERSEDED) if fates[why]
+            LeftBehind(why, fates[why]) for why in (_EMPTY, _UNREADABLE, _SUPERSEDED) if fates[why]
         ]
+        parts += source.unread(rows.table, (*_CONTEXT, *_OTHERS))
         return move(source, store, parts, dry_run=dry_run, progress=progress)
 
 
@@ -158,7 +160,9 @@ class _Rows:
     def _is_superseded(self, row: _Row, key: str) -> bool:
         """Is there a row that the host finds in the place of this one?"""
         name = ALIASES.get(row.state_key, row.state_key)
-        places = [(one, other) for one in (key, row.scope_key) for other in (name, row.state_key)]
+        # All that become one: the later key before the older, the name before what stands for it.
+        names = [name, *[alias for alias, meant in ALIASES.items() if meant == name]]
+        places = [(one, other) for one in (key, _joined(row)) for other in names]
         better = places[: places.index((row.scope_key, row.state_key))]
         query = f"SELECT 1 FROM {self.table} WHERE scope_key = ? AND state_key = ?"
         return any(next(self._source.ask(query, place), None) for place in better)
@@ -198,43 +202,15 @@ def _broken(rows: _Rows, row: _Row, why: str) -> InvalidInputError:
 
 def _time_ms(rows: _Rows, row: _Row, text: Any) -> int:
     try:
-        told = datetime.fromisoformat(text)
-    except (TypeError, ValueError) as exc:
+        time_ms = utc_us(text) // 1000
+    except ValueError as exc:
         raise _broken(rows, row, f"{text!r} is no time") from exc
-    # Without a zone it is UTC.
-    told = told if told.tzinfo is not None else told.replace(tzinfo=UTC)
-    whole = int(told.replace(microsecond=0).timestamp()) * 1000
-    if whole < 0:
+    if time_ms < 0:
         raise _broken(rows, row, f"{text!r} is before 1970")
-    return whole + told.microsecond // 1000
+    return time_ms
 
 
 # --- parts --------------------------------------------------------------------------------------
-
-
-class _Left:
-    """Rows that stay behind: told, and nothing else."""
-
-    def __init__(self, name: str, number: int) -> None:
-        self.name = name
-        self._number = number
-
-    def count(self) -> int:
-        """How many there are."""
-        return self._number
-
-    def pages(self) -> Iterator[Sequence[int]]:
-        """All of them, as mere numbers."""
-        for start in range(0, self._number, _PAGE_ROWS):
-            yield range(start, min(start + _PAGE_ROWS, self._number))
-
-    def is_stored(self, page: Sequence[int]) -> Sequence[bool]:
-        """There is nothing to do for them."""
-        return [True] * len(page)
-
-    def store(self, rows: Sequence[int]) -> None:
-        """They are not stored."""
-        raise AssertionError("nothing of this is ever missing")
 
 
 class _Values:

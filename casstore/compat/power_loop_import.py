@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from casstore.compat.importing import ImportReport, Part, move
+from casstore.compat.importing import ImportReport, LeftBehind, Part, move
 from casstore.compat.power_loop_values import kept, kept_calls
 from casstore.compat.sqlite_source import SqliteSource
 from casstore.errors import (
@@ -78,12 +78,13 @@ def import_database(
 ) -> ImportReport:
     """Move a database over; see ``importing.move``.
 
+    The report also counts rows that stay behind because their sessions are not there.
     ForeignSourceError if it is not one of power-loop 0.2.0.
     """
     ground = Ground(store)
     with SqliteSource(file) as source:
         _require_known(source)
-        parts: list[Part] = [_Messages(source, ground), _Sessions(source, ground)]
+        parts: list[Part] = [_Messages(source, ground), _Sessions(source, ground), *_left(source)]
         return move(source, store, parts, dry_run=dry_run, progress=progress)
 
 
@@ -95,6 +96,17 @@ def _require_known(source: SqliteSource) -> None:
                 f"{source.path} is no database of power-loop 0.2.0: its table {table} has "
                 f"{', '.join(sorted(found)) or 'no columns'}"
             )
+
+
+def _left(source: SqliteSource) -> Iterator[LeftBehind]:
+    """Rows of sessions that are not there: noted for nobody, or left by a close that was cut."""
+    for table in _COLUMNS:
+        [(number,)] = source.ask(
+            f"SELECT count(*) FROM {table} "
+            "WHERE session_id NOT IN (SELECT session_id FROM sessions)"
+        )
+        if number:
+            yield LeftBehind(f"{table} of no session", number)
 
 
 class _Messages:
@@ -274,6 +286,8 @@ class _Sessions:
         ground, session = self._ground, wanted.session
         record = ground.sessions.find(session)
         if record is None:
+            # Nothing may stand in its way; asked here and not when it is stored: for dry runs.
+            Intake(ground, session).require_none_behind(self._last(session))
             return [False]
         row = tree.decode(record)
         at = ground.at(session)

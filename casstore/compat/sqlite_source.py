@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+from casstore.compat.importing import LeftBehind
 from casstore.errors import (
     BusyError,
     CasstoreError,
@@ -88,6 +89,11 @@ class SqliteSource:
         files = (self.path, Path(f"{self.path}-wal"))
         return sum(each.stat().st_size for each in files if each.exists())
 
+    @property
+    def encoding(self) -> str:
+        """How texts are spelled in it: what one is as bytes (``CAST(… AS BLOB)``)."""
+        return str(next(self.ask("PRAGMA encoding"))[0])
+
     def ask(self, query: str, values: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
         """The rows of a query, as they are read. StorageError if the file cannot be read."""
         try:
@@ -104,6 +110,14 @@ class SqliteSource:
         return frozenset(
             name for (name,) in self.ask("SELECT name FROM pragma_table_info(?)", (table,))
         )
+
+    def unread(self, table: str, known: Collection[str]) -> Iterator[LeftBehind]:
+        """What a table says in columns that nobody here knows, to be told: it stays behind."""
+        for name in sorted(self.columns(table) - frozenset(known)):
+            spelled = name.replace('"', '""')
+            [(number,)] = self.ask(f'SELECT count("{spelled}") FROM {table}')
+            if number:
+                yield LeftBehind(f"column {name} of {table}", number)
 
     def require_unchanged(self) -> None:
         """ConflictError if anybody wrote to the file since it was opened."""

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from casstore.compat.agent_harness_import import import_database
 from casstore.compat.importing import IMPORTERS, ImportReport
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
+from casstore.engine.protocol import Write, WriteResult
 from casstore.errors import (
     ConflictError,
     CorruptionError,
@@ -442,6 +443,9 @@ def test_a_foreign_database_is_refused(store: Store, source: Source, tmp_path: P
         "UPDATE run_requests SET request_json = '{\"input\": 1}'",
         "UPDATE run_requests SET request_json = replace(request_json, '{\"in', '{\"x\": 1, \"in')",
         "UPDATE recovery_intents SET intent_json = replace(intent_json, '2}', '\"2\"}')",
+        f"UPDATE recovery_intents SET intent_json = replace(intent_json, '2}}', '{1 << 64}}}')",
+        "UPDATE recovery_intents SET intent_json = json_set(intent_json, "
+        "'$.checkpointRef', json('\"\\ud800\"'))",
     ],
 )
 def test_a_row_that_cannot_be_kept_whole_is_refused_by_name(
@@ -549,6 +553,62 @@ def test_columns_of_other_spelling_are_understood(store: Store, source: Source) 
     ):
         source.change(f"ALTER TABLE {table} RENAME COLUMN {old} TO {new}")
     assert import_database(store, source.file).imported == sum(EVERYTHING.values())
+
+
+class Between(MemoryEngine):
+    """Does something else just before a write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes_left = 0
+        self.other: Callable[[], object] | None = None
+
+    def write(self, write: Write) -> WriteResult:
+        self.writes_left -= 1
+        if self.other is not None and self.writes_left < 0:
+            other, self.other = self.other, None
+            other()
+        return super().write(write)
+
+
+@pytest.mark.parametrize("writes", range(8))
+def test_two_imports_at_once_are_as_one(source: Source, writes: int) -> None:
+    with Store(MemoryEngine()) as one:
+        import_database(one, source.file)
+        expected = everything(one)
+    engine = Between()
+    with Store(engine) as store:
+        engine.writes_left = writes
+        engine.other = lambda: import_database(store, source.file)
+        import_database(store, source.file)
+        assert engine.other is None
+        assert everything(store) == expected
+        assert import_database(store, source.file).imported == 0
+
+
+def everything(store: Store) -> Any:
+    """What runs tell, with what is counted."""
+    runs = Runs(store)
+    threads = runs.threads().items
+    return (
+        threads,
+        runs.runs().items,
+        runs.approvals().items,
+        [runs.messages(thread.id, limit=100) for thread in threads],
+        [runs.events(run.thread, run.id).items for run in runs.runs().items],
+        [runs.artifacts(run.thread, run.id).items for run in runs.runs().items],
+    )
+
+
+def test_what_stands_in_columns_of_later_releases_is_counted(store: Store, source: Source) -> None:
+    source.change('ALTER TABLE runs ADD COLUMN "worker ""id" TEXT')
+    source.change("ALTER TABLE events ADD COLUMN unused TEXT")
+    source.change("""UPDATE runs SET "worker ""id" = 'w' WHERE thread_id = 't1'""")
+    for dry_run in (True, False):
+        report = import_database(store, source.file, dry_run=dry_run)
+        assert report.parts[-1] == ('column worker "id of runs', 2, 0)
+        assert all(part.imported == part.found for part in report.parts[:-1])
+    assert import_database(store, source.file).imported == 0
 
 
 def test_the_command_line_knows_it() -> None:

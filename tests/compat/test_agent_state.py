@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from casstore.compat.agent_state import AgentSession, NotStorableError, UserStor
 from casstore.compat.agent_state_import import import_agent_state
 from casstore.compat.importing import IMPORTERS, PartReport
 from casstore.engine.lmdb.engine import LmdbEngine
+from casstore.engine.memory import MemoryEngine
+from casstore.engine.protocol import Write, WriteResult
 from casstore.errors import (
     ConflictError,
     CorruptionError,
@@ -375,6 +377,39 @@ def test_what_is_not_of_morrow_is_refused(store: Store, tmp_path: Path) -> None:
         made.execute("CREATE TABLE checkpoints (thread_id TEXT, checkpoint BLOB)")
     with pytest.raises(ForeignStoreError, match="not that of morrow"):
         import_agent_state(store, tmp_path / "b.db")
+
+
+def test_what_stands_in_a_column_of_a_later_release_is_counted(
+    store: Store, tmp_path: Path
+) -> None:
+    file = database(tmp_path / "a.db", [("i", "s", "l", "{}", 1.0)], None)
+    with closing(sqlite3.connect(file)) as made, made:
+        made.execute("ALTER TABLE checkpoints ADD COLUMN class TEXT DEFAULT 'x'")
+    report = import_agent_state(store, file)
+    assert report.parts == (("checkpoints", 1, 1), ("column class of checkpoints", 1, 0))
+
+
+def test_two_imports_at_once_make_no_checkpoint_twice(tmp_path: Path) -> None:
+    class Between(MemoryEngine):
+        """Does something else just before the first write."""
+
+        other: Callable[[], object] | None = None
+
+        def write(self, write: Write) -> WriteResult:
+            if self.other is not None:
+                other, self.other = self.other, None
+                other()
+            return super().write(write)
+
+    rows = [(str(at), "s", "l", "{}", 1.0) for at in range(9)]
+    file = database(tmp_path / "a.db", rows, None)
+    engine = Between()
+    with Store(engine) as store:
+        engine.other = lambda: import_agent_state(store, file)
+        with pytest.raises(ConflictError, match="meanwhile"):
+            import_agent_state(store, file)
+        assert import_agent_state(store, file).imported == 0
+        assert len(list(Lifecycles(store).tables.checkpoints.scan("s"))) == 9
 
 
 def test_the_importer_is_known_by_name() -> None:

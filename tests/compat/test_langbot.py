@@ -265,6 +265,20 @@ def test_old_keys__an_alias_is_the_key_it_stands_for(store: Store, source: Sourc
     assert states.snapshot(talk)["conversation"] == {key: "alias"}
 
 
+def test_old_keys__of_rows_that_become_one_the_later_key_counts_however_each_is_named(
+    store: Store, source: Source
+) -> None:
+    source.add("conversation", "conversation_id", '"later"')
+    for name in ("external.conversation_id", "conversation_id"):
+        source.add("conversation", name, '"older"', key=JOINED[0][2])
+    for dry_run in (True, False):
+        report = import_database(store, source.path, dry_run=dry_run)
+        assert counts(report) == {"values": (1, 1), "superseded": (2, 0)}
+    found = ScopedState(store).snapshot(HERE)["conversation"]
+    assert found == {"external.conversation_id": "later"}
+    assert import_database(store, source.path).imported == 0
+
+
 def test_resets_move_and_what_came_after_them_is_seen(store: Store, source: Source) -> None:
     other = HERE._replace(workspace_id=None, bot_id=None)
     source.add_reset("generation-id")
@@ -402,6 +416,15 @@ def test_long_values_move_a_few_at_a_time(
     import_database(store, source.path, progress=steps.append)
     assert [step.done for step in steps if step.phase == "copy"] == [2, 4, 6]
     assert ScopedState(store).scope(HERE, "runner", ALL).usage().keys == 6
+
+
+def test_what_stands_in_a_column_of_a_later_release_is_counted(
+    store: Store, source: Source
+) -> None:
+    source.add("conversation", "k", "1")
+    source.run("ALTER TABLE runner_state ADD COLUMN version INTEGER DEFAULT 1")
+    report = import_database(store, source.path)
+    assert counts(report) == {"values": (1, 1), "column version of runner_state": (1, 0)}
 
 
 def test_the_command_line_finds_the_importer() -> None:

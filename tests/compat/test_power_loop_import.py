@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ from casstore.errors import (
 )
 from casstore.maintenance.progress import Step
 from casstore.records.log import SessionLog
+from casstore.records.log.ground import Ground
+from casstore.records.log.intake import Arrived, Intake
 from casstore.session.data import UNFENCED, Commit, NodeDraft
 from casstore.store import Store
 
@@ -107,6 +109,7 @@ def test_every_row_is_there_as_it_was(file: Path, store: Store) -> None:
     assert [(part.name, part.found, part.imported) for part in report.parts] == [
         ("messages", 533, 533),
         ("sessions", 8, 8),
+        ("usage_rounds of no session", 1, 0),
     ]
     assert file.read_bytes() == before
     mine = SessionStore(store)
@@ -136,6 +139,21 @@ def test_every_row_is_there_as_it_was(file: Path, store: Store) -> None:
     ]
     assert log.totals("long") == (2, 3, 3, 6)
     assert mine.append_message("long", role="user", content="more") == 521
+
+
+def test_rows_of_no_session_stay_behind_and_are_counted(file: Path, store: Store) -> None:
+    # As a close leaves it that dies in the midst: its statements commit one by one.
+    with closing(sqlite3.connect(file)) as database, database:
+        database.execute("DELETE FROM sessions WHERE session_id = 'folded'")
+    for dry_run in (True, False):
+        report = import_database(store, file, dry_run=dry_run)
+        assert {part.name: part.found for part in report.parts if not part.imported} == {
+            "messages of no session": 11,
+            "compactions of no session": 2,
+            "usage_rounds of no session": 1,
+            "session_state of no session": 1,
+        }
+    assert import_database(store, file).imported == 0
 
 
 def test_what_only_pythons_json_says_moves_as_well(tmp_path: Path, store: Store) -> None:
@@ -281,6 +299,33 @@ def test_what_is_there_otherwise_ends_it(file: Path, store: Store) -> None:
     with pytest.raises(NotALogError):
         import_database(taken, file)
     assert len(taken.session("long").nodes()) == 1
+
+
+def of_somebody_else(store: Store) -> None:
+    store.session("a child").commit(Commit(label="mine", lease=UNFENCED))
+
+
+def closed(store: Store) -> None:
+    SessionLog(store).create("a child")
+    SessionLog(store).close("a child")
+
+
+def further(store: Store) -> None:
+    """As an import leaves it that was stopped, of a database that had more."""
+    message = Arrived(1, {"role": "user", "content": "x"}, 5)
+    Intake(Ground(store), "a child").add([message])
+
+
+@pytest.mark.parametrize("make", [of_somebody_else, closed, further])
+def test_a_dry_run_sees_what_stands_in_the_way_of_a_session_without_messages(
+    file: Path, store: Store, make: Callable[[Store], None]
+) -> None:
+    make(store)
+    with pytest.raises((ConflictError, NotALogError)) as dry:
+        import_database(store, file, dry_run=True)
+    with pytest.raises((ConflictError, NotALogError)) as wet:
+        import_database(store, file)
+    assert str(dry.value) == str(wet.value)
 
 
 def test_other_files_are_refused(tmp_path: Path, store: Store, file: Path) -> None:
