@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 from itertools import pairwise
 from pathlib import Path
@@ -206,3 +208,23 @@ def test_the_page_of_this_repository_has_its_markers_and_its_pictures() -> None:
     for name in page.CHARTS:
         assert f"(img/{name})" in text
         ElementTree.parse(documents / "img" / name)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--json", "nowhere/figures.json"], "cannot write nowhere/figures.json: No such file"),
+        (["--render", "nowhere.json"], "there is no nowhere.json"),
+        (["--corpus", "nowhere"], "there is no nowhere"),
+    ],
+)
+def test_an_option_that_cannot_be_kept_is_refused_before_anything_is_measured(
+    options: list[str], why: str, tmp_path: Path
+) -> None:
+    tool = str(Path(__file__).parent.parent / "tools" / "bench.py")
+    ran = subprocess.run(
+        [sys.executable, tool, "--quick", "--only", "batches", *options],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert why in ran.stderr

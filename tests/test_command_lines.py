@@ -18,6 +18,7 @@ pytest.importorskip("agents", reason="needs casstore[dev]")
 
 from agents import SQLiteSession
 from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.store.sqlite import SqliteStore
 from power_loop.runtime.session_store import SessionStore
 
 import casstore
@@ -98,6 +99,8 @@ def databases(place: Path) -> None:
     SessionStore.open(place / "sessions.db").close()
     with SqliteSaver.from_conn_string(str(place / "checkpoints.sqlite")) as saver:
         saver.setup()
+    with SqliteStore.from_conn_string(str(place / "memory.sqlite")) as memory:
+        memory.setup()
     SQLiteSession("talk", place / "conversations.db").close()
 
 

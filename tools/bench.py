@@ -114,6 +114,12 @@ def options_given() -> argparse.Namespace:
         parser.error("--write-docs writes the part peers: give --only peers as well")
     if options.render and not options.render.exists():
         parser.error(f"there is no {options.render}")
+    if options.json:
+        # Now: the figures take minutes, and would be lost.
+        try:
+            options.json.open("a").close()
+        except OSError as exc:
+            parser.error(f"cannot write {options.json}: {exc.strerror}")
     return options
 
 

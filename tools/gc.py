@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
-# Run as a program: from a checkout with any Python that has casstore's dependencies, or where
-# casstore is installed.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from casstore.cli.offline_program import main
+from checkout import use_checkout
 
 if __name__ == "__main__":
+    # Run as a program, with whatever Python cron finds first.
+    use_checkout()
+    from casstore.cli.offline_program import main
+
     sys.exit(main())

@@ -12,15 +12,14 @@ a JSON Patch: the same as ``casstore diff``, which has all options and exit code
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
-# Run as a program: from a checkout with any Python that has casstore's dependencies, or where
-# casstore is installed.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from casstore.cli.main import main
+from checkout import use_checkout
 
 if __name__ == "__main__":
+    # Run as a program, with whatever Python is found first.
+    use_checkout()
+    from casstore.cli.main import main
+
     if len(sys.argv) == 1:
         sys.argv.append("--help")
     sys.argv.insert(1, "diff")

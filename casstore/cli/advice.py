@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from casstore import errors
-from casstore.cli.naming import AmbiguousNameError, NameNotFoundError, quoted
+from casstore.cli.naming import AmbiguousNameError, NameNotFoundError, NothingCommittedError, quoted
 from casstore.errors import CasstoreError
 
 _GENERAL: Final[tuple[tuple[type[CasstoreError], str], ...]] = (
@@ -20,6 +20,7 @@ _GENERAL: Final[tuple[tuple[type[CasstoreError], str], ...]] = (
     (errors.NameTakenError, "choose another name, or say --move"),
     (errors.TargetExistsError, "choose another name, or say --replace or --update"),
     (errors.SessionDivergedError, "take it under another id: casstore import FILE --name ID"),
+    (errors.ItemConflictError, "--replace takes what the source has; with -n it says how many"),
     (errors.ObjectsMissingError, "export it again without --have, or import what came before"),
     (errors.ConflictError, "look at what is there now, then again"),
     (errors.ReadOnlyError, "open it for writing, as a user who may write to it"),
@@ -37,16 +38,34 @@ _GENERAL: Final[tuple[tuple[type[CasstoreError], str], ...]] = (
     (errors.StorageError, "see to the disk and the permissions, then again"),
     (errors.LimitError, "ask for a part of it: casstore show NAME --path PATH"),
 )
+# Where the general advice is what was just tried, or is of another store than the one meant.
+_OF_COMMAND: Final[dict[str, tuple[tuple[type[CasstoreError], str], ...]]] = {
+    "check": (
+        (errors.CorruptionError, "casstore salvage DAMAGED NEW, into a new directory; or a backup"),
+    ),
+    "salvage": (
+        (errors.StoreNotFoundError, "name the directory of the damaged store: SOURCE TARGET"),
+        (errors.CorruptionError, "bring back a backup: nothing here can be proven"),
+    ),
+    "copy": (
+        (errors.StoreNotFoundError, "name another; a TARGET that is not there: --create makes it"),
+    ),
+}
 
 
-def advice(exc: CasstoreError) -> str | None:
-    """What to try next; None if the message says all there is to say."""
+def advice(exc: CasstoreError, command: str | None = None) -> str | None:
+    """What to try next, behind this command; None if the message says all there is to say."""
+    for kind, text in _OF_COMMAND.get(command or "", ()):
+        if isinstance(exc, kind):
+            return text
     if isinstance(exc, AmbiguousNameError):
         return "one of: " + "  ".join(
             [one if one == "…" else quoted(one) for one in exc.candidates]
         )
     if isinstance(exc, NameNotFoundError):
         return exc.remedy
+    if isinstance(exc, NothingCommittedError):
+        return f"casstore show {quoted(exc.session)}"
     if isinstance(exc, errors.SessionNotFoundError):
         return "casstore sessions"
     if isinstance(exc, errors.RevisionNotFoundError):

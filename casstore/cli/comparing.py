@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import sys
@@ -16,9 +15,9 @@ import click
 from casstore.cli import naming
 from casstore.cli.command import App, command
 from casstore.cli.completing import complete_name
-from casstore.cli.differences import BLOB, CHECKPOINT, Difference, Place, compare
+from casstore.cli.differences import BLOB, CHECKPOINT, Difference, Place, compare, unified
 from casstore.cli.output import Printer, Styled, bad, bold, dim, good, name, needs_ascii, other
-from casstore.cli.places import read_node
+from casstore.cli.places import read_nodes
 from casstore.cli.quantities import count, size
 from casstore.cli.shapes import Part, Shape
 from casstore.cli.spelling import brief, clip_name, plain, short, summary
@@ -135,6 +134,9 @@ def diff(
         opened: dict[str, tuple[Store, str]] = {}
         places = [_place(app, stack, opened, text) for text in (old, new)]
         found = compare(*places)
+        if patch and found.kind == BLOB:
+            # Before anything is printed: half an answer is none.
+            raise InvalidInputError("a JSON Patch is for values; two blobs have none")
         if exit_code and not found.equal:
             app.exit_code = 1
         shown = limit if limit is not None else (0 if app.as_json or patch else _SHOWN)
@@ -163,6 +165,8 @@ def _place(app: App, stack: ExitStack, opened: dict[str, tuple[Store, str]], tex
         else:
             opened[path] = stack.enter_context(app.open(path=where)), ""
     store, session = opened[path]
+    if not rest and not session:
+        raise InvalidInputError(f"{text!r} names a store; say what in it: {text}SESSION")
     target = naming.resolve(store, rest or f"session:{session}")
     if target.digest is None:
         raise InvalidInputError(
@@ -257,6 +261,7 @@ class _Listing:
         }
 
     def _nodes(self, place: Place, nodes: Sequence[NodeRef]) -> list[dict[str, Any]]:
+        listed = read_nodes(place.store, [node.digest for node in self.cut(nodes)])
         return [
             {
                 "id": node.id,
@@ -264,9 +269,9 @@ class _Listing:
                 "seq": node.seq,
                 "depth": node.depth,
                 "digest": node.digest.hex(),
-                "summary": summary(read_node(place.store, node.digest).payload, 200),
+                "summary": summary(node.payload, 200),
             }
-            for node in self.cut(nodes)
+            for node in listed
         ]
 
 
@@ -342,10 +347,9 @@ class _Page:
             ("+", "green", self._found.new, listing.added),
         ):
             shown = listing.cut(nodes)
-            for node in shown:
-                payload = read_node(place.store, node.digest).payload
+            for node in read_nodes(place.store, [node.digest for node in shown]):
                 node_id = clip_name(node.id)
-                said = summary(payload, self._to.room(len(node_id) + 6, 120))
+                said = summary(node.payload, self._to.room(len(node_id) + 6, 120))
                 self._to.line(Styled(f"  {mark} {node_id}  {said}", fg=colour))
             if len(nodes) > len(shown) and not listing.stat:
                 more = len(nodes) - len(shown)
@@ -420,8 +424,7 @@ class _Page:
         if max(len(before), len(after)) > 1_000_000:
             self._to.line(f"      {size(len(before))} → {size(len(after))} of text")
             return
-        running = difflib.unified_diff(before.splitlines(), after.splitlines(), n=1, lineterm="")
-        lines = list(running)[2:]
+        lines = unified(before, after, around=1)[2:]
         shown = lines if self._full else lines[:_TEXT_LINES]
         for line in shown:
             colour = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])

@@ -13,7 +13,7 @@ from typing import IO, Any, Final, NamedTuple, cast
 from casstore.cli import naming
 from casstore.cli.json_patch import operations
 from casstore.cli.naming import Target
-from casstore.cli.places import node_document, read_node
+from casstore.cli.places import node_document, read_node, read_nodes
 from casstore.cli.spelling import plain
 from casstore.engine.protocol import Engine, StoredObject
 from casstore.errors import InvalidInputError
@@ -25,7 +25,8 @@ from casstore.objects import diff as value_diff
 from casstore.objects.diff import Change
 from casstore.objects.pieces import PendingReader, PieceReader, PieceWriter
 from casstore.session import compare as checkpoints
-from casstore.session.compare import Comparison, NodeRef, Side
+from casstore.session.compare import Comparison, Side
+from casstore.session.state import Runtime
 from casstore.store import Store
 
 CHECKPOINT: Final = "checkpoint"
@@ -89,24 +90,23 @@ class Difference(NamedTuple):
 
     def patch(self) -> Iterator[dict[str, Any]]:
         """A JSON Patch. Of checkpoints: of a document with leaf, nodes by id, and components."""
-        if self.blobs is not None:
-            raise InvalidInputError("a JSON Patch is for values; two blobs have none")
+        assert self.blobs is None, "who asks for a patch of blobs is told before"
         found = self.comparison
         if found is not None:
             if found.old_leaf != found.new_leaf:
                 yield {"op": "replace", "path": "/leaf", "value": found.new_leaf}
             for node in found.dropped:
-                yield {"op": "remove", "path": _node_pointer(node)}
-            for node in found.added:
-                value = plain(node_document(read_node(self.new.store, node.digest)))
-                yield {"op": "add", "path": _node_pointer(node), "value": value}
+                yield {"op": "remove", "path": _node_pointer(node.id)}
+            for added in read_nodes(self.new.store, [node.digest for node in found.added]):
+                value = plain(node_document(added))
+                yield {"op": "add", "path": _node_pointer(added.id), "value": value}
         yield from operations(self.changes)
 
 
-def _node_pointer(node: NodeRef) -> str:
+def _node_pointer(node_id: str) -> str:
     from casstore.cli.json_patch import pointer
 
-    return pointer(("nodes", node.id))
+    return pointer(("nodes", node_id))
 
 
 class _Either:
@@ -153,7 +153,18 @@ def compare(old: Place, new: Place) -> Difference:
 def _checkpoints(old: Place, new: Place, engine: Engine) -> Comparison:
     if old.store is new.store:
         return old.store.compare(_side(old.target), _side(new.target))
-    return checkpoints.compare(PieceReader(engine), Side(old.digest, None), Side(new.digest, None))
+    return checkpoints.compare(PieceReader(engine), _tabled(old), _tabled(new))
+
+
+def _tabled(place: Place) -> Side:
+    """A checkpoint with the node table of its session: with it, nodes are read many at once."""
+    if place.target.session is not None:
+        runtime = Runtime(place.store)
+        state = runtime.at(place.target.session, place.target.at)
+        if state.head.manifest == place.digest:
+            return Side(place.digest, runtime.chain(state))
+        # It has moved on since its name was resolved, and is compared as it was then.
+    return Side(place.digest, None)
 
 
 def _side(target: Target) -> tuple[str, int | None] | Digest:
@@ -200,9 +211,28 @@ def _text_lines(before: bytes, after: bytes, old: str, new: str) -> list[str] | 
         return None
     if any("\0" in text for text in texts):
         return None
-    return list(
-        difflib.unified_diff(texts[0].splitlines(), texts[1].splitlines(), old, new, lineterm="")
-    )
+    return unified(*texts, old, new)
+
+
+def unified(before: str, after: str, old: str = "", new: str = "", *, around: int = 3) -> list[str]:
+    """A unified diff, without line ends; empty only if the texts are the same.
+
+    A line ends with a newline and nothing else: what other ends are made of is content, and a
+    last line without one is told as ``diff`` does.
+    """
+    found: list[str] = []
+    for line in difflib.unified_diff(
+        _newline_lines(before), _newline_lines(after), old, new, n=around
+    ):
+        found.append(line.removesuffix("\n"))
+        if not line.endswith("\n"):
+            found.append("\\ No newline at end of file")
+    return found
+
+
+def _newline_lines(text: str) -> list[str]:
+    *lines, last = text.split("\n")
+    return [f"{line}\n" for line in lines] + ([last] if last else [])
 
 
 def _first_difference(before: IO[bytes], after: IO[bytes]) -> int:

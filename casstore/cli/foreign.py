@@ -11,9 +11,10 @@ from typing import BinaryIO, Final
 import click
 
 from casstore.cli.command import App, command
+from casstore.cli.import_sizes import SIZES, sizes
 from casstore.cli.key_options import keys_option, open_keys, read_secret, secret_option
 from casstore.cli.output import Printer, good, name
-from casstore.cli.quantities import count, size
+from casstore.cli.quantities import count
 from casstore.cli.shapes import Part, Shape
 from casstore.compat.importing import IMPORTERS, Import
 
@@ -38,9 +39,7 @@ _PARAMETERS: Final = {"--keys": "keys", "--secret": "secret", "--artifacts": "ro
                     "imported": "moved now, or that would be; the others were there already",
                 },
             ),
-            "source_bytes": "how large the database is",
-            "store_bytes_before": "how large the store was, null if its engine does not tell",
-            "store_bytes": "how large it is, null if its engine does not tell",
+            **SIZES,
         },
     ),
     "casstore import-records power-loop sessions.db --dry-run --store agents",
@@ -94,10 +93,7 @@ def import_records(
         for part in report.parts:
             told = "would move " if dry_run else "moved "
             to.line(good(told), f"{part.imported:,} of {count(part.found, 'row')}: {part.name}")
-        sizes = f"{size(report.source_bytes)} as a database"
-        if report.store_bytes is not None and report.store_bytes_before is not None:
-            sizes += f", {size(report.store_bytes - report.store_bytes_before)} in the store"
-        to.line(name(file), f": {sizes}")
+        to.line(name(file), f": {sizes(report)}")
 
     app.answer(
         {

@@ -140,10 +140,15 @@ class Graph:
     def parents(self) -> dict[bytes, bytes | None]:
         """The parent of each node; of one whose parent is hidden, the next that is not."""
         found: dict[bytes, bytes | None] = {}
+        # What was left out was put in before all that is here: there is nothing to look for.
+        oldest = min((header.seq for header in self.headers.values()), default=0)
         for digest, header in self.headers.items():
             above = header.parent
-            while above is not None and above not in self.headers and not self.left_out:
-                above = graph.read_headers(self._reader, [above])[0].parent
+            while above is not None and above not in self.headers:
+                hidden = graph.read_headers(self._reader, [above])[0]
+                if self.left_out and hidden.seq < oldest:
+                    break
+                above = hidden.parent
             found[digest] = above
         return found
 

@@ -13,7 +13,7 @@ from casstore.cli.output import Column, Printer, dim, good, name
 from casstore.cli.quantities import clock, moment
 from casstore.cli.shapes import Part, Shape
 from casstore.cli.spelling import clip_name, short
-from casstore.errors import InvalidInputError, NotFoundError, SessionNotFoundError
+from casstore.errors import InvalidInputError, RevisionNotFoundError
 from casstore.session.data import Entry
 
 _SECTION: Final = "Sessions"
@@ -114,7 +114,10 @@ def _row(entry: Entry) -> list[Any]:
             "session": "the session",
             "labels": Part(
                 "all labels of the session, or the one that was set or removed",
-                {"label": "its name", "revision": "the revision it names, or named"},
+                {
+                    "label": "its name",
+                    "revision": "the one it names, or named; null if that is gone",
+                },
             ),
             "changed": "set, removed or null: only listed",
         },
@@ -143,17 +146,23 @@ def label(app: App, place: str, label_: str | None, delete: str | None) -> None:
                 f"{place!r} is {naming.described(store, target)}; only revisions have labels"
             )
         if target.revision is None:
-            raise SessionNotFoundError(target.session)
+            raise naming.NothingCommittedError(target.session)
         session = store.session(target.session)
         if label_ is not None:
             entry = session.label(label_, target.revision)
-            labels = [{"label": label_, "revision": entry.revision}]
+            labels: list[dict[str, Any]] = [{"label": label_, "revision": entry.revision}]
             changed = "set"
         elif delete is not None:
-            entry = session.entry(delete)
-            if not session.unlabel(delete):
-                raise NotFoundError(f"session {target.session!r} has no label {delete!r}")
-            labels = [{"label": delete, "revision": entry.revision}]
+            named: int | None = None
+            try:
+                named = session.entry(delete).revision
+            except RevisionNotFoundError:
+                # One whose revision is gone can be taken away like others: check says to do so.
+                if not session.unlabel(delete):
+                    raise
+            else:
+                session.unlabel(delete)
+            labels = [{"label": delete, "revision": named}]
             changed = "removed"
         else:
             labels = [
@@ -165,8 +174,7 @@ def label(app: App, place: str, label_: str | None, delete: str | None) -> None:
     def render(to: Printer) -> None:
         for one in labels:
             said = {"set": "labelled ", "removed": "no longer "}.get(changed or "", "")
-            to.line(
-                said, name(f"{target.session}@{one['revision']}"), "  ", good(str(one["label"]))
-            )
+            at = "?" if one["revision"] is None else one["revision"]
+            to.line(said, name(f"{target.session}@{at}"), "  ", good(str(one["label"])))
 
     app.answer({"session": target.session, "labels": labels, "changed": changed}, render)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from casstore.cli.command import App, command
+from casstore.cli.import_sizes import SIZES, sizes
 from casstore.cli.output import Printer, good, name
-from casstore.cli.quantities import count, size
+from casstore.cli.quantities import count
 from casstore.cli.shapes import Shape
 
 if TYPE_CHECKING:
@@ -19,9 +20,8 @@ _FIGURES: Final = {
     "checkpoints": "checkpoints in it",
     "writes": "pending writes in it",
     "imported": "checkpoints moved now; the others were in the store already",
-    "source_bytes": "how large the database is",
-    "store_bytes_before": "how large the store was, null if its engine does not tell",
-    "store_bytes": "how large it is, null if its engine does not tell",
+    "updated": "checkpoints that were there, and to which writes were added now",
+    **SIZES,
 }
 
 
@@ -62,7 +62,8 @@ def import_langgraph_postgres(app: App, url: str) -> None:
 
     URL is the saver's connection string; options=-csearch_path%3DNAME in it names a schema. A
     password is better kept in ~/.pgpass or PGPASSWORD: a command line can be seen. The tables are
-    only read, as of one moment. Stopped anywhere, the next call goes on from there. Needs
+    only read, as of one moment. Of ShallowPostgresSaver the latest checkpoint of each thread moves,
+    which is all it keeps. Stopped anywhere, the next call goes on from there. Needs
     casstore[langgraph,postgres] to be installed.
     """
     try:
@@ -79,7 +80,6 @@ def import_langgraph_postgres(app: App, url: str) -> None:
 def _tell(to: Printer, report: ImportReport, source: str) -> None:
     moved = f"{count(report.imported, 'checkpoint')} of {report.checkpoints:,} from "
     to.line(good("moved "), moved, name(source))
-    grown = f"{size(report.source_bytes)} as a database"
-    if report.store_bytes is not None and report.store_bytes_before is not None:
-        grown += f", {size(report.store_bytes - report.store_bytes_before)} in the store"
-    to.line(grown)
+    if report.updated:
+        to.line(good("added "), f"writes to {count(report.updated, 'checkpoint')} of before")
+    to.line(sizes(report))

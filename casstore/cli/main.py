@@ -8,10 +8,12 @@ each kind of error (``casstore.errors``), 70 for what should not happen; 130 int
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from keyword import iskeyword
+from types import FrameType
 from typing import Any, Final, NoReturn
 
 import click
@@ -45,11 +47,13 @@ _MODULES: Final = {
     "examining": ("check", "rebuild", "salvage"),
     "moving": ("backup", "copy", "export", "import", "verify"),
     "langgraph": ("import-langgraph-sqlite", "import-langgraph-postgres"),
+    "langgraph_memory": ("import-langgraph-sqlite-store", "import-langgraph-postgres-store"),
     "openai_agents": ("import-openai-sqlite",),
     "transcripts": ("import-jsonl",),
     "foreign": ("import-records",),
 }
 MODULE_OF: Final = {command: module for module, names in _MODULES.items() for command in names}
+_NAME_COLUMNS: Final = max(map(len, MODULE_OF))
 SECTIONS: Final = (
     "Objects",
     "Sessions",
@@ -59,6 +63,28 @@ SECTIONS: Final = (
     "Moving",
     "Setup",
 )
+
+
+class _ToldToEnd(BaseException):
+    """SIGTERM or SIGHUP came: clean up, then end as they make a program end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def _heed_signals() -> None:
+    """Let what was begun be cleaned up when the process is told to end: files, directories."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # Whoever started this may want it ignored, as nohup does.
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _end)
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    # A second one waits for nothing.
+    signal.signal(number, signal.SIG_DFL)
+    raise _ToldToEnd(number)
 
 
 class CommandLine(click.Group):
@@ -103,7 +129,8 @@ class CommandLine(click.Group):
             ]
             if rows:
                 with formatter.section(section):
-                    formatter.write_dl(rows)
+                    # Wide enough for the longest name: beside it, not below, is what it does.
+                    formatter.write_dl(rows, col_max=_NAME_COLUMNS)
 
     def main(
         self,
@@ -141,7 +168,8 @@ class CommandLine(click.Group):
         except CasstoreError as exc:
             from casstore.cli.advice import advice
 
-            remedy = advice(exc) or _help_for(given)
+            name = _command_in(given)
+            remedy = advice(exc, name) or _help_for(name)
             failure = _Failure(type(exc).__name__, str(exc), remedy, exc.exit_code)
             _report(failure, as_json)
             return exc.exit_code
@@ -171,9 +199,20 @@ def _usage_hint(exc: click.ClickException) -> str | None:
     return None if ctx is None else f"{ctx.command_path} --help"
 
 
-def _help_for(given: list[str]) -> str:
-    """The help of the command that was given: what to read where nothing else helps."""
-    name = next((word for word in given if word in MODULE_OF), None)
+def _command_in(given: list[str]) -> str | None:
+    """The command that was given."""
+    words = iter(given)
+    for word in words:
+        if word in ("-s", "--store", "--durability"):
+            # What follows is no command, though a store may be called like one.
+            next(words, None)
+        elif word in MODULE_OF:
+            return word
+    return None
+
+
+def _help_for(name: str | None) -> str:
+    """The help of a command: what to read where nothing else helps."""
     return "casstore --help" if name is None else f"casstore {name} --help"
 
 
@@ -243,4 +282,10 @@ def cli(**common: Any) -> None:
 def main() -> NoReturn:
     """Run the command line."""
     prepare_streams()
-    cli.main()
+    try:
+        _heed_signals()
+        cli.main()
+    except _ToldToEnd as exc:
+        let_go(sys.stdout)
+        os.kill(os.getpid(), exc.number)
+        raise

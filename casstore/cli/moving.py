@@ -71,7 +71,7 @@ def backup(app: App, target: str, update: bool, replace: bool, compacted: bool) 
             "new_objects": "objects that it lacked",
             "object_bytes": "uncompressed",
             "rows": "rows written",
-            "rows_removed": "rows removed, with --mirror",
+            "rows_removed": "rows removed: with --mirror, and of runs that have moved on",
         },
     ),
     "casstore copy other-store",
@@ -168,6 +168,8 @@ def export(
             raise InvalidInputError(
                 f"{place!r} is {naming.described(store, target)}; only sessions can be exported"
             )
+        if target.revision is None:
+            raise naming.NothingCommittedError(target.session)
         if list_have:
             listed = exporting.write_have(store, file, target.session)
             document: dict[str, Any] = {

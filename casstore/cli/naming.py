@@ -71,6 +71,14 @@ class NameNotFoundError(NotFoundError):
         self.remedy = remedy
 
 
+class NothingCommittedError(SessionNotFoundError):
+    """The session is there, and has no revision yet."""
+
+    def __init__(self, session: str) -> None:
+        super().__init__(session)
+        self.args = (f"session {session!r} is there, but nothing was committed to it yet",)
+
+
 class Target(NamedTuple):
     """What a name stands for."""
 
@@ -120,6 +128,9 @@ def resolve(store: Store, text: str, *, abbreviated: bool = True) -> Target:
 
     Without ``abbreviated`` nothing may be left out: for what changes the thing named.
     """
+    if not text:
+        # Every id begins so. It is a variable that is not set, and no wish for the only session.
+        raise InvalidInputError("the name is empty")
     forced, mark, rest = text.partition(":")
     found: list[Target] = []
     if mark and forced in KINDS:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import codecs
+import io
 import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import IO, Any, BinaryIO, Final
 
 import click
@@ -21,6 +24,7 @@ from casstore.cli.spelling import parse_json, plain
 from casstore.errors import InvalidInputError, StorageError
 from casstore.format.digest import Digest
 from casstore.format.hashing import Kind
+from casstore.maintenance.whole_files import whole_file
 from casstore.store import Store
 
 _SECTION: Final = "Objects"
@@ -161,16 +165,14 @@ def cat(app: App, name_: str, path: str | None, output: str | None, force: bool)
             "value": plain(value),
         }
     if output is not None:
-        text = json_text(value) if not app.as_json else None
-        with _create(output, force=force) as into:
-            if text is not None:
-                into.write(text.encode())
-            else:
-                import io
-
-                page = io.StringIO()
-                write_json(page, document)
-                into.write(page.getvalue().encode())
+        if app.as_json:
+            page = io.StringIO()
+            write_json(page, document)
+            text = page.getvalue()
+        else:
+            text = json_text(value)
+        with _created(output, force=force) as into:
+            into.write(text.encode())
         return
 
     def render(to: Printer) -> None:
@@ -181,19 +183,19 @@ def cat(app: App, name_: str, path: str | None, output: str | None, force: bool)
     app.answer(document, render)
 
 
-def _create(path: str, *, force: bool) -> BinaryIO:
+@contextmanager
+def _created(path: str, *, force: bool) -> Iterator[BinaryIO]:
     try:
-        return open(path, "wb" if force else "xb")
+        with whole_file(path, replace=force) as into:
+            yield into
     except FileExistsError as exc:
         raise InvalidInputError(f"{path} is there already; say --force to write over it") from exc
-    except OSError as exc:
-        raise StorageError(f"cannot write {path}: {exc.strerror}") from exc
 
 
 def _write(app: App, store: Store, digest: Digest, output: str | None, *, force: bool) -> None:
     with store.open_blob(digest) as blob:
         if output is not None:
-            with _create(output, force=force) as into:
+            with _created(output, force=force) as into:
                 _copy(blob, into)
             app.remark(f"wrote {size(os.path.getsize(output))} to {output}")
             return

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 from casstore.cli.advice import advice
+from casstore.cli.command import DURABILITIES
 from casstore.cli.main import INTERRUPTED
 from casstore.cli.opening import open_to_read
 from casstore.cli.quantities import parse_duration, size
@@ -35,6 +36,7 @@ from casstore.store import Store, is_server, shown_place
 from casstore.store import open as open_store
 
 SCHEMA: Final = "casstore.offline-gc/1"
+_DURABILITIES: Final = (*DURABILITIES, "any")
 _DURATIONS: Final = {"within": "within_ms", "idle": "idle_ms"}
 
 
@@ -68,10 +70,18 @@ class Config(NamedTuple):
 
     def care_of(self, path: str) -> Care:
         """What is done to one store."""
-        for pattern, changes in self.own.items():
-            if pattern == path or os.path.realpath(pattern) == os.path.realpath(path):
-                return change_care(self.care, changes, f'store."{pattern}"')
+        for named, changes in self.own.items():
+            if _same(named, path):
+                return change_care(self.care, changes, f'store."{named}"')
         return self.care
+
+    def idle(self, paths: Sequence[str]) -> list[str]:
+        """The stores that something is said of, and that are none of these."""
+        return [one for one in self.own if not any(_same(one, path) for path in paths)]
+
+
+def _same(one: str, other: str) -> bool:
+    return one == other or os.path.realpath(one) == os.path.realpath(other)
 
 
 def read_config(path: str) -> Config:
@@ -105,6 +115,11 @@ def change_care(care: Care, changes: Mapping[str, Any], where: str) -> Care:
             raise InvalidInputError(f"{where}: no {key!r}; there are {', '.join(_KEYS)}")
         if not isinstance(given, _KEYS[key]) or (key == "batch" and isinstance(given, bool)):
             raise InvalidInputError(f"{where}: {key} cannot be {value!r}")
+        if key == "batch" and not 1 <= value <= gc.MAX_BATCH:
+            # Now: a run that finds out when it collects has pruned already.
+            raise InvalidInputError(f"{where}: batch is 1 to {gc.MAX_BATCH:,}, not {value}")
+        if key == "durability" and value not in _DURABILITIES:
+            raise InvalidInputError(f"{where}: durability is one of {', '.join(_DURABILITIES)}")
         if key == "grace":
             care = care._replace(grace_ms=_duration(value, f"{where}: grace"))
         elif key == "retention":

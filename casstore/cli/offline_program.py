@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import sys
 import threading
@@ -29,6 +28,8 @@ from casstore.cli.progress import Meter
 from casstore.cli.spelling import safe
 from casstore.cli.streams import let_go, prepare_streams
 from casstore.errors import CasstoreError, StorageError
+from casstore.maintenance.whole_files import whole_file
+from casstore.store import shown_place
 from casstore.version import __version__
 
 USAGE: Final = 2
@@ -117,11 +118,8 @@ def write_report(where: str, outcomes: list[Outcome], *, interrupted: bool) -> N
     if where == "-":
         print(json.dumps(document, indent=2), flush=True)
         return
-    beside = f"{where}.new"
-    with open(beside, "w", encoding="utf-8") as into:
-        json.dump(document, into, indent=2)
-        into.write("\n")
-    os.replace(beside, where)
+    with whole_file(where, replace=True) as into:
+        into.write(f"{json.dumps(document, indent=2)}\n".encode())
 
 
 class _Log:
@@ -160,6 +158,10 @@ def main() -> int:
     if not paths:
         log.say("gc.py: no store; name one, or stores in --config", sys.stderr)
         return USAGE
+    for named in config.idle(paths):
+        # A slip in a path would let the common policy loose on a store that was to be spared.
+        shown = shown_place(named)
+        log.say(f'gc.py: [store."{shown}"] is of none of the stores cared for', sys.stderr)
     outcomes: list[Outcome] = []
     silent = given.quiet or not is_terminal(sys.stderr)
     for path in paths:
@@ -184,7 +186,7 @@ def main() -> int:
         except BrokenPipeError:
             let_go(sys.stdout)
             log.exit_code = log.exit_code or BROKEN_PIPE
-        except OSError as exc:
+        except (OSError, StorageError) as exc:
             if given.report == "-":
                 let_go(sys.stdout)
             log.say(f"gc.py: cannot write the report: {exc}", sys.stderr)

@@ -7,8 +7,9 @@ from typing import Final
 import click
 
 from casstore.cli.command import App, command
+from casstore.cli.import_sizes import SIZES, sizes
 from casstore.cli.output import Printer, bad, good, name
-from casstore.cli.quantities import count, size
+from casstore.cli.quantities import count
 from casstore.cli.shapes import Part, Shape
 
 _SECTION: Final = "Moving"
@@ -36,9 +37,7 @@ _SECTION: Final = "Moving"
                 },
             ),
             "unlinked": "messages on no branch, which the SDK does not show, left out",
-            "source_bytes": "how large the database is",
-            "store_bytes_before": "how large the store was, null if its engine does not tell",
-            "store_bytes": "how large it is, null if its engine does not tell",
+            **SIZES,
         },
     ),
     "casstore import-openai-sqlite conversations.db --dry-run --store agents",
@@ -106,10 +105,7 @@ def import_openai_sqlite(
             )  # fmt: skip
         if report.unlinked:
             to.line(bad("left out "), f"{count(report.unlinked, 'message')} on no branch")
-        sizes = f"{size(report.source_bytes)} as a database"
-        if report.store_bytes is not None and report.store_bytes_before is not None:
-            sizes += f", {size(report.store_bytes - report.store_bytes_before)} in the store"
-        to.line(sizes)
+        to.line(sizes(report))
 
     app.answer(
         {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from casstore.cli.naming import Target
@@ -20,6 +21,7 @@ from casstore.session.data import Node
 from casstore.store import Store
 
 _STEP: Final = re.compile(r"""\.?([^.\[\]"]+)|\[(\d+)\]|\[?"((?:[^"\\]|\\.)*)"\]?""")
+_PAGE: Final = 256
 COMPONENTS: Final = ("tool_state", "plugin_snapshot", "execution_state")
 
 
@@ -63,12 +65,19 @@ def node_document(node: Node) -> dict[str, Any]:
 
 def read_node(store: Store, digest: bytes) -> Node:
     """A node by its digest."""
-    [found] = graph.read_nodes(PieceReader(store.engine), [digest])
-    header = found.header
-    return Node(
-        header.id, found.payload, header.parent_id, found.cause, header.frame, header.time,
-        header.seq, header.depth, Digest(digest),
-    )  # fmt: skip
+    return next(read_nodes(store, [digest]))
+
+
+def read_nodes(store: Store, digests: Sequence[bytes]) -> Iterator[Node]:
+    """Nodes by their digests, in pages: on a server, a page is one round trip."""
+    for start in range(0, len(digests), _PAGE):
+        page = digests[start : start + _PAGE]
+        found = graph.read_nodes(PieceReader(store.engine), page)
+        for digest, (header, cause, payload) in zip(page, found, strict=True):
+            yield Node(
+                header.id, payload, header.parent_id, cause, header.frame, header.time,
+                header.seq, header.depth, Digest(digest),
+            )  # fmt: skip
 
 
 def checkpoint_document(store: Store, digest: bytes, *, hydrate: bool) -> dict[str, Any]:

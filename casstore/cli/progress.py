@@ -112,6 +112,9 @@ class Meter:
                 TimeRemainingColumn(compact=True),
                 console=console,
                 transient=True,
+                # Else what is printed meanwhile, an answer on stdout too, goes to stderr.
+                redirect_stdout=False,
+                redirect_stderr=False,
             )
             self._bars.start()
         if self._task is None:

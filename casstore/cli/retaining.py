@@ -14,12 +14,13 @@ from casstore.cli.naming import NameNotFoundError
 from casstore.cli.output import Cells, Column, Printer, bad, bold, dim, good, name
 from casstore.cli.quantities import DURATION, count, duration, size
 from casstore.cli.shapes import Fields, Part, Shape
-from casstore.cli.spelling import clip_name
+from casstore.cli.spelling import clip_name, safe
 from casstore.errors import InvalidInputError, StorageError
 from casstore.maintenance import erasure, expiring, retention
 from casstore.maintenance.lifecycle_erasure import LifecycleErasure, records_of
 from casstore.maintenance.policy import policy_fields
 from casstore.maintenance.retention import Plan, Policy, RetentionReport, SessionPlan
+from casstore.maintenance.whole_files import whole_file
 from casstore.records.scoped import ActorErasure
 
 _SECTION: Final = "Giving space back"
@@ -248,6 +249,8 @@ def prune(
         raise click.UsageError("--from carries out a plan as it is; it takes no other choice")
     if not dry_run:
         require_yes(yes=yes, question="Take away what the policy does not keep?")
+    listed: list[dict[str, Any]] = []
+    expired: expiring.ExpiredRows | None = None
     with app.open(write=not dry_run) as store, app.meter() as meter:
         if from_file is not None:
             report = _execute_from(
@@ -263,17 +266,18 @@ def prune(
             )
             if dry_run:
                 report, listed = planned(plan, plan_file)
-                app.answer(
-                    prune_document(report, None, listed),
-                    lambda to: write_prune(to, report, None, listed),
-                )
-                return
-            report = retention.execute(store, plan, progress=meter)
-        expired = expiring.expire_rows(store, receipts_older_than_ms=receipts, progress=meter)
+            else:
+                report = retention.execute(store, plan, progress=meter)
+        if not dry_run:
+            expired = expiring.expire_rows(store, receipts_older_than_ms=receipts, progress=meter)
     if report.refused_count:
         app.exit_code = 8
-    app.answer(prune_document(report, expired, []), lambda to: write_prune(to, report, expired, []))
-    app.remark("casstore gc gives the space back")
+    app.answer(
+        prune_document(report, expired, listed),
+        lambda to: write_prune(to, report, expired, listed),
+    )
+    if not dry_run:
+        app.remark("casstore gc gives the space back")
 
 
 def _execute_from(path: str, execute: Any) -> RetentionReport:
@@ -291,14 +295,15 @@ def planned(
     """What a plan would do; also written down, line by line, if that was asked for."""
     if plan_file is not None:
         try:
-            with open(plan_file, "x", encoding="utf-8") as into:
-                into.writelines(line + "\n" for line in plan.to_json())
-            with open(plan_file, encoding="utf-8") as lines:
-                return _count(iter(Plan.from_json(lines)))
+            with whole_file(plan_file) as into:
+                into.writelines(f"{line}\n".encode() for line in plan.to_json())
         except FileExistsError as exc:
             raise InvalidInputError(f"{plan_file} is there already; choose another name") from exc
+        try:
+            with open(plan_file, encoding="utf-8") as lines:
+                return _count(iter(Plan.from_json(lines)))
         except OSError as exc:
-            raise StorageError(f"cannot write {plan_file}: {exc.strerror}") from exc
+            raise StorageError(f"cannot read {plan_file}: {exc.strerror}") from exc
     return _count(iter(plan))
 
 
@@ -382,6 +387,15 @@ def _runs(revisions: list[int]) -> str:
 # --- erasing ------------------------------------------------------------------------------
 
 
+def _nobody(subject: str) -> NameNotFoundError:
+    """Not a wrong name of a session: a store has no list of subjects to look it up in."""
+    error = NameNotFoundError(
+        subject, "spell it as it was given to sessions and records, with --secret if they had one"
+    )
+    error.args = (f"no session and no record is about {subject!r}",)
+    return error
+
+
 @command(
     _SECTION,
     Shape(
@@ -461,18 +475,21 @@ def erase(
         ActorErasure(),
     )
     providers = (lives, scoped)
-    with app.open(write=not dry_run) as store, app.meter() as meter:
-        plan = erasure.plan(
-            store, subject, providers=providers, survey=not no_survey, progress=meter
-        )
+    with app.open(write=not dry_run) as store:
+        with app.meter() as meter:
+            plan = erasure.plan(
+                store, subject, providers=providers, survey=not no_survey, progress=meter
+            )
         records = len(records_of(plan.records[lives.name])) + len(plan.records[scoped.name])
         if not plan.sessions and not plan.pins and not any(plan.records.values()):
-            raise NameNotFoundError(subject, "casstore sessions")
+            raise _nobody(subject)
         report: erasure.ErasureReport | None = None
         if not dry_run:
             told = f"{count(len(plan.sessions), 'session')} and {count(records, 'record')}"
-            require_yes(yes=yes, question=f"Erase {told} about {subject} for good?")
-            report = erasure.execute(store, plan, providers=providers, progress=meter)
+            # Between two bars: one that moves would be drawn over the question.
+            require_yes(yes=yes, question=f"Erase {told} about {safe(subject)} for good?")
+            with app.meter() as meter:
+                report = erasure.execute(store, plan, providers=providers, progress=meter)
     stays = plan.stays if report is None else report.stays
     shared = plan.sharing
     document = {

@@ -14,10 +14,12 @@ from casstore.cli.output import Column, Printer, dim, good, name
 from casstore.cli.quantities import age, count, moment_or_none
 from casstore.cli.shapes import Part, Shape
 from casstore.cli.spelling import clip, clip_name, short
-from casstore.errors import InvalidInputError, SessionNotFoundError
+from casstore.errors import InvalidInputError
 from casstore.session.data import UNFENCED, SessionInfo
 
 _SECTION: Final = "Sessions"
+# How many sessions a question names.
+_NAMED: Final = 5
 
 SESSION_FIELDS: Final = {
     "id": "its id",
@@ -143,7 +145,7 @@ def fork(app: App, source: str, target: str) -> None:
                 f"{source!r} is {naming.described(store, found)}; only a session can be forked"
             )
         if found.revision is None:
-            raise SessionNotFoundError(found.session)
+            raise naming.NothingCommittedError(found.session)
         head = store.fork(found.session, target, at=found.at, node=found.node)
     origin = head.origin
     assert origin is not None
@@ -240,16 +242,16 @@ def delete(app: App, sessions_: tuple[str, ...], yes: bool, dry_run: bool) -> No
 
     Ids are given whole. What forks share stays with them; the rest is space for gc.
     """
+    wanted = list(dict.fromkeys(sessions_))
     with app.open(write=not dry_run) as store:
-        for session in sessions_:
+        for session in wanted:
             # All are there, or none goes.
             store.session(session).meta()
         if not dry_run:
-            shown = ", ".join([clip_name(session) for session in sessions_[:5]])
-            require_yes(yes=yes, question=f"Delete {shown} for good?")
+            require_yes(yes=yes, question=f"Delete {_named(wanted)} for good?")
         gone = [
             {"id": session, "deleted": dry_run or store.delete_session(session)}
-            for session in dict.fromkeys(sessions_)
+            for session in wanted
         ]
 
     def render(to: Printer) -> None:
@@ -259,3 +261,10 @@ def delete(app: App, sessions_: tuple[str, ...], yes: bool, dry_run: bool) -> No
             app.remark("casstore gc gives the space back")
 
     app.answer({"sessions": gone, "dry_run": dry_run}, render)
+
+
+def _named(sessions: list[str]) -> str:
+    """The first of them, and how many there are besides: who is asked must know of all."""
+    shown = ", ".join([clip_name(session) for session in sessions[:_NAMED]])
+    rest = len(sessions) - _NAMED
+    return shown if rest <= 0 else f"{shown} and {count(rest, 'other session')}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import json
 from typing import Any, Final
 
 import click
@@ -16,7 +18,6 @@ from casstore.cli.places import (
     COMPONENTS,
     at_path,
     checkpoint_document,
-    json_text,
     node_document,
     parse_path,
     read_node,
@@ -24,8 +25,8 @@ from casstore.cli.places import (
 from casstore.cli.quantities import count, moment_or_none, size
 from casstore.cli.sessions import SESSION_FIELDS, session_document
 from casstore.cli.shapes import Part, Shape
-from casstore.cli.spelling import brief, plain, short, summary
-from casstore.errors import LimitError, ObjectNotFoundError
+from casstore.cli.spelling import brief, plain, safe_json, short, summary
+from casstore.errors import InvalidInputError, LimitError, ObjectNotFoundError
 from casstore.format.canonical import Link
 from casstore.format.digest import Digest
 from casstore.format.hashing import Kind
@@ -34,6 +35,8 @@ from casstore.store import Store
 
 _SECTION: Final = "Sessions"
 _NODES_SHOWN: Final = 10
+# Of a blob, the bytes that are looked at.
+_BLOB_SHOWN: Final = 400
 # A value up to this size is shown whole.
 _WHOLE_BYTES: Final = 1 << 20
 
@@ -78,11 +81,13 @@ def show(app: App, name_: str, path: str | None, full: bool) -> None:
     """
     with app.open() as store:
         target = naming.resolve(store, name_)
-        if path is not None and target.digest is not None:
+        if path is not None:
+            if target.digest is None:
+                raise InvalidInputError(f"{name_!r}: nothing was committed yet")
             value = at_path(store, target, parse_path(path))
             document = _document(store, target)
             document.update(checkpoint=None, node=None, value=plain(value))
-            app.answer(document, lambda to: _write_value(to, value, full=True))
+            app.answer(document, lambda to: _write_value(to, document["value"], full=True))
             return
         document = _document(store, target)
         app.answer(document, lambda to: _Shown(store, target, document, to, full=full).write())
@@ -134,8 +139,9 @@ def _links(kind: int, digest: bytes, data: bytes) -> list[bytes]:
     return list(dict.fromkeys(links_in(data)))[:1000]
 
 
-def _write_value(to: Printer, value: Any, *, full: bool) -> None:
-    lines = json_text(value).splitlines()
+def _write_value(to: Printer, spelled: Any, *, full: bool) -> None:
+    """A value that is in terms of JSON already: spelled twice it would be another."""
+    lines = safe_json(json.dumps(spelled, ensure_ascii=False, indent=2)).splitlines()
     shown = lines if full else lines[:40]
     for line in shown:
         to.line(line if full else line[: to.room(0, 200)])
@@ -286,9 +292,10 @@ class _Shown:
     def _blob(self) -> None:
         assert self._target.digest is not None
         with self._store.open_blob(self._target.digest) as blob:
-            begin = blob.read(400)
+            begin = blob.read(_BLOB_SHOWN)
         try:
-            text = begin.decode()
+            # What is cut in the middle of a character is a text all the same.
+            text = codecs.getincrementaldecoder("utf-8")().decode(begin, len(begin) < _BLOB_SHOWN)
         except UnicodeDecodeError:
             text = begin[:32].hex(" ")
         for line in text.splitlines()[:6]:

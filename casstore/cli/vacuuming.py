@@ -112,6 +112,9 @@ def vacuum(app: App, sessions: tuple[str, ...], grace_ms: int) -> None:
     by it: see compact.
     """
     with app.open(write=True) as store, app.meter(stoppable=True) as meter:
+        for session in sessions:
+            # One that is not there has nothing hidden, but who misspelled it must not believe so.
+            store.session(session).meta()
         report = vacuuming.vacuum(
             store,
             sessions=list(sessions) if sessions else None,

@@ -127,6 +127,15 @@ def test_pruning_by_a_plan_or_at_once(own: str, tmp_path: Path) -> None:
     assert run("prune", "--everything", "--idle", "1d", "-y", "--json", store=own).json["sessions"]
 
 
+def test_vacuum_of_a_session_that_is_not_there_is_no_success(own: str) -> None:
+    """Who misspells a session must not believe that what it hides is gone."""
+    told = run("vacuum", "--session", "agent", "--session", "agnet", store=own, ends=4).err
+    assert "no session 'agnet'" in told
+    run("delete", "third", "--yes", store=own)
+    run("vacuum", "--session", "third", store=own, ends=5)
+    run("vacuum", "--session", "agent", store=own)
+
+
 def test_erasing_a_subject_takes_its_sessions(own: str) -> None:
     with casstore.open(own) as store:
         store.session("other").add_subjects(["bob"])
@@ -138,7 +147,8 @@ def test_erasing_a_subject_takes_its_sessions(own: str) -> None:
     run("erase", "bob", store=own, ends=2)
     done = run("erase", "bob", "--yes", "--json", store=own).json
     assert done["sessions_deleted"] == 1
-    assert "nothing is called 'bob'" in run("erase", "bob", "--yes", store=own, ends=4).err
+    again = run("erase", "bob", "--yes", store=own, ends=4).err
+    assert "no session and no record is about 'bob'" in again
 
 
 def test_erasing_a_subject_takes_its_records_and_keys(own: str, tmp_path: Path) -> None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import casstore
 from casstore import UNFENCED, Checkpoint, Commit, NodeDraft
+from casstore.engine.lmdb.engine import LmdbEngine
+from casstore.engine.protocol import StoredObject
 from tests.cli.running import run
 from tests.cli.test_json_patch import apply
 
@@ -95,7 +100,7 @@ def test_nodes_values_and_blobs_are_compared_too(own: str) -> None:
     told = run("diff", "text", "text2", "--json", store=own).json
     assert told["text"][-4:] == [" one", "-two", "+2", " three"]
     assert "-two\n+2\n" in run("diff", "text", "text2", store=own).out
-    run("diff", "text", "text2", "--patch", store=own, ends=3)
+    assert run("diff", "text", "text2", "--patch", store=own, ends=3).out == ""
     run("put", "--tag", "binary2", store=own, stdin=bytes(range(256)) * 499 + b"\xff")
     told = run("diff", "binary", "binary2", "--json", store=own).json
     assert told["first_difference"] == 127_744
@@ -119,6 +124,29 @@ def test_long_texts_are_shown_line_by_line_and_long_values_cut(own: str) -> None
     assert "y" * 5000 in full
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ("one\ntwo\n", "one\r\ntwo\n", ["-one", "+one\r", " two"]),
+        ("one\ntwo\n", "one\ntwo", [" one", "-two", "+two", "\\ No newline at end of file"]),
+        ("one\ntwo\n", "one\x0ctwo\n", ["-one", "-two", "+one\x0ctwo"]),
+        ("one\n", "", ["-one"]),
+    ],
+)
+def test_texts_that_differ_in_their_line_ends_alone_are_told_apart(
+    own: str, before: str, after: str, told: list[str]
+) -> None:
+    with casstore.open(own) as store:
+        for tag, text in (("before", before), ("after", after)):
+            store.tag(f"blob {tag}", store.put_blob(text.encode()))
+            store.tag(f"value {tag}", store.put_value({"text": text}))
+    assert run("diff", "blob before", "blob after", "--json", store=own).json["text"][3:] == told
+    for kind in ("blob", "value"):
+        shown = run("diff", f"{kind} before", f"{kind} after", store=own).out
+        for line in told:
+            assert line.replace("\r", "\\r").replace("\x0c", "\\x0c") in shown
+
+
 def test_two_stores_are_compared_as_if_they_were_one(own: str, tmp_path: Path) -> None:
     other = tmp_path / "other"
     with casstore.open(own) as source, casstore.open(other) as target:
@@ -137,6 +165,33 @@ def test_two_stores_are_compared_as_if_they_were_one(own: str, tmp_path: Path) -
     assert told["by_part"]["tool_state"]["removed"] == 1
     equal = run("diff", f"{own}::agent@5#n4", f"{other}::agent#n4", "--exit-code")
     assert "the same" in equal.out
+
+
+def test_nodes_are_read_many_at_once_in_every_form(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    get_many = LmdbEngine.get_many
+
+    def counted(self: LmdbEngine, digests: Sequence[bytes]) -> list[StoredObject | None]:
+        calls.append(len(digests))
+        return get_many(self, digests)
+
+    places = [str(tmp_path / name) for name in ("one", "two")]
+    for place, name in zip(places, "ab", strict=True):
+        with casstore.open(place, durability="process") as store:
+            for session in ("s", name):
+                nodes = [NodeDraft(f"{name}{at}", {"session": session}) for at in range(400)]
+                store.session(session).commit(Commit(append=nodes, lease=UNFENCED))
+    one, two = places
+    monkeypatch.setattr(LmdbEngine, "get_many", counted)
+    for old, new in (("s", "a"), ("s", f"{two}::s")):
+        for options in (["--json"], ["--patch"], ["--limit", "0"]):
+            calls.clear()
+            told = run("diff", old, new, *options, store=one).out
+            assert told.count("a399") >= 1
+            # One by one, it would be 800 for comparing alone.
+            assert len(calls) < 40, (old, new, options)
 
 
 def test_one_change_in_a_large_state_is_found_in_few_pieces(tmp_path: Path) -> None:

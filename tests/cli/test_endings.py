@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +19,7 @@ from pathlib import Path
 import pytest
 
 import casstore
-from casstore import errors
+from casstore import UNFENCED, Commit, NodeDraft, errors
 from casstore.cli.advice import advice
 from casstore.cli.main import MODULE_OF
 from casstore.engine.lmdb import directory
@@ -93,6 +96,52 @@ def test_a_damaged_file_ends_with_the_code_for_damage(own: str) -> None:
     data.write_bytes(data.read_bytes()[: 3 * 4096])
     ran = run("sessions", store=own, ends=8)
     assert "casstore check" in ran.err
+
+
+def test_nobody_is_told_to_try_what_was_just_tried(
+    own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nowhere, new = str(tmp_path / "nowhere"), str(tmp_path / "new")
+    told = run("salvage", nowhere, new, ends=4).err
+    assert "try: name the directory of the damaged store" in told
+    assert "--create makes it" in run("copy", new, store=own, ends=4).err
+    data = Path(own) / "data.mdb"
+    data.write_bytes(data.read_bytes()[:100])
+    assert "try: casstore salvage DAMAGED NEW" in run("check", store=own, ends=8).err
+    assert "try: bring back a backup" in run("salvage", own, new, ends=8).err
+    # A store that is called like a command is none.
+    os.rename(own, tmp_path / "check")
+    monkeypatch.chdir(tmp_path)
+    assert "try: casstore check" in run("--store", "check", "stats", ends=8).err
+
+
+def test_who_may_not_write_to_the_lock_is_told_that_reading_needs_it(example: str) -> None:
+    script = (
+        "import os, sys\n"
+        "from casstore.cli import main\n"
+        # Loads all that is needed: this Python may be in a directory of root's.
+        "main.cli._run(['sessions', '--store', '/nowhere/at-all'], {})\n"
+        "print('--', file=sys.stderr, flush=True)\n"
+        # Root may do everything.
+        "os.geteuid() or os.seteuid(65534)\n"
+        "main.main()\n"
+    )
+    # Nobody else comes into pytest's own directory.
+    with tempfile.TemporaryDirectory() as place:
+        os.chmod(place, 0o755)
+        own = shutil.copytree(example, f"{place}/own")
+        for at, _, files in os.walk(own):
+            os.chmod(at, 0o755)
+            for name in files:
+                os.chmod(f"{at}/{name}", 0o444)
+        ran = subprocess.run(
+            [sys.executable, "-c", script, "sessions", "--store", own],
+            env=environment(), capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    assert ran.returncode == 10, ran
+    told = ran.stderr.partition("--\n")[2]
+    assert told.startswith(f"error: no right to open {own}: Permission denied; who reads must")
+    assert "lock.mdb" in told
 
 
 def test_the_current_directory_is_the_last_choice(
@@ -217,6 +266,32 @@ def test_ctrl_c_anywhere_else_ends_quietly(tmp_path: Path) -> None:
     assert (worker.returncode, out, err) == (130, b"", b"error: interrupted\n")
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_command_that_is_told_to_end_leaves_nothing_half_written(
+    own: str, tmp_path: Path, number: signal.Signals
+) -> None:
+    """What diff had unpacked of a bundle, all that it holds, stayed where such files are."""
+    place = tmp_path / "temporary"
+    place.mkdir()
+    bundle = str(tmp_path / "bundle")
+    run("export", "agent", bundle, store=own)
+    with casstore.open(own) as store:
+        long = [NodeDraft(f"long{at}", "x" * 100_000) for at in range(4)]
+        store.session("agent").commit(Commit(append=long, lease=UNFENCED))
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "casstore", "diff", bundle, "agent", "--patch", "--store", own],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(TMPDIR=str(place)),
+    )  # fmt: skip
+    assert worker.stdout is not None
+    # From here on it waits for somebody to read the rest, which no pipe has room for.
+    worker.stdout.read(1)
+    assert os.listdir(place)
+    worker.send_signal(number)
+    _, err = worker.communicate(timeout=60)
+    assert (worker.returncode, err) == (-number, b"")
+    assert os.listdir(place) == []
+
+
 def test_nobody_reading_the_answer_is_no_error_message(own: str) -> None:
     run("put", "--tag", "long", store=own, stdin=b"x" * 3_000_000)
     for arguments in (("cat", "long"), ("cat", "long", "--json")):
@@ -230,14 +305,19 @@ def test_nobody_reading_the_answer_is_no_error_message(own: str) -> None:
         worker.stderr.close()
 
 
-def on_terminal(*arguments: str, **more: str) -> str:
-    """What a command writes to a terminal."""
+def on_terminal(
+    *arguments: str, answer_to: Path | None = None, typed: bytes = b"", **more: str
+) -> str:
+    """What a command writes to a terminal; the answer may go to a file."""
     ours, theirs = pty.openpty()
-    worker = subprocess.Popen(
-        [sys.executable, "-m", "casstore", *arguments],
-        stdout=theirs, stderr=theirs, stdin=theirs, env=environment(TERM="xterm", **more),
-    )  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        stdout = theirs if answer_to is None else stack.enter_context(open(answer_to, "wb"))
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "casstore", *arguments],
+            stdout=stdout, stderr=theirs, stdin=theirs, env=environment(TERM="xterm", **more),
+        )  # fmt: skip
     os.close(theirs)
+    os.write(ours, typed)
     written = b""
     while True:
         try:
@@ -270,6 +350,45 @@ def test_a_bar_is_drawn_on_a_terminal_and_taken_away_again(example: str) -> None
     assert shown.rstrip().splitlines()[-1].count("sound") == 1
     assert "\x1b[2K" in shown
     assert "\x1b[2K" not in on_terminal("check", "--quiet", "--store", example)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("prune", "--last", "1", "--dry-run"), ("check",), ("stats",), ("gc", "--dry-run"),
+     ("export", "agent", "--list-have")],
+    ids=lambda arguments: arguments[0],
+)  # fmt: skip
+def test_the_answer_goes_where_stdout_goes_while_a_bar_is_drawn(
+    example: str, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    """Rich takes stdout over while it draws: a plan went to the terminal, not into its file."""
+    answer = tmp_path / "answer"
+    more = (str(tmp_path / "have"),) if arguments[0] == "export" else ()
+    shown = on_terminal(*arguments, *more, "--json", "--store", example, answer_to=answer)
+    assert json.loads(answer.read_text())["schema"] == f"casstore.{arguments[0]}/1"
+    assert "schema" not in shown
+
+
+def test_a_question_is_not_drawn_over_by_a_bar(own: str) -> None:
+    with casstore.open(own) as store:
+        store.session("other").add_subjects(["bob"])
+    shown = on_terminal("erase", "bob", "--store", own, typed=b"n\n")
+    assert "\x1b[2K" in shown
+    _, asked, behind = shown.partition("Erase 1 session and 0 records about bob for good?")
+    assert asked
+    assert "\x1b[2K" not in behind
+    assert run("sessions", "other", "--json", store=own).json["sessions"]
+
+
+def test_a_question_tells_of_all_that_goes(own: str) -> None:
+    with casstore.open(own) as store:
+        for at in range(8):
+            store.create_session(f"old-{at}")
+    names = [f"old-{at}" for at in range(8)]
+    shown = on_terminal("delete", *names, "old-0", "--store", own, typed=b"n\n")
+    assert "Delete old-0, old-1, old-2, old-3, old-4 and 3 other sessions for good?" in shown
+    shown = on_terminal("delete", *names[:5], "--store", own, typed=b"n\n")
+    assert "Delete old-0, old-1, old-2, old-3, old-4 for good?" in shown
 
 
 def test_binary_is_not_written_to_a_terminal(example: str) -> None:
@@ -359,6 +478,49 @@ def test_an_answer_that_cannot_be_written_is_told(example: str, arguments: str) 
     ran = in_shell(f"$CASSTORE {arguments} >/dev/full", CASSTORE_PATH=example)
     assert ran.returncode == 10
     assert ran.stderr.startswith(b"error: cannot write the answer: No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["cat binary -o {}", "cat long -o {}", "cat long --json -o {}", "export agent {} --list-have",
+     "prune --last 1 --dry-run --plan {}", "export agent {}"],
+)  # fmt: skip
+def test_a_file_that_cannot_be_written_whole_does_not_stay(
+    own: str, tmp_path: Path, arguments: str
+) -> None:
+    """A part of a plan or a blob, left behind, was taken for all of it."""
+    with casstore.open(own) as store:
+        store.tag("long", store.put_value(["entry"] * 20_000))
+        for at in range(20):
+            node = NodeDraft(f"more{at}", at)
+            store.session("agent").commit(Commit(append=[node], lease=UNFENCED, label="l" * 500))
+    place = tmp_path / "into"
+    place.mkdir()
+    # The system takes no more than a block of one KiB into a file.
+    line = f"ulimit -f 1; $CASSTORE {arguments.format(place / 'file')}"
+    ran = in_shell(line, CASSTORE_PATH=own)
+    assert ran.returncode == 10, ran
+    assert f"cannot write {place / 'file'}: File too large" in ran.stderr.decode()
+    assert os.listdir(place) == []
+
+
+def test_a_file_that_is_replaced_stays_until_the_new_one_is_whole(own: str, tmp_path: Path) -> None:
+    place = tmp_path / "into"
+    place.mkdir()
+    (place / "file").write_text("precious")
+    (place / "file").chmod(0o640)
+    (place / "link").symlink_to("file")
+    for arguments in (f"cat binary -o {place}/file --force", f"cat binary -fo {place}/link"):
+        ran = in_shell(f"ulimit -f 1; $CASSTORE {arguments}", CASSTORE_PATH=own)
+        assert ran.returncode == 10, ran
+        assert (place / "file").read_text() == "precious"
+    run("cat", "text", "--force", "--output", str(place / "link"), store=own)
+    assert (place / "file").read_bytes() == b"one\ntwo\nthree\n"
+    assert (place / "file").stat().st_mode & 0o777 == 0o640
+    assert sorted(os.listdir(place)) == ["file", "link"]
+    told = run("cat", "text", "-fo", "/dev/full", store=own, ends=10).err
+    assert "cannot write /dev/full: No space left on device" in told
+    run("cat", "text", "-fo", "/dev/null", store=own)
 
 
 def test_a_fault_of_casstore_itself_does_not_end_as_a_no(

@@ -254,3 +254,15 @@ def test_an_empty_name_is_no_wish_for_another_store(
     monkeypatch.chdir(example)
     for arguments in (("--store", "", "sessions"), ("sessions", "--store", ""), ("init", "")):
         assert "the store's name is empty" in run(*arguments, ends=2).err
+
+
+def test_an_empty_name_is_not_the_only_session(tmp_path: Path) -> None:
+    """It is the beginning of every id; a variable that was not set exported what there was."""
+    place = str(tmp_path / "store")
+    with casstore.open(place) as store:
+        store.session("only").commit(Commit(append=[NodeDraft("n", 1)], lease=UNFENCED))
+    for arguments in (("show", ""), ("cat", ""), ("export", "", "x"), ("fork", "", "x")):
+        assert "the name is empty" in run(*arguments, store=place, ends=3).err
+    told = run("diff", f"{place}::", "only", store=place, ends=3).err
+    assert "names a store; say what in it" in told
+    assert run("sessions", "--json", store=place).json["sessions"][0]["id"] == "only"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -126,6 +127,8 @@ def test_a_configuration_says_what_is_done_to_which_store(own: str, tmp_path: Pa
         ("store = 3", "a table for each path"),
         ('[store."x"]\nnope = 1', "no 'nope'"),
         ("batch = true", "batch cannot be True"),
+        ("batch = 0", "batch is 1 to 100,000, not 0"),
+        ('durability = "some"', "durability is one of full, relaxed, process, any"),
         ("= broken", "is no TOML"),
     ],
 )
@@ -152,8 +155,27 @@ def test_the_configuration_in_the_document_is_one(tmp_path: Path) -> None:
     assert other.everything
 
 
+def test_a_table_for_a_store_that_is_not_cared_for_is_told(own: str, tmp_path: Path) -> None:
+    """It names the store that was to be spared, with a slip of the finger."""
+    config = tmp_path / "gc.toml"
+    table = '[store."{}"]\nretention = {{ everything = true }}\n'
+    config.write_text(
+        f'stores = ["{own}"]\n'
+        + table.format(f"{own}-archiv")
+        + table.format("postgresql://u:pw@h/d")
+    )
+    told = gc("--config", str(config), "--dry-run").stderr
+    assert f'[store."{own}-archiv"] is of none of the stores cared for' in told
+    assert "pw" not in told
+    config.write_text(f'stores = ["{own}"]\n' + table.format(f"{own}/."))
+    assert gc("--config", str(config), "--dry-run").stderr == ""
+
+
 def test_a_mistake_on_the_command_line_ends_with_2(own: str, tmp_path: Path) -> None:
     gc(ends=2)
+    before = len(run("history", "agent", "--json", store=own).json["revisions"])
+    gc(own, "--last", "1", "--batch", "0", ends=2)
+    assert len(run("history", "agent", "--json", store=own).json["revisions"]) == before
     gc(own, "--grace", "soon", ends=2)
     gc(own, "--last", "0", ends=2)
     gc(own, "--what", ends=2)
@@ -282,3 +304,48 @@ def test_tools_can_be_executed(tool: str) -> None:
     path = ROOT / "tools" / tool
     assert os.access(path, os.X_OK)
     assert path.read_text().startswith("#!/usr/bin/env python3\n")
+
+
+def test_a_report_that_cannot_be_written_leaves_the_last_one_and_nothing_beside(
+    own: str, tmp_path: Path
+) -> None:
+    place = tmp_path / "reports"
+    place.mkdir()
+    (place / "report").write_text("the last one")
+    line = (
+        f"ulimit -f 0; {sys.executable} {ROOT / 'tools' / 'gc.py'} {own} -n --report {place}/report"
+    )
+    ran = subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, check=False, env=environment()
+    )
+    assert ran.returncode == 10, ran
+    assert "cannot write the report" in ran.stderr
+    assert [one.read_text() for one in place.iterdir()] == ["the last one"]
+
+
+@pytest.mark.parametrize("tool", ["gc.py", "snapshot_diff.py"])
+def test_a_tool_is_run_by_the_python_of_its_checkout_if_the_first_one_lacks_a_part(
+    tmp_path: Path, tool: str
+) -> None:
+    """Python 3 as cron finds it has no LMDB: a traceback, every night."""
+    for name in (tool, "checkout.py"):
+        (tmp_path / "tools").mkdir(exist_ok=True)
+        shutil.copy(ROOT / "tools" / name, tmp_path / "tools" / name)
+    (tmp_path / "casstore").symlink_to(ROOT / "casstore")
+
+    def started() -> subprocess.CompletedProcess[str]:
+        # Without site there are no installed packages.
+        line = [sys.executable, "-S", str(tmp_path / "tools" / tool), "--help"]
+        env = {"PATH": os.environ["PATH"]}
+        return subprocess.run(line, capture_output=True, text=True, check=False, env=env)
+
+    refused = started()
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert re.match(rf"{tool}: \S+ has no blake3, .*\ntry: python3 -m venv ", refused.stderr)
+    own = tmp_path / ".venv" / "bin" / "python"
+    own.parent.mkdir(parents=True)
+    own.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    own.chmod(0o755)
+    found = started()
+    assert (found.returncode, found.stderr) == (0, "")
+    assert found.stdout.lower().startswith("usage: ")

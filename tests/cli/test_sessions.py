@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 
+import casstore
+from casstore import UNFENCED, Checkpoint, Commit, NodeDraft
+from casstore.session import keys
 from tests.cli.running import HOSTILE, run
+from tests.maintenance.wounds import wounding
 
 
 def test_sessions_are_listed_by_id_or_by_their_last_move(example: str) -> None:
@@ -63,6 +69,59 @@ def test_show_tells_of_nodes_values_and_blobs(example: str) -> None:
     assert run("show", "agent", "--path", "tool_state.cwd", store=example).out == '"/repo"\n'
 
 
+def test_show_spells_a_value_as_cat_does(own: str) -> None:
+    """Text spelled it twice: bytes came out as a map with the key $bytes."""
+    value = {"$key": {"inner": b"\0\1"}}
+    with casstore.open(own) as store:
+        store.tag("spelled", store.put_value(value))
+        store.session("spelled").commit(
+            Commit(
+                append=[NodeDraft("n", value)],
+                checkpoint=Checkpoint(tool_state=value),
+                lease=UNFENCED,
+            )
+        )
+    spelled = {"$$key": {"inner": {"$bytes": "AAE="}}}
+    for arguments in (
+        ("tag:spelled",),
+        ("spelled#n",),
+        ("spelled#n", "--path", "payload"),
+        ("session:spelled", "--path", "tool_state"),
+    ):
+        text = run("show", *arguments, store=own).out
+        assert json.loads(text[text.index("{") :]) == spelled
+        told = run("show", *arguments, "--json", store=own).json
+        assert spelled in (told["value"], (told["node"] or {}).get("payload"))
+    assert run("cat", "tag:spelled", "--json", store=own).json["value"] == spelled
+
+
+def test_there_is_no_part_of_what_was_never_committed(example: str) -> None:
+    for command in ("show", "cat"):
+        told = run(command, "empty", "--path", "tool_state", store=example, ends=3).err
+        assert "nothing was committed yet" in told
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("fork", "empty", "x"), ("label", "empty", "x"), ("export", "empty", "x"),
+     ("export", "empty", "x", "--list-have")],
+)  # fmt: skip
+def test_a_session_without_a_commit_is_not_said_to_be_missing(
+    own: str, arguments: tuple[str, ...]
+) -> None:
+    """It was told that there is none, and to look at a list that has it."""
+    told = run(*arguments, store=own, ends=4).err
+    assert "session 'empty' is there, but nothing was committed to it yet" in told
+    assert "try: casstore show empty" in told
+
+
+def test_show_knows_a_text_also_if_it_is_cut_within_a_character(own: str) -> None:
+    run("put", "--tag", "umlauts", store=own, stdin=b"x" + "ü".encode() * 500)
+    assert "xüüü" in run("show", "umlauts", store=own).out
+    run("put", "--tag", "broken", store=own, stdin=b"short \xc3")
+    assert "73 68 6f 72 74 20 c3" in run("show", "broken", store=own).out
+
+
 def test_history_lists_revisions_newest_first(example: str) -> None:
     told = run("history", "agent", "--limit", "2", "--json", store=example).json
     assert [one["revision"] for one in told["revisions"]] == [15, 14]
@@ -115,6 +174,19 @@ def test_labels_are_set_moved_listed_and_taken_away(own: str) -> None:
     run("label", "agent", "x", "--delete", "y", store=own, ends=2)
     run("label", "agent#n3", "x", store=own, ends=3)
     run("label", "empty", "x", store=own, ends=4)
+
+
+def test_a_label_whose_revision_is_gone_can_be_taken_away(own: str) -> None:
+    """Check says to remove it, and the command that removes labels did not find its revision."""
+    with wounding(Path(own)) as cut:
+        place = keys.label(keys.session_key("agent"), "astray")
+        cut.put_row("history", place, (99).to_bytes(8, "big") + b"astray")
+        cut.fix_sum()
+    assert run("check", "--json", store=own).json["counts"]["label_dangling"] == 1
+    told = run("label", "agent", "--delete", "astray", "--json", store=own).json
+    assert told["labels"] == [{"label": "astray", "revision": None}]
+    assert "label_dangling" not in run("check", "--json", store=own).json["counts"]
+    assert "has nothing at" in run("label", "agent", "-d", "astray", store=own, ends=4).err
 
 
 def test_tags_and_pins_keep_what_they_name(own: str) -> None:
@@ -202,14 +274,17 @@ def test_log_tells_of_forks_that_are_not_drawn(example: str) -> None:
 
 
 def test_a_hidden_node_is_not_drawn_and_its_line_goes_on(own: str) -> None:
-    import casstore
-
     with casstore.open(own) as store:
         store.session("agent").tombstone(["n5", "n6"])
     told = run("log", "agent", "--graph", "--json", store=own).json["nodes"]
     by_id = {one["id"]: one for one in told}
     assert {"n5", "n6"} & set(by_id) == set()
     assert by_id["n7"]["parent_digest"] == by_id["n4"]["digest"]
+    # Also where the list is cut, as far as it goes.
+    cut = run("log", "agent", "--limit", "4", "--json", store=own).json
+    assert [one["id"] for one in cut["nodes"]] == ["r1", "n8", "n7", "n4"]
+    parents = [one["parent_digest"] for one in cut["nodes"]]
+    assert parents == [*[one["digest"] for one in cut["nodes"][1:]], None]
     assert "turn 5" not in run("log", "agent", "--graph", store=own).out
     # Forks that were made before go on showing it.
     assert "turn 5" in run("log", "agent", "other", "--graph", store=own).out
