@@ -631,6 +631,13 @@ class StorageFullError(StorageError):
     """No room is left on the disk or in the map; the store stays usable."""
 
 
+class AddressSpaceError(StorageError):
+    """The process may not map the store's file: its limit on address space is below ``map_bytes``.
+
+    Nothing was allocated: a map takes addresses, and neither memory nor disk before it is used.
+    """
+
+
 class UnsettledError(StorageError):
     """The machine went down while a store was written, and nobody has opened it for writing since.
 

@@ -88,7 +88,7 @@ def open(
     ...     store.get_value(name)["text"]
     'hello'
     """
-    place = os.fspath(path)
+    place = _place(path)
     if is_server(place):
         told = (verify, map_bytes, lmdb_version, auto_train, auto_pack)
         if told != (False, 1 << 40, None, True, False):
@@ -126,6 +126,19 @@ def open(
         auto_pack=auto_pack,
     )
     return Store(engine, close=lambda: sharing.release(engine))
+
+
+def _place(path: str | os.PathLike[str]) -> str:
+    """The path as text, if it can be one."""
+    try:
+        place = os.fspath(path)
+    except TypeError as exc:
+        raise InvalidInputError(f"a path is text or a Path, not {type(path).__name__}") from exc
+    if not isinstance(place, str):
+        raise InvalidInputError("a path is text, not bytes; os.fsdecode makes it text")
+    if not place or "\0" in place:
+        raise InvalidInputError(f"{place!r} cannot be the path of a store")
+    return place
 
 
 def is_server(place: str) -> bool:

@@ -528,6 +528,16 @@ def test_a_url_of_another_kind_does_not_become_a_directory(
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("place", [None, 5, b"bytes", ["list"], "", "a\0b"])
+def test_what_can_be_no_path_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInputError, match="path"):
+        casstore.open(place)
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_store_may_be_in_a_directory_whose_name_is_no_text(tmp_path: Path) -> None:
     place = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
     with casstore.open(place) as store:

@@ -34,6 +34,7 @@ _GENERAL: Final[tuple[tuple[type[CasstoreError], str], ...]] = (
     (errors.BusyError, "wait for the other process, or stop it, then again"),
     (errors.StorageFullError, "make room on the disk; casstore gc gives back what is unused"),
     (errors.StorageUnavailableError, "see that the server runs and can be reached, then again"),
+    (errors.AddressSpaceError, "ulimit -v unlimited, then again"),
     (errors.UnsettledError, "open it once as a user who may write to it"),
     (errors.StorageError, "see to the disk and the permissions, then again"),
     (errors.LimitError, "ask for a part of it: casstore show NAME --path PATH"),

@@ -576,3 +576,27 @@ def test_who_opens_a_store_twice_leaves_the_first_its_readers(place: Path, again
                 for line in readers.split(";")[1:]
                 if line.strip()
             )
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_process_without_address_space_for_the_map_is_told_which_limit_to_raise(
+    tmp_path: Path, is_new: bool
+) -> None:
+    """A terabyte of addresses is nothing to most systems, and too much where ulimit -v is set."""
+    if not is_new:
+        casstore.open(tmp_path / "s").close()
+    script = (
+        "import resource, sys\n"
+        "import casstore, casstore.engine.lmdb.sharing\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (1 << 33, 1 << 33))\n"
+        "try:\n"
+        "    casstore.open(sys.argv[1])\n"
+        "except casstore.errors.AddressSpaceError as exc:\n"
+        "    print(exc)\n"
+        "with casstore.open(sys.argv[1], map_bytes=1 << 30) as store:\n"
+        "    print(store.get_blob(store.put_blob(b'it fits')).decode())\n"
+    )
+    told, fits = finish(python(script, tmp_path / "s")).splitlines()
+    assert "ulimit -v" in told
+    assert "map_bytes" in told
+    assert fits == "it fits"

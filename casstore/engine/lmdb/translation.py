@@ -10,6 +10,7 @@ import lmdb
 
 from casstore.engine.lmdb.directory import FULL_DISK, MAX_READERS
 from casstore.errors import (
+    AddressSpaceError,
     BusyError,
     CasstoreError,
     ClosedError,
@@ -48,6 +49,11 @@ def translate(exc: lmdb.Error, path: str) -> CasstoreError:
     if exc.code == errno.EIO and _is_full(path):
         # What LMDB calls it if the system wrote a part, and had no room for the rest.
         return StorageFullError(f"no room for {path}: {exc}")
+    if exc.code == errno.ENOMEM:
+        return AddressSpaceError(
+            f"no address space to map {path}: raise this process's limit (ulimit -v), or open it "
+            "with a smaller map_bytes, the same in every process"
+        )
     if "closed" in str(exc):
         return ClosedError(f"{path} was closed")
     return StorageError(f"{path}: {exc}")
