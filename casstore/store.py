@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from casstore.engine.forks import Lock
+from casstore.engine.paths import path_text
 from casstore.engine.protocol import (
     COLD_AGE_MS,
     MAX_STAMP_MS,
@@ -88,7 +89,7 @@ def open(
     ...     store.get_value(name)["text"]
     'hello'
     """
-    place = _place(path)
+    place = path_text(path)
     if is_server(place):
         told = (verify, map_bytes, lmdb_version, auto_train, auto_pack)
         if told != (False, 1 << 40, None, True, False):
@@ -126,19 +127,6 @@ def open(
         auto_pack=auto_pack,
     )
     return Store(engine, close=lambda: sharing.release(engine))
-
-
-def _place(path: str | os.PathLike[str]) -> str:
-    """The path as text, if it can be one."""
-    try:
-        place = os.fspath(path)
-    except TypeError as exc:
-        raise InvalidInputError(f"a path is text or a Path, not {type(path).__name__}") from exc
-    if not isinstance(place, str):
-        raise InvalidInputError("a path is text, not bytes; os.fsdecode makes it text")
-    if not place or "\0" in place:
-        raise InvalidInputError(f"{place!r} cannot be the path of a store")
-    return place
 
 
 def is_server(place: str) -> bool:

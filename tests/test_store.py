@@ -33,6 +33,12 @@ from casstore.errors import (
     ReadOnlyError,
     StoreNotFoundError,
 )
+from casstore.maintenance.backup import backup
+from casstore.maintenance.compact import compact
+from casstore.maintenance.exporting import export_session, read_have, write_have
+from casstore.maintenance.importing import import_session
+from casstore.maintenance.salvage import salvage
+from casstore.maintenance.verification import verify_bundle
 from casstore.session.data import Claim
 
 ROOT = Path(casstore.__file__).parent
@@ -528,13 +534,30 @@ def test_a_url_of_another_kind_does_not_become_a_directory(
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("place", [None, 5, b"bytes", ["list"], "", "a\0b"])
+TAKE_PATHS: dict[str, Callable[[Store, Any], object]] = {
+    "open": lambda store, path: casstore.open(path),
+    "backup": backup,
+    "compact": lambda store, path: compact(path),
+    "export": lambda store, path: export_session(store, "s", path),
+    "write_have": write_have,
+    "read_have": lambda store, path: read_have(path),
+    "import": import_session,
+    "verify": lambda store, path: verify_bundle(path),
+    "salvage from": lambda store, path: salvage(path, store),
+    "salvage to": lambda store, path: salvage("there", path),
+}
+
+
+@pytest.mark.parametrize("call", TAKE_PATHS)
+@pytest.mark.parametrize("path", [None, 5, b"bytes", ["list"], "", "a\0b", "a\ud800"])
 def test_what_can_be_no_path_is_refused_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, path: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InvalidInputError, match="path"):
-        casstore.open(place)
+    with Store(MemoryEngine()) as store:
+        store.session("s").commit(Commit(append=[NodeDraft("n", 1)], lease=UNFENCED))
+        with pytest.raises(InvalidInputError, match="path"):
+            TAKE_PATHS[call](store, path)
     assert os.listdir(tmp_path) == []
 
 

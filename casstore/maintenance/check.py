@@ -100,10 +100,12 @@ def check(
         raise InvalidInputError(f"no level {level!r}; there are {', '.join(LEVELS)}")
     if not isinstance(engine, Checking):
         raise InvalidInputError("the engine of this store cannot be checked")
-    if not 0 < share <= 1:
+    if type(share) not in (int, float) or not 0 < share <= 1:
         raise InvalidInputError(f"a share above 0 and up to 1, not {share!r}")
     if type(max_findings) is not int or max_findings < 1:
         raise InvalidInputError(f"at least one finding is kept, not {max_findings!r}")
+    if seed is not None and type(seed) is not int:
+        raise InvalidInputError(f"a seed is a number, not {seed!r}")
     wanted = {FULL: _every, SAMPLE: _some(share, random.Random(seed))}.get(level)
     return _Check(store, engine, level, wanted, Findings(max_findings), progress).run(
         since_last=since_last

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from casstore.engine.files import storage_error
+from casstore.engine.paths import path_text
 from casstore.engine.protocol import NewObject
 from casstore.errors import InvalidInputError, TargetExistsError
 from casstore.format import bundle as layout
@@ -70,7 +71,7 @@ def export_session(
     whole = history and at is None
     return settled(
         lambda: _export(
-            store, session, os.fspath(target_file), at, have, progress, whole=whole, replace=replace
+            store, session, path_text(target_file), at, have, progress, whole=whole, replace=replace
         )
     )
 
@@ -217,13 +218,13 @@ def write_have(
         with whole_file(target_file) as target:
             target.writelines(f"{name.hex()}\n".encode() for name in names)
     except FileExistsError as exc:
-        raise TargetExistsError(os.fspath(target_file)) from exc
+        raise TargetExistsError(path_text(target_file)) from exc
     return len(names)
 
 
 def read_have(source_file: str | os.PathLike[str]) -> list[Digest]:
     """Read what ``write_have`` wrote; InvalidInputError if it is anything else."""
-    path = os.fspath(source_file)
+    path = path_text(source_file)
     names: list[Digest] = []
     try:
         with open(path, "rb") as source:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
+from casstore.engine.paths import path_text
 from casstore.engine.protocol import (
     Condition,
     Engine,
@@ -115,7 +116,7 @@ def import_session(
     if name is not None:
         keys.session_key(name)
     about = whom.checked(subjects)
-    with BundleReader(os.fspath(source_file)) as reader:
+    with BundleReader(path_text(source_file)) as reader:
         proof = Proof(reader, limits, store.engine, progress)
         proof.run()
         return _Import(store, reader, proof, name, about, on_conflict, progress).run()

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 import casstore.store
 from casstore.engine.lmdb.excavation import NEWEST, Excavation, LostRows, Marked, require_data_file
+from casstore.engine.paths import path_text
 from casstore.engine.protocol import (
     NewObject,
     ObjectsExist,
@@ -137,8 +138,9 @@ def salvage(
     )
     if isinstance(target, Store):
         return _Salvage(place, target, progress).run()
-    if not casstore.store.is_server(os.fspath(target)):
-        _require_apart(place, os.fspath(target))
+    into = path_text(target)
+    if not casstore.store.is_server(into):
+        _require_apart(place, into)
     # Before a target is made for nothing.
     require_data_file(place)
     with casstore.store.open(target) as opened:

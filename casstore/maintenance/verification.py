@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from casstore.engine.paths import path_text
 from casstore.engine.protocol import Engine, NewObject, StoredObject
 from casstore.errors import (
     BundleError,
@@ -346,5 +347,5 @@ def verify_bundle(
     BundleError names the byte at which it fails, ForeignBundleError says that it is none, or
     of another version, BundleLimitError that it asks for more than ``limits`` allow.
     """
-    with BundleReader(os.fspath(source_file)) as reader:
+    with BundleReader(path_text(source_file)) as reader:
         return Proof(reader, limits, None, progress).run()

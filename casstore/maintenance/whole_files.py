@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import BinaryIO
 
 from casstore.engine.files import storage_error
+from casstore.engine.paths import path_text
 
 
 @contextmanager
@@ -19,7 +20,7 @@ def whole_file(path: str | os.PathLike[str], *, replace: bool = False) -> Iterat
     Raises FileExistsError if one is there, unless it may be replaced; then it is what it was
     until the new one is complete. StorageError says what else the system refused.
     """
-    name = os.fspath(path)
+    name = path_text(path)
     try:
         old = os.stat(name) if replace else None
     except OSError:

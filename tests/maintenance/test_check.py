@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -108,7 +110,11 @@ def test_a_memory_engine_is_checked_too(level: str) -> None:
 
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     with open_store(tmp_path / "s") as store:
-        for wrong in ({"level": "deep"}, {"share": 0}, {"max_findings": 0}):
+        odd: list[dict[str, Any]] = [
+            {"level": "deep"}, {"share": 0}, {"share": "half"}, {"share": math.nan}, {"seed": [1]},
+            {"max_findings": 0},
+        ]  # fmt: skip
+        for wrong in odd:
             with pytest.raises(InvalidInputError):
                 check(store, **wrong)
 
