@@ -220,17 +220,21 @@ class _Gathering:
             return None
         if type(of) is not str:
             raise self._blobs.damaged(str(ref), f"{name}_ref is no text")
-        value = self._component(of, name)
-        if name == "execution_state" and value is not None:
-            value = _as_bytes(value)
-            if value is None:
-                raise self._blobs.damaged(of, "the execution state is no array of bytes")
-            return value
-        return self._kept(f"blob {of}", value)
+        return self._component(of, name)
 
     def _component(self, ref: str, of: str) -> Any:
+        """What a blob holds; None if it is damaged, and that is left out."""
         try:
-            return self._blobs.value(ref, of)
+            value = self._blobs.value(ref, of)
+            if of == "execution_state":
+                content = _as_bytes(value)
+                if content is None:
+                    raise self._blobs.damaged(ref, "the execution state is no array of bytes")
+                return content
+            try:
+                return storable(value)
+            except InvalidInputError as exc:
+                raise self._blobs.damaged(ref, f"{of} holds more than JSON and bytes") from exc
         except DamagedSourceError:
             if not self._leave_out:
                 raise

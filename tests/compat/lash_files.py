@@ -30,7 +30,9 @@ def tables(version: int) -> list[str]:
             "cache_read_input_tokens INTEGER NOT NULL, cache_write_input_tokens INTEGER NOT NULL, "
             "reasoning_output_tokens INTEGER NOT NULL"
         )
-    identity = "{0}_owner_incarnation_id TEXT, {0}_owner_liveness_json TEXT," if version >= 8 else ""
+    identity = (
+        "{0}_owner_incarnation_id TEXT, {0}_owner_liveness_json TEXT," if version >= 8 else ""
+    )
     owner = "owner_kind TEXT, owner_id TEXT," if version >= 12 else ""
     key = "PRIMARY KEY (session_id, attachment_id)"
     made = [
@@ -202,15 +204,15 @@ class LashFile:
 
     # --- rows -----------------------------------------------------------------------------------
 
-    def node(self, node: str, parent: str | None = None, *, hidden: bool = False, **more: Any) -> None:
+    def node(
+        self, node: str, parent: str | None = None, *, hidden: bool = False, **more: Any
+    ) -> None:
         """Append a node; a message of the user unless it is said what it is."""
         told: dict[str, Any] = {"node_id": node, "timestamp": "2026-06-01T10:00:00+00:00"}
         if parent is not None:
             told["parent_node_id"] = parent
         told.update(more or {"kind": "event", "event": {"Conversation": message(node)}})
-        self.insert(
-            "graph_nodes", node_id=node, node_json=json.dumps(told), tombstoned=int(hidden)
-        )
+        self.insert("graph_nodes", node_id=node, node_json=json.dumps(told), tombstoned=int(hidden))
 
     def usage(self, source: str, model: str, *tokens: int) -> None:
         """Add to the ledger: input, output, cached, reasoning, and what went into a cache."""
@@ -225,7 +227,9 @@ class LashFile:
         row.update(zip(names, tokens[2:], strict=True))
         self.insert("usage_deltas", **row)
 
-    def turn(self, turn: str, revision: int, *, at_ms: int = 1_750_000_100_000, **more: Any) -> None:
+    def turn(
+        self, turn: str, revision: int, *, at_ms: int = 1_750_000_100_000, **more: Any
+    ) -> None:
         """Note that a turn was committed."""
         result = {"head_revision": revision, "checkpoint_ref": "ab" * 32, "manifest": {}}
         row = {
