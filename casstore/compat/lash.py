@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from casstore.compat.importing import PartReport, used_bytes
 from casstore.compat.lash_blobs import MAX_BLOB_BYTES
 from casstore.compat.lash_database import LashDatabase
-from casstore.compat.lash_nodes import Found
+from casstore.compat.lash_findings import Found
 from casstore.compat.lash_session import Gathered, gather
 from casstore.compat.lash_verify import verify
 from casstore.compat.sqlite_source import SqliteSource

@@ -8,12 +8,17 @@ later versions, which keep all sessions in one file, are not read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from casstore.compat.importing import LeftBehind
 from casstore.compat.sqlite_source import SqliteSource
-from casstore.errors import DamagedSourceError, ForeignSourceError, SourceVersionError
+from casstore.errors import (
+    DamagedSourceError,
+    ForeignSourceError,
+    InvalidInputError,
+    SourceVersionError,
+)
 from casstore.records import json_values
 
 #: The versions whose layout is known.
@@ -21,6 +26,7 @@ VERSIONS: Final = (1, 3, 4, 8, 11, 12)
 _WITH_QUEUE: Final = 3
 _WITH_LEASES: Final = 4
 _WITH_CACHE_WRITES: Final = 8
+_WITH_INPUTS: Final = 8
 _WITH_GENERATIONS: Final = 11
 _WITH_OWNERS: Final = 12
 
@@ -46,12 +52,17 @@ _LEASES: Final = (
     "session_id lease_owner_id lease_token lease_fencing_token lease_claimed_at_ms "
     "lease_expires_at_ms"
 )
+_INPUTS: Final = (
+    "enqueue_seq input_id session_id source_key ingress_json state input_json enqueued_at_ms "
+    "claim_id claim_owner_id claim_token claim_fencing_token"
+)
+# States of inputs that are yet to be said to somebody; the others are done with.
+_WAITING: Final = "('pending_active', 'deferred_next_turn', 'accepted')"
 _IDENTITY: Final = ("owner_incarnation_id", "owner_liveness_json")
 # Tables that are known, and whose rows have no place in a session.
 _LEFT: Final = {
     "runtime_turn_checkpoints": "turns in their midst (runtime_turn_checkpoints)",
     "runtime_effect_journal": "effects of turns (runtime_effect_journal)",
-    "pending_turn_inputs": "inputs of turns (pending_turn_inputs)",
 }
 
 
@@ -72,6 +83,37 @@ class MetaRow(NamedTuple):
     model: str
     cwd: str | None
     relation: dict[str, Any]
+
+
+class BatchRow(NamedTuple):
+    """A row of the queue as SQLite has it, so of any type."""
+
+    seq: Any
+    id: Any
+    source_key: Any
+    delivery: Any
+    slot: Any
+    merge_key: Any
+    available_at_ms: Any
+    enqueued_at_ms: Any
+    claim: Any
+    owner: Any
+    expires_at_ms: Any
+    fence: Any
+    generation: Any
+
+
+class InputRow(NamedTuple):
+    """An input for a turn, likewise."""
+
+    id: Any
+    source_key: Any
+    ingress: Any
+    content: Any
+    enqueued_at_ms: Any
+    claim: Any
+    owner: Any
+    expires_at_ms: Any
 
 
 class LashDatabase:
@@ -179,20 +221,28 @@ class LashDatabase:
                 self.number(place, "committed_at_ms", at_ms),
             )
 
-    def batches(self, session: str) -> Iterator[tuple[Any, ...]]:
-        """The rows of the queue, in order: see the query."""
+    def batches(self, session: str) -> Iterator[BatchRow]:
+        """The queue, in order."""
         if self.version < _WITH_QUEUE:
             return
-        # Where a claim has no time of its own, it lives as long as the session's lease.
-        expires = "0" if self.version >= _WITH_GENERATIONS else "claim_expires_at_ms"
-        generation = "claim_session_lease_generation" if self.version >= _WITH_GENERATIONS else "0"
-        yield from self.source.ask(
+        generation = "claim_session_lease_generation" if self._has_generations else "0"
+        for row in self.source.ask(
             "SELECT enqueue_seq, batch_id, source_key, delivery_policy, slot_policy, "
             "merge_key_json, available_at_ms, enqueued_at_ms, claim_id, claim_owner_id, "
-            f"claim_fencing_token, {expires}, {generation} FROM queued_work_batches "
+            f"{self._expires}, claim_fencing_token, {generation} FROM queued_work_batches "
             "WHERE session_id = ? ORDER BY enqueue_seq",
             (session,),
-        )
+        ):
+            yield BatchRow._make(row)
+
+    @property
+    def _has_generations(self) -> bool:
+        """Does a claim live as long as the session's lease, and have no time of its own?"""
+        return self.version >= _WITH_GENERATIONS
+
+    @property
+    def _expires(self) -> str:
+        return "0" if self._has_generations else "claim_expires_at_ms"
 
     def items(self, batch: str) -> Iterator[tuple[Any, ...]]:
         """Ids and payloads of a batch, in order."""
@@ -201,6 +251,18 @@ class LashDatabase:
             "ORDER BY item_index",
             (batch,),
         )
+
+    def waiting_inputs(self, session: str) -> Iterator[InputRow]:
+        """The inputs that no turn is done with, in order."""
+        if self.version < _WITH_INPUTS:
+            return
+        for row in self.source.ask(
+            "SELECT input_id, source_key, ingress_json, input_json, enqueued_at_ms, claim_id, "
+            f"claim_owner_id, {self._expires} FROM pending_turn_inputs WHERE session_id = ? "
+            f"AND state IN {_WAITING} ORDER BY enqueue_seq",
+            (session,),
+        ):
+            yield InputRow._make(row)
 
     def attachments(self, session: str) -> Iterator[tuple[str, str, str | None, int, int | None]]:
         """Id, uri, owner, and when it was announced and committed."""
@@ -266,6 +328,13 @@ class LashDatabase:
                     f"SELECT count(*) FROM {table} WHERE session_id IS NOT ?", (session,)
                 )
                 yield from _some(f"rows of {table} of other sessions", number)
+        if "pending_turn_inputs" in self.source.tables:
+            [(number,)] = self.source.ask(
+                "SELECT count(*) FROM pending_turn_inputs WHERE session_id IS NOT ? "
+                f"OR state NOT IN {_WAITING}",
+                (session,),
+            )
+            yield from _some("inputs of turns that are done, or of other sessions", number)
         if "queued_work_items" in self.source.tables:
             [(number,)] = self.source.ask(
                 "SELECT count(*) FROM queued_work_items WHERE batch_id NOT IN "
@@ -316,6 +385,18 @@ class LashDatabase:
             raise self.damaged(place, "its JSON is no map")
         return value
 
+    def optional_text(self, place: str, name: str, told: Mapping[str, Any]) -> str | None:
+        """A text that a map may have."""
+        value = told.get(name)
+        return None if value is None else self.text(place, name, value)
+
+    def kept(self, place: str, value: Any) -> Any:
+        """A value of JSON as a store keeps it."""
+        try:
+            return json_values.storable(value)
+        except InvalidInputError as exc:
+            raise self.damaged(place, str(exc)) from exc
+
 
 def _columns_of(version: int) -> dict[str, frozenset[str]]:
     """The tables of a version that are read, and their columns."""
@@ -324,12 +405,14 @@ def _columns_of(version: int) -> dict[str, frozenset[str]]:
     if version >= _WITH_CACHE_WRITES:
         tokens = " cache_read_input_tokens cache_write_input_tokens reasoning_output_tokens"
     tables["usage_deltas"] += tokens
+    claims = " claim_claimed_at_ms claim_expires_at_ms"
+    if version >= _WITH_GENERATIONS:
+        claims = " claim_session_lease_generation"
     if version >= _WITH_QUEUE:
         tables.update(_QUEUE)
-        claims = " claim_claimed_at_ms claim_expires_at_ms"
-        if version >= _WITH_GENERATIONS:
-            claims = " claim_session_lease_generation"
         tables["queued_work_batches"] += claims
+    if version >= _WITH_INPUTS:
+        tables["pending_turn_inputs"] = _INPUTS + claims
     if version >= _WITH_LEASES:
         tables["session_execution_leases"] = _LEASES
     if version >= _WITH_OWNERS:
@@ -341,6 +424,7 @@ def _columns_of(version: int) -> dict[str, frozenset[str]]:
 _SPARE: Final[dict[str, Sequence[str]]] = {
     "session_execution_leases": [f"lease_{each}" for each in _IDENTITY],
     "queued_work_batches": [f"claim_{each}" for each in _IDENTITY],
+    "pending_turn_inputs": [f"claim_{each}" for each in _IDENTITY],
     "artifact_refs": ["namespace"],
 }
 

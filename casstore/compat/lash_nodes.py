@@ -7,10 +7,10 @@ one here; everything else stays as it was spelled. A parent that is gone leaves 
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any, Final, NamedTuple
 
 from casstore.compat.lash_database import LashDatabase
+from casstore.compat.lash_findings import Findings
 from casstore.errors import CycleError, DamagedSourceError, InvalidInputError
 from casstore.records.json_values import storable
 from casstore.session.data import NodeDraft
@@ -25,32 +25,6 @@ LATE_PARENTS: Final = "nodes inserted before their parent, which follow it now"
 AS_TEXT: Final = "payloads that are kept as their JSON, in bytes"
 HEALED: Final = "leaf that was gone or hidden; the latest message is the leaf now"
 UNREADABLE: Final = "damaged nodes that were left out"
-
-
-class Found(NamedTuple):
-    """Something that is not as it was, to be told."""
-
-    what: str
-    number: int
-    #: The first that it is about.
-    first: str
-
-
-class Findings:
-    """What is to be told, by kind."""
-
-    def __init__(self) -> None:
-        self._numbers: Counter[str] = Counter()
-        self._first: dict[str, str] = {}
-
-    def add(self, what: str, name: str, number: int = 1) -> None:
-        """Tell of one more."""
-        self._numbers[what] += number
-        self._first.setdefault(what, name)
-
-    def all(self) -> tuple[Found, ...]:
-        """All of them, in the order in which they came up."""
-        return tuple([Found(what, self._numbers[what], self._first[what]) for what in self._first])
 
 
 class Nodes(NamedTuple):

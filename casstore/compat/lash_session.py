@@ -12,23 +12,19 @@ from typing import Any, Final, NamedTuple
 
 from casstore.compat.importing import LeftBehind, PartReport
 from casstore.compat.lash_blobs import MAX_BLOB_BYTES, Blobs
+from casstore.compat.lash_checkpoint import CheckpointReader
 from casstore.compat.lash_database import HeadRow, LashDatabase, MetaRow
-from casstore.compat.lash_nodes import Findings, Found, Nodes, read_nodes
+from casstore.compat.lash_findings import Findings, Found
+from casstore.compat.lash_nodes import Nodes, read_nodes
+from casstore.compat.lash_queue import QueueReader, held
 from casstore.compat.times import utc_us
-from casstore.errors import BusyError, DamagedSourceError, InvalidInputError
 from casstore.format.hashing import plain_hash
-from casstore.records.json_values import storable
-from casstore.session import intent, queue
+from casstore.session import intent
 from casstore.session.arriving import Arrival
 from casstore.session.attachments import COMMITTED, INTENT
-from casstore.session.data import Attachment, Batch, Checkpoint, SessionMeta, Usage
+from casstore.session.data import Attachment, Checkpoint, SessionMeta, Usage
 from casstore.session.receipts import SettledReceipt
 
-_DELIVERIES: Final = {
-    "earliest_safe_boundary": queue.EARLIEST,
-    "after_current_turn_commit": queue.AFTER_TURN,
-}
-_SLOTS: Final = {"join": queue.JOIN, "exclusive": queue.EXCLUSIVE}
 _HEAD_KEYS: Final = frozenset(
     (
         "schema_version", "session_id", "head_revision", "config", "agent_frames",
@@ -36,18 +32,9 @@ _HEAD_KEYS: Final = frozenset(
         "token_ledger",
     )
 )  # fmt: skip
-_MANIFEST_KEYS: Final = frozenset(
-    (
-        "schema_version", "turn_state", "tool_state_ref", "plugin_snapshot_ref",
-        "plugin_snapshot_revision", "execution_state_ref",
-    )
-)  # fmt: skip
 _HASH_BYTES: Final = 32
 _LARGEST: Final = (1 << 63) - 1
 
-FREED: Final = "batches whose claim had run out, which are free now"
-FRAMES: Final = "frames whose execution state is gone"
-DAMAGED: Final = "damaged blobs that were left out"
 NO_TIME: Final = "times that cannot be read"
 
 
@@ -114,6 +101,7 @@ class _Gathering:
         self._now_ms = now_ms
         self._leave_out = leave_out
         self._findings = Findings()
+        self._checkpoints = CheckpointReader(database, blobs, self._findings, leave_out=leave_out)
 
     def run(self, head: HeadRow | None, meta: MetaRow | None) -> Gathered:
         """Everything, in the order in which the report tells it."""
@@ -127,9 +115,9 @@ class _Gathering:
         usage: list[Usage] = []
         origin: dict[str, Any] = {"schema_version": database.version}
         if head is not None:
-            leaf = self._optional_text("the head", "leaf_node_id", told)
+            leaf = database.optional_text("the head", "leaf_node_id", told)
             nodes = read_nodes(database, leaf, self._findings, leave_out=self._leave_out)
-            checkpoint = self._checkpoint(told)
+            checkpoint = self._checkpoints.read(told)
             origin["head_revision"] = head.revision
         usage, written = self._usage()
         if head is None and usage:
@@ -137,7 +125,9 @@ class _Gathering:
         if written:
             origin["cache_write_input_tokens"] = written
         receipts, turn, last_ms = self._receipts(revision)
-        batches, last_batch, generation = self._batches()
+        batches, generation = QueueReader(
+            database, self._findings, own, self._session, self._now_ms
+        ).read()
         attachments = self._attachments()
         tagged = self._tagged()
         known = self._meta(meta, nodes, origin)
@@ -156,7 +146,7 @@ class _Gathering:
             receipts,
             attachments,
             batches,
-            last_batch,
+            max([batch.seq for batch in batches], default=0),
             max(fencing, generation),
             tagged,
         )
@@ -177,104 +167,11 @@ class _Gathering:
             "nodes": (self._database.count("graph_nodes"), len(arrival.nodes)),
             "usage": (self._database.count("usage_deltas"), len(arrival.usage)),
             "turns": (len(arrival.receipts), len(arrival.receipts)),
-            "batches": (len(arrival.batches), len(arrival.batches)),
+            "batches and inputs": (len(arrival.batches), len(arrival.batches)),
             "attachments": (len(arrival.attachments), len(arrival.attachments)),
             "artifacts": (self._database.count("artifact_refs"), len(arrival.tagged)),
         }
         return [PartReport(name, *numbers) for name, numbers in counts.items()]
-
-    # --- the checkpoint -------------------------------------------------------------------------
-
-    def _checkpoint(self, head: dict[str, Any]) -> Checkpoint:
-        manifest: dict[str, Any] = {}
-        ref = self._optional_text("the head", "checkpoint_ref", head)
-        if ref is not None:
-            found = self._component(ref, "the checkpoint")
-            if found is not None and type(found) is not dict:
-                raise self._blobs.damaged(ref, "the checkpoint is no map")
-            manifest = found or {}
-        for strange in sorted(manifest.keys() - _MANIFEST_KEYS):
-            self._findings.add("keys of the checkpoint that are not known here", strange)
-        revision = manifest.get("plugin_snapshot_revision")
-        if revision is not None and (type(revision) is not int or not 0 <= revision <= _LARGEST):
-            raise self._blobs.damaged(str(ref), f"no plugin revision {revision!r:.40}")
-        frames = head.get("agent_frames", [])
-        if type(frames) is not list:
-            raise self._database.damaged("the head", "its agent_frames are no list")
-        frame = self._optional_text("the head", "current_agent_frame_id", head)
-        return Checkpoint(
-            self._kept(f"blob {ref}", manifest.get("turn_state")),
-            self._named(manifest, ref, "tool_state"),
-            self._named(manifest, ref, "plugin_snapshot"),
-            revision,
-            self._named(manifest, ref, "execution_state"),
-            [self._frame(at, each) for at, each in enumerate(frames)],
-            frame or None,
-            self._kept("the config of the head", head.get("config")),
-        )
-
-    def _named(self, manifest: dict[str, Any], ref: str | None, name: str) -> Any:
-        """A component that the checkpoint names; None if it names none."""
-        of = manifest.get(f"{name}_ref")
-        if of is None:
-            return None
-        if type(of) is not str:
-            raise self._blobs.damaged(str(ref), f"{name}_ref is no text")
-        return self._component(of, name)
-
-    def _component(self, ref: str, of: str) -> Any:
-        """What a blob holds; None if it is damaged, and that is left out."""
-        try:
-            value = self._blobs.value(ref, of)
-            if of == "execution_state":
-                content = _as_bytes(value)
-                if content is None:
-                    raise self._blobs.damaged(ref, "the execution state is no array of bytes")
-                return content
-            try:
-                return storable(value)
-            except InvalidInputError as exc:
-                raise self._blobs.damaged(ref, f"{of} holds more than JSON and bytes") from exc
-        except DamagedSourceError:
-            if not self._leave_out:
-                raise
-            self._findings.add(DAMAGED, ref)
-            return None
-
-    def _frame(self, at: int, frame: Any) -> Any:
-        """A frame, with its execution state where that is still there.
-
-        lash does not keep what only a frame names; so this may be gone, and is no damage.
-        """
-        place = f"frame {at + 1} of the head"
-        if type(frame) is not dict:
-            raise self._database.damaged(place, "it is no map")
-        kept = dict(frame)
-        snapshot = kept.get("execution_state_snapshot")
-        ref = kept.get("execution_state_ref")
-        if snapshot is not None:
-            kept["execution_state_snapshot"] = _as_bytes(snapshot) or snapshot
-        elif type(ref) is str:
-            try:
-                if self._blobs.find(ref) is None:
-                    self._findings.add(FRAMES, str(kept.get("frame_id")))
-                else:
-                    kept["execution_state_snapshot"] = _as_bytes(self._blobs.value(ref, place))
-            except DamagedSourceError:
-                if not self._leave_out:
-                    raise
-                self._findings.add(DAMAGED, ref)
-        bare = {name: each for name, each in kept.items() if name != "execution_state_snapshot"}
-        plain = self._kept(place, bare)
-        if plain is not bare:
-            return plain
-        return kept
-
-    def _kept(self, place: str, value: Any) -> Any:
-        try:
-            return storable(value)
-        except InvalidInputError as exc:
-            raise self._database.damaged(place, str(exc)) from exc
 
     # --- rows beside ----------------------------------------------------------------------------
 
@@ -311,64 +208,6 @@ class _Gathering:
             last_ms = max(last_ms, at_ms)
         return receipts, made if revision else None, last_ms
 
-    def _batches(self) -> tuple[list[Batch], int, int]:
-        """The queue, its last number, and the latest lease that claimed any of it."""
-        database = self._database
-        batches: list[Batch] = []
-        last = latest = 0
-        for (
-            seq, batch, source_key, delivery, slot, merge, available, enqueued, claim, owner,
-            fence, expires, generation,
-        ) in database.batches(self._own):  # fmt: skip
-            place = f"batch {batch!r}"
-            if delivery not in _DELIVERIES or slot not in _SLOTS:
-                raise database.damaged(place, f"no policy {delivery!r:.40} and {slot!r:.40}")
-            if claim is not None:
-                if database.number(place, "claim_expires_at_ms", expires) > self._now_ms:
-                    raise self._held(f"{place} of session {self._own!r}", owner, expires)
-                self._findings.add(FREED, str(batch))
-            if source_key is not None:
-                database.text(place, "source_key", source_key)
-            name = database.text(place, "batch_id", batch)
-            batches.append(
-                Batch(
-                    name,
-                    self._session,
-                    database.number(place, "enqueue_seq", seq),
-                    tuple(
-                        [
-                            {
-                                "item_id": database.text(place, "item_id", item),
-                                "payload": self._kept(place, database.json(place, payload)),
-                            }
-                            for item, payload in database.items(name)
-                        ]
-                    ),
-                    source_key,
-                    _DELIVERIES[delivery],
-                    _SLOTS[slot],
-                    self._merge_key(place, merge),
-                    database.number(place, "available_at_ms", available),
-                    database.number(place, "enqueued_at_ms", enqueued),
-                    database.number(place, "claim_fencing_token", fence),
-                    0,
-                )
-            )
-            last = max(last, batches[-1].seq)
-            latest = max(latest, database.number(place, "its lease generation", generation))
-        return batches, last, latest
-
-    def _merge_key(self, place: str, text: Any) -> str | None:
-        """What batches have in common that join; None: it joins none."""
-        told = self._database.json(place, text)
-        if told == "never":
-            return None
-        if told == "payload_default":
-            return "payload_default"
-        if type(told) is dict and list(told) == ["group"] and type(told["group"]) is str:
-            return f"group:{told['group']}"
-        raise self._database.damaged(place, f"no merge key {text!r:.80}")
-
     def _attachments(self) -> list[Attachment]:
         return [
             Attachment(
@@ -387,12 +226,9 @@ class _Gathering:
     def _tagged(self) -> dict[str, bytes]:
         tagged: dict[str, bytes] = {}
         for name, ref in self._database.artifacts():
-            try:
-                tagged[tag_name(self._session, name)] = self._blobs.get(ref, f"artifact {name!r}")
-            except DamagedSourceError:
-                if not self._leave_out:
-                    raise
-                self._findings.add(DAMAGED, ref)
+            content = self._checkpoints.content(ref, f"artifact {name!r}")
+            if content is not None:
+                tagged[tag_name(self._session, name)] = content
         return tagged
 
     def _fencing(self) -> int:
@@ -400,15 +236,10 @@ class _Gathering:
         latest = 0
         for owner, fencing, expires in self._database.leases(self._own):
             if owner is not None and expires > self._now_ms:
-                raise self._held(f"session {self._own!r}", owner, expires)
+                what = f"session {self._own!r}"
+                raise held(self._database, what, owner, expires, self._now_ms)
             latest = max(latest, fencing)
         return latest
-
-    def _held(self, what: str, owner: Any, expires: int) -> BusyError:
-        return BusyError(
-            f"{what} of {self._database.source.path} is held by {owner!r} for another "
-            f"{(expires - self._now_ms + 999) // 1000} s: stop it, or wait, then import it"
-        )
 
     # --- meta -----------------------------------------------------------------------------------
 
@@ -426,7 +257,7 @@ class _Gathering:
         if parent is not None and type(parent) is not str:
             raise self._database.damaged("the relation", "its parent is no text")
         if relation.keys() - {"kind", "parent_session_id", "caused_by"}:
-            origin["relation"] = self._kept("the relation", relation)
+            origin["relation"] = self._database.kept("the relation", relation)
         if self._own != self._session:
             origin["session_id"] = self._own
         return SessionMeta(
@@ -436,12 +267,8 @@ class _Gathering:
             meta.model or None,
             meta.cwd or None,
             parent,
-            self._kept("the relation", relation.get("caused_by")),
+            self._database.kept("the relation", relation.get("caused_by")),
         )
-
-    def _optional_text(self, place: str, name: str, told: dict[str, Any]) -> str | None:
-        value = told.get(name)
-        return None if value is None else self._database.text(place, name, value)
 
 
 def tag_name(session: str, artifact: str) -> str:
@@ -456,16 +283,6 @@ def _unread(place: str, told: dict[str, Any], known: frozenset[str]) -> list[Lef
     if type(ledger) is list and ledger:
         left.append(LeftBehind(f"usage in {place}, which lash does not read", len(ledger)))
     return left
-
-
-def _as_bytes(value: Any) -> bytes | None:
-    """Bytes, which lash spells as numbers; None if they are none."""
-    if type(value) is bytes:
-        return value
-    try:
-        return bytes(value) if type(value) is list else None
-    except (TypeError, ValueError):
-        return None
 
 
 def _meaning(told: str) -> bytes:

@@ -67,8 +67,8 @@ def tables(version: int) -> list[str]:
             "effect_kind TEXT NOT NULL, outcome_json TEXT NOT NULL, "
             "created_at_ms INTEGER NOT NULL, PRIMARY KEY (session_id, turn_id, idempotency_key))",
         ]
+    claims = _CLAIMS[11 if version >= 11 else 3]
     if version >= 3:
-        claims = _CLAIMS[11 if version >= 11 else 3]
         space = "namespace TEXT NOT NULL," if version >= 8 else ""
         made += [
             "CREATE TABLE runtime_turn_commits (session_id TEXT NOT NULL, turn_id TEXT NOT NULL, "
@@ -97,7 +97,14 @@ def tables(version: int) -> list[str]:
             "lease_expires_at_ms INTEGER NOT NULL DEFAULT 0)"
         )
     if version >= 8:
-        made.append("CREATE TABLE pending_turn_inputs (enqueue_seq INTEGER PRIMARY KEY, x TEXT)")
+        made.append(
+            "CREATE TABLE pending_turn_inputs (enqueue_seq INTEGER PRIMARY KEY, "
+            "input_id TEXT NOT NULL UNIQUE, session_id TEXT NOT NULL, source_key TEXT, "
+            "ingress_json TEXT NOT NULL, state TEXT NOT NULL, input_json TEXT NOT NULL, "
+            "enqueued_at_ms INTEGER NOT NULL, claim_id TEXT, claim_owner_id TEXT, "
+            f"{identity.format('claim')} claim_token TEXT, "
+            f"claim_fencing_token INTEGER NOT NULL DEFAULT 0, {claims})"
+        )
     return made
 
 
@@ -260,6 +267,17 @@ class LashFile:
                 item_id=f"{batch}:{at}",
                 payload_json=json.dumps(payload),
             )
+
+    def waiting(self, name: str, state: str = "deferred_next_turn", **changed: Any) -> None:
+        """An input for a turn."""
+        row = {
+            "session_id": self.session,
+            "ingress_json": '{"scope":"next_turn"}',
+            "input_json": json.dumps({"text": name}),
+            "enqueued_at_ms": 1_750_000_000_009,
+            **changed,
+        }
+        self.insert("pending_turn_inputs", input_id=name, state=state, **row)
 
     def attachment(self, name: str, committed_ms: int | None = None, **changed: Any) -> None:
         """Announce an attachment, or commit it."""

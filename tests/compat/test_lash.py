@@ -418,13 +418,39 @@ def test_what_has_no_place_is_counted(tmp_path: Path, store: Store) -> None:
     assert lease.fencing == 13
 
 
-def test_inputs_of_turns_stay_behind_and_are_told(tmp_path: Path, store: Store) -> None:
+@pytest.mark.parametrize("version", [8, 11, 12])
+def test_inputs_that_wait_for_a_turn_are_queued(tmp_path: Path, store: Store, version: int) -> None:
+    file = filled(tmp_path / "a.db", version)
+    ingress = {"scope": "active_turn", "turn_id": "t"}
+    file.waiting("i1", source_key="k")
+    file.waiting("i2", "pending_active", ingress_json=json.dumps(ingress))
+    file.waiting("i3", "completed")
+    file.waiting("i4", session_id="another")
+    report = import_sessions(store, file.path)
+    session = store.session(SESSION)
+    one, two = session.queue.batches()[3:]
+    assert (one.id, one.seq, one.source_key, one.delivery, one.slot, one.enqueued_at_ms) == (
+        "i1", 7, "input:k", "after_turn", "exclusive", 1_750_000_000_009,
+    )  # fmt: skip
+    assert (two.id, two.seq, two.delivery) == ("i2", 8, "earliest")
+    assert two.items == (
+        {
+            "item_id": "i2",
+            "payload": {"type": "turn_input", "ingress": ingress, "input": {"text": "i2"}},
+        },
+    )
+    told = findings(report)
+    assert told["inputs that wait for a turn, which are batches behind the others now"] == (2, "i1")
+    assert parts(report)["inputs of turns that are done, or of other sessions"] == (2, 0)
+    assert session.queue.enqueue([1]).seq == 9
+
+
+def test_owners_of_attachments_and_generations_of_claims(tmp_path: Path, store: Store) -> None:
     file = filled(tmp_path / "a.db", 12)
-    file.insert("pending_turn_inputs", x="1")
     file.run("UPDATE attachment_manifest SET owner_kind = 'turn', owner_id = 't2'")
-    file.run("UPDATE queued_work_batches SET claim_session_lease_generation = 77")
-    told = parts(import_sessions(store, file.path))
-    assert told["inputs of turns (pending_turn_inputs)"] == (1, 0)
+    file.run("UPDATE queued_work_batches SET claim_id = 'c', claim_session_lease_generation = 77")
+    told = findings(import_sessions(store, file.path))
+    assert told["batches and inputs whose claim had run out, which are free now"] == (3, "qwb:1")
     session = store.session(SESSION)
     assert {one.owner for one in session.attachments.list()} == {"turn:t2"}
     lease = session.claim_lease("me", 1000)
@@ -452,8 +478,16 @@ def test_who_holds_the_session_or_its_work_is_waited_for(file: LashFile, store: 
     assert not list(store.sessions())
     file.run("UPDATE queued_work_batches SET claim_expires_at_ms = 5")
     told = findings(import_sessions(store, file.path))
-    assert told["batches whose claim had run out, which are free now"] == (1, "qwb:1")
+    assert told["batches and inputs whose claim had run out, which are free now"] == (1, "qwb:1")
     assert len(store.session(SESSION).queue.pending()) == 3
+
+
+def test_who_holds_an_input_is_waited_for(tmp_path: Path, store: Store) -> None:
+    file = filled(tmp_path / "a.db", 8)
+    late = store.engine.now_ms() + 60_000
+    file.waiting("i", claim_id="c", claim_owner_id="w", claim_expires_at_ms=late)
+    with pytest.raises(BusyError, match=r"input 'i' of session 's1'.*held by 'w'"):
+        import_sessions(store, file.path)
 
 
 def test_a_turn_that_runs_is_waited_for(tmp_path: Path, store: Store) -> None:
