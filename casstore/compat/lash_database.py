@@ -8,10 +8,22 @@ later versions, which keep all sessions in one file, are not read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from casstore.compat.importing import LeftBehind
+from casstore.compat.lash_layout import (
+    HAS_CACHE_WRITES,
+    HAS_GENERATIONS,
+    HAS_INPUTS,
+    HAS_OWNERS,
+    HAS_QUEUE,
+    LEFT,
+    SPARE,
+    VERSIONS,
+    WAITING,
+    columns_of,
+)
 from casstore.compat.sqlite_source import SqliteSource
 from casstore.errors import (
     DamagedSourceError,
@@ -20,50 +32,6 @@ from casstore.errors import (
     SourceVersionError,
 )
 from casstore.records import json_values
-
-#: The versions whose layout is known.
-VERSIONS: Final = (1, 3, 4, 8, 11, 12)
-_WITH_QUEUE: Final = 3
-_WITH_LEASES: Final = 4
-_WITH_CACHE_WRITES: Final = 8
-_WITH_INPUTS: Final = 8
-_WITH_GENERATIONS: Final = 11
-_WITH_OWNERS: Final = 12
-
-# In every version.
-_ALWAYS: Final = {
-    "blobs": "hash content",
-    "session_head": "singleton session_id head_json head_revision",
-    "graph_nodes": "seq node_id node_json tombstoned",
-    "usage_deltas": "seq source model input_tokens output_tokens",
-    "session_meta": "singleton session_id session_name created_at model cwd relation_json",
-    "attachment_manifest": "attachment_id session_id canonical_uri intent_at_ms committed_at_ms",
-}
-_QUEUE: Final = {
-    "runtime_turn_commits": "session_id turn_id turn_commit_hash result_json committed_at_ms",
-    "queued_work_batches": (
-        "enqueue_seq batch_id session_id source_key delivery_policy slot_policy merge_key_json "
-        "available_at_ms enqueued_at_ms claim_id claim_owner_id claim_token claim_fencing_token"
-    ),
-    "queued_work_items": "batch_id item_index item_id payload_json",
-    "artifact_refs": "artifact_ref blob_ref",
-}
-_LEASES: Final = (
-    "session_id lease_owner_id lease_token lease_fencing_token lease_claimed_at_ms "
-    "lease_expires_at_ms"
-)
-_INPUTS: Final = (
-    "enqueue_seq input_id session_id source_key ingress_json state input_json enqueued_at_ms "
-    "claim_id claim_owner_id claim_token claim_fencing_token"
-)
-# States of inputs that are yet to be said to somebody; the others are done with.
-_WAITING: Final = "('pending_active', 'deferred_next_turn', 'accepted')"
-_IDENTITY: Final = ("owner_incarnation_id", "owner_liveness_json")
-# Tables that are known, and whose rows have no place in a session.
-_LEFT: Final = {
-    "runtime_turn_checkpoints": "turns in their midst (runtime_turn_checkpoints)",
-    "runtime_effect_journal": "effects of turns (runtime_effect_journal)",
-}
 
 
 class HeadRow(NamedTuple):
@@ -126,7 +94,7 @@ class LashDatabase:
         self.version = int(next(source.ask("PRAGMA user_version"))[0])
         if self.version not in VERSIONS:
             raise SourceVersionError(str(source.path), self.version, VERSIONS)
-        self._columns = _columns_of(self.version)
+        self._columns = columns_of(self.version)
         for table, wanted in self._columns.items():
             lacking = wanted - source.columns(table)
             if lacking:
@@ -192,7 +160,7 @@ class LashDatabase:
         """Source, model, and tokens: input, output, read from a cache, reasoning, put into one."""
         cached, reasoning, written = (
             ("cache_read_input_tokens", "reasoning_output_tokens", "cache_write_input_tokens")
-            if self.version >= _WITH_CACHE_WRITES
+            if self.version >= HAS_CACHE_WRITES
             else ("cached_input_tokens", "reasoning_tokens", "0")
         )
         for seq, source, model, *tokens in self.source.ask(
@@ -206,7 +174,7 @@ class LashDatabase:
 
     def turns(self, session: str) -> Iterator[tuple[str, str, dict[str, Any], int]]:
         """Id, hash, result and time of every turn that was committed."""
-        if self.version < _WITH_QUEUE:
+        if self.version < HAS_QUEUE:
             return
         for turn, told, result, at_ms in self.source.ask(
             "SELECT turn_id, turn_commit_hash, result_json, committed_at_ms "
@@ -223,7 +191,7 @@ class LashDatabase:
 
     def batches(self, session: str) -> Iterator[BatchRow]:
         """The queue, in order."""
-        if self.version < _WITH_QUEUE:
+        if self.version < HAS_QUEUE:
             return
         generation = "claim_session_lease_generation" if self._has_generations else "0"
         for row in self.source.ask(
@@ -238,7 +206,7 @@ class LashDatabase:
     @property
     def _has_generations(self) -> bool:
         """Does a claim live as long as the session's lease, and have no time of its own?"""
-        return self.version >= _WITH_GENERATIONS
+        return self.version >= HAS_GENERATIONS
 
     @property
     def _expires(self) -> str:
@@ -254,19 +222,19 @@ class LashDatabase:
 
     def waiting_inputs(self, session: str) -> Iterator[InputRow]:
         """The inputs that no turn is done with, in order."""
-        if self.version < _WITH_INPUTS:
+        if self.version < HAS_INPUTS:
             return
         for row in self.source.ask(
             "SELECT input_id, source_key, ingress_json, input_json, enqueued_at_ms, claim_id, "
             f"claim_owner_id, {self._expires} FROM pending_turn_inputs WHERE session_id = ? "
-            f"AND state IN {_WAITING} ORDER BY enqueue_seq",
+            f"AND state IN {WAITING} ORDER BY enqueue_seq",
             (session,),
         ):
             yield InputRow._make(row)
 
     def attachments(self, session: str) -> Iterator[tuple[str, str, str | None, int, int | None]]:
         """Id, uri, owner, and when it was announced and committed."""
-        owner = "owner_kind || ':' || owner_id" if self.version >= _WITH_OWNERS else "NULL"
+        owner = "owner_kind || ':' || owner_id" if self.version >= HAS_OWNERS else "NULL"
         for name, uri, owned, intent, committed in self.source.ask(
             f"SELECT attachment_id, canonical_uri, {owner}, intent_at_ms, committed_at_ms "
             "FROM attachment_manifest WHERE session_id = ? ORDER BY attachment_id",
@@ -283,7 +251,7 @@ class LashDatabase:
 
     def artifacts(self) -> Iterator[tuple[str, str]]:
         """Names that keep blobs, and these."""
-        if self.version < _WITH_QUEUE:
+        if self.version < HAS_QUEUE:
             return
         # Whatever the version: they got a namespace when others came to use them.
         spaced = "namespace" in self.source.columns("artifact_refs")
@@ -317,10 +285,10 @@ class LashDatabase:
         for table in sorted(self.source.tables):
             if table.startswith("sqlite_"):
                 continue
-            if table in _LEFT or table not in self._columns:
-                yield from _some(_LEFT.get(table, f"table {table}"), self._rows(table))
+            if table in LEFT or table not in self._columns:
+                yield from _some(LEFT.get(table, f"table {table}"), self._rows(table))
                 continue
-            known = {*self._columns[table], *_SPARE.get(table, ())}
+            known = {*self._columns[table], *SPARE.get(table, ())}
             yield from self.source.unread(table, known)
         for table in ("queued_work_batches", "runtime_turn_commits", "attachment_manifest"):
             if table in self.source.tables:
@@ -331,7 +299,7 @@ class LashDatabase:
         if "pending_turn_inputs" in self.source.tables:
             [(number,)] = self.source.ask(
                 "SELECT count(*) FROM pending_turn_inputs WHERE session_id IS NOT ? "
-                f"OR state NOT IN {_WAITING}",
+                f"OR state NOT IN {WAITING}",
                 (session,),
             )
             yield from _some("inputs of turns that are done, or of other sessions", number)
@@ -396,37 +364,6 @@ class LashDatabase:
             return json_values.storable(value)
         except InvalidInputError as exc:
             raise self.damaged(place, str(exc)) from exc
-
-
-def _columns_of(version: int) -> dict[str, frozenset[str]]:
-    """The tables of a version that are read, and their columns."""
-    tables = dict(_ALWAYS)
-    tokens = " cached_input_tokens reasoning_tokens"
-    if version >= _WITH_CACHE_WRITES:
-        tokens = " cache_read_input_tokens cache_write_input_tokens reasoning_output_tokens"
-    tables["usage_deltas"] += tokens
-    claims = " claim_claimed_at_ms claim_expires_at_ms"
-    if version >= _WITH_GENERATIONS:
-        claims = " claim_session_lease_generation"
-    if version >= _WITH_QUEUE:
-        tables.update(_QUEUE)
-        tables["queued_work_batches"] += claims
-    if version >= _WITH_INPUTS:
-        tables["pending_turn_inputs"] = _INPUTS + claims
-    if version >= _WITH_LEASES:
-        tables["session_execution_leases"] = _LEASES
-    if version >= _WITH_OWNERS:
-        tables["attachment_manifest"] += " owner_kind owner_id"
-    return {table: frozenset(named.split()) for table, named in tables.items()}
-
-
-# Columns that some have, and that say who held something: nobody does after the move.
-_SPARE: Final[dict[str, Sequence[str]]] = {
-    "session_execution_leases": [f"lease_{each}" for each in _IDENTITY],
-    "queued_work_batches": [f"claim_{each}" for each in _IDENTITY],
-    "pending_turn_inputs": [f"claim_{each}" for each in _IDENTITY],
-    "artifact_refs": ["namespace"],
-}
 
 
 def _some(name: str, number: int) -> Iterator[LeftBehind]:

@@ -15,7 +15,7 @@ import msgpack
 import pytest
 
 from casstore.compat.lash import EMPTY, IMPORTED, UNCHANGED, LashReport, import_sessions
-from casstore.compat.lash_database import VERSIONS
+from casstore.compat.lash_layout import VERSIONS
 from casstore.engine.memory import MemoryEngine
 from casstore.errors import (
     BusyError,
@@ -34,8 +34,14 @@ from casstore.errors import (
 )
 from casstore.maintenance.check import check
 from casstore.maintenance.copying import copy
+from casstore.maintenance.exporting import export_session
 from casstore.maintenance.gc import collect
+from casstore.maintenance.importing import import_session
+from casstore.maintenance.policy import Policy
 from casstore.maintenance.progress import Step
+from casstore.maintenance.retention_execution import execute
+from casstore.maintenance.retention_planning import plan
+from casstore.maintenance.vacuum import vacuum
 from casstore.session.data import UNFENCED, Attachment, Commit, NodeDraft, Usage
 from casstore.store import Store
 from tests.compat.lash_files import SESSION, LashFile, message
@@ -1036,3 +1042,32 @@ def test_a_log_that_was_not_folded_in_is_read(file: LashFile, store: Store) -> N
         assert Path(f"{file.path}-wal").exists()
         import_sessions(store, file.path)
     assert store.session(SESSION).meta().name == "in the log"
+
+
+# --- care -----------------------------------------------------------------------------------------
+
+
+def test_it_is_cared_for_as_any_session_is(file: LashFile, store: Store, tmp_path: Path) -> None:
+    """Its first revision is not number 1, and what was hidden came over hidden."""
+    file.run("UPDATE graph_nodes SET tombstoned = 1 WHERE node_id = 'a1'")
+    import_sessions(store, file.path)
+    session = store.session(SESSION)
+    shown = [node.id for node in session.nodes("full")]
+    store.fork(SESSION, "a fork")
+    session.commit(Commit(append=[NodeDraft("n", 1)], lease=UNFENCED))
+    session.rewind(5, lease=UNFENCED)
+    assert vacuum(store).sessions
+    assert [node.id for node in session.nodes("full")] == shown
+    execute(store, plan(store, policy=Policy(last=1)))
+    assert [entry.revision for entry in session.history()] == [7]
+    collect(store, grace_ms=0)
+    assert is_sound(store)
+    for turn in ("t1", "t2"):
+        with pytest.raises(TurnConflictError):
+            session.commit(Commit(append=[NodeDraft("m", 1)], turn=turn, lease=UNFENCED))
+    export_session(store, SESSION, tmp_path / "s1.bundle")
+    with Store(MemoryEngine()) as other:
+        import_session(other, tmp_path / "s1.bundle")
+        assert [node.id for node in other.session(SESSION).nodes("full")] == shown
+        assert is_sound(other)
+    assert import_sessions(store, file.path).sessions[0].outcome == UNCHANGED
