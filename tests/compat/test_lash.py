@@ -17,6 +17,7 @@ import pytest
 from casstore.compat.lash import EMPTY, IMPORTED, UNCHANGED, LashReport, import_sessions
 from casstore.compat.lash_layout import VERSIONS
 from casstore.engine.memory import MemoryEngine
+from casstore.engine.protocol import DeleteRow, Write
 from casstore.errors import (
     BusyError,
     ConflictError,
@@ -259,6 +260,18 @@ def test_a_turn_repeated_after_the_move_is_refused(file: LashFile, store: Store)
     assert head is not None
     assert (head.turn, head.committed_at_ms) == ("t2", 1_780_308_000_000)
     assert session.commit(Commit(append=[NodeDraft("n", 1)], turn="t3", lease=UNFENCED))
+
+
+def test_turns_that_tell_of_more_than_the_head_are_of_the_head(
+    file: LashFile, store: Store
+) -> None:
+    """As in a file that was put back; a copy takes along what is not beyond the head."""
+    file.turn("t9", 9)
+    import_sessions(store, file.path)
+    with Store(MemoryEngine()) as other:
+        copy(store, other)
+        with pytest.raises(TurnConflictError):
+            other.session(SESSION).commit(Commit(turn="t9", lease=UNFENCED))
 
 
 # --- the graph ------------------------------------------------------------------------------------
@@ -926,6 +939,27 @@ def test_what_a_collector_takes_is_stored_again(file: LashFile, store: Store) ->
     import_sessions(store, file.path, progress=take)
     assert taken[0] > 0
     assert is_sound(store)
+
+
+class Sweeping(MemoryEngine):
+    """An engine in which the node table is removed just before a head comes to name it."""
+
+    swept = 0
+
+    def write(self, write: Any) -> Any:
+        if not self.swept and any(row.table == "heads" for row in write.rows):
+            found = self.scan_rows("nodes", start=b"", stop=None, limit=1 << 20)
+            self.swept = len(found)
+            super().write(Write(rows=[DeleteRow("nodes", row.key) for row in found]))
+        return super().write(write)
+
+
+def test_a_node_table_that_is_swept_is_written_again(file: LashFile) -> None:
+    with Store(Sweeping()) as store:
+        import_sessions(store, file.path)
+        assert isinstance(store.engine, Sweeping)
+        assert store.engine.swept > 0
+        assert is_sound(store)
 
 
 def test_who_changes_it_in_the_midst_is_told(file: LashFile, store: Store) -> None:
