@@ -95,6 +95,8 @@ def import_sessions(
     ConflictError if one is there that is another, SessionDeletedError. Raising from ``progress``
     stops it between two sessions or in one, which then is not there; calling again goes on.
     """
+    if not places:
+        raise InvalidInputError("name a database of lash, or a directory of them")
     before = used_bytes(store)
     files = [file for place in places for file in _files(Path(place))]
     if name is not None and len(files) != 1:
@@ -102,11 +104,12 @@ def import_sessions(
     named = {Path(place) for place in places}
     reports: list[SessionReport] = []
     skipped: list[str] = []
+    planned: dict[str, bytes] = {}
     size = 0
     for file in files:
         try:
             with SqliteSource(file) as source:
-                moved = _Move(store, LashDatabase(source), dry_run, progress)
+                moved = _Move(store, LashDatabase(source), planned, dry_run, progress)
                 reports.append(moved.run(name, leave_out_damaged, max_blob_bytes))
                 source.require_unchanged()
                 size += source.size_bytes
@@ -136,11 +139,18 @@ class _Move:
     """One database on its way into a store."""
 
     def __init__(
-        self, store: Store, database: LashDatabase, dry_run: bool, progress: Progress | None
+        self,
+        store: Store,
+        database: LashDatabase,
+        planned: dict[str, bytes],
+        dry_run: bool,
+        progress: Progress | None,
     ) -> None:
         self._store = store
         self._runtime = Runtime(store)
         self._database = database
+        # What would be there by now, though a dry run has not written it.
+        self._planned = planned
         self._dry_run = dry_run
         self._progress = progress
 
@@ -159,10 +169,14 @@ class _Move:
             return SessionReport(file, None, EMPTY, 0, (), ())
         arrival = gathered.arrival
         session = arrival.meta.session
-        built = build(self._runtime, arrival)
+        try:
+            built = build(self._runtime, arrival)
+        except InvalidInputError as exc:
+            raise self._database.damaged(f"session {session!r}", str(exc)) from exc
         outcome = UNCHANGED
         if not self._is_there(gathered, built):
             outcome = IMPORTED
+            self._planned[session] = built.content
             if not self._dry_run:
                 self._store_it(gathered, built)
         elif not self._dry_run:
@@ -210,7 +224,7 @@ class _Move:
         if deleted is not None:
             raise SessionDeletedError(session)
         if head is None and row is None:
-            return False
+            return self._is_planned(session, built)
         origin = {} if row is None else _origin(decode_meta(key, row))
         if not origin:
             raise SessionExistsError(session)
@@ -222,6 +236,16 @@ class _Move:
                 "under another name, or into another store"
             )
         return True
+
+    def _is_planned(self, session: str, built: Built) -> bool:
+        """Would it be there, after the databases before this one?"""
+        content = self._planned.get(session)
+        if content is not None and self._dry_run and content != built.content:
+            raise ConflictError(
+                f"{self._database.source.path} holds another session {session!r} than a database "
+                "before it: import it under another name"
+            )
+        return content is not None and self._dry_run
 
 
 def _origin(meta: SessionMeta) -> dict[str, Any]:

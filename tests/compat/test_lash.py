@@ -745,8 +745,14 @@ def test_a_row_that_cannot_be_is_named(
 
 def test_ids_that_cannot_be_are_refused(file: LashFile, store: Store) -> None:
     file.run("UPDATE queued_work_batches SET enqueue_seq = 0 WHERE enqueue_seq = 3")
-    with pytest.raises(InvalidInputError, match="no number from 1 on"):
+    with pytest.raises(DamagedSourceError, match="no number from 1 on") as caught:
         import_sessions(store, file.path)
+    assert caught.value.place == "session 's1'"
+    other = LashFile(file.path.with_name("b.db"), session="other")
+    other.node("x" * 20_000)
+    other.head()
+    with pytest.raises(DamagedSourceError, match="a node id has 1 to 16384 bytes"):
+        import_sessions(store, other.path, dry_run=True)
 
 
 def test_values_beyond_a_store_are_kept_as_text(file: LashFile, store: Store) -> None:
@@ -1021,10 +1027,27 @@ def test_two_files_of_one_id_do_not_become_one(tmp_path: Path, store: Store) -> 
         made = LashFile(tmp_path / f"{name}.db", session="root")
         made.node(name)
         made.head(name)
-    with pytest.raises(ConflictError, match="'root'"):
-        import_sessions(store, tmp_path)
+    for dry_run in (True, False):
+        with pytest.raises(ConflictError, match="'root'"):
+            import_sessions(store, tmp_path, dry_run=dry_run)
     import_sessions(store, tmp_path / "b.db", name="root b")
     assert [info.meta.session for info in store.sessions()] == ["root", "root b"]
+
+
+def test_one_session_twice_is_moved_once(file: LashFile, store: Store) -> None:
+    for dry_run in (True, False):
+        report = import_sessions(store, file.path, file.path, dry_run=dry_run)
+        assert [one.outcome for one in report.sessions] == [IMPORTED, UNCHANGED]
+    with pytest.raises(InvalidInputError, match="name a database"):
+        import_sessions(store)
+
+
+def test_version_3_without_turns_in_their_midst(tmp_path: Path, store: Store) -> None:
+    """Later databases of that version have two tables less."""
+    file = filled(tmp_path / "a.db", 3)
+    file.run("DROP TABLE runtime_turn_checkpoints")
+    file.run("DROP TABLE runtime_effect_journal")
+    assert import_sessions(store, file.path).sessions[0].outcome == IMPORTED
 
 
 @pytest.mark.parametrize("version", [0, 2, 5, 13, 99])
