@@ -989,6 +989,31 @@ def test_two_at_once_make_one(file: LashFile, store: Store) -> None:
     assert len(store.session(SESSION).queue.batches()) == 3
 
 
+@pytest.mark.parametrize("what", ["commit", "create", "delete"])
+def test_who_takes_the_id_in_the_midst_keeps_it(tmp_path: Path, store: Store, what: str) -> None:
+    file = LashFile(tmp_path / "a.db")
+    file.node("n")
+    file.head("n")
+
+    def take(step: Step) -> None:
+        if step.phase == "store":
+            if what == "commit":
+                store.session(SESSION).commit(Commit(append=[NodeDraft("x", 1)], lease=UNFENCED))
+            else:
+                store.create_session(SESSION, name="mine")
+            if what == "delete":
+                store.delete_session(SESSION)
+
+    wanted = SessionDeletedError if what == "delete" else SessionExistsError
+    with pytest.raises(wanted):
+        import_sessions(store, file.path, progress=take)
+    if what == "commit":
+        assert [node.id for node in store.session(SESSION).nodes()] == ["x"]
+    elif what == "create":
+        assert store.session(SESSION).meta().name == "mine"
+    assert is_sound(store)
+
+
 def test_a_dry_run_writes_nothing(file: LashFile) -> None:
     with Store(Failing()) as store:
         assert isinstance(store.engine, Failing)
