@@ -827,7 +827,10 @@ def test_a_session_that_went_on_here_is_still_the_one_that_was_moved(
     assert len(session.queue.batches()) == 2
 
 
-@pytest.mark.parametrize("what", ["node", "batch", "turn", "attachment", "usage", "lease", "name"])
+@pytest.mark.parametrize(
+    "what",
+    ["node", "batch", "done", "turn", "attachment", "usage", "lease", "name", "hidden", "artifact"],
+)
 def test_a_source_that_has_grown_is_refused(file: LashFile, store: Store, what: str) -> None:
     import_sessions(store, file.path)
     if what == "node":
@@ -835,6 +838,12 @@ def test_a_source_that_has_grown_is_refused(file: LashFile, store: Store, what: 
         file.run("UPDATE session_head SET head_revision = 6")
     elif what == "batch":
         file.batch("qwb:9", 9)
+    elif what == "done":
+        file.run("DELETE FROM queued_work_batches WHERE batch_id = 'qwb:1'")
+    elif what == "hidden":
+        file.run("UPDATE graph_nodes SET tombstoned = 1 WHERE node_id = 'protocol:1'")
+    elif what == "artifact":
+        file.artifact("module:b", b"fn more() {}")
     elif what == "turn":
         file.turn("t3", 5)
     elif what == "attachment":
