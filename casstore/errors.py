@@ -153,6 +153,16 @@ class BadItemError(InvalidInputError):
         self.reason = reason
 
 
+class DamagedSourceError(InvalidInputError):
+    """Something in what is to be moved into a store cannot be read, or is not what it says."""
+
+    def __init__(self, source: str, place: str, reason: str) -> None:
+        super().__init__(f"{place} of {source} cannot be moved: {reason}")
+        self.source = source
+        self.place = place
+        self.reason = reason
+
+
 class StateRefusedError(InvalidInputError):
     """Scoped state may not be read or written so; ``reason`` is one of ``scoped.Reason``."""
 
@@ -590,6 +600,19 @@ class ForeignStoreError(FormatError):
 
 class ForeignSourceError(ForeignStoreError):
     """What is to be moved into a store is not of the program that it was said to be of."""
+
+
+class SourceVersionError(ForeignSourceError):
+    """What is to be moved into a store is of a version whose layout is not known here."""
+
+    def __init__(self, place: str, found: int, supported: Sequence[int]) -> None:
+        known = ", ".join(map(str, supported))
+        super().__init__(
+            f"{place} has schema version {found}, this release reads {known}: open it with a "
+            "release that writes one of these, or upgrade casstore"
+        )
+        self.found = found
+        self.supported = tuple(supported)
 
 
 class ForeignBundleError(FormatError):

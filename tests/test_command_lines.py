@@ -25,6 +25,7 @@ import casstore
 from casstore import UNFENCED, Checkpoint, Commit, NodeDraft
 from casstore.cli.main import MODULE_OF
 from tests.cli.running import run
+from tests.compat.lash_files import LashFile
 from tests.compat.test_agent_harness_import import TABLES
 from tests.test_documents import DOCUMENTS, ROOT
 
@@ -96,6 +97,9 @@ def databases(place: Path) -> None:
     (place / "workspace").mkdir()
     with closing(sqlite3.connect(place / "user_store.db")) as database, database:
         database.execute("CREATE TABLE user_data (user_id, key, value, created_at)")
+    (place / "sessions").mkdir()
+    for file in ("sessions/root-4813494d137e1631.db", "root-4813494d137e1631.db"):
+        LashFile(place / file, session="root").meta()
     SessionStore.open(place / "sessions.db").close()
     with SqliteSaver.from_conn_string(str(place / "checkpoints.sqlite")) as saver:
         saver.setup()

@@ -48,6 +48,20 @@ _OF_COMMAND: Final[dict[str, tuple[tuple[type[CasstoreError], str], ...]]] = {
         (errors.StoreNotFoundError, "name the directory of the damaged store: SOURCE TARGET"),
         (errors.CorruptionError, "bring back a backup: nothing here can be proven"),
     ),
+    "import-lash": (
+        (errors.DamagedSourceError, "--leave-out-damaged leaves it out, and moves the rest"),
+        (errors.SourceVersionError, "read it with a release of lash that fits"),
+        (
+            errors.SessionExistsError,
+            "take it under another id: casstore import-lash FILE --name ID",
+        ),
+        (
+            errors.SessionDeletedError,
+            "take it under another id: casstore import-lash FILE --name ID",
+        ),
+        (errors.NameTakenError, "take away the tag, or choose another id with --name"),
+        (errors.ConflictError, "take it under another id: casstore import-lash FILE --name ID"),
+    ),
     "copy": (
         (errors.StoreNotFoundError, "name another; a TARGET that is not there: --create makes it"),
     ),

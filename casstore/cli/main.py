@@ -51,6 +51,7 @@ _MODULES: Final = {
     "openai_agents": ("import-openai-sqlite",),
     "transcripts": ("import-jsonl",),
     "foreign": ("import-records",),
+    "lash": ("import-lash",),
 }
 MODULE_OF: Final = {command: module for module, names in _MODULES.items() for command in names}
 _NAME_COLUMNS: Final = max(map(len, MODULE_OF))

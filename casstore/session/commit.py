@@ -511,7 +511,7 @@ def _put_receipt(place: RowKey, meaning: bytes, head: HeadRow, grown: Grown) -> 
     return PutRow(*place, encode_receipt(receipt))
 
 
-def put_receipt(key: bytes, turn: str, receipt: Receipt) -> PutRow:
+def put_receipt(key: bytes, turn: str, receipt: Receipt | SettledReceipt) -> PutRow:
     """The change that writes a receipt down."""
     return PutRow(*receipt_key(key, turn), encode_receipt(receipt))
 

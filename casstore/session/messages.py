@@ -10,7 +10,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 IMAGE_TEXT: Final = "[Image attached]"
-_RESULT_KINDS: Final = frozenset(("tool_result", "tool-result", "function_call_output"))
+_RESULT_KINDS: Final = frozenset(
+    ("tool_result", "tool-result", "function_call_output", "ToolResult")
+)
 
 
 def message_in(payload: Any) -> dict[str, Any] | None:
@@ -31,7 +33,7 @@ def is_user_message(payload: Any) -> bool:
     if message is None or message["role"] != "user":
         return False
     parts = _parts(message)
-    return not parts or any(_kind(part) not in _RESULT_KINDS for part in parts)
+    return not parts or not all(_is_result(part) for part in parts)
 
 
 def user_text(payload: Any) -> str:
@@ -39,16 +41,20 @@ def user_text(payload: Any) -> str:
     message = message_in(payload) or {}
     for key in ("text", "content"):
         if type(message.get(key)) is str:
-            text: str = message[key]
-            return text
+            whole: str = message[key]
+            return whole
     image = False
     for part in _parts(message):
         if type(part) is str:
             return part
-        if type(part) is dict and type(part.get("text")) is str:
-            found: str = part["text"]
-            return found
-        image = image or "image" in _kind(part)
+        if type(part) is dict:
+            text = part.get("text")
+            if type(text) is not str and "kind" in part and not _is_result(part):
+                # A part that names its kind may have its text there; of an image there is none.
+                text = part.get("content") or None
+            if type(text) is str:
+                return text
+        image = image or "image" in _kind(part).lower()
     return IMAGE_TEXT if image or "image" in _kind(message) else ""
 
 
@@ -58,6 +64,10 @@ def _parts(message: dict[str, Any]) -> list[Any]:
             parts: list[Any] = message[key]
             return parts
     return []
+
+
+def _is_result(part: Any) -> bool:
+    return _kind(part) in _RESULT_KINDS
 
 
 def _kind(part: Any) -> str:

@@ -83,6 +83,23 @@ def put(
     raise AssertionError("attempts raises at its end")
 
 
+def put_tag(name: str, digest: bytes) -> PutRow:
+    """The change that makes a name keep an object for good; see ``is_free``."""
+    value = bytes(_DIGEST) + Digest(digest) + pack_checked([name, None, True])
+    return PutRow("pins", keys.part(name, "a name"), value, [Stamp(_CREATED_AT)])
+
+
+def is_free(runtime: Runtime, name: str, digest: bytes) -> RowIs:
+    """The condition under which a tag may take a name; NameTakenError if another object has it."""
+    place = RowKey("pins", keys.part(name, "a name"))
+    row = runtime.engine.get_rows([place])[0]
+    if row is not None:
+        known, _ = _decode(row)
+        if known.digest != digest and not _expired(known, runtime.engine.now_ms()):
+            raise NameTakenError(name, known.digest)
+    return RowIs(*place, row)
+
+
 def remove(runtime: Runtime, name: str) -> bool:
     """Take a name away; False if there was none."""
     place = RowKey("pins", keys.part(name, "a name"))

@@ -413,6 +413,24 @@ def put_names(key: bytes, batch_key: bytes, row: bytes) -> list[PutRow]:
     return puts
 
 
+def put_as_is(key: bytes, batch: Batch, items: bytes) -> list[PutRow]:
+    """The rows of a batch as it was in another store, its number and times included."""
+    if batch.delivery not in (AFTER_TURN, EARLIEST) or batch.slot not in (EXCLUSIVE, JOIN):
+        raise InvalidInputError(f"no batch is delivered like {batch.id!r}")
+    for number in (batch.available_at_ms, batch.enqueued_at_ms, batch.fence):
+        if type(number) is not int or not 0 <= number <= _MAX_TIME_MS:
+            raise InvalidInputError(f"batch {batch.id!r} has numbers that cannot be")
+    if type(batch.seq) is not int or not 1 <= batch.seq <= _MAX_TIME_MS:
+        raise InvalidInputError(f"batch {batch.id!r} has no number from 1 on")
+    if batch.merge_key is not None:
+        keys.id_bytes(batch.merge_key, "a merge key")
+    details = [batch.id, batch.source_key, batch.delivery, batch.slot, batch.merge_key]
+    fixed = (batch.fence, 0, batch.available_at_ms, batch.enqueued_at_ms, items)
+    place = keys.queue_batch(key, batch.seq)
+    row = _FIXED.pack(*fixed) + pack_checked(details)
+    return [PutRow(*place, row), *put_names(key, place.key, row)]
+
+
 # --- for commits --------------------------------------------------------------------------
 
 

@@ -1,0 +1,371 @@
+"""A session database of lash: which versions there are, which tables and columns each has.
+
+One file holds one session. The version stands in ``user_version``; a database is taken only if it
+has every table and column that its version is known to have. What it has beyond is told of, and
+stays behind. Databases that lash keeps beside (processes, triggers, effects) are none of these, and
+later versions, which keep all sessions in one file, are not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from casstore.compat.importing import LeftBehind
+from casstore.compat.lash_layout import (
+    HAS_CACHE_WRITES,
+    HAS_GENERATIONS,
+    HAS_INPUTS,
+    HAS_OWNERS,
+    HAS_QUEUE,
+    LEFT,
+    SPARE,
+    VERSIONS,
+    WAITING,
+    columns_of,
+)
+from casstore.compat.sqlite_source import SqliteSource
+from casstore.errors import (
+    DamagedSourceError,
+    ForeignSourceError,
+    InvalidInputError,
+    SourceVersionError,
+)
+from casstore.records import json_values
+
+
+class HeadRow(NamedTuple):
+    """The row of the head."""
+
+    session: str
+    head: dict[str, Any]
+    revision: int
+
+
+class MetaRow(NamedTuple):
+    """The row of what is known of the session."""
+
+    session: str
+    name: str
+    created_at: str
+    model: str
+    cwd: str | None
+    relation: dict[str, Any]
+
+
+class BatchRow(NamedTuple):
+    """A row of the queue as SQLite has it, so of any type."""
+
+    seq: Any
+    id: Any
+    source_key: Any
+    delivery: Any
+    slot: Any
+    merge_key: Any
+    available_at_ms: Any
+    enqueued_at_ms: Any
+    claim: Any
+    owner: Any
+    expires_at_ms: Any
+    fence: Any
+    generation: Any
+
+
+class InputRow(NamedTuple):
+    """An input for a turn, likewise."""
+
+    id: Any
+    source_key: Any
+    ingress: Any
+    content: Any
+    enqueued_at_ms: Any
+    claim: Any
+    owner: Any
+    expires_at_ms: Any
+
+
+class LashDatabase:
+    """One database, its rows typed. DamagedSourceError names the row that is not as it must be."""
+
+    def __init__(self, source: SqliteSource) -> None:
+        self.source = source
+        if not {"session_head", "graph_nodes", "session_meta"} <= source.tables:
+            raise ForeignSourceError(f"{source.path} is no session database of lash")
+        self.version = int(next(source.ask("PRAGMA user_version"))[0])
+        if self.version not in VERSIONS:
+            raise SourceVersionError(str(source.path), self.version, VERSIONS)
+        self._columns = columns_of(self.version)
+        for table, wanted in self._columns.items():
+            lacking = wanted - source.columns(table)
+            if lacking:
+                raise ForeignSourceError(
+                    f"{table} of {source.path} has no column {sorted(lacking)[0]}, which version "
+                    f"{self.version} has"
+                )
+
+    # --- one of each ----------------------------------------------------------------------------
+
+    def head(self) -> HeadRow | None:
+        """The head; None if nothing was committed."""
+        for session, text, revision in self.source.ask(
+            "SELECT session_id, head_json, head_revision FROM session_head"
+        ):
+            place = "the head"
+            return HeadRow(
+                self.text(place, "session_id", session),
+                self.object(place, text),
+                self.number(place, "head_revision", revision),
+            )
+        return None
+
+    def meta(self) -> MetaRow | None:
+        """What is known of the session; None if nothing is."""
+        place = "the row of session_meta"
+        for *texts, cwd, relation in self.source.ask(
+            "SELECT session_id, session_name, created_at, model, cwd, relation_json "
+            "FROM session_meta"
+        ):
+            names = ("session_id", "session_name", "created_at", "model")
+            session, name, created_at, model = [
+                self.text(place, *each) for each in zip(names, texts, strict=True)
+            ]
+            return MetaRow(
+                session,
+                name,
+                created_at,
+                model,
+                None if cwd is None else self.text(place, "cwd", cwd),
+                {} if relation is None else self.object(place, relation),
+            )
+        return None
+
+    # --- many -----------------------------------------------------------------------------------
+
+    def count(self, table: str) -> int:
+        """How many rows a table has; 0 if the version has no such table."""
+        if table not in self.source.tables:
+            return 0
+        return int(next(self.source.ask(f"SELECT count(*) FROM {table}"))[0])
+
+    def nodes(self) -> Iterator[tuple[str, Any, bool]]:
+        """Id, text and whether it is hidden, of every node in the order of insertion."""
+        for seq, node, text, hidden in self.source.ask(
+            "SELECT seq, node_id, node_json, tombstoned FROM graph_nodes ORDER BY seq"
+        ):
+            place = f"row {seq} of graph_nodes"
+            name = self.text(place, "node_id", node)
+            yield name, text, bool(self.number(place, "tombstoned", hidden))
+
+    def usage(self) -> Iterator[tuple[str, str, int, int, int, int, int]]:
+        """Source, model, and tokens: input, output, read from a cache, reasoning, put into one."""
+        cached, reasoning, written = (
+            ("cache_read_input_tokens", "reasoning_output_tokens", "cache_write_input_tokens")
+            if self.version >= HAS_CACHE_WRITES
+            else ("cached_input_tokens", "reasoning_tokens", "0")
+        )
+        for seq, source, model, *tokens in self.source.ask(
+            f"SELECT seq, source, model, input_tokens, output_tokens, {cached}, {reasoning}, "
+            f"{written} FROM usage_deltas ORDER BY seq"
+        ):
+            place = f"row {seq} of usage_deltas"
+            counts = [self.number(place, "a number of tokens", each) for each in tokens]
+            told = self.text(place, "source", source), self.text(place, "model", model)
+            yield (*told, *counts)  # type: ignore[misc]  # five of them
+
+    def turns(self, session: str) -> Iterator[tuple[str, str, dict[str, Any], int]]:
+        """Id, hash, result and time of every turn that was committed."""
+        if self.version < HAS_QUEUE:
+            return
+        for turn, told, result, at_ms in self.source.ask(
+            "SELECT turn_id, turn_commit_hash, result_json, committed_at_ms "
+            "FROM runtime_turn_commits WHERE session_id = ? ORDER BY committed_at_ms, turn_id",
+            (session,),
+        ):
+            place = f"turn {turn!r}"
+            yield (
+                self.text(place, "turn_id", turn),
+                self.text(place, "turn_commit_hash", told),
+                self.object(place, result),
+                self.number(place, "committed_at_ms", at_ms),
+            )
+
+    def batches(self, session: str) -> Iterator[BatchRow]:
+        """The queue, in order."""
+        if self.version < HAS_QUEUE:
+            return
+        generation = "claim_session_lease_generation" if self._has_generations else "0"
+        for row in self.source.ask(
+            "SELECT enqueue_seq, batch_id, source_key, delivery_policy, slot_policy, "
+            "merge_key_json, available_at_ms, enqueued_at_ms, claim_id, claim_owner_id, "
+            f"{self._expires}, claim_fencing_token, {generation} FROM queued_work_batches "
+            "WHERE session_id = ? ORDER BY enqueue_seq",
+            (session,),
+        ):
+            yield BatchRow._make(row)
+
+    @property
+    def _has_generations(self) -> bool:
+        """Does a claim live as long as the session's lease, and have no time of its own?"""
+        return self.version >= HAS_GENERATIONS
+
+    @property
+    def _expires(self) -> str:
+        return "0" if self._has_generations else "claim_expires_at_ms"
+
+    def items(self, batch: str) -> Iterator[tuple[Any, ...]]:
+        """Ids and payloads of a batch, in order."""
+        yield from self.source.ask(
+            "SELECT item_id, payload_json FROM queued_work_items WHERE batch_id = ? "
+            "ORDER BY item_index",
+            (batch,),
+        )
+
+    def waiting_inputs(self, session: str) -> Iterator[InputRow]:
+        """The inputs that no turn is done with, in order."""
+        if self.version < HAS_INPUTS:
+            return
+        for row in self.source.ask(
+            "SELECT input_id, source_key, ingress_json, input_json, enqueued_at_ms, claim_id, "
+            f"claim_owner_id, {self._expires} FROM pending_turn_inputs WHERE session_id = ? "
+            f"AND state IN {WAITING} ORDER BY enqueue_seq",
+            (session,),
+        ):
+            yield InputRow._make(row)
+
+    def attachments(self, session: str) -> Iterator[tuple[str, str, str | None, int, int | None]]:
+        """Id, uri, owner, and when it was announced and committed."""
+        owner = "owner_kind || ':' || owner_id" if self.version >= HAS_OWNERS else "NULL"
+        for name, uri, owned, intent, committed in self.source.ask(
+            f"SELECT attachment_id, canonical_uri, {owner}, intent_at_ms, committed_at_ms "
+            "FROM attachment_manifest WHERE session_id = ? ORDER BY attachment_id",
+            (session,),
+        ):
+            place = f"attachment {name!r}"
+            yield (
+                self.text(place, "attachment_id", name),
+                self.text(place, "canonical_uri", uri),
+                None if owned is None else self.text(place, "owner", owned),
+                self.number(place, "intent_at_ms", intent),
+                None if committed is None else self.number(place, "committed_at_ms", committed),
+            )
+
+    def artifacts(self) -> Iterator[tuple[str, str]]:
+        """Names that keep blobs, and these."""
+        if self.version < HAS_QUEUE:
+            return
+        # Whatever the version: they got a namespace when others came to use them.
+        spaced = "namespace" in self.source.columns("artifact_refs")
+        name = "namespace || '/' || artifact_ref" if spaced else "artifact_ref"
+        for told, blob in self.source.ask(f"SELECT {name}, blob_ref FROM artifact_refs ORDER BY 1"):
+            place = f"artifact {told!r}"
+            yield self.text(place, "artifact_ref", told), self.text(place, "blob_ref", blob)
+
+    def leases(self, session: str) -> Iterator[tuple[str | None, int, int]]:
+        """Who held the session or a turn of it last, the counter, and until when."""
+        tables = ("session_execution_leases", "runtime_turn_checkpoints")
+        for table in tables:
+            if table not in self.source.tables:
+                continue
+            for owner, fencing, expires in self.source.ask(
+                f"SELECT lease_owner_id, lease_fencing_token, lease_expires_at_ms FROM {table} "
+                "WHERE session_id = ?",
+                (session,),
+            ):
+                place = f"a lease in {table}"
+                yield (
+                    None if owner is None else self.text(place, "lease_owner_id", owner),
+                    self.number(place, "lease_fencing_token", fencing),
+                    self.number(place, "lease_expires_at_ms", expires),
+                )
+
+    # --- what stays behind ----------------------------------------------------------------------
+
+    def left_behind(self, session: str) -> Iterator[LeftBehind]:
+        """What the database has and a session has no place for; only what there is of it."""
+        for table in sorted(self.source.tables):
+            if table.startswith("sqlite_"):
+                continue
+            if table in LEFT or table not in self._columns:
+                yield from _some(LEFT.get(table, f"table {table}"), self._rows(table))
+                continue
+            known = {*self._columns[table], *SPARE.get(table, ())}
+            yield from self.source.unread(table, known)
+        for table in ("queued_work_batches", "runtime_turn_commits", "attachment_manifest"):
+            if table in self.source.tables:
+                [(number,)] = self.source.ask(
+                    f"SELECT count(*) FROM {table} WHERE session_id IS NOT ?", (session,)
+                )
+                yield from _some(f"rows of {table} of other sessions", number)
+        if "pending_turn_inputs" in self.source.tables:
+            [(number,)] = self.source.ask(
+                "SELECT count(*) FROM pending_turn_inputs WHERE session_id IS NOT ? "
+                f"OR state NOT IN {WAITING}",
+                (session,),
+            )
+            yield from _some("inputs of turns that are done, or of other sessions", number)
+        if "queued_work_items" in self.source.tables:
+            [(number,)] = self.source.ask(
+                "SELECT count(*) FROM queued_work_items WHERE batch_id NOT IN "
+                "(SELECT batch_id FROM queued_work_batches)"
+            )
+            yield from _some("queued items of no batch", number)
+
+    def unnamed_blobs(self, named: set[str]) -> Iterator[LeftBehind]:
+        """Blobs that nothing names any more, as lash's own collection would find them."""
+        number = sum(name not in named for (name,) in self.source.ask("SELECT hash FROM blobs"))
+        yield from _some("blobs that nothing names", number)
+
+    def _rows(self, table: str) -> int:
+        spelled = table.replace('"', '""')
+        return int(next(self.source.ask(f'SELECT count(*) FROM "{spelled}"'))[0])
+
+    # --- types ----------------------------------------------------------------------------------
+
+    def damaged(self, place: str, reason: str) -> DamagedSourceError:
+        """The error for a row that is not as it must be."""
+        return DamagedSourceError(str(self.source.path), place, reason)
+
+    def text(self, place: str, column: str, value: Any) -> str:
+        """A text; SQLite keeps anything anywhere."""
+        if type(value) is not str:
+            raise self.damaged(place, f"{column} is {type(value).__name__}, not a text")
+        return value
+
+    def number(self, place: str, column: str, value: Any) -> int:
+        """A number from 0 on."""
+        if type(value) is not int or value < 0:
+            raise self.damaged(place, f"{column} is {value!r:.40}, not a number from 0 on")
+        return value
+
+    def json(self, place: str, text: Any) -> Any:
+        """The value of a text in JSON."""
+        try:
+            return json_values.loads(self.text(place, "its JSON", text))
+        except (ValueError, RecursionError) as exc:
+            if isinstance(exc, DamagedSourceError):
+                raise
+            raise self.damaged(place, f"it holds what is no JSON: {exc}") from exc
+
+    def object(self, place: str, text: Any) -> dict[str, Any]:
+        """The same of a map."""
+        value = self.json(place, text)
+        if type(value) is not dict:
+            raise self.damaged(place, "its JSON is no map")
+        return value
+
+    def optional_text(self, place: str, name: str, told: Mapping[str, Any]) -> str | None:
+        """A text that a map may have."""
+        value = told.get(name)
+        return None if value is None else self.text(place, name, value)
+
+    def kept(self, place: str, value: Any) -> Any:
+        """A value of JSON as a store keeps it."""
+        try:
+            return json_values.storable(value)
+        except InvalidInputError as exc:
+            raise self.damaged(place, str(exc)) from exc
+
+
+def _some(name: str, number: int) -> Iterator[LeftBehind]:
+    if number:
+        yield LeftBehind(name, number)

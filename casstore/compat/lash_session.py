@@ -1,0 +1,309 @@
+"""A session database of lash into a session that can arrive: everything read, nothing written.
+
+What a turn has committed there is known here by a receipt that no commit can match: lash hashes
+a commit its own way, so nobody can tell whether a repeated turn is the same. It is refused
+(``TurnConflictError``), and never done twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from casstore.compat.importing import LeftBehind, PartReport
+from casstore.compat.lash_blobs import MAX_BLOB_BYTES, Blobs
+from casstore.compat.lash_checkpoint import CheckpointReader
+from casstore.compat.lash_database import HeadRow, LashDatabase, MetaRow
+from casstore.compat.lash_findings import Findings, Found
+from casstore.compat.lash_nodes import Nodes, read_nodes
+from casstore.compat.lash_queue import QueueReader, held
+from casstore.compat.times import utc_us
+from casstore.format.hashing import plain_hash
+from casstore.session import intent
+from casstore.session.arriving import Arrival
+from casstore.session.attachments import COMMITTED, INTENT
+from casstore.session.data import Attachment, Checkpoint, SessionMeta, Usage
+from casstore.session.receipts import SettledReceipt
+
+_HEAD_KEYS: Final = frozenset(
+    (
+        "schema_version", "session_id", "head_revision", "config", "agent_frames",
+        "current_agent_frame_id", "checkpoint_ref", "leaf_node_id", "graph_node_count",
+        "token_ledger",
+    )
+)  # fmt: skip
+_HASH_BYTES: Final = 32
+_LARGEST: Final = (1 << 63) - 1
+
+NO_TIME: Final = "times that cannot be read"
+
+
+class Gathered(NamedTuple):
+    """What a database holds, and what becomes of it."""
+
+    arrival: Arrival
+    #: What moves, and how many rows of it there are; then what stays behind.
+    moving: Sequence[PartReport]
+    left: Sequence[LeftBehind]
+    findings: Sequence[Found]
+    #: What the session's meta says of where it came from.
+    origin: dict[str, Any]
+
+
+def gather(
+    database: LashDatabase,
+    now_ms: int,
+    *,
+    name: str | None = None,
+    leave_out: bool = False,
+    max_blob_bytes: int = MAX_BLOB_BYTES,
+) -> Gathered | None:
+    """Read everything; None if the database holds no session yet.
+
+    ``name`` is the id that the session gets. ``leave_out``: damage is told, and not an error.
+    BusyError while somebody holds the session, or work of its queue, by their clock.
+    """
+    head, meta = database.head(), database.meta()
+    if head is not None and meta is not None and head.session != meta.session:
+        raise database.damaged(
+            "the head",
+            f"it is of session {head.session!r}, and session_meta of {meta.session!r}",
+        )
+    if head is not None:
+        own = head.session
+    elif meta is not None:
+        own = meta.session
+    else:
+        return None
+    blobs = Blobs(database.source, max_blob_bytes)
+    return _Gathering(database, blobs, own, name or own, now_ms, leave_out=leave_out).run(
+        head, meta
+    )
+
+
+class _Gathering:
+    """One database on its way."""
+
+    def __init__(
+        self,
+        database: LashDatabase,
+        blobs: Blobs,
+        own: str,
+        session: str,
+        now_ms: int,
+        *,
+        leave_out: bool,
+    ) -> None:
+        self._database = database
+        self._blobs = blobs
+        self._own = own
+        self._session = session
+        self._now_ms = now_ms
+        self._leave_out = leave_out
+        self._findings = Findings()
+        self._checkpoints = CheckpointReader(database, blobs, self._findings, leave_out=leave_out)
+
+    def run(self, head: HeadRow | None, meta: MetaRow | None) -> Gathered:
+        """Everything, in the order in which the report tells it."""
+        database, own = self._database, self._own
+        fencing = self._fencing()
+        told = {} if head is None else head.head
+        # A head is only ever written by a commit, which counts from 1.
+        revision = 0 if head is None else max(1, head.revision)
+        nodes = Nodes([], [], None)
+        checkpoint = Checkpoint()
+        usage: list[Usage] = []
+        origin: dict[str, Any] = {"schema_version": database.version}
+        if head is not None:
+            leaf = database.optional_text("the head", "leaf_node_id", told)
+            nodes = read_nodes(database, leaf, self._findings, leave_out=self._leave_out)
+            checkpoint = self._checkpoints.read(told)
+            origin["head_revision"] = head.revision
+        usage, written = self._usage()
+        if head is None and usage:
+            raise database.damaged("usage_deltas", "there is usage, and no head that it belongs to")
+        if written:
+            origin["cache_write_input_tokens"] = written
+        receipts, turn, last_ms = self._receipts(revision)
+        batches, generation = QueueReader(
+            database, self._findings, own, self._session, self._now_ms
+        ).read()
+        attachments = self._attachments()
+        tagged = self._tagged()
+        known = self._meta(meta, nodes, origin)
+        arrival = Arrival(
+            known,
+            revision,
+            max(last_ms, known.created_at_ms, _time_ms(nodes.drafts[-1].time) or 0)
+            if nodes.drafts
+            else max(last_ms, known.created_at_ms),
+            turn,
+            nodes.drafts,
+            nodes.leaf,
+            nodes.hidden,
+            checkpoint,
+            usage,
+            receipts,
+            attachments,
+            batches,
+            max([batch.seq for batch in batches], default=0),
+            max(fencing, generation),
+            tagged,
+        )
+        return Gathered(
+            arrival,
+            self._moving(arrival),
+            [
+                *database.left_behind(own),
+                *_unread("the head", told, _HEAD_KEYS),
+                *database.unnamed_blobs(self._blobs.seen),
+            ],
+            self._findings.all(),
+            origin,
+        )
+
+    def _moving(self, arrival: Arrival) -> list[PartReport]:
+        counts = {
+            "nodes": (self._database.count("graph_nodes"), len(arrival.nodes)),
+            "usage": (self._database.count("usage_deltas"), len(arrival.usage)),
+            "turns": (len(arrival.receipts), len(arrival.receipts)),
+            "batches and inputs": (len(arrival.batches), len(arrival.batches)),
+            "attachments": (len(arrival.attachments), len(arrival.attachments)),
+            "artifacts": (self._database.count("artifact_refs"), len(arrival.tagged)),
+        }
+        return [PartReport(name, *numbers) for name, numbers in counts.items()]
+
+    # --- rows beside ----------------------------------------------------------------------------
+
+    def _usage(self) -> tuple[list[Usage], list[list[Any]]]:
+        """The ledger, and what was put into caches by source and model, which it does not count."""
+        usage: list[Usage] = []
+        written: dict[tuple[str, str], int] = {}
+        for source, model, into, out, cached, reasoning, cache_written in self._database.usage():
+            usage.append(Usage(source, model, into, out, cached, reasoning))
+            if cache_written:
+                known = written.get((source, model), 0)
+                written[source, model] = known + cache_written
+        return usage, [[*each, number] for each, number in written.items()]
+
+    def _receipts(self, revision: int) -> tuple[dict[str, SettledReceipt], str | None, int]:
+        """The receipts, the turn that made the head, and when the last was committed."""
+        receipts: dict[str, SettledReceipt] = {}
+        made, last_ms = None, 0
+        for turn, told, result, at_ms in self._database.turns(self._own):
+            place = f"turn {turn!r}"
+            given = self._database.number(place, "head_revision", result.get("head_revision", 0))
+            receipts[turn] = SettledReceipt(
+                intent.VERSION,
+                _meaning(told),
+                # Of a file that was put back, turns may tell of more than the head does.
+                min(given, revision),
+                _hash(result.get("checkpoint_ref")),
+                None,
+                (),
+                at_ms,
+            )
+            if given == revision:
+                made = turn
+            last_ms = max(last_ms, at_ms)
+        return receipts, made if revision else None, last_ms
+
+    def _attachments(self) -> list[Attachment]:
+        return [
+            Attachment(
+                name,
+                self._session,
+                uri or None,
+                None,
+                owner,
+                INTENT if committed is None else COMMITTED,
+                intent_at_ms,
+                committed,
+            )
+            for name, uri, owner, intent_at_ms, committed in self._database.attachments(self._own)
+        ]
+
+    def _tagged(self) -> dict[str, bytes]:
+        tagged: dict[str, bytes] = {}
+        for name, ref in self._database.artifacts():
+            content = self._checkpoints.content(ref, f"artifact {name!r}")
+            if content is not None:
+                tagged[tag_name(self._session, name)] = content
+        return tagged
+
+    def _fencing(self) -> int:
+        """How often the session was given away; BusyError if somebody holds it."""
+        latest = 0
+        for owner, fencing, expires in self._database.leases(self._own):
+            if owner is not None and expires > self._now_ms:
+                what = f"session {self._own!r}"
+                raise held(self._database, what, owner, expires, self._now_ms)
+            latest = max(latest, fencing)
+        return latest
+
+    # --- meta -----------------------------------------------------------------------------------
+
+    def _meta(self, meta: MetaRow | None, nodes: Nodes, origin: dict[str, Any]) -> SessionMeta:
+        first_ms = _time_ms(nodes.drafts[0].time) if nodes.drafts else None
+        if meta is None:
+            return SessionMeta(self._session, self._session, first_ms or 0)
+        made_ms = _time_ms(meta.created_at)
+        if made_ms is None:
+            self._findings.add(NO_TIME, meta.created_at)
+            made_ms = first_ms or 0
+        origin["created_at"] = meta.created_at
+        relation = meta.relation
+        parent = relation.get("parent_session_id")
+        if parent is not None and type(parent) is not str:
+            raise self._database.damaged("the relation", "its parent is no text")
+        if relation.keys() - {"kind", "parent_session_id", "caused_by"}:
+            origin["relation"] = self._database.kept("the relation", relation)
+        if self._own != self._session:
+            origin["session_id"] = self._own
+        return SessionMeta(
+            self._session,
+            meta.name or self._session,
+            made_ms,
+            meta.model or None,
+            meta.cwd or None,
+            parent,
+            self._database.kept("the relation", relation.get("caused_by")),
+        )
+
+
+def tag_name(session: str, artifact: str) -> str:
+    """What the tag is called that keeps an artifact of a session."""
+    return f"lash/{session}/{artifact}"
+
+
+def _unread(place: str, told: dict[str, Any], known: frozenset[str]) -> list[LeftBehind]:
+    """What a map says that nobody here knows; the ledger in it, which lash itself does not read."""
+    left = [LeftBehind(f"key {name} of {place}", 1) for name in sorted(told.keys() - known)]
+    ledger = told.get("token_ledger")
+    if type(ledger) is list and ledger:
+        left.append(LeftBehind(f"usage in {place}, which lash does not read", len(ledger)))
+    return left
+
+
+def _meaning(told: str) -> bytes:
+    """What stands in a receipt for lash's hash of a commit: no commit here comes to mean it."""
+    return plain_hash(b"a turn committed by lash\0" + told.encode("utf-8", "surrogatepass"))
+
+
+def _hash(ref: Any) -> bytes:
+    try:
+        found = bytes.fromhex(ref)
+    except (TypeError, ValueError):
+        return bytes(_HASH_BYTES)
+    return found if len(found) == _HASH_BYTES else bytes(_HASH_BYTES)
+
+
+def _time_ms(text: Any) -> int | None:
+    """Milliseconds since 1970, of ``unix:`` and seconds or of RFC 3339; None if it is no time."""
+    if type(text) is not str:
+        return None
+    try:
+        number = int(text[5:]) * 1000 if text.startswith("unix:") else utc_us(text) // 1000
+    except (ValueError, OverflowError):
+        return None
+    return number if 0 <= number <= _LARGEST else None
