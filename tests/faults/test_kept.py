@@ -23,7 +23,13 @@ from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.lmdb.keeping import Keeper
 from casstore.engine.lmdb.kept import KeptFile, KeptState, read_kept
 from casstore.engine.protocol import PutRow, RowKey, Write
-from casstore.errors import CasstoreError, CorruptionError, StorageError, StorageFullError
+from casstore.errors import (
+    BusyError,
+    CasstoreError,
+    CorruptionError,
+    StorageError,
+    StorageFullError,
+)
 from tests.faults.children import in_child
 
 PAGE = 4096
@@ -695,6 +701,57 @@ def test_a_flush_that_failed_is_not_made_good_by_a_later_one(
     with casstore.open(place, verify=True) as store:
         assert latest(store) == b"zero"
         assert sorted(os.listdir(place)) == ["data.mdb", "lock.mdb", "locks"]
+
+
+READ = """
+import sys
+sys.path.insert(0, sys.argv[2])
+import casstore
+from tests.faults.test_kept import latest
+with casstore.open(sys.argv[1], readonly=True) as store:
+    for _ in range(2):
+        print(latest(store).decode(), flush=True)
+        sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("more", [1, 2])
+def test_nothing_is_undone_under_somebody_who_still_reads_it(
+    place: Path, unhurried: None, monkeypatch: pytest.MonkeyPatch, more: int
+) -> None:
+    """LMDB goes on counting while the file is open: a writer would go on from either of two states.
+
+    Which one, the parity of the last transaction decides; and it would write over what is read.
+    """
+    store = casstore.open(place, "relaxed", auto_train=False)
+    put(store, "kept")
+    store.flush()
+    for number in range(more):
+        store.engine.write(Write(rows=[PutRow("heads", b"latest", b"later %d" % number)]))
+    reader = subprocess.Popen(
+        [sys.executable, "-c", READ, str(place), str(Path(__file__).parents[2])],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert reader.stdin is not None
+    assert reader.stdout is not None
+    seen = reader.stdout.readline()
+    assert seen == f"later {more - 1}\n"
+    env = engine_of(store)._env
+    with monkeypatch.context() as patch:
+        patch.setattr(env, "handle", Failing(env.handle))
+        with pytest.raises(StorageError, match="may be lost"):
+            store.flush()
+    with pytest.raises(StorageError, match="may be lost"):
+        store.close()
+    for durability in ("full", "relaxed", "process", "any"):
+        with pytest.raises(BusyError, match="still reads"):
+            casstore.open(place, durability)
+    reader.stdin.write("\n")
+    reader.stdin.flush()
+    assert reader.stdout.readline() == seen
+    reader.communicate("\n")
+    with casstore.open(place, verify=True) as store:
+        assert latest(store) == b"kept"
 
 
 def test_after_a_flush_that_failed_a_store_that_keeps_nothing_proves_itself(

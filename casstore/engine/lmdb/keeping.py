@@ -19,7 +19,13 @@ from casstore.engine.lmdb import guard
 from casstore.engine.lmdb.directory import FILE_MODE, StoreDirectory, storage_error
 from casstore.engine.lmdb.kept import KeptFile, KeptState, read_kept
 from casstore.engine.lmdb.translation import translate
-from casstore.errors import CasstoreError, CorruptionError, StorageError, UnsettledError
+from casstore.errors import (
+    BusyError,
+    CasstoreError,
+    CorruptionError,
+    StorageError,
+    UnsettledError,
+)
 from casstore.format.hashing import plain_hash
 
 if TYPE_CHECKING:
@@ -54,6 +60,13 @@ def return_to_kept(directory: StoreDirectory, *, readonly: bool) -> None:
         raise UnsettledError(
             f"{directory.path} was being written when the machine went down, or a flush failed; "
             "open it once for writing, which returns it to the last state that is whole"
+        )
+    if directory.others_present():
+        # They read pages that would be written over, and LMDB counts transactions where all
+        # who have the file open see it: the next one would go on from the older meta page.
+        raise BusyError(
+            f"{directory.path} has to return to the last state that is whole, and somebody still "
+            "reads a later one; close it there"
         )
     if kinship is _Kinship.COPY and not _is_whole(directory.data_path, state):
         return
