@@ -241,6 +241,10 @@ class StoreDirectory:
         """The durabilities at which others have the store open."""
         return [each for each in DURABILITIES if self._others_hold(_LOCK_OF[each])]
 
+    def writers_present(self) -> bool:
+        """Does any other process hold the store for writing? Call as ``others_present``."""
+        return bool(self._used())
+
     def others_present(self) -> bool:
         """Does any other process hold the store? Call inside ``exclusive``, before ``hold``."""
         return any(self._others_hold(name) for name in (*_LOCK_OF.values(), _READERS))
