@@ -312,6 +312,34 @@ def test_a_copied_store_returns_to_what_was_kept_and_proves_itself(
         assert latest(store) == b"before 29"
 
 
+def test_a_backup_written_over_the_file_is_kept_from_the_first_commit_on(
+    place: Path, unhurried: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is the same by its inode, and what a killed writer had kept of it came later."""
+    with casstore.open(place) as store:
+        put(store, "backup")
+    data = place / "data.mdb"
+    backup = data.read_bytes()
+    written_and_killed(place, 0)
+    data.write_bytes(backup)
+    store = casstore.open(place, "relaxed", auto_train=False)
+    put(store, "one")
+    store.flush()
+    before = data.read_bytes()
+    for number in range(20):
+        put(store, f"later {number}")
+    after = data.read_bytes()
+    marks = {name: (place / name).read_bytes() for name in ("kept", "unsynced")}
+    store.close()
+    monkeypatch.setattr(directory, "boot_id", lambda: "another boot")
+    for image in mixtures(before, after, 6):
+        data.write_bytes(image)
+        for name, content in marks.items():
+            (place / name).write_bytes(content)
+        with casstore.open(place, verify=True) as store:
+            assert latest(store) == b"one"
+
+
 @pytest.mark.parametrize("durability", ["relaxed", "any", "full", None])
 def test_while_somebody_writes_no_boot_has_ended_whatever_its_name(
     place: Path, unhurried: None, durability: str | None
@@ -841,10 +869,14 @@ def state(transaction: int, inode: int = 5) -> KeptState:
     return KeptState(transaction, bytes([transaction]) * 2 * PAGE, inode, bytes(32))
 
 
+def of_inode(inode: int) -> Callable[[KeptState], bool]:
+    return lambda state: state.inode == inode
+
+
 @pytest.fixture
 def kept(tmp_path: Path) -> KeptFile:
     file = KeptFile(str(tmp_path / "kept"), "a boot", 0o600)
-    file.prepare(PAGE, 5, fresh=True)
+    file.prepare(PAGE, of_inode(5), fresh=True)
     return file
 
 
@@ -954,7 +986,7 @@ def test_a_write_that_is_cut_short_is_no_write(
     assert read_kept(str(tmp_path / "kept"), "a boot").newest == state(1)
     room = PAGE
     with pytest.raises(StorageFullError):
-        kept.prepare(PAGE, 5, fresh=True)
+        kept.prepare(PAGE, of_inode(5), fresh=True)
 
 
 def test_a_file_that_was_cut_off_is_made_whole_and_one_that_is_gone_is_missed(
@@ -1002,10 +1034,10 @@ def test_a_place_that_a_killed_writer_left_half_written_is_written_next(
 def test_states_of_a_file_that_was_replaced_are_forgotten(kept: KeptFile, tmp_path: Path) -> None:
     path = str(tmp_path / "kept")
     kept.keep(state(7))
-    kept.prepare(PAGE, 5, fresh=False)
+    kept.prepare(PAGE, of_inode(5), fresh=False)
     assert read_kept(path, "a boot").newest == state(7)
-    kept.prepare(PAGE, 6, fresh=False)
+    kept.prepare(PAGE, of_inode(6), fresh=False)
     assert read_kept(path, "a boot").newest is None
     kept.keep(state(2, inode=6))
-    kept.prepare(PAGE, 6, fresh=True)
+    kept.prepare(PAGE, of_inode(6), fresh=True)
     assert read_kept(path, "a boot").newest is None

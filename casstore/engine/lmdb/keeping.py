@@ -130,7 +130,7 @@ class Keeper:
         try:
             # The file of one who was killed just now still says what the disk has of the rest.
             fresh = directory.unsynced_boot() != boot
-            self._file.prepare(page_bytes, inode_of(env.data_handle), fresh=fresh)
+            self._file.prepare(page_bytes, self._is_ours, fresh=fresh)
             directory.sync_names()
             with env.write_lock:
                 self._settle(self._stand())
@@ -192,12 +192,26 @@ class Keeper:
         """Let go of the file."""
         self._file.close()
 
+    def _is_ours(self, state: KeptState) -> bool:
+        """Is a state that is there already one of this data file?
+
+        Who writes a backup over the file has it go back, and nothing that is kept of it would
+        count until it has come as far again.
+        """
+        return (
+            state.inode == inode_of(self._env.data_handle)
+            and state.transaction <= self._newest_transaction()
+        )
+
     def _is_kept(self) -> bool:
+        return self._kept_transaction == self._newest_transaction()
+
+    def _newest_transaction(self) -> int:
         try:
             newest: int = self._env.handle.info()["last_txnid"]
         except lmdb.Error as exc:
             raise translate(exc, self._env.path) from exc
-        return self._kept_transaction == newest
+        return newest
 
     def _stand(self) -> KeptState:
         """Take the newest state, and have a reader stand on it; hold ``write_lock``."""

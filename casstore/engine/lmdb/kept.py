@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from struct import Struct
 from typing import Final, NamedTuple
@@ -67,17 +67,19 @@ class KeptFile:
         except OSError as exc:
             raise storage_error(f"cannot open {path}", exc) from exc
 
-    def prepare(self, page_bytes: int, inode: int, *, fresh: bool) -> None:
+    def prepare(
+        self, page_bytes: int, is_ours: Callable[[KeptState], bool], *, fresh: bool
+    ) -> None:
         """Take the room for all that will ever be kept.
 
-        ``fresh``: forget what is there; so if it is of another data file than this one.
+        ``fresh``: forget what is there; so if any of it is not of this data file.
         """
         length = _PLACES * (_HEAD_BYTES + 2 * page_bytes)
         handle = self._handle.fileno()
         try:
             content = _all_of(handle)
             strange = any(
-                state is not None and state.inode != inode
+                state is not None and not is_ours(state)
                 for state in _read_places(content, self._boot)
             )
             if not fresh and not strange and len(content) == length:
