@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import random
 import shutil
@@ -1041,3 +1042,37 @@ def test_states_of_a_file_that_was_replaced_are_forgotten(kept: KeptFile, tmp_pa
     kept.keep(state(2, inode=6))
     kept.prepare(PAGE, of_inode(6), fresh=True)
     assert read_kept(path, "a boot").newest is None
+
+
+def test_ctrl_c_as_the_lock_is_taken_leaves_nobody_waiting(
+    kept: KeptFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = fcntl.flock
+
+    def interrupted(handle: int, operation: int) -> None:
+        lock(handle, operation)
+        if operation == fcntl.LOCK_EX:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            kept.keep(state(1))
+    with open(tmp_path / "kept") as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@pytest.mark.parametrize("durability", ["full", "relaxed"])
+@pytest.mark.parametrize("name", ["kept", "unsynced"])
+def test_a_file_that_was_made_endless_is_not_read_to_its_end(
+    place: Path, name: str, durability: str
+) -> None:
+    with casstore.open(place) as store:
+        put(store, "one")
+    (place / "unsynced").write_text("a boot long ago")
+    with (place / name).open("ab") as file:
+        # More than any machine has memory.
+        file.truncate(1 << 42)
+    with casstore.open(place, durability) as store:
+        assert latest(store) == b"one"
+    assert sorted(os.listdir(place)) == ["data.mdb", "lock.mdb", "locks"]

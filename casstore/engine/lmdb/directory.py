@@ -46,6 +46,8 @@ LOCKS: Final = "locks"
 _MARKER: Final = "unsynced"
 # What the marker says behind the boot if a flush has failed.
 _LOST: Final = " lost"
+# More than any boot is called.
+_MARKER_CHARS: Final = 1024
 _COMPACT: Final = "compact"
 _OWN_NAMES: Final = frozenset(
     (DATA_FILE, NEW_FILE, NEW_LOCK_FILE, LOCK_FILE, LOCKS, _MARKER, KEPT_FILE, _COMPACT)
@@ -259,6 +261,10 @@ class StoreDirectory:
         except BlockingIOError:
             handle.close()
             return None
+        except BaseException:
+            # Ctrl-C came with the lock, and nobody else would ever get it from this process.
+            handle.unlock()
+            raise
         return handle
 
     def release(self) -> None:
@@ -416,7 +422,7 @@ class StoreDirectory:
         try:
             # Whatever a damaged marker holds, it is not this boot.
             with open(os.path.join(self.path, _MARKER), errors="replace") as source:
-                return source.read().strip()
+                return source.read(_MARKER_CHARS).strip()
         except FileNotFoundError:
             return None
         except OSError as exc:

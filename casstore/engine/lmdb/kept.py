@@ -40,6 +40,9 @@ _MAGIC: Final = b"casskep2"
 _HEAD: Final = Struct("<8sIQQ64s32s")
 _HEAD_BYTES: Final = _HEAD.size + DIGEST_BYTES
 _PLACES: Final = 2
+# Pages are no longer than this, so neither is the file, whatever somebody made of it (P7).
+_MAX_PAGE_BYTES: Final = 1 << 16
+_MAX_BYTES: Final = _PLACES * (_HEAD_BYTES + 2 * _MAX_PAGE_BYTES)
 
 
 class KeptState(NamedTuple):
@@ -111,8 +114,8 @@ class KeptFile:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         handle = self._handle.fileno()
-        fcntl.flock(handle, fcntl.LOCK_EX)
         try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
             yield
         finally:
             fcntl.flock(handle, fcntl.LOCK_UN)
@@ -162,7 +165,7 @@ def read_kept(path: str, boot: str) -> Found:
     """The last state that was kept under this boot; raises StorageError."""
     try:
         with open(path, "rb") as source:
-            content = source.read()
+            content = source.read(_MAX_BYTES + 1)
     except FileNotFoundError:
         return Found(None, doubtful=False)
     except OSError as exc:
@@ -179,7 +182,7 @@ def read_kept(path: str, boot: str) -> Found:
 
 
 def _all_of(handle: int) -> bytes:
-    return os.pread(handle, os.fstat(handle).st_size, 0)
+    return os.pread(handle, _MAX_BYTES + 1, 0)
 
 
 def _read_places(content: bytes, boot: str) -> list[KeptState | None]:
