@@ -243,6 +243,41 @@ def test_a_copy_that_cannot_begin_keeps_nobody_waiting(
     store.close()
 
 
+GIVES_UP = """
+import os, sys, threading
+import casstore
+from casstore.maintenance.backup import backup
+store = casstore.open(sys.argv[1] + "/store", auto_train=False)
+store.put_blob(bytes(100_000))
+env = store.engine._env
+for number in range(20):
+    copying = threading.Thread(target=backup, args=(store, f"{sys.argv[1]}/copy {number}"))
+    with env.writing() as txn:
+        copying.start()
+        while len([each for each in threading.enumerate() if each.name == "casstore-copy"]) < 2:
+            pass
+        # It gets as far as it can.
+        for _ in range(500):
+            os.sched_yield()
+        txn.abort()
+    copying.join()
+store.close()
+print("done")
+"""
+
+
+def test_a_write_that_is_given_up_as_a_copy_begins_waits_for_nothing(tmp_path: Path) -> None:
+    """LMDB waits for the writer, and py-lmdb's abort for the copy: the whole process stood still.
+
+    Whoever keeps a state behind the writers (``relaxed``) gives a transaction up every time.
+    """
+    answer = subprocess.run(
+        [sys.executable, "-c", GIVES_UP, str(tmp_path)],
+        capture_output=True, text=True, cwd=ROOT, timeout=TIMEOUT_S, check=True,
+    )  # fmt: skip
+    assert answer.stdout == "done\n"
+
+
 def test_closing_the_store_does_not_wait_for_a_long_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,6 +99,9 @@ class _Copy:
         self._error: CasstoreError | None = None
         self._gave_way = False
         self._done = 0
+        # Held while whether writers are kept out is asked or changed.
+        self._turn = threading.Lock()
+        self._keeps_out = False
 
     def run(self, pulse: Pulse | None) -> bool:
         """Copy everything; False if it had to give way."""
@@ -141,10 +144,15 @@ class _Copy:
         """Have LMDB write the snapshot into the pipe."""
         # Who stops reading must not kill the process, whatever it does with this signal.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
+        # LMDB waits for writers before it takes its snapshot, and a transaction that is given up in
+        # this process would wait for the copy in turn. Writers here wait until it has begun.
+        self._env.write_lock.acquire()
+        self._keeps_out = True
         try:
             self._env.gate.enter()
         except CasstoreError as exc:
             self._error = exc
+            self._let_writers_in()
             into.close()
             return
         try:
@@ -153,8 +161,15 @@ class _Copy:
             if not self._stop.is_set() and not self._gave_way and self._error is None:
                 self._error = translate(exc, self._env.path)
         finally:
+            self._let_writers_in()
             into.close()
             self._env.gate.leave()
+
+    def _let_writers_in(self) -> None:
+        with self._turn:
+            if self._keeps_out:
+                self._keeps_out = False
+                self._env.write_lock.release()
 
     def _save(self) -> None:
         """Have LMDB write, and what comes out of the pipe into the file."""
@@ -191,6 +206,8 @@ class _Copy:
                         self._gave_way = True
                         return
                     chunk = os.read(out.fileno(), _CHUNK_BYTES)
+                    # Whatever comes is of a snapshot that LMDB has.
+                    self._let_writers_in()
                     if not chunk:
                         os.fsync(target.fileno())
                         return
