@@ -145,7 +145,7 @@ class StoreDirectory:
         handle = self._lock_handle("mutex")
         try:
             if handle is not None:
-                fcntl.flock(handle, fcntl.LOCK_EX)
+                self._flock(handle, fcntl.LOCK_EX)
             yield
         finally:
             if handle is not None:
@@ -178,7 +178,7 @@ class StoreDirectory:
         handle = self._lock_handle("mutex")
         assert handle is not None  # only a reader may go without
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             free = not self.others_present() and not self._lmdb_is_open()
         except BlockingIOError:
             free = False
@@ -257,7 +257,7 @@ class StoreDirectory:
         if handle is None:
             raise StorageError(f"no right to lock {self.path}")
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             handle.close()
             return None
@@ -277,19 +277,29 @@ class StoreDirectory:
         handle = self._lock_handle(name)
         if handle is not None:
             self._held.append(handle)
-            fcntl.flock(handle, fcntl.LOCK_SH)
+            self._flock(handle, fcntl.LOCK_SH)
 
     def _others_hold(self, name: str) -> bool:
         handle = self._lock_handle(name)
         if handle is None:
             return False
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
         finally:
             handle.unlock()
         return False
+
+    def _flock(self, handle: forks.Descriptor, operation: int) -> None:
+        """Lock, or raise BlockingIOError if another has it who was not to be waited for."""
+        try:
+            fcntl.flock(handle, operation)
+        except BlockingIOError:
+            raise
+        except OSError as exc:
+            # Not every file system has such locks.
+            raise storage_error(f"cannot lock {self.path}", exc) from exc
 
     def _lock_handle(self, name: str) -> forks.Descriptor | None:
         """A descriptor to lock, or None where a reader may not create one.
