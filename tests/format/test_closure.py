@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from casstore.errors import CasstoreError, CorruptionError, LimitError
+from casstore.errors import CorruptionError, LimitError
 from casstore.format import canonical, tree
 from casstore.format.canonical import (
     ROLE_BYTES,
@@ -62,6 +62,8 @@ def wrapped(depth: int, inside: bytes) -> bytes:
 def test_a_blob_is_as_long_as_it_is_and_a_text_if_it_can_be_read_as_one() -> None:
     assert examined(Kind.BLOB, "é".encode(), {}) == BlobFact(2, is_text=True)
     assert examined(Kind.BLOB, b"\xff", {}) == BlobFact(1, is_text=False)
+    # Whatever it looks like, it links to nothing.
+    assert links_of(Kind.BLOB, wrapped(1, link_bytes(ROLE_LINK, ONE))) == []
     with pytest.raises(CorruptionError, match="no known kind"):
         examined(99, b"", {})
 
@@ -167,10 +169,25 @@ def test_an_item_that_left_its_list_is_as_long_as_its_link_says() -> None:
                      if isinstance(wrong, ValueFact) else wrong})  # fmt: skip
 
 
-def test_an_items_link_stands_in_a_list_alone() -> None:
-    data = items(items(item_link_bytes(120, ONE)), item_link_bytes(130, TWO))
-    with pytest.raises(CasstoreError):
-        examined(Kind.VALUE, data, {ONE: value(length=120), TWO: value(length=130)})
+def test_an_items_link_stands_in_a_list_object_alone() -> None:
+    """Anywhere else the size that it tells would be held against nothing."""
+    stray = item_link_bytes(120, TWO)
+    pair = canonical.map_header(1) + canonical.encode("a")
+    spelled = Spelled(wrapped(1, stray), [TWO])
+    here = {ONE: value(length=120), TWO: value(length=120)}
+    for data in (
+        stray,
+        pair + stray,
+        pair + items(stray),
+        items(items(stray)),
+        items(item_link_bytes(120, ONE), items(stray)),
+    ):
+        with pytest.raises(CorruptionError, match="where no item stands"):
+            examined(Kind.VALUE, data, here)
+    with pytest.raises(CorruptionError, match="where no item stands"):
+        examined(Kind.NODE, node(ROOT, spelled), here)
+    with pytest.raises(CorruptionError, match="where no item stands"):
+        examined(Kind.MANIFEST, manifest(config=spelled), {**here, ONE: LEAF})
 
 
 # --- branches ------------------------------------------------------------------------------------
