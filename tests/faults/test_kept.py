@@ -502,6 +502,27 @@ def test_flushing_and_closing_keep_and_a_clean_end_leaves_nothing(
     assert sorted(os.listdir(place)) == ["data.mdb", "lock.mdb", "locks"]
 
 
+def test_a_kept_state_goes_by_its_transaction_and_is_kept_once(
+    place: Path, unhurried: None
+) -> None:
+    with casstore.open(place, "relaxed") as store:
+        boot = (place / "unsynced").read_text()
+        for name in ("one", "two"):
+            put(store, name)
+            newest = engine_of(store)._env.handle.info()["last_txnid"]
+            store.flush()
+            found = read_kept(str(place / "kept"), boot).newest
+            assert found is not None
+            assert found.transaction == newest
+            assert standing(store) == [newest]
+            content = (place / "kept").read_bytes()
+            (place / "kept").write_bytes(bytes(len(content)))
+            # Nothing was committed since, so there is nothing to keep.
+            store.flush()
+            assert not any((place / "kept").read_bytes())
+            (place / "kept").write_bytes(content)
+
+
 def test_a_marker_that_others_rely_on_is_not_written_anew(place: Path) -> None:
     """It would be empty for a moment, and a power loss then leads nowhere."""
     written_and_killed(place, 0)

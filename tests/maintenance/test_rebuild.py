@@ -190,6 +190,27 @@ def test_a_second_copy_does_not_take_the_name_of_one_that_is_linked_to(tmp_path:
         assert check(store, level="full").counts == {}
 
 
+def test_what_has_lost_its_bytes_gets_no_name(tmp_path: Path) -> None:
+    """Packing took them, because the index did not name it any more."""
+    path = tmp_path / "s"
+    with open_store(path) as store:
+        # Between two that are alive it keeps its place.
+        first = store.put_blob(b"first")
+        store.tag("first", first)
+        value = store.put_value({"text": LONG})
+        store.tag("value", value)
+        [text] = set(names(store)) - {bytes(first), bytes(value)}
+    with wounding(path) as cut:
+        cut.unname(text)
+    with open_store(path) as store:
+        engine = store.engine
+        assert isinstance(engine, LmdbEngine)
+        assert engine.pack().objects_dropped == 1
+        assert rebuild(store, grace_ms=0).objects_missing == 1
+        assert set(names(store)) == {bytes(first), bytes(value)}
+        assert text in store.missing([text])
+
+
 def test_damaged_rows_of_the_node_table_are_made_anew(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with open_store(path) as store:
