@@ -859,6 +859,34 @@ def test_an_environment_opened_anew_stands_again_before_it_writes(
         assert latest(store) == b"one"
 
 
+@pytest.mark.parametrize("where", ["_open", "stand_again", "keep"])
+def test_an_environment_whose_opening_anew_was_interrupted_takes_no_more_writes(
+    place: Path, unhurried: None, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Nobody stands on the kept state any more: the next commits would write over its pages."""
+
+    def interrupted(*_: object) -> None:
+        if where == "_open":
+            opened()
+        raise KeyboardInterrupt
+
+    store = casstore.open(place, "relaxed")
+    put(store, "one")
+    env = engine_of(store)._env
+    opened = env._open
+    owner = {"_open": env, "stand_again": keeper_of(store), "keep": keeper_of(store)._file}
+    with monkeypatch.context() as patch:
+        patch.setattr(owner[where], where, interrupted)
+        with env.write_lock, pytest.raises(KeyboardInterrupt):
+            env.reopen()
+    with pytest.raises(StorageError, match="open it again"):
+        put(store, "two")
+    with pytest.raises(StorageError, match="open it again"):
+        store.close()
+    with casstore.open(place, verify=True) as store:
+        assert latest(store) == b"one"
+
+
 def test_what_could_not_be_opened_anew_fails_in_words(
     place: Path, unhurried: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

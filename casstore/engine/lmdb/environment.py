@@ -48,6 +48,7 @@ from casstore.engine.lmdb.keeping import Keeper, return_to_kept
 from casstore.engine.lmdb.translation import translate
 from casstore.errors import (
     BusyError,
+    CasstoreError,
     ClosedError,
     CorruptionError,
     ForkedError,
@@ -410,14 +411,26 @@ class Environment:
         """Open LMDB anew, after an error that left its environment unusable."""
         self.gate.pause()
         try:
-            if self.keeper is not None:
-                self.keeper.step_down()
-            self.handle.close()
-            self._open()
-            if self.keeper is not None:
-                self.keeper.stand_again()
+            if self.keeper is None:
+                self.handle.close()
+                self._open()
+            else:
+                self._reopen_kept(self.keeper)
         finally:
             self.gate.resume()
+
+    def _reopen_kept(self, keeper: Keeper) -> None:
+        try:
+            keeper.step_down()
+            self.handle.close()
+            self._open()
+            keeper.stand_again()
+        except BaseException as exc:
+            # Whatever it was, Ctrl-C too.
+            keeper.fall(exc)
+            if isinstance(exc, CasstoreError):
+                keeper.require_flushed()
+            raise
 
     def close(self) -> None:
         """Wait for transactions to end, flush what is pending, and let go of the files."""

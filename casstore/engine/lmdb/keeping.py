@@ -21,7 +21,6 @@ from casstore.engine.lmdb.kept import KeptFile, KeptState, read_kept
 from casstore.engine.lmdb.translation import translate
 from casstore.errors import (
     BusyError,
-    CasstoreError,
     CorruptionError,
     StorageError,
     UnsettledError,
@@ -176,12 +175,12 @@ class Keeper:
 
     def stand_again(self) -> None:
         """Keep a state in a new environment, before anything is written in it."""
-        try:
-            self._settle(self._stand())
-        except CasstoreError as exc:
-            # Nobody stands on the kept state any more, and its pages would be written over.
-            self._lost = StorageError(f"{exc}; close the store, and open it again")
-            raise self._lost from exc
+        self._settle(self._stand())
+
+    def fall(self, why: BaseException) -> None:
+        """Let nothing more be written: nobody stands on the kept state, so its pages might go."""
+        said = str(why) or "interrupted"
+        self._lost = StorageError(f"{said}; close the store, and open it again")
 
     def require_flushed(self) -> None:
         """Raise if a state could not be kept, in a way that later ones do not make good."""
