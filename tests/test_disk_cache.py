@@ -18,6 +18,7 @@ from casstore.engine import forks
 from casstore.engine.lmdb.disk_cache import MIN_LIMIT_BYTES, DiskCache
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.protocol import StoredObject, Write
+from casstore.errors import StorageError
 from casstore.format.hashing import Kind
 from casstore.testing.engine_fixtures import new_blob, new_object
 
@@ -117,6 +118,37 @@ def test_it_stays_within_its_bound_and_keeps_what_is_asked_for(tmp_path: Path) -
     cache.put([(huge.digest, StoredObject(huge.kind, huge.data))], 0)
     assert cache.find([huge.digest]) == {}
     cache.close()
+
+
+def test_what_is_more_than_one_batch_is_kept_whole(cache: DiskCache) -> None:
+    source = random.Random(5)
+    items = [new_blob(source.randbytes(300_000)) for _ in range(11)]
+    stored = {item.digest: StoredObject(item.kind, item.data) for item in items}
+    cache.put(stored.items(), cache.generation)
+    assert cache.find(list(stored)) == stored
+
+
+def test_files_that_fail_again_and_again_are_left_alone(
+    cache: DiskCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Made anew twice; who fails the third time would fail for every object of the server."""
+    tried = 0
+
+    def fail(engine: LmdbEngine, write: Write) -> None:
+        nonlocal tried
+        tried += 1
+        raise StorageError("the disk is worn out")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LmdbEngine, "write", fail)
+        with pytest.warns(RuntimeWarning, match="worn out"):
+            fill(cache)
+        # Told of once: warnings are errors here.
+        for _ in range(4):
+            fill(cache)
+    assert tried == 3
+    fill(cache)
+    assert found(cache) == 0
 
 
 # --- what is gone --------------------------------------------------------------------------------
