@@ -15,7 +15,7 @@ from campaigns.tally import Report
 from casstore.engine.lmdb import guard
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.protocol import PutRow, Write
-from casstore.errors import ObjectNotFoundError, StoreNotFoundError
+from casstore.errors import ObjectNotFoundError, StorageError, StoreNotFoundError
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +53,26 @@ def test_a_store_whose_file_is_missing_is_not_found_or_new(tmp_path: Path) -> No
         casstore.open(place, readonly=True)
     with casstore.open(place) as store, pytest.raises(ObjectNotFoundError):
         store.get_value(digest)
+
+
+def test_a_store_whose_file_is_on_a_disk_that_is_not_there_is_not_made_anew(
+    tmp_path: Path,
+) -> None:
+    place, disk = tmp_path / "store", tmp_path / "disk"
+    with casstore.open(place) as store:
+        digest = store.put_value({"a": 1})
+    disk.mkdir()
+    (place / "data.mdb").rename(disk / "data.mdb")
+    (place / "data.mdb").symlink_to(disk / "data.mdb")
+    with casstore.open(place) as store:
+        assert store.get_value(digest) == {"a": 1}
+    disk.rename(tmp_path / "unmounted")
+    for readonly in (False, True):
+        with pytest.raises(StorageError, match="which is not there"):
+            casstore.open(place, readonly=readonly)
+    (tmp_path / "unmounted").rename(disk)
+    with casstore.open(place) as store:
+        assert store.get_value(digest) == {"a": 1}
 
 
 @pytest.mark.parametrize("engine", specimen.ENGINES)

@@ -116,6 +116,11 @@ class StoreDirectory:
         """See that this is, or may become, a store's directory; raise a typed error if not."""
         if os.path.exists(self.data_path):
             return
+        if os.path.islink(self.data_path):
+            # A new store in its place would be empty, and the way to the old one gone.
+            raise StorageError(
+                f"{self.data_path} is a link to {os.readlink(self.data_path)}, which is not there"
+            )
         try:
             strangers = set(os.listdir(self.path)) - _OWN_NAMES
         except FileNotFoundError:
