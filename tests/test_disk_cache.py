@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from casstore.engine import forks
 from casstore.engine.lmdb.disk_cache import MIN_LIMIT_BYTES, DiskCache
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.protocol import StoredObject, Write
+from casstore.errors import StorageError
 from casstore.format.hashing import Kind
 from casstore.testing.engine_fixtures import new_blob, new_object
 
@@ -117,6 +120,37 @@ def test_it_stays_within_its_bound_and_keeps_what_is_asked_for(tmp_path: Path) -
     cache.close()
 
 
+def test_what_is_more_than_one_batch_is_kept_whole(cache: DiskCache) -> None:
+    source = random.Random(5)
+    items = [new_blob(source.randbytes(300_000)) for _ in range(11)]
+    stored = {item.digest: StoredObject(item.kind, item.data) for item in items}
+    cache.put(stored.items(), cache.generation)
+    assert cache.find(list(stored)) == stored
+
+
+def test_files_that_fail_again_and_again_are_left_alone(
+    cache: DiskCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Made anew twice; who fails the third time would fail for every object of the server."""
+    tried = 0
+
+    def fail(engine: LmdbEngine, write: Write) -> None:
+        nonlocal tried
+        tried += 1
+        raise StorageError("the disk is worn out")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LmdbEngine, "write", fail)
+        with pytest.warns(RuntimeWarning, match="worn out"):
+            fill(cache)
+        # Told of once: warnings are errors here.
+        for _ in range(4):
+            fill(cache)
+    assert tried == 3
+    fill(cache)
+    assert found(cache) == 0
+
+
 # --- what is gone --------------------------------------------------------------------------------
 
 
@@ -137,6 +171,75 @@ def test_when_objects_go_nothing_of_it_is_left_on_the_disk(tmp_path: Path) -> No
     assert found(one) == len(SMALL)
     one.close()
     other.close()
+
+
+def blob(number: int) -> tuple[bytes, StoredObject]:
+    item = SMALL[number]
+    return item.digest, StoredObject(item.kind, item.data)
+
+
+@pytest.mark.parametrize("went", [DiskCache.clear, lambda cache: cache.pass_on_to(EPOCH + 1)])
+def test_what_another_process_removes_is_not_kept_by_who_read_it_before(
+    tmp_path: Path, went: Callable[[DiskCache], None]
+) -> None:
+    """Erased bytes would come back into a file, though there was none to be seen going."""
+    one, other = opened(tmp_path), opened(tmp_path)
+    before = other.generation
+    # The server is asked here, and answers with what is removed next.
+    went(one)
+    other.put([blob(0)], before)
+    assert other.find([blob(0)[0]]) == {}
+    # What is read from now on is kept.
+    other.put([blob(1)], other.generation)
+    assert list(other.find([blob(0)[0], blob(1)[0]])) == [blob(1)[0]]
+    one.close()
+    other.close()
+
+
+def test_what_is_removed_while_it_is_read_does_not_move_to_the_newer_shelf(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = opened(tmp_path, limit_bytes=MIN_LIMIT_BYTES)
+    cache.put([blob(0)], cache.generation)
+    source = random.Random(2)
+    while len(shelves(tmp_path)) < 2:
+        item = new_blob(source.randbytes(200_000))
+        cache.put([(item.digest, StoredObject(item.kind, item.data))], cache.generation)
+    read = LmdbEngine.get_many
+
+    def read_and_removed(engine: LmdbEngine, digests: Sequence[bytes]) -> list[StoredObject | None]:
+        found = read(engine, digests)
+        if any(found):
+            cache.clear()
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LmdbEngine, "get_many", read_and_removed)
+        assert cache.find([blob(0)[0]])
+    assert cache.find([blob(0)[0]]) == {}
+    cache.close()
+
+
+def test_ctrl_c_as_the_lock_is_taken_leaves_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = opened(tmp_path)
+    fill(cache)
+    lock = fcntl.flock
+
+    def interrupted(handle: forks.Descriptor, operation: int) -> None:
+        lock(handle, operation)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            cache.clear()
+    [place] = tmp_path.glob("objects-1/*/lock")
+    with open(place) as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert found(cache) == len(SMALL)
+    cache.close()
 
 
 def test_a_collection_ends_what_was_kept_before_it(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import random
 import resource
 import subprocess
@@ -390,6 +391,24 @@ def test_a_collector_that_is_killed_leaves_a_sound_store(tmp_path: Path) -> None
         collector.stdout.close()
         with casstore.open(tmp_path / "s", "process", verify=True) as store:
             assert everything(store) == before
+
+
+def test_a_collector_interrupted_as_it_begins_keeps_nobody_from_collecting(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put_blob(b"loose")
+    lock = fcntl.flock
+
+    def interrupted(handle: Any, operation: int) -> None:
+        lock(handle, operation)
+        if operation == fcntl.LOCK_EX | fcntl.LOCK_NB:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            gc.collect(store, grace_ms=0)
+    assert gc.collect(store, grace_ms=0).objects_swept == 1
 
 
 def test_what_cannot_be_collected_says_so(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import random
 import threading
@@ -14,7 +15,8 @@ from typing import Any
 import lmdb
 import pytest
 
-from casstore.engine.files import storage_error
+import casstore
+from casstore.engine.files import part_directory, storage_error
 from casstore.engine.lmdb.dictionaries import FIRST_TRIAL_BYTES
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.lmdb.translation import translate
@@ -123,3 +125,55 @@ def test_a_store_whose_threads_cannot_be_started_is_not_left_open(
     engine = LmdbEngine(str(tmp_path / "s"), **options)
     assert engine.write(Write(objects=[new_blob(b"one")])).new_objects == 1
     engine.close()
+
+
+@pytest.mark.parametrize("durability", ["full", "relaxed", "process"])
+def test_a_file_system_without_locks_is_a_typed_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: str
+) -> None:
+    """Network and user-space file systems may refuse any of them; whichever it is, it is said."""
+    lock = fcntl.flock
+    calls = 0
+
+    def refused(handle: Any, operation: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == wanted:
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+        lock(handle, operation)
+
+    wanted = 0
+    outcomes = set()
+    while calls >= wanted:
+        calls, wanted = 0, wanted + 1
+        with monkeypatch.context() as patch:
+            patch.setattr(fcntl, "flock", refused)
+            try:
+                with casstore.open(tmp_path / "store", durability) as store:
+                    store.put_blob(b"x")
+                outcomes.add("")
+            except StorageError as exc:
+                outcomes.add(str(exc))
+        # Nobody is left holding a lock.
+        with casstore.open(tmp_path / "store", verify=True):
+            pass
+    told = [text for text in outcomes if text]
+    assert "" in outcomes  # as where a lock could not be given back: closing does that
+    assert told
+    assert all("No locks available" in text for text in told)
+
+
+def test_a_part_that_cannot_be_locked_or_cleared_is_a_typed_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    place = str(tmp_path / "target")
+    for module, name in ((fcntl, "flock"), (os, "listdir")):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, refused)
+            with pytest.raises(StorageError, match="No locks"), part_directory(place):
+                raise AssertionError("nothing can be built there")
+    with part_directory(place) as part:
+        assert os.listdir(part) == []

@@ -61,8 +61,11 @@ def part_directory(target: str) -> Iterator[str]:
     part = target + PART_SUFFIX
     handle = _claim_directory(part)
     try:
-        for name in os.listdir(part):
-            _remove(os.path.join(part, name))
+        try:
+            for name in os.listdir(part):
+                _remove(os.path.join(part, name))
+        except OSError as exc:
+            raise storage_error(f"cannot clear {part}", exc) from exc
         yield part
     finally:
         if os.path.lexists(part):
@@ -88,6 +91,9 @@ def _claim_directory(path: str) -> int:
             raise BusyError(f"{path} is being written by another process") from None
         except FileNotFoundError:
             pass
+        except OSError as exc:
+            os.close(handle)
+            raise storage_error(f"cannot lock {path}", exc) from exc
         # Whoever held it has just finished: what was opened has another name by now.
         os.close(handle)
 

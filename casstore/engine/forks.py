@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 from weakref import ref
 
@@ -61,7 +62,9 @@ class Descriptor:
         """Close it; a lock that it holds goes, though a program just being started has a copy."""
         with _changing:
             if self._number is not None:
-                fcntl.flock(self._number, fcntl.LOCK_UN)
+                # Closing it gives the lock back as well, unless somebody has a copy.
+                with suppress(OSError):
+                    fcntl.flock(self._number, fcntl.LOCK_UN)
                 self._close()
 
     def close(self) -> None:

@@ -142,19 +142,23 @@ def _value(digest: bytes, data: bytes, known: Known) -> ValueFact:
     if type(value) is list:
         shape, entries = LIST, len(value)
         size = len(data) - len(canonical.list_header(entries))
-        if any(role == ROLE_ITEM for role, _ in links):
-            size += _check_items(digest, data, links, known)
+        size += _check_items(digest, data, links, known)
     elif type(value) is dict:
         shape, entries = MAP, len(value)
         size = len(data) - len(canonical.map_header(entries))
         key = key_number(next(reversed(value))) if value else 0
+    if shape != LIST:
+        _refuse_items(digest, links)
     depth = _depth(digest, value, links, known, outer=0)
     return ValueFact(shape, 0, entries, size, len(data), depth, key)
 
 
 def _check_items(digest: bytes, data: bytes, links: list[tuple[int, bytes]], known: Known) -> int:
     """How much longer the items of a leaf are than the links that stand for them."""
-    names = iter([name for role, name in links if role == ROLE_ITEM])
+    left = [name for role, name in links if role == ROLE_ITEM]
+    if not left:
+        return 0
+    names = iter(left)
     longer = 0
     for item in canonical.cut_items(data):
         size = canonical.item_size(item)
@@ -167,8 +171,14 @@ def _check_items(digest: bytes, data: bytes, links: list[tuple[int, bytes]], kno
                 raise _misfit(digest, name or digest)
             longer += size - _ITEM_LINK_BYTES
     if next(names, None) is not None:
-        raise CorruptionError(f"object {digest.hex()} has an item's link where no item stands")
+        raise _stray_item(digest)
     return longer
+
+
+def _refuse_items(digest: bytes, links: list[tuple[int, bytes]]) -> None:
+    """Raise if there are any: only a list has items that leave it, and a size that counts them."""
+    if any(role == ROLE_ITEM for role, _ in links):
+        raise _stray_item(digest)
 
 
 def _is_item_link(item: bytes) -> bool:
@@ -254,6 +264,7 @@ def _node(digest: bytes, data: bytes, known: Known) -> NodeFact:
         ):
             raise _misfit(digest, header.parent)
     value, links = canonical.inspect(data)
+    _refuse_items(digest, links)
     _depth(digest, value, links, known, outer=1)
     return NodeFact(header.seq, header.depth, header.users, key_number(header.id))
 
@@ -276,8 +287,13 @@ def _manifest(digest: bytes, data: bytes, known: Known) -> ManifestFact:
         if component is not None and not isinstance(known(component), BlobFact | ValueFact | None):
             raise _misfit(digest, component)
     value, links = canonical.inspect(data)
+    _refuse_items(digest, links)
     _depth(digest, value, links, known, outer=1)
     return ManifestFact()
+
+
+def _stray_item(digest: bytes) -> CorruptionError:
+    return CorruptionError(f"object {digest.hex()} has an item's link where no item stands")
 
 
 def _misfit(digest: bytes, child: bytes) -> CorruptionError:

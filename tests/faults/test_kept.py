@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import random
 import shutil
@@ -23,7 +24,13 @@ from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.lmdb.keeping import Keeper
 from casstore.engine.lmdb.kept import KeptFile, KeptState, read_kept
 from casstore.engine.protocol import PutRow, RowKey, Write
-from casstore.errors import CasstoreError, CorruptionError, StorageError, StorageFullError
+from casstore.errors import (
+    BusyError,
+    CasstoreError,
+    CorruptionError,
+    StorageError,
+    StorageFullError,
+)
 from tests.faults.children import in_child
 
 PAGE = 4096
@@ -306,6 +313,34 @@ def test_a_copied_store_returns_to_what_was_kept_and_proves_itself(
         assert latest(store) == b"before 29"
 
 
+def test_a_backup_written_over_the_file_is_kept_from_the_first_commit_on(
+    place: Path, unhurried: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is the same by its inode, and what a killed writer had kept of it came later."""
+    with casstore.open(place) as store:
+        put(store, "backup")
+    data = place / "data.mdb"
+    backup = data.read_bytes()
+    written_and_killed(place, 0)
+    data.write_bytes(backup)
+    store = casstore.open(place, "relaxed", auto_train=False)
+    put(store, "one")
+    store.flush()
+    before = data.read_bytes()
+    for number in range(20):
+        put(store, f"later {number}")
+    after = data.read_bytes()
+    marks = {name: (place / name).read_bytes() for name in ("kept", "unsynced")}
+    store.close()
+    monkeypatch.setattr(directory, "boot_id", lambda: "another boot")
+    for image in mixtures(before, after, 6):
+        data.write_bytes(image)
+        for name, content in marks.items():
+            (place / name).write_bytes(content)
+        with casstore.open(place, verify=True) as store:
+            assert latest(store) == b"one"
+
+
 @pytest.mark.parametrize("durability", ["relaxed", "any", "full", None])
 def test_while_somebody_writes_no_boot_has_ended_whatever_its_name(
     place: Path, unhurried: None, durability: str | None
@@ -465,6 +500,27 @@ def test_flushing_and_closing_keep_and_a_clean_end_leaves_nothing(
         assert newest.transaction == second
         put(store, "two")
     assert sorted(os.listdir(place)) == ["data.mdb", "lock.mdb", "locks"]
+
+
+def test_a_kept_state_goes_by_its_transaction_and_is_kept_once(
+    place: Path, unhurried: None
+) -> None:
+    with casstore.open(place, "relaxed") as store:
+        boot = (place / "unsynced").read_text()
+        for name in ("one", "two"):
+            put(store, name)
+            newest = engine_of(store)._env.handle.info()["last_txnid"]
+            store.flush()
+            found = read_kept(str(place / "kept"), boot).newest
+            assert found is not None
+            assert found.transaction == newest
+            assert standing(store) == [newest]
+            content = (place / "kept").read_bytes()
+            (place / "kept").write_bytes(bytes(len(content)))
+            # Nothing was committed since, so there is nothing to keep.
+            store.flush()
+            assert not any((place / "kept").read_bytes())
+            (place / "kept").write_bytes(content)
 
 
 def test_a_marker_that_others_rely_on_is_not_written_anew(place: Path) -> None:
@@ -697,6 +753,57 @@ def test_a_flush_that_failed_is_not_made_good_by_a_later_one(
         assert sorted(os.listdir(place)) == ["data.mdb", "lock.mdb", "locks"]
 
 
+READ = """
+import sys
+sys.path.insert(0, sys.argv[2])
+import casstore
+from tests.faults.test_kept import latest
+with casstore.open(sys.argv[1], readonly=True) as store:
+    for _ in range(2):
+        print(latest(store).decode(), flush=True)
+        sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("more", [1, 2])
+def test_nothing_is_undone_under_somebody_who_still_reads_it(
+    place: Path, unhurried: None, monkeypatch: pytest.MonkeyPatch, more: int
+) -> None:
+    """LMDB goes on counting while the file is open: a writer would go on from either of two states.
+
+    Which one, the parity of the last transaction decides; and it would write over what is read.
+    """
+    store = casstore.open(place, "relaxed", auto_train=False)
+    put(store, "kept")
+    store.flush()
+    for number in range(more):
+        store.engine.write(Write(rows=[PutRow("heads", b"latest", b"later %d" % number)]))
+    reader = subprocess.Popen(
+        [sys.executable, "-c", READ, str(place), str(Path(__file__).parents[2])],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert reader.stdin is not None
+    assert reader.stdout is not None
+    seen = reader.stdout.readline()
+    assert seen == f"later {more - 1}\n"
+    env = engine_of(store)._env
+    with monkeypatch.context() as patch:
+        patch.setattr(env, "handle", Failing(env.handle))
+        with pytest.raises(StorageError, match="may be lost"):
+            store.flush()
+    with pytest.raises(StorageError, match="may be lost"):
+        store.close()
+    for durability in ("full", "relaxed", "process", "any"):
+        with pytest.raises(BusyError, match="still reads"):
+            casstore.open(place, durability)
+    reader.stdin.write("\n")
+    reader.stdin.flush()
+    assert reader.stdout.readline() == seen
+    reader.communicate("\n")
+    with casstore.open(place, verify=True) as store:
+        assert latest(store) == b"kept"
+
+
 def test_after_a_flush_that_failed_a_store_that_keeps_nothing_proves_itself(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -752,6 +859,34 @@ def test_an_environment_opened_anew_stands_again_before_it_writes(
         assert latest(store) == b"one"
 
 
+@pytest.mark.parametrize("where", ["_open", "stand_again", "keep"])
+def test_an_environment_whose_opening_anew_was_interrupted_takes_no_more_writes(
+    place: Path, unhurried: None, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Nobody stands on the kept state any more: the next commits would write over its pages."""
+
+    def interrupted(*_: object) -> None:
+        if where == "_open":
+            opened()
+        raise KeyboardInterrupt
+
+    store = casstore.open(place, "relaxed")
+    put(store, "one")
+    env = engine_of(store)._env
+    opened = env._open
+    owner = {"_open": env, "stand_again": keeper_of(store), "keep": keeper_of(store)._file}
+    with monkeypatch.context() as patch:
+        patch.setattr(owner[where], where, interrupted)
+        with env.write_lock, pytest.raises(KeyboardInterrupt):
+            env.reopen()
+    with pytest.raises(StorageError, match="open it again"):
+        put(store, "two")
+    with pytest.raises(StorageError, match="open it again"):
+        store.close()
+    with casstore.open(place, verify=True) as store:
+        assert latest(store) == b"one"
+
+
 def test_what_could_not_be_opened_anew_fails_in_words(
     place: Path, unhurried: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -784,10 +919,14 @@ def state(transaction: int, inode: int = 5) -> KeptState:
     return KeptState(transaction, bytes([transaction]) * 2 * PAGE, inode, bytes(32))
 
 
+def of_inode(inode: int) -> Callable[[KeptState], bool]:
+    return lambda state: state.inode == inode
+
+
 @pytest.fixture
 def kept(tmp_path: Path) -> KeptFile:
     file = KeptFile(str(tmp_path / "kept"), "a boot", 0o600)
-    file.prepare(PAGE, 5, fresh=True)
+    file.prepare(PAGE, of_inode(5), fresh=True)
     return file
 
 
@@ -897,7 +1036,7 @@ def test_a_write_that_is_cut_short_is_no_write(
     assert read_kept(str(tmp_path / "kept"), "a boot").newest == state(1)
     room = PAGE
     with pytest.raises(StorageFullError):
-        kept.prepare(PAGE, 5, fresh=True)
+        kept.prepare(PAGE, of_inode(5), fresh=True)
 
 
 def test_a_file_that_was_cut_off_is_made_whole_and_one_that_is_gone_is_missed(
@@ -945,10 +1084,44 @@ def test_a_place_that_a_killed_writer_left_half_written_is_written_next(
 def test_states_of_a_file_that_was_replaced_are_forgotten(kept: KeptFile, tmp_path: Path) -> None:
     path = str(tmp_path / "kept")
     kept.keep(state(7))
-    kept.prepare(PAGE, 5, fresh=False)
+    kept.prepare(PAGE, of_inode(5), fresh=False)
     assert read_kept(path, "a boot").newest == state(7)
-    kept.prepare(PAGE, 6, fresh=False)
+    kept.prepare(PAGE, of_inode(6), fresh=False)
     assert read_kept(path, "a boot").newest is None
     kept.keep(state(2, inode=6))
-    kept.prepare(PAGE, 6, fresh=True)
+    kept.prepare(PAGE, of_inode(6), fresh=True)
     assert read_kept(path, "a boot").newest is None
+
+
+def test_ctrl_c_as_the_lock_is_taken_leaves_nobody_waiting(
+    kept: KeptFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = fcntl.flock
+
+    def interrupted(handle: int, operation: int) -> None:
+        lock(handle, operation)
+        if operation == fcntl.LOCK_EX:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            kept.keep(state(1))
+    with open(tmp_path / "kept") as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@pytest.mark.parametrize("durability", ["full", "relaxed"])
+@pytest.mark.parametrize("name", ["kept", "unsynced"])
+def test_a_file_that_was_made_endless_is_not_read_to_its_end(
+    place: Path, name: str, durability: str
+) -> None:
+    with casstore.open(place) as store:
+        put(store, "one")
+    (place / "unsynced").write_text("a boot long ago")
+    with (place / name).open("ab") as file:
+        # More than any machine has memory.
+        file.truncate(1 << 42)
+    with casstore.open(place, durability) as store:
+        assert latest(store) == b"one"
+    assert sorted(os.listdir(place)) == ["data.mdb", "lock.mdb", "locks"]

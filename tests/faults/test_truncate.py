@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,10 @@ import casstore
 from campaigns import specimen, truncate
 from campaigns.examination import PLAIN, VERIFY
 from campaigns.tally import Report
+from casstore.engine.lmdb import guard
+from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.protocol import PutRow, Write
-from casstore.errors import ObjectNotFoundError, StoreNotFoundError
+from casstore.errors import ObjectNotFoundError, StorageError, StoreNotFoundError
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +55,26 @@ def test_a_store_whose_file_is_missing_is_not_found_or_new(tmp_path: Path) -> No
         store.get_value(digest)
 
 
+def test_a_store_whose_file_is_on_a_disk_that_is_not_there_is_not_made_anew(
+    tmp_path: Path,
+) -> None:
+    place, disk = tmp_path / "store", tmp_path / "disk"
+    with casstore.open(place) as store:
+        digest = store.put_value({"a": 1})
+    disk.mkdir()
+    (place / "data.mdb").rename(disk / "data.mdb")
+    (place / "data.mdb").symlink_to(disk / "data.mdb")
+    with casstore.open(place) as store:
+        assert store.get_value(digest) == {"a": 1}
+    disk.rename(tmp_path / "unmounted")
+    for readonly in (False, True):
+        with pytest.raises(StorageError, match="which is not there"):
+            casstore.open(place, readonly=readonly)
+    (tmp_path / "unmounted").rename(disk)
+    with casstore.open(place) as store:
+        assert store.get_value(digest) == {"a": 1}
+
+
 @pytest.mark.parametrize("engine", specimen.ENGINES)
 def test_a_row_put_twice_in_one_write_leaves_a_file_that_verifies(
     engine: int, tmp_path: Path
@@ -66,3 +90,47 @@ def test_a_row_put_twice_in_one_write_leaves_a_file_that_verifies(
         store.engine.write(Write(rows=rows))
     with casstore.open(place, verify=True) as store:
         assert store.engine.scan_rows("records")[0].value == bytes(3000)
+
+
+OPEN = """
+import sys
+sys.path.insert(0, sys.argv[2])
+import casstore
+with casstore.open(sys.argv[1], **({"readonly": True} if sys.argv[3] == "reads" else {})):
+    print("open", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("first", ["reads", "writes"])
+@pytest.mark.parametrize("second", ["reads", "writes"])
+def test_what_a_killed_writer_left_short_can_be_opened_by_more_than_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, second: str
+) -> None:
+    """Nobody can verify it beside a writer, and the first to open it may not commit for long."""
+    place = tmp_path / "store"
+    data = str(place / "data.mdb")
+    with monkeypatch.context() as patch:
+        patch.setattr(guard, "cover", lambda handle, needed_bytes: False)
+        with casstore.open(place) as store:
+            digest = store.put_value({"a": 1})
+            assert isinstance(store.engine, LmdbEngine)
+            env = store.engine._env
+            while not guard.read_extent(data).is_short:
+                # Taken and given back in one transaction, pages are counted and never written.
+                with env.handle.begin(write=True) as txn:
+                    for key in range(20):
+                        txn.put(b"%d" % key, bytes(9_000), db=env.tables["records"])
+                    for key in range(20):
+                        txn.delete(b"%d" % key, db=env.tables["records"])
+    root = str(Path(__file__).parents[2])
+    with subprocess.Popen(
+        [sys.executable, "-c", OPEN, str(place), root, first],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as other:  # fmt: skip
+        assert other.stdout is not None
+        assert other.stdout.readline() == "open\n"
+        with casstore.open(place, readonly=second == "reads") as store:
+            assert store.get_value(digest) == {"a": 1}
+        other.communicate("\n")
+    assert guard.read_extent(data).is_short == (first == second == "reads")

@@ -356,6 +356,25 @@ def test_a_container_becomes_a_tree_above_2048_bytes(make: Any, kind: int, size:
     assert join(sink, digest) == value
 
 
+@pytest.mark.parametrize(("make", "kind"), [(list_of, Kind.LIST), (map_of, Kind.MAP)])
+@pytest.mark.parametrize("size", [511, 512, 2047, 2048, 2049])
+def test_a_container_made_of_entries_is_the_one_made_of_values(
+    make: Any, kind: int, size: int
+) -> None:
+    """Edits have entries where a whole value is spelled anew: both must draw the same lines."""
+    value = make(size)
+    data = encode(value)
+    entries = (
+        splitting.map_leaf_entries(data) if kind == Kind.MAP else splitting.list_leaf_entries(data)
+    )
+    sink, other = Sink(), Sink()
+    packed = splitting.pack(kind, entries, sink.emit)
+    assert packed == splitting.spell(value, MAX_DEPTH, other.emit)
+    assert sink.pieces == other.pieces
+    sizes = sum(entry.size for entry in entries)
+    assert splitting.piece_bytes(kind, len(entries), sizes) == size
+
+
 def test_a_long_string_counts_as_its_link() -> None:
     # 56 links of 36 bytes and a header of three are 2,019 bytes: one piece.
     _, sink = split([f"{number:0600}" for number in range(56)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -201,6 +202,80 @@ def slowly(monkeypatch: pytest.MonkeyPatch, reading: threading.Event) -> None:
         return read(handle, size)
 
     monkeypatch.setattr("casstore.engine.lmdb.hot_copy.os.read", wait_and_read)
+
+
+@pytest.mark.parametrize(
+    ("failing", "begins", "error"),
+    [(1, True, KeyboardInterrupt), (1, False, RuntimeError), (2, False, RuntimeError)],
+)
+def test_a_copy_that_cannot_begin_keeps_nobody_waiting(
+    make_lmdb: MakeStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    failing: int,
+    begins: bool,
+    error: type[BaseException],
+) -> None:
+    """Ctrl-C as its first thread begins, or the system gives it none, or only one."""
+    store = make_lmdb()
+    # More than a pipe holds: who writes into it waits for somebody to read.
+    store.put_blob(random.Random(3).randbytes(1 << 20))
+    start = threading.Thread.start
+    copies: list[threading.Thread] = []
+
+    def cut_short(thread: threading.Thread) -> None:
+        if thread.name == "casstore-copy":
+            copies.append(thread)
+            if len(copies) == failing:
+                if begins:
+                    start(thread)
+                raise error("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", cut_short)
+        with pytest.raises((KeyboardInterrupt, StorageError), match="new thread"):
+            backup(store, tmp_path / "copy")
+    assert len(copies) >= failing
+    assert not [each for each in threading.enumerate() if each.name == "casstore-copy"]
+    assert names_beside(tmp_path / "copy") == []
+    # Nobody is inside: a fork, and whoever closes, would wait for ever.
+    store.close()
+
+
+GIVES_UP = """
+import os, sys, threading
+import casstore
+from casstore.maintenance.backup import backup
+store = casstore.open(sys.argv[1] + "/store", auto_train=False)
+store.put_blob(bytes(100_000))
+env = store.engine._env
+for number in range(20):
+    copying = threading.Thread(target=backup, args=(store, f"{sys.argv[1]}/copy {number}"))
+    with env.writing() as txn:
+        copying.start()
+        while len([each for each in threading.enumerate() if each.name == "casstore-copy"]) < 2:
+            pass
+        # It gets as far as it can.
+        for _ in range(500):
+            os.sched_yield()
+        txn.abort()
+    copying.join()
+store.close()
+print("done")
+"""
+
+
+def test_a_write_that_is_given_up_as_a_copy_begins_waits_for_nothing(tmp_path: Path) -> None:
+    """LMDB waits for the writer, and py-lmdb's abort for the copy: the whole process stood still.
+
+    Whoever keeps a state behind the writers (``relaxed``) gives a transaction up every time.
+    """
+    answer = subprocess.run(
+        [sys.executable, "-c", GIVES_UP, str(tmp_path)],
+        capture_output=True, text=True, cwd=ROOT, timeout=TIMEOUT_S, check=True,
+    )  # fmt: skip
+    assert answer.stdout == "done\n"
 
 
 def test_closing_the_store_does_not_wait_for_a_long_copy(

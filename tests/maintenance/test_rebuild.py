@@ -143,6 +143,74 @@ def test_an_object_stored_a_second_time_is_found_under_its_second_id(tmp_path: P
         assert names(store) == before
 
 
+def test_what_was_collected_does_not_come_back_without_what_it_links_to(tmp_path: Path) -> None:
+    """Its part was stored a second time, under another id than the one that it links to."""
+    path = tmp_path / "s"
+    with open_store(path) as store:
+        value = store.put_value({"text": LONG})
+        gc.collect(store, grace_ms=0)
+        store.tag("kept", store.put_blob(LONG.encode()))
+        before = names(store)
+        assert len(before) == 1
+        rebuild(store, grace_ms=3_600_000)
+        assert names(store) == before
+        assert check(store, level="full").counts == {}
+        assert value not in store
+    # Young things that are whole do come back, and of two the later one.
+    with open_store(path) as store:
+        again = store.put_value({"text": LONG})
+        whole = names(store)
+    with wounding(path) as cut:
+        cut.drop("index")
+    with open_store(path) as store:
+        assert rebuild(store, grace_ms=3_600_000).objects_found == 2
+        assert names(store) == whole
+        assert store.get_value(again) == {"text": LONG}
+
+
+def test_a_second_copy_does_not_take_the_name_of_one_that_is_linked_to(tmp_path: Path) -> None:
+    """A writer that met a damaged index stored again what it did not find there."""
+    path = tmp_path / "s"
+    with open_store(path) as store:
+        value = store.put_value({"text": LONG})
+        store.tag("value", value)
+        # The newest slab never goes, whether or not anything of it has a name.
+        store.tag("other", store.put_blob(b"something else"))
+    with wounding(path) as cut:
+        cut.drop("index")
+    with open_store(path) as store:
+        text = store.put_blob(LONG.encode())
+        store.tag("text", text)
+        assert rebuild(store, grace_ms=0).objects_missing == 0
+        engine = store.engine
+        assert isinstance(engine, LmdbEngine)
+        engine.pack()
+        assert store.get_value(value) == {"text": LONG}
+        assert store.get_blob(text) == LONG.encode()
+        assert check(store, level="full").counts == {}
+
+
+def test_what_has_lost_its_bytes_gets_no_name(tmp_path: Path) -> None:
+    """Packing took them, because the index did not name it any more."""
+    path = tmp_path / "s"
+    with open_store(path) as store:
+        # Between two that are alive it keeps its place.
+        first = store.put_blob(b"first")
+        store.tag("first", first)
+        value = store.put_value({"text": LONG})
+        store.tag("value", value)
+        [text] = set(names(store)) - {bytes(first), bytes(value)}
+    with wounding(path) as cut:
+        cut.unname(text)
+    with open_store(path) as store:
+        engine = store.engine
+        assert isinstance(engine, LmdbEngine)
+        assert engine.pack().objects_dropped == 1
+        assert rebuild(store, grace_ms=0).objects_missing == 1
+        assert set(names(store)) == {bytes(first), bytes(value)}
+        assert text in store.missing([text])
+
+
 def test_damaged_rows_of_the_node_table_are_made_anew(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with open_store(path) as store:

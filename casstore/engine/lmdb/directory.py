@@ -46,6 +46,8 @@ LOCKS: Final = "locks"
 _MARKER: Final = "unsynced"
 # What the marker says behind the boot if a flush has failed.
 _LOST: Final = " lost"
+# More than any boot is called.
+_MARKER_CHARS: Final = 1024
 _COMPACT: Final = "compact"
 _OWN_NAMES: Final = frozenset(
     (DATA_FILE, NEW_FILE, NEW_LOCK_FILE, LOCK_FILE, LOCKS, _MARKER, KEPT_FILE, _COMPACT)
@@ -114,6 +116,11 @@ class StoreDirectory:
         """See that this is, or may become, a store's directory; raise a typed error if not."""
         if os.path.exists(self.data_path):
             return
+        if os.path.islink(self.data_path):
+            # A new store in its place would be empty, and the way to the old one gone.
+            raise StorageError(
+                f"{self.data_path} is a link to {os.readlink(self.data_path)}, which is not there"
+            )
         try:
             strangers = set(os.listdir(self.path)) - _OWN_NAMES
         except FileNotFoundError:
@@ -143,7 +150,7 @@ class StoreDirectory:
         handle = self._lock_handle("mutex")
         try:
             if handle is not None:
-                fcntl.flock(handle, fcntl.LOCK_EX)
+                self._flock(handle, fcntl.LOCK_EX)
             yield
         finally:
             if handle is not None:
@@ -176,7 +183,7 @@ class StoreDirectory:
         handle = self._lock_handle("mutex")
         assert handle is not None  # only a reader may go without
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             free = not self.others_present() and not self._lmdb_is_open()
         except BlockingIOError:
             free = False
@@ -241,6 +248,10 @@ class StoreDirectory:
         """The durabilities at which others have the store open."""
         return [each for each in DURABILITIES if self._others_hold(_LOCK_OF[each])]
 
+    def writers_present(self) -> bool:
+        """Does any other process hold the store for writing? Call as ``others_present``."""
+        return bool(self._used())
+
     def others_present(self) -> bool:
         """Does any other process hold the store? Call inside ``exclusive``, before ``hold``."""
         return any(self._others_hold(name) for name in (*_LOCK_OF.values(), _READERS))
@@ -251,10 +262,14 @@ class StoreDirectory:
         if handle is None:
             raise StorageError(f"no right to lock {self.path}")
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             handle.close()
             return None
+        except BaseException:
+            # Ctrl-C came with the lock, and nobody else would ever get it from this process.
+            handle.unlock()
+            raise
         return handle
 
     def release(self) -> None:
@@ -267,19 +282,29 @@ class StoreDirectory:
         handle = self._lock_handle(name)
         if handle is not None:
             self._held.append(handle)
-            fcntl.flock(handle, fcntl.LOCK_SH)
+            self._flock(handle, fcntl.LOCK_SH)
 
     def _others_hold(self, name: str) -> bool:
         handle = self._lock_handle(name)
         if handle is None:
             return False
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
         finally:
             handle.unlock()
         return False
+
+    def _flock(self, handle: forks.Descriptor, operation: int) -> None:
+        """Lock, or raise BlockingIOError if another has it who was not to be waited for."""
+        try:
+            fcntl.flock(handle, operation)
+        except BlockingIOError:
+            raise
+        except OSError as exc:
+            # Not every file system has such locks.
+            raise storage_error(f"cannot lock {self.path}", exc) from exc
 
     def _lock_handle(self, name: str) -> forks.Descriptor | None:
         """A descriptor to lock, or None where a reader may not create one.
@@ -412,7 +437,7 @@ class StoreDirectory:
         try:
             # Whatever a damaged marker holds, it is not this boot.
             with open(os.path.join(self.path, _MARKER), errors="replace") as source:
-                return source.read().strip()
+                return source.read(_MARKER_CHARS).strip()
         except FileNotFoundError:
             return None
         except OSError as exc:

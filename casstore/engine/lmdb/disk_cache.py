@@ -1,7 +1,8 @@
 """Objects of a store on a server, kept on this machine's disk up to a number of bytes.
 
     PATH/objects-1/STORE/EPOCH-NUMBER/      a store of this engine's own, without a row
-    PATH/objects-1/STORE/lock               held while any of them is made or thrown away
+    PATH/objects-1/STORE/lock               held while any of them is made or thrown away; holds
+                                            a word that is another whenever objects have gone
 
 Nothing here is needed: an object that is not found, or does not prove itself, is asked for at the
 server. So no trouble with the files is ever a caller's; it is told of once, as a warning, and
@@ -28,6 +29,7 @@ from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from casstore.engine import forks
+from casstore.engine.files import write_at
 from casstore.engine.lmdb import guard, sharing
 from casstore.engine.lmdb.directory import (
     DATA_FILE,
@@ -51,6 +53,7 @@ _SHELF: Final = re.compile(r"(\d{1,19})-(\d{1,19})")
 _GONE: Final = ".gone-"
 _LOCK: Final = "lock"
 _LOCK_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+_WORD_BYTES: Final = 16
 _SHELVES: Final = 2
 # In memory objects are kept by the engine that asks us; here only a few slabs are.
 _SLAB_BYTES: Final = 1 << 20
@@ -89,6 +92,8 @@ class DiskCache:
         self._shelves: list[_Shelf] = []
         self._highest = 0
         self._generation = 0
+        # What the lock's file said when it was last held; None: nothing was read since.
+        self._word: bytes | None = None
         self._troubles = 0
         self._is_open = False
         self._renew()
@@ -96,14 +101,15 @@ class DiskCache:
 
     def _renew(self) -> None:
         self._lock = threading.RLock()
-        # How often the file's lock is held: it is not one that a thread may take twice.
-        self._held = 0
+        # The file's lock, while it is held: it is not one that a thread may take twice.
+        self._held: forks.Descriptor | None = None
 
     def begin(self, store: int, epoch: int) -> None:
         """Use what is kept of a store since the collection of this number began."""
         with self._lock:
             self._root = os.path.join(self._path, _LAYOUT, f"{store:016x}")
             self._epoch = epoch
+            self._word = None
             self._is_open = True
         with self._alone():
             # What comes from a later collection than there was is of a state that was lost.
@@ -120,6 +126,8 @@ class DiskCache:
     def find(self, digests: Sequence[bytes]) -> dict[bytes, StoredObject]:
         """Those of ``digests`` that are kept, each proven."""
         found: dict[bytes, StoredObject] = {}
+        # Asked first: what is read next may be among what goes meanwhile.
+        generation = self._generation
         for place, shelf in enumerate(self._at_hand()):
             wanted = [digest for digest in digests if digest not in found]
             if not wanted:
@@ -128,7 +136,7 @@ class DiskCache:
             found.update(read)
             if place and read:
                 # Asked for again, it outlives the older shelf.
-                self.put(read.items(), self._generation)
+                self.put(read.items(), generation)
         return found
 
     def put(self, items: Iterable[tuple[bytes, StoredObject]], generation: int) -> None:
@@ -153,14 +161,14 @@ class DiskCache:
         """Throw away what was kept before the collection of this number began."""
         with self._alone():
             if epoch > self._epoch:
-                self._generation += 1
+                self._say_gone()
                 self._epoch = epoch
                 self._refresh()
 
     def clear(self) -> None:
         """Throw everything away."""
         with self._alone():
-            self._generation += 1
+            self._say_gone()
             self._let_go()
             for name in self._listed():
                 if _SHELF.fullmatch(name):
@@ -225,23 +233,46 @@ class DiskCache:
     def _alone(self) -> Iterator[None]:
         """Keep other threads out, and other processes from changing which shelves there are."""
         with self._lock:
-            if self._held or not self._is_open:
+            if self._held is not None or not self._is_open:
                 yield
                 return
-            handle = None
             try:
-                os.makedirs(self._root, mode=DIRECTORY_MODE, exist_ok=True)
-                handle = forks.open_file(os.path.join(self._root, _LOCK), _LOCK_FLAGS, FILE_MODE)
-                fcntl.flock(handle, fcntl.LOCK_EX)
-            except OSError as exc:
-                self._give_up(self._root, exc)
-            self._held += 1
-            try:
+                try:
+                    os.makedirs(self._root, mode=DIRECTORY_MODE, exist_ok=True)
+                    path = os.path.join(self._root, _LOCK)
+                    self._held = forks.open_file(path, _LOCK_FLAGS, FILE_MODE)
+                    fcntl.flock(self._held, fcntl.LOCK_EX)
+                    self._hear(self._held)
+                except OSError as exc:
+                    self._give_up(self._root, exc)
                 yield
             finally:
-                self._held -= 1
+                # Also if Ctrl-C came with the lock: everybody else would wait for ever.
+                handle, self._held = self._held, None
                 if handle is not None:
                     handle.unlock()
+
+    def _hear(self, lock: forks.Descriptor) -> None:
+        """Notice that another process has thrown objects away; raises OSError."""
+        word = os.pread(lock.fileno(), _WORD_BYTES, 0)
+        if self._word is not None and self._word != word:
+            self._generation += 1
+        self._word = word
+
+    def _say_gone(self) -> None:
+        """Keep nothing that anybody has read so far, in this process or another.
+
+        What they read just before may be among what is gone, and no file tells them of it: there
+        may be none yet.
+        """
+        self._generation += 1
+        if self._held is None:
+            return
+        self._word = secrets.token_bytes(_WORD_BYTES)
+        try:
+            write_at(self._held.fileno(), self._word, 0)
+        except OSError as exc:
+            self._give_up(self._root, exc)
 
     def _listed(self) -> list[str]:
         try:

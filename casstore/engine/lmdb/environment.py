@@ -48,6 +48,7 @@ from casstore.engine.lmdb.keeping import Keeper, return_to_kept
 from casstore.engine.lmdb.translation import translate
 from casstore.errors import (
     BusyError,
+    CasstoreError,
     ClosedError,
     CorruptionError,
     ForkedError,
@@ -131,6 +132,10 @@ class Environment:
                 if verify or suspect:
                     prove(self)
                 self._note_durability()
+                if not readonly:
+                    # What a killed writer left short was verified just now. Others who open it
+                    # could not do that beside this one, which may not commit for long.
+                    self.cover()
             except BaseException:
                 with self.write_lock:
                     self.gate.shut(ClosedError(f"{self.path} could not be opened"))
@@ -158,14 +163,15 @@ class Environment:
 
     def _check_file(self, *, verify: bool) -> None:
         path = self._directory.data_path
-        alone = not self._directory.others_present()
         if verify:
-            if not alone:
+            if self._directory.others_present():
                 raise BusyError(f"{self.path} is in use; its file can be verified only when closed")
             guard.verify_structure(path)
+        # Who only reads it changes nothing, and covers nothing either.
+        written = self._directory.writers_present()
         extent = guard.read_extent(path)
         tries = 0
-        while (extent.is_short or not extent.is_in_order) and not alone and tries < _COVER_TRIES:
+        while (extent.is_short or not extent.is_in_order) and written and tries < _COVER_TRIES:
             # A writer in another process is between its commit and covering the file, or
             # committed twice while the two meta pages were read.
             time.sleep(_COVER_PAUSE_S)
@@ -180,7 +186,7 @@ class Environment:
         self.refuses_newer = extent.lmdb_version == 1
         self.page_header_bytes = extent.header_bytes
         if extent.is_short:
-            if not alone:
+            if written:
                 raise BusyError(
                     f"{path} has {extent.file_bytes} of {extent.needed_bytes} bytes, and another "
                     "process uses it; close that one, so that it can be verified"
@@ -405,14 +411,26 @@ class Environment:
         """Open LMDB anew, after an error that left its environment unusable."""
         self.gate.pause()
         try:
-            if self.keeper is not None:
-                self.keeper.step_down()
-            self.handle.close()
-            self._open()
-            if self.keeper is not None:
-                self.keeper.stand_again()
+            if self.keeper is None:
+                self.handle.close()
+                self._open()
+            else:
+                self._reopen_kept(self.keeper)
         finally:
             self.gate.resume()
+
+    def _reopen_kept(self, keeper: Keeper) -> None:
+        try:
+            keeper.step_down()
+            self.handle.close()
+            self._open()
+            keeper.stand_again()
+        except BaseException as exc:
+            # Whatever it was, Ctrl-C too.
+            keeper.fall(exc)
+            if isinstance(exc, CasstoreError):
+                keeper.require_flushed()
+            raise
 
     def close(self) -> None:
         """Wait for transactions to end, flush what is pending, and let go of the files."""

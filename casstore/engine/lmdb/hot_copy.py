@@ -42,6 +42,7 @@ from casstore.errors import (
     BusyError,
     CasstoreError,
     InvalidInputError,
+    StorageError,
     TargetExistsError,
 )
 
@@ -98,28 +99,34 @@ class _Copy:
         self._error: CasstoreError | None = None
         self._gave_way = False
         self._done = 0
+        # Held while whether writers are kept out is asked or changed.
+        self._turn = threading.Lock()
+        self._keeps_out = False
 
     def run(self, pulse: Pulse | None) -> bool:
         """Copy everything; False if it had to give way."""
-        # A copy in a child would keep the pipe open, and who reads from it waiting.
-        out, into = open_pipe()
-        dump = threading.Thread(target=self._dump, args=(into,), name="casstore-copy", daemon=True)
-        save = threading.Thread(target=self._save, args=(out,), name="casstore-copy", daemon=True)
-        dump.start()
-        save.start()
+        # Only this one is begun here, where Ctrl-C may come at any moment: the other would wait
+        # inside LMDB for somebody to read, and whoever closes the store or forks for it.
+        save = threading.Thread(target=self._save, name="casstore-copy", daemon=True)
         try:
             copying = True
+            save.start()
             while copying:
                 save.join(_PULSE_S)
                 copying = save.is_alive()
                 # At least once, however quick it was.
                 if pulse is not None:
                     pulse(self._done, None if self._compact else self._total())
+        except RuntimeError as exc:
+            if save.ident is not None:
+                raise
+            raise StorageError(f"{self._env.path} cannot be copied: {exc}") from exc
         finally:
             # Also if the caller is interrupted: both end at the next chunk.
             self._stop.set()
-            save.join()
-            dump.join()
+            # One that was interrupted as it began finds that out before it does anything.
+            if save.ident is not None:
+                save.join()
         if self._gave_way:
             return False
         if self._error is not None:
@@ -137,10 +144,15 @@ class _Copy:
         """Have LMDB write the snapshot into the pipe."""
         # Who stops reading must not kill the process, whatever it does with this signal.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
+        # LMDB waits for writers before it takes its snapshot, and a transaction that is given up in
+        # this process would wait for the copy in turn. Writers here wait until it has begun.
+        self._env.write_lock.acquire()
+        self._keeps_out = True
         try:
             self._env.gate.enter()
         except CasstoreError as exc:
             self._error = exc
+            self._let_writers_in()
             into.close()
             return
         try:
@@ -149,10 +161,42 @@ class _Copy:
             if not self._stop.is_set() and not self._gave_way and self._error is None:
                 self._error = translate(exc, self._env.path)
         finally:
+            self._let_writers_in()
             into.close()
             self._env.gate.leave()
 
-    def _save(self, out: Descriptor) -> None:
+    def _let_writers_in(self) -> None:
+        with self._turn:
+            if self._keeps_out:
+                self._keeps_out = False
+                self._env.write_lock.release()
+
+    def _save(self) -> None:
+        """Have LMDB write, and what comes out of the pipe into the file."""
+        if self._stop.is_set():
+            return
+        try:
+            # A copy in a child would keep the pipe open, and who reads from it waiting.
+            out, into = open_pipe()
+        except OSError as exc:
+            self._error = storage_error(f"cannot copy {self._env.path}", exc)
+            return
+        dump = threading.Thread(target=self._dump, args=(into,), name="casstore-copy", daemon=True)
+        try:
+            dump.start()
+        except RuntimeError as exc:
+            self._error = StorageError(f"{self._env.path} cannot be copied: {exc}")
+            into.close()
+            out.close()
+            return
+        try:
+            self._write(out)
+        finally:
+            # Who writes into it is told that nobody reads any more.
+            out.close()
+            dump.join()
+
+    def _write(self, out: Descriptor) -> None:
         """Write what comes out of the pipe into the file, until it ends or must end."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         try:
@@ -162,6 +206,8 @@ class _Copy:
                         self._gave_way = True
                         return
                     chunk = os.read(out.fileno(), _CHUNK_BYTES)
+                    # Whatever comes is of a snapshot that LMDB has.
+                    self._let_writers_in()
                     if not chunk:
                         os.fsync(target.fileno())
                         return
@@ -171,8 +217,6 @@ class _Copy:
                     self._done += len(chunk)
         except OSError as exc:
             self._error = storage_error(f"cannot write {self._path}", exc)
-        finally:
-            out.close()
 
 
 def _make_sound(part: str, source: Environment) -> int:

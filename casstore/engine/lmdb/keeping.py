@@ -19,7 +19,12 @@ from casstore.engine.lmdb import guard
 from casstore.engine.lmdb.directory import FILE_MODE, StoreDirectory, storage_error
 from casstore.engine.lmdb.kept import KeptFile, KeptState, read_kept
 from casstore.engine.lmdb.translation import translate
-from casstore.errors import CasstoreError, CorruptionError, StorageError, UnsettledError
+from casstore.errors import (
+    BusyError,
+    CorruptionError,
+    StorageError,
+    UnsettledError,
+)
 from casstore.format.hashing import plain_hash
 
 if TYPE_CHECKING:
@@ -54,6 +59,13 @@ def return_to_kept(directory: StoreDirectory, *, readonly: bool) -> None:
         raise UnsettledError(
             f"{directory.path} was being written when the machine went down, or a flush failed; "
             "open it once for writing, which returns it to the last state that is whole"
+        )
+    if directory.others_present():
+        # They read pages that would be written over, and LMDB counts transactions where all
+        # who have the file open see it: the next one would go on from the older meta page.
+        raise BusyError(
+            f"{directory.path} has to return to the last state that is whole, and somebody still "
+            "reads a later one; close it there"
         )
     if kinship is _Kinship.COPY and not _is_whole(directory.data_path, state):
         return
@@ -117,7 +129,7 @@ class Keeper:
         try:
             # The file of one who was killed just now still says what the disk has of the rest.
             fresh = directory.unsynced_boot() != boot
-            self._file.prepare(page_bytes, inode_of(env.data_handle), fresh=fresh)
+            self._file.prepare(page_bytes, self._is_ours, fresh=fresh)
             directory.sync_names()
             with env.write_lock:
                 self._settle(self._stand())
@@ -163,12 +175,12 @@ class Keeper:
 
     def stand_again(self) -> None:
         """Keep a state in a new environment, before anything is written in it."""
-        try:
-            self._settle(self._stand())
-        except CasstoreError as exc:
-            # Nobody stands on the kept state any more, and its pages would be written over.
-            self._lost = StorageError(f"{exc}; close the store, and open it again")
-            raise self._lost from exc
+        self._settle(self._stand())
+
+    def fall(self, why: BaseException) -> None:
+        """Let nothing more be written: nobody stands on the kept state, so its pages might go."""
+        said = str(why) or "interrupted"
+        self._lost = StorageError(f"{said}; close the store, and open it again")
 
     def require_flushed(self) -> None:
         """Raise if a state could not be kept, in a way that later ones do not make good."""
@@ -179,12 +191,26 @@ class Keeper:
         """Let go of the file."""
         self._file.close()
 
+    def _is_ours(self, state: KeptState) -> bool:
+        """Is a state that is there already one of this data file?
+
+        Who writes a backup over the file has it go back, and nothing that is kept of it would
+        count until it has come as far again.
+        """
+        return (
+            state.inode == inode_of(self._env.data_handle)
+            and state.transaction <= self._newest_transaction()
+        )
+
     def _is_kept(self) -> bool:
+        return self._kept_transaction == self._newest_transaction()
+
+    def _newest_transaction(self) -> int:
         try:
             newest: int = self._env.handle.info()["last_txnid"]
         except lmdb.Error as exc:
             raise translate(exc, self._env.path) from exc
-        return self._kept_transaction == newest
+        return newest
 
     def _stand(self) -> KeptState:
         """Take the newest state, and have a reader stand on it; hold ``write_lock``."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from struct import Struct
 from typing import Final, NamedTuple
@@ -40,6 +40,9 @@ _MAGIC: Final = b"casskep2"
 _HEAD: Final = Struct("<8sIQQ64s32s")
 _HEAD_BYTES: Final = _HEAD.size + DIGEST_BYTES
 _PLACES: Final = 2
+# Pages are no longer than this, so neither is the file, whatever somebody made of it (P7).
+_MAX_PAGE_BYTES: Final = 1 << 16
+_MAX_BYTES: Final = _PLACES * (_HEAD_BYTES + 2 * _MAX_PAGE_BYTES)
 
 
 class KeptState(NamedTuple):
@@ -67,17 +70,19 @@ class KeptFile:
         except OSError as exc:
             raise storage_error(f"cannot open {path}", exc) from exc
 
-    def prepare(self, page_bytes: int, inode: int, *, fresh: bool) -> None:
+    def prepare(
+        self, page_bytes: int, is_ours: Callable[[KeptState], bool], *, fresh: bool
+    ) -> None:
         """Take the room for all that will ever be kept.
 
-        ``fresh``: forget what is there; so if it is of another data file than this one.
+        ``fresh``: forget what is there; so if any of it is not of this data file.
         """
         length = _PLACES * (_HEAD_BYTES + 2 * page_bytes)
         handle = self._handle.fileno()
         try:
             content = _all_of(handle)
             strange = any(
-                state is not None and state.inode != inode
+                state is not None and not is_ours(state)
                 for state in _read_places(content, self._boot)
             )
             if not fresh and not strange and len(content) == length:
@@ -109,8 +114,8 @@ class KeptFile:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         handle = self._handle.fileno()
-        fcntl.flock(handle, fcntl.LOCK_EX)
         try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
             yield
         finally:
             fcntl.flock(handle, fcntl.LOCK_UN)
@@ -160,7 +165,7 @@ def read_kept(path: str, boot: str) -> Found:
     """The last state that was kept under this boot; raises StorageError."""
     try:
         with open(path, "rb") as source:
-            content = source.read()
+            content = source.read(_MAX_BYTES + 1)
     except FileNotFoundError:
         return Found(None, doubtful=False)
     except OSError as exc:
@@ -177,7 +182,7 @@ def read_kept(path: str, boot: str) -> Found:
 
 
 def _all_of(handle: int) -> bytes:
-    return os.pread(handle, os.fstat(handle).st_size, 0)
+    return os.pread(handle, _MAX_BYTES + 1, 0)
 
 
 def _read_places(content: bytes, boot: str) -> list[KeptState | None]:

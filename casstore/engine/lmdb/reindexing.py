@@ -3,9 +3,11 @@
 A slab may still hold objects that were collected: their bytes go when it is packed. The
 index alone tells them from the living, so without it reachability decides, as it did for
 the collector. If a digest stands in several slabs, the highest id is the living one: an
-object is stored again only when it is not there. The journal gives its names up, and the
-index then says them all. A journal that cannot be read is no case for this: what it holds
-is derived from nothing.
+object is stored again only when it is not there. But a writer that did not find it, because
+the row of the index was lost, has stored it again as well; then the one that reached objects
+link to is needed, and links name ids. The journal gives its names up, and the index then says
+them all. A journal that cannot be read is no case for this: what it holds is derived from
+nothing.
 """
 
 from __future__ import annotations
@@ -59,40 +61,52 @@ def _rebuild(
         for row in _rows(env, txn, pending, table):
             wanted.update(roots.named(table, row, now_ms))
     before = count_names(env, txn, pending)
-    reached, held, young = IdSet(), IdSet(), IdSet()
+    found = _Found()
     # Descending: parents come before children, and of equal digests the living one.
-    cursor = txn.cursor(db=env.slabs)
-    more = cursor.last()
-    while more:
-        directory = slabs.read_directory(*cursor.item())
+    for directory in _directories(env, txn, reverse=True):
         child_at = len(directory.distances)
         for position in range(directory.objects - 1, -1, -1):
             child_at -= directory.child_counts[position]
             if _is_dead(directory, position):
                 continue
             object_id = directory.first_id + position
-            held.add(object_id)
+            found.held.add(object_id)
             digest = directory.digest(position)
+            if pending.is_named(txn, env, digest, object_id):
+                found.known.add(object_id)
             if digest in wanted:
                 wanted.discard(digest)
-                reached.add(object_id)
-            if object_id in reached:
+                found.reached.add(object_id)
+            if object_id in found.reached:
                 for child in directory.children(position, child_at):
                     if not 0 < child < object_id:
                         raise CorruptionError(
                             f"object {digest.hex()} is older than one it links to"
                         )
-                    reached.add(child)
+                    found.reached.add(child)
+                    found.linked.add(child)
             elif directory.stored_at_ms >= keep_after_ms:
-                young.add(object_id)
-        more = cursor.prev()
-    missing = len(wanted) + sum([object_id not in held for object_id in reached])
-    found = _name(env, txn, pending, reached, young)
+                found.young.add(object_id)
+    named = _name(env, txn, found)
     forget_names(env, txn)
     # Whatever was collected and not packed yet is left without a name again.
     notes.note_leftovers(env, txn, there=True)
-    named = txn.stat(env.index)["entries"]
-    return IndexReport(named, found, before - (named - found), missing)
+    missing = len(wanted) + sum([object_id not in named for object_id in found.linked])
+    new = sum([object_id not in found.known for object_id in named])
+    return IndexReport(len(named), new, before - (len(named) - new), missing)
+
+
+class _Found:
+    """What a look at all slabs tells of the objects in them."""
+
+    def __init__(self) -> None:
+        self.held = IdSet()
+        #: Under this id in the old index.
+        self.known = IdSet()
+        self.reached = IdSet()
+        #: By an object, which names an id, and not only by a row, which names a digest.
+        self.linked = IdSet()
+        self.young = IdSet()
 
 
 def _rows(
@@ -107,48 +121,42 @@ def _is_dead(directory: slabs.Directory, position: int) -> bool:
     return directory.kinds[position] & ~slabs.KEEPS_LINKS == slabs.DEAD
 
 
-def _name(
-    env: Environment, txn: lmdb.Transaction[bytes], pending: Pending, reached: IdSet, young: IdSet
-) -> int:
-    """Write the index; how many objects were not in the old one under this id.
-
-    Ascending: children come first, so it is known of a young object whether all it links to
-    has a name. One without all its parts stays unnamed (P3).
-    """
-    # The old index is needed until each entry was compared with it.
-    found = 0
-    named = IdSet()
+def _directories(
+    env: Environment, txn: lmdb.Transaction[bytes], *, reverse: bool
+) -> Iterator[slabs.Directory]:
     cursor = txn.cursor(db=env.slabs)
-    more = cursor.first()
-    while more:
-        directory = slabs.read_directory(*cursor.item())
+    for key, value in cursor.iterprev() if reverse else cursor.iternext():
+        yield slabs.read_directory(key, value)
+
+
+def _name(env: Environment, txn: lmdb.Transaction[bytes], found: _Found) -> IdSet:
+    """Write the index, every digest once; the ids that have a name now."""
+    txn.drop(env.index, delete=False)
+    index = Index(env, txn)
+    named = IdSet()
+    for wanted in (found.linked, found.reached, found.young):
+        # Descending: of two with the same digest the higher one stays.
+        for directory in _directories(env, txn, reverse=True):
+            for position in range(directory.objects - 1, -1, -1):
+                object_id = directory.first_id + position
+                if object_id in wanted and object_id in found.held and object_id not in named:
+                    digest = directory.digest(position)
+                    if index.find(digest) is None:
+                        txn.put(index_key(digest, object_id), b"", db=env.index)
+                        named.add(object_id)
+    # Ascending: children come first, so it is known of a young object whether all it links to
+    # has a name. One without all its parts stays unnamed (P3).
+    for directory in _directories(env, txn, reverse=False):
         child_at = 0
         for position in range(directory.objects):
             object_id = directory.first_id + position
             children = directory.children(position, child_at)
             child_at += directory.child_counts[position]
-            if _is_dead(directory, position):
-                continue
-            whole = all(child in named for child in children)
-            if object_id in reached or (object_id in young and whole):
-                named.add(object_id)
-                digest = directory.digest(position)
-                found += not pending.is_named(txn, env, digest, object_id)
-        more = cursor.next()
-    txn.drop(env.index, delete=False)
-    index = Index(env, txn)
-    more = cursor.last()
-    while more:
-        directory = slabs.read_directory(*cursor.item())
-        for position in range(directory.objects - 1, -1, -1):
-            object_id = directory.first_id + position
-            if object_id in named:
-                digest = directory.digest(position)
-                # Descending: of two with the same digest the higher one stays.
-                if index.find(digest) is None:
-                    txn.put(index_key(digest, object_id), b"", db=env.index)
-        more = cursor.prev()
-    return found
+            young = object_id in named and object_id not in found.reached
+            if young and not all(child in named for child in children):
+                txn.delete(index_key(directory.digest(position), object_id), db=env.index)
+                named.discard(object_id)
+    return named
 
 
 def drop_damaged_rows(env: Environment, table: str) -> int:
