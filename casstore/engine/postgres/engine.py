@@ -137,7 +137,7 @@ class PostgresEngine(Examining):
         )
         self._now = self.statement("SELECT {s}.now_ms()")
         self._flush = self.statement(
-            "SELECT set_config('synchronous_commit', 'on', true), pg_current_xact_id()"
+            "SELECT set_config('synchronous_commit', 'on', true), {flushing}"
         )
 
     def _read_epoch(self, connection: Client) -> int:
@@ -385,7 +385,7 @@ class PostgresEngine(Examining):
         """Make everything acknowledged so far survive a power loss."""
         self.connections.check()
         if not self._lasting and not self.readonly:
-            # A transaction that lasts takes all before it along.
+            # A transaction that lasts takes all along that was written before it.
             self.connections.fetch(self._flush)
 
     def close(self) -> None:

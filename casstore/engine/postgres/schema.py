@@ -31,12 +31,15 @@ from casstore.errors import (
 )
 
 FAMILY: Final = "casstore"
-VERSION: Final = 2
+VERSION: Final = 3
 
 #: What turns a schema of one version into the next: statements, by the version they start from.
 UPGRADES: Final[dict[int, Sequence[str]]] = {
     # The function is told the same in fewer parameters.
     1: ("DROP FUNCTION {s}.write", tables.WRITE_SQL),
+    # What is acknowledged without a change lasts, too. Functions alone are other ones, and those
+    # are made anew after every upgrade.
+    2: (),
 }
 
 # Held while a schema is made or changed. Any number that everybody uses will do.
@@ -226,6 +229,7 @@ def spelled(text: str, schema: str, store: int = 0) -> bytes:
         s=sql.Identifier(schema),
         touch=sql.Literal(tables.TOUCH_INTERVAL_MS),
         planned=sql.SQL(tables.PLANNED_SQL),
+        flushing=sql.SQL(tables.FLUSHING_SQL),
         store=sql.Literal(store),
         # As a lock that is shared comes (``request``).
         inverted=sql.Literal(~store),
