@@ -197,11 +197,9 @@ class Connections:
                 self._give_back(self._at_hand.pop())
 
     @contextmanager
-    def alone(self) -> Iterator[Client]:
+    def alone(self, *, patient: bool = True) -> Iterator[Client]:
         """A connection beside the pool, for what takes long."""
-        self.check()
-        with translated(self.address):
-            connection = self._connected()
+        connection = self._patiently_connected(self.address.patience_s if patient else 0.0)
         try:
             with translated(self.address):
                 yield connection
@@ -209,40 +207,47 @@ class Connections:
             connection.close()
 
     def run_alone(self, work: Callable[[Client], Answer]) -> Answer:
-        """Call ``work``, which may be done twice, with a connection that it has for itself.
-
-        A server that is away is waited for as calls do it. One that answers and does not let us in
-        would not do so later either.
-        """
+        """Call ``work``, which may be done twice, with a connection that it has for itself."""
         deadline = time.monotonic() + self.address.patience_s
-        rest_s = _FIRST_REST_S
-        was_refused = False
         while True:
-            self.check()
-            connection = None
+            connection = self._patiently_connected(deadline - time.monotonic())
             try:
-                connection = self._connected(deadline)
                 return work(connection)
             except psycopg.Error as exc:
                 if not is_away(exc) or time.monotonic() >= deadline:
                     raise in_our_words(exc, self.address) from exc
-                if connection is None and not may_pass(exc, self.address.conninfo):
+            finally:
+                connection.close()
+            _rest(_FIRST_REST_S, deadline)
+
+    def _patiently_connected(self, patience_s: float) -> Client:
+        """A connection; a server that is away is waited for as calls do it.
+
+        One that answers and does not let us in would not do so later either.
+        """
+        deadline = time.monotonic() + patience_s
+        rest_s = _FIRST_REST_S
+        was_refused = False
+        while True:
+            self.check()
+            try:
+                return self._connected(deadline)
+            except psycopg.Error as exc:
+                if not is_away(exc) or time.monotonic() >= deadline:
+                    raise in_our_words(exc, self.address) from exc
+                if not may_pass(exc, self.address.conninfo):
                     # It may have come back between our question and the next one.
                     if was_refused:
                         raise in_our_words(exc, self.address) from exc
                     was_refused = True
                     continue
                 was_refused = False
-            finally:
-                if connection is not None:
-                    connection.close()
-            time.sleep(min(random.uniform(rest_s / 2, rest_s), max(0, deadline - time.monotonic())))
+            _rest(rest_s, deadline)
             rest_s = min(2 * rest_s, _LONGEST_REST_S)
 
-    def _connected(self, deadline: float | None = None) -> Client:
+    def _connected(self, deadline: float) -> Client:
         try:
-            options = self._options() if deadline is None else self._patient_options(deadline)
-            return Client.connect(self.address.conninfo, **options)
+            return Client.connect(self.address.conninfo, **self._patient_options(deadline))
         except (psycopg.ProgrammingError, UnicodeError) as exc:
             told = self.address.without_secrets(str(exc).strip())
             # Not from exc: a traceback would tell what the message does not.
@@ -384,6 +389,12 @@ class Connections:
     def _give_back(self, connection: Client) -> None:
         assert connection.lender is not None
         connection.lender.putconn(connection)
+
+
+def _rest(longest_s: float, deadline: float) -> None:
+    """Wait a moment, another one than others do."""
+    pause_s = random.uniform(longest_s / 2, longest_s)
+    time.sleep(min(pause_s, max(0, deadline - time.monotonic())))
 
 
 def is_away(exc: psycopg.Error) -> bool:
