@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
+import zstandard
 
 psycopg = pytest.importorskip("psycopg")
 
 import casstore
 from casstore import UNFENCED, Commit, NodeDraft, Store
 from casstore.engine.faults import Checking
+from casstore.engine.protocol import MAX_OBJECT_BYTES
 from casstore.maintenance import check
 from casstore.maintenance.check import CheckReport
 from servers.postgres import Server
@@ -82,6 +84,19 @@ def test_content_that_was_changed_is_found_and_who_needs_it(wounded: Wounded) ->
     assert codes(report) <= {"object_damaged", "object_malformed", "node_table_wrong"}
     assert "object_damaged" in codes(report)
     assert [one.session for one in report.affected] == ["s"]
+
+
+def test_content_that_would_fill_the_memory_is_not_inflated(wounded: Wounded) -> None:
+    """Row and frame agree on more than any object has, and the frame is a few kilobytes long."""
+    claimed = 4 * MAX_OBJECT_BYTES
+    frame = zstandard.compress(bytes(claimed))
+    wounded.wound(
+        f"UPDATE {{s}}.objects SET codec = 1, size_bytes = {claimed}, "
+        f"content = '\\x{frame.hex()}' WHERE id = " + HEAD
+    )
+    report = check.check(wounded.store, level="full")
+    assert [one.session for one in report.affected] == ["s"]
+    assert any(f"claims {claimed} bytes" in finding.what for finding in report.findings)
 
 
 def test_a_missing_object_is_found_and_who_needs_it(wounded: Wounded) -> None:

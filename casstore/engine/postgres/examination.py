@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from psycopg.types.numeric import Int2, Int8
 
-from casstore.engine.compression import Compressor
 from casstore.engine.faults import (
     HEADER_DAMAGED,
     OBJECT_DAMAGED,
@@ -40,7 +39,8 @@ class Examining:
     connections: Connections
     readonly: bool
     statement: Callable[[str], bytes]
-    _compressor: Compressor
+    #: The bytes of an object by its digest, codec, size and content.
+    _inflated: Callable[[bytes, int, int, bytes], bytes]
 
     def _ask(self, text: str, *parameters: Any) -> list[tuple[Any, ...]]:
         return self.connections.fetch(self.statement(text), parameters)
@@ -164,7 +164,7 @@ class Examining:
             return found
         codec, content, size_bytes = stored
         try:
-            data = self._compressor.inflate(codec, 0, content, size_bytes)
+            data = self._inflated(digest, codec, size_bytes, content)
         except CorruptionError as exc:
             what = f"object {digest.hex()}: {exc}"
             return found._replace(fault=Fault(OBJECT_DAMAGED, what, digest=digest))
