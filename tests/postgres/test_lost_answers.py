@@ -21,7 +21,11 @@ import psycopg
 
 import casstore
 from casstore import UNFENCED, Commit, NodeDraft, Store
+from casstore.engine.postgres.address import parse
+from casstore.engine.postgres.engine import PostgresEngine
 from casstore.engine.protocol import PutRow, RowIs, RowKey, Stamp, Write
+from casstore.errors import StorageUnavailableError
+from casstore.testing.engine_fixtures import new_blob, put_objects
 from casstore.testing.engine_threads import TIMEOUT_S, start
 from servers.delay_proxy import DelayProxy
 from servers.postgres import Server
@@ -179,3 +183,20 @@ def test_a_write_that_lost_its_connection_waiting_for_a_standby_is_waited_for_ag
         sql.execute("ALTER SYSTEM RESET synchronous_standby_names")
         sql.execute("SELECT pg_reload_conf()")
         assert store.get_blob(doing.result(TIMEOUT_S)) == b"%d" % number
+
+
+def test_a_deletion_whose_answer_never_came_leaves_nothing_to_read(
+    postgres_server: Server, schema: str
+) -> None:
+    place = str(postgres_server.place / f".s.PGSQL.{postgres_server.port}")
+    blob = new_blob(b"deleted")
+    with DelayProxy(place) as link:
+        url = postgres_server.url(port=link.port, schema=schema, patience="0")
+        engine = PostgresEngine(parse(url))
+        put_objects(engine, blob)
+        assert engine.get_many([blob.digest]) != [None]
+        link.lose_next_answer()
+        with pytest.raises(StorageUnavailableError):
+            engine.write(Write(deletes=[blob.digest]))
+        assert engine.get_many([blob.digest]) == [None]
+        engine.close()

@@ -87,7 +87,7 @@ class PostgresEngine(Examining):
             identity = schema.ready(
                 connection, address.place, address.schema, create=create, readonly=readonly
             )
-            return identity, 0 if spare is None else self._read_epoch(connection)
+            return identity, self._read_epoch(connection)
 
         identity, self._epoch = self.connections.run_alone(look)
         self.store_number = identity.store
@@ -142,8 +142,8 @@ class PostgresEngine(Examining):
 
     def _read_epoch(self, connection: Client) -> int:
         row = connection.execute(self.statement("SELECT epoch FROM {s}.state")).fetchone()
-        assert row is not None
-        return int(row[0])
+        # That there is none is damage, which a check of the store opened here has to tell.
+        return 0 if row is None else int(row[0])
 
     def statement(self, text: str) -> bytes:
         """A statement of ours, with this store's schema in it."""
@@ -249,7 +249,13 @@ class PostgresEngine(Examining):
                     parameters = None
                 raise
 
-        answer = request.read_answer(self.connections.run(ask))
+        try:
+            answer = request.read_answer(self.connections.run(ask))
+        except BaseException:
+            # The server may have done it all the same.
+            if write.deletes:
+                self.forget_all()
+            raise
         if answer.epoch is not None:
             # Not the time of a write whose answer was lost: that is as old as the search for it.
             self._heard = (answer.now_ms, monotonic())
@@ -285,10 +291,9 @@ class PostgresEngine(Examining):
     def _note(self, epoch: int | None) -> None:
         """Forget what was read before a collection that somebody else has begun."""
         if epoch is not None and epoch != self._epoch:
-            if self._epoch:
-                self.cache.clear()
-                if self._spare is not None:
-                    self._spare.pass_on_to(epoch)
+            self.cache.clear()
+            if self._spare is not None:
+                self._spare.pass_on_to(epoch)
             self._epoch = epoch
 
     def forget(self, digests: Sequence[bytes]) -> None:
