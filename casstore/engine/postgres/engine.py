@@ -116,13 +116,16 @@ class PostgresEngine(Examining):
         self._missing = self.statement("SELECT * FROM {s}.find_digests(%b)")
         self._get_many = self.statement("SELECT * FROM {s}.find_objects(%b)")
         self._get_rows = self.statement("SELECT * FROM {s}.find_rows(%b, %b)")
-        between = "WHERE kind = %b AND key >= %b AND (%b OR key < %b) ORDER BY"
+        # Without an end it is another statement: to a plan that is made for any parameters, an end
+        # that may or may not be there is none, and all rows behind it would be read.
         self._scan_rows = {
-            reverse: self.statement(
-                f"SELECT key, value FROM {{s}}.rows {between} "
-                f"{'kind DESC, key DESC' if reverse else 'kind, key'} LIMIT %b"
+            (reverse, ends): self.statement(
+                "SELECT key, value FROM {s}.rows WHERE kind = %b AND key >= %b"
+                + (" AND key < %b" if ends else "")
+                + f" ORDER BY {'kind DESC, key DESC' if reverse else 'kind, key'} LIMIT %b"
             )
             for reverse in (False, True)
+            for ends in (False, True)
         }
         self._scan_objects = self.statement(
             "SELECT id, digest, kind, size_bytes, children, stored_at_ms FROM {s}.objects "
@@ -339,13 +342,11 @@ class PostgresEngine(Examining):
         self.connections.check()
         check_table(table)
         _check_limit(limit)
+        end = () if stop is None else (bytes(stop),)
         found = self.connections.fetch(
-            self._scan_rows[reverse],
-            (
-                Int8(TABLE_NUMBERS[table]), bytes(start), stop is None, bytes(stop or b""),
-                _number(limit),
-            ),
-        )  # fmt: skip
+            self._scan_rows[bool(reverse), stop is not None],
+            (Int8(TABLE_NUMBERS[table]), bytes(start), *end, _number(limit)),
+        )
         return [Row(*row) for row in found]
 
     # --- collecting -------------------------------------------------------------------------
