@@ -359,8 +359,12 @@ class PostgresEngine(Examining):
     def commits_since_collection(self) -> int:
         """How many writes have changed something since a collection last came to its end."""
         self.connections.check()
-        [[count]] = self.connections.fetch(self._since)
-        return int(count)
+        found = self.connections.fetch(self._since)
+        if not found:
+            raise CorruptionError(
+                f"{self.address.place} does not say how far collections have come; run check"
+            )
+        return int(found[0][0])
 
     # --- time, watching, ending -------------------------------------------------------------
 

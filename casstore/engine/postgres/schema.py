@@ -42,6 +42,9 @@ UPGRADES: Final[dict[int, Sequence[str]]] = {
     2: (),
 }
 
+# Among locks, the other half stands for those that are shared.
+_NUMBER_BITS: Final = 63
+
 # Held while a schema is made or changed. Any number that everybody uses will do.
 _LOCK: Final = 0x6361_7373_746F_7265
 
@@ -150,9 +153,12 @@ def _find(connection: psycopg.Connection[Any], place: str, schema: str) -> Ident
     if said.get("family") != FAMILY:
         raise ForeignStoreError(f"{place} was made by something else; choose another schema")
     try:
-        return Identity(int(said["version"]), int(said["store"]))
+        found = Identity(int(said["version"]), int(said["store"]))
     except (KeyError, ValueError) as exc:
         raise CorruptionError(f"{place} does not say which version it has") from exc
+    if not 0 <= found.store < 1 << _NUMBER_BITS:
+        raise CorruptionError(f"{place} has the number {found.store}, which no store has")
+    return found
 
 
 def _create(connection: psycopg.Connection[Any], schema: str) -> None:
@@ -238,4 +244,4 @@ def spelled(text: str, schema: str, store: int = 0) -> bytes:
 
 
 def _new_number() -> int:
-    return secrets.randbits(63)
+    return secrets.randbits(_NUMBER_BITS)
