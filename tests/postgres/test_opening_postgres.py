@@ -556,8 +556,11 @@ def test_a_full_write_lasts_even_where_the_server_would_not_wait(
         store.engine.write(Write(rows=[PutRow("records", b"2", b"")]))
     with casstore.open(postgres_url, "any") as store:
         store.engine.write(Write(rows=[PutRow("records", b"3", b"")]))
+    # On this machine's disk, and on no standby's.
+    with casstore.open(f"{postgres_url}&options=-c%20synchronous_commit%3Dlocal") as store:
+        store.engine.write(Write(rows=[PutRow("records", b"4", b"")]))
     seen = sql.execute(f"SELECT setting FROM {schema}.seen".encode()).fetchall()
-    assert seen == [("on",), ("off",), ("on",)]
+    assert seen == [("on",), ("off",), ("on",), ("on",)]
 
 
 def unflushed_after(
