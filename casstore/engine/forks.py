@@ -104,11 +104,16 @@ class Lock:
     def _renew(self) -> None:
         self._lock = threading.Lock()
 
-    def __enter__(self) -> None:
-        self._lock.acquire()
+    # The lock's own, and no functions around them: between taking the lock and returning from such
+    # a function, or between calling the other one and giving the lock back, Ctrl-C would leave it
+    # held for ever.
+    @property
+    def __enter__(self) -> Callable[[], bool]:
+        return self._lock.__enter__
 
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
+    @property
+    def __exit__(self) -> Callable[..., None]:
+        return self._lock.__exit__
 
 
 def renew_in_child(renew: Callable[[], None]) -> None:

@@ -125,11 +125,13 @@ class StoreTarget:
 
     def flush(self) -> None:
         """Write what waits. Nothing names it yet: until something does, the grace keeps it."""
-        if self._waiting:
-            done = self._engine.write(Write(objects=list(self._waiting.values())))
-            self.new_objects += done.new_objects
-        self._waiting = {}
+        waiting, self._waiting = self._waiting, {}
         self._waiting_bytes = 0
+        if waiting:
+            # If it fails, because what they link to was collected since, they are lacking again,
+            # and so is that: whoever begins anew sends both.
+            done = self._engine.write(Write(objects=list(waiting.values())))
+            self.new_objects += done.new_objects
 
 
 def reached_from(reader: PieceReader, roots: Iterable[bytes]) -> set[bytes]:

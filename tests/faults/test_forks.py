@@ -15,8 +15,9 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ import pytest
 import casstore
 import casstore.aio
 from casstore.adapters.langgraph.holding import StoreHolder
+from casstore.engine import forks
 from casstore.engine.lmdb import creation, hot_copy, inheritance
 from casstore.engine.lmdb.directory import StoreDirectory
 from casstore.engine.lmdb.disk_cache import DiskCache
@@ -321,6 +323,33 @@ def test_a_cache_on_disk_is_closed_in_a_child_though_a_thread_uses_it(tmp_path: 
     assert child.answer() == "lives"
     other.close()
     cache.close()
+
+
+def test_ctrl_c_at_no_point_leaves_a_lock_held() -> None:
+    lock = forks.Lock()
+    for point in count():
+        left = point
+
+        def interrupt(frame: FrameType, event: str, argument: object) -> None:
+            nonlocal left
+            # Where Python looks for signals: as a function begins, and when a call is through.
+            if event in ("call", "c_return"):
+                left -= 1
+                if left < 0:
+                    sys.setprofile(None)
+                    raise KeyboardInterrupt
+
+        sys.setprofile(interrupt)
+        try:
+            with lock:
+                len("")
+        except KeyboardInterrupt:
+            assert not lock._lock.locked(), point
+            continue
+        finally:
+            sys.setprofile(None)
+        break
+    assert point > 2
 
 
 def test_working_state_is_read_in_a_child_though_a_thread_had_the_lock() -> None:

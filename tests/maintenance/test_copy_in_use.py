@@ -12,7 +12,7 @@ from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import PutRow, Write, WriteResult
 from casstore.errors import SessionDivergedError
 from casstore.maintenance import findings as codes
-from casstore.maintenance import gc, retention, vacuum
+from casstore.maintenance import gc, retention, sending, vacuum
 from casstore.maintenance.check import check
 from casstore.maintenance.copying import copy
 from casstore.maintenance.exporting import export_session
@@ -266,3 +266,31 @@ def test_a_fork_whose_nodes_have_others_in_their_places_is_found(make_store: Mak
     report = check(store)
     assert list(report.counts) == [codes.NODE_TABLE_WRONG]
     assert [finding.where.session for finding in report.findings] == ["fork"]
+
+
+def test_what_is_collected_in_the_target_before_anything_names_it_is_sent_again(
+    make_memory: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that linked to it waited to be written, and were taken for sent at every attempt."""
+    monkeypatch.setattr(sending, "_WRITE_OBJECTS", 1)
+    source = make_memory()
+    step(source, "s", message("a"))
+    step(source, "s", message("b"))
+    for ahead in range(1, 40):
+        engine = Watched()
+        target, left = Store(engine), ahead
+
+        def collect(write: Write, target: Store = target, engine: Watched = engine) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                engine.before = None
+                gc.collect(target, grace_ms=0)
+
+        engine.before = collect
+        copy(source, target)
+        assert ids(target, "s") == ["a", "b"]
+        assert check(target, level="full").sound
+        if left > 0:
+            break
+    assert ahead > 2, "nothing was ever in between"

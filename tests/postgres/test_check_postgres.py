@@ -6,14 +6,18 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
+import zstandard
 
 psycopg = pytest.importorskip("psycopg")
 
 import casstore
 from casstore import UNFENCED, Commit, NodeDraft, Store
 from casstore.engine.faults import Checking
-from casstore.maintenance import check
+from casstore.engine.protocol import MAX_OBJECT_BYTES, Collecting
+from casstore.errors import CorruptionError
+from casstore.maintenance import check, gc
 from casstore.maintenance.check import CheckReport
+from casstore.testing.engine_fixtures import all_objects
 from servers.postgres import Server
 
 TURNS = 6
@@ -84,6 +88,19 @@ def test_content_that_was_changed_is_found_and_who_needs_it(wounded: Wounded) ->
     assert [one.session for one in report.affected] == ["s"]
 
 
+def test_content_that_would_fill_the_memory_is_not_inflated(wounded: Wounded) -> None:
+    """Row and frame agree on more than any object has, and the frame is a few kilobytes long."""
+    claimed = 4 * MAX_OBJECT_BYTES
+    frame = zstandard.compress(bytes(claimed))
+    wounded.wound(
+        f"UPDATE {{s}}.objects SET codec = 1, size_bytes = {claimed}, "
+        f"content = '\\x{frame.hex()}' WHERE id = " + HEAD
+    )
+    report = check.check(wounded.store, level="full")
+    assert [one.session for one in report.affected] == ["s"]
+    assert any(f"claims {claimed} bytes" in finding.what for finding in report.findings)
+
+
 def test_a_missing_object_is_found_and_who_needs_it(wounded: Wounded) -> None:
     wounded.wound("DELETE FROM {s}.objects WHERE id = " + HEAD)
     report = check.check(wounded.store, level="connectivity")
@@ -134,3 +151,46 @@ def test_a_row_that_makes_no_sense_is_found(wounded: Wounded) -> None:
     report = check.check(wounded.store, level="connectivity")
     assert not report.sound
     assert "row_malformed" in codes(report)
+
+
+@pytest.mark.parametrize(
+    "wound",
+    [
+        "SET digest = 'short'",
+        "SET children = ARRAY[NULL]::bigint[]",
+        "SET children = '{{{{1,2}},{{3,4}}}}'::bigint[]",
+        "SET id = -7",
+    ],
+)
+def test_an_object_of_no_form_is_found_and_nothing_is_collected(
+    wounded: Wounded, wound: str
+) -> None:
+    wounded.store.delete_session("whole")
+    stored = len(all_objects(wounded.store.engine))
+    wounded.wound("UPDATE {s}.objects " + wound + " WHERE id = " + HEAD)
+    for level in ("connectivity", "full"):
+        assert codes(check.check(wounded.store, level=level)) & {"object_damaged", "header_damaged"}
+    assert gc.collect(wounded.store, grace_ms=0).outcome is gc.Outcome.REFUSED
+    row = wounded.connection.execute(f"SELECT count(*) FROM {wounded.schema}.objects").fetchone()
+    assert row == (stored,)
+
+
+def test_a_store_that_does_not_say_how_far_it_was_collected_is_damaged(
+    wounded: Wounded, postgres_url: str
+) -> None:
+    wounded.wound("DELETE FROM {s}.state")
+    engine = wounded.store.engine
+    assert isinstance(engine, Collecting)
+    with pytest.raises(CorruptionError):
+        engine.commits_since_collection()
+    with casstore.open(postgres_url) as again:
+        assert codes(check.check(again, level="quick")) == {"header_damaged"}
+
+
+@pytest.mark.parametrize("number", ["-1", str(1 << 63), "x"])
+def test_a_number_that_no_store_has_is_damage(
+    wounded: Wounded, postgres_url: str, number: str
+) -> None:
+    wounded.wound(f"UPDATE {{s}}.meta SET value = '{number}' WHERE name = 'store'")
+    with pytest.raises(CorruptionError):
+        casstore.open(postgres_url)

@@ -27,7 +27,7 @@ from casstore.maintenance import gc
 from casstore.session.data import UNFENCED, Checkpoint, Commit, NodeDraft
 from casstore.store import Store
 from casstore.testing import ManualClock
-from casstore.testing.engine_fixtures import find_row, new_blob, put_objects
+from casstore.testing.engine_fixtures import find_row, new_blob, put_objects, put_row
 from casstore.testing.engine_threads import TIMEOUT_S, start
 from tests.postgres.engines import Schemas, engines
 from tests.postgres.open_writes import (
@@ -502,3 +502,17 @@ def test_a_beginning_that_was_still_under_way_when_it_was_asked_again_is_ones_ow
         assert again.result(TIMEOUT_S) == lost.result()[0]
     blocked.close()
     collected.__exit__(None, None, None)
+
+
+def test_what_was_read_before_the_first_write_is_forgotten_with_a_collection(
+    engine: PostgresEngine,
+) -> None:
+    """The first write is also the first that hears of it."""
+    blob = new_blob(b"collected")
+    put_objects(engine, blob)
+    other = PostgresEngine(engine.address)
+    assert other.get_many([blob.digest]) != [None]
+    assert gc.collect(Store(engine), grace_ms=0).objects_swept == 1
+    put_row(other, "records", b"a", b"")
+    assert other.get_many([blob.digest]) == [None]
+    other.close()

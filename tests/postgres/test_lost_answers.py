@@ -6,16 +6,27 @@ no more answers than were given.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
+from itertools import count
 from typing import Any, NamedTuple
 
 import pytest
 
 pytest.importorskip("psycopg")
 
+import psycopg
+
 import casstore
 from casstore import UNFENCED, Commit, NodeDraft, Store
+from casstore.engine.postgres.address import parse
+from casstore.engine.postgres.engine import PostgresEngine
 from casstore.engine.protocol import PutRow, RowIs, RowKey, Stamp, Write
+from casstore.errors import StorageUnavailableError
+from casstore.testing.engine_fixtures import new_blob, put_objects
+from casstore.testing.engine_threads import TIMEOUT_S, start
 from servers.delay_proxy import DelayProxy
 from servers.postgres import Server
 
@@ -136,3 +147,56 @@ def test_reading_is_done_again(far: Far, what: str) -> None:
         assert read() == expected
 
     assert with_each_answer_lost(far, same) >= 1
+
+
+def test_a_write_that_lost_its_connection_waiting_for_a_standby_is_waited_for_again(
+    postgres_server: Server,
+) -> None:
+    """Whoever asks again finds it made, and it would be lost with this machine all the same."""
+    settings = {**postgres_server.settings, "wal_level": "replica", "max_wal_senders": "1"}
+    waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+
+    def next_to_wait(sql: psycopg.Connection[Any], doing: Future[Any], before: int = 0) -> int:
+        deadline = time.monotonic() + TIMEOUT_S
+        while not doing.done():
+            row = sql.execute(waiting).fetchone()
+            if row is not None and row[0] != before:
+                return int(row[0])
+            assert time.monotonic() < deadline
+        return 0
+
+    with (
+        Server(postgres_server.installation, settings=settings) as server,
+        psycopg.connect(server.url(), autocommit=True) as sql,
+        casstore.open(server.url()) as store,
+    ):
+        store.engine.now_ms()
+        sql.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+        sql.execute("SELECT pg_reload_conf()")
+        # The server hears of it a moment later.
+        for number in count():
+            doing = start(partial(store.put_blob, b"%d" % number))
+            if first := next_to_wait(sql, doing):
+                break
+        sql.execute("SELECT pg_terminate_backend(%s)", (first,))
+        assert next_to_wait(sql, doing, before=first), "it says so, and nobody else has it"
+        sql.execute("ALTER SYSTEM RESET synchronous_standby_names")
+        sql.execute("SELECT pg_reload_conf()")
+        assert store.get_blob(doing.result(TIMEOUT_S)) == b"%d" % number
+
+
+def test_a_deletion_whose_answer_never_came_leaves_nothing_to_read(
+    postgres_server: Server, schema: str
+) -> None:
+    place = str(postgres_server.place / f".s.PGSQL.{postgres_server.port}")
+    blob = new_blob(b"deleted")
+    with DelayProxy(place) as link:
+        url = postgres_server.url(port=link.port, schema=schema, patience="0")
+        engine = PostgresEngine(parse(url))
+        put_objects(engine, blob)
+        assert engine.get_many([blob.digest]) != [None]
+        link.lose_next_answer()
+        with pytest.raises(StorageUnavailableError):
+            engine.write(Write(deletes=[blob.digest]))
+        assert engine.get_many([blob.digest]) == [None]
+        engine.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from psycopg.conninfo import conninfo_to_dict
 import casstore
 import casstore.aio
 from casstore.engine.postgres import schema as schemas
+from casstore.engine.postgres import tables
 from casstore.engine.postgres.address import Address, parse
 from casstore.engine.postgres.engine import PostgresEngine
 from casstore.engine.protocol import PutRow, RowKey, StoredObject, Write
@@ -39,6 +40,7 @@ from casstore.session.data import UNFENCED, Commit, NodeDraft
 from casstore.testing.engine_fixtures import find_row, new_blob, new_parent, put_objects, put_row
 from casstore.testing.engine_threads import TIMEOUT_S, start
 from servers.postgres import Server
+from tests.postgres.open_writes import replace_function
 
 HERE = RowKey("records", b"here")
 
@@ -426,6 +428,24 @@ def test_a_store_of_version_1_becomes_what_a_new_one_is(
     assert structure(sql, schema) == structure(sql, f"{schema}_new")
 
 
+def test_a_store_of_version_2_gets_the_functions_of_this_release(
+    postgres_url: str, schema: str, sql: psycopg.Connection[Any]
+) -> None:
+    with casstore.open(postgres_url) as store:
+        engine = store.engine
+        assert isinstance(engine, PostgresEngine)
+        kept = store.put_blob(b"kept")
+        made = structure(sql, schema)
+        replace_function(engine, tables.WRITE_SQL, ("PERFORM {flushing};", "NULL;"))
+    set_version(sql, schema, "2")
+    assert structure(sql, schema) != made
+    with casstore.open(postgres_url) as store:
+        assert store.get_blob(kept) == b"kept"
+    assert structure(sql, schema) == made
+    row = sql.execute(f"SELECT value FROM {schema}.meta WHERE name = 'version'".encode()).fetchone()
+    assert row == (str(schemas.VERSION),)
+
+
 def test_an_upgrade_that_fails_changes_nothing(
     postgres_url: str, schema: str, sql: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -536,8 +556,56 @@ def test_a_full_write_lasts_even_where_the_server_would_not_wait(
         store.engine.write(Write(rows=[PutRow("records", b"2", b"")]))
     with casstore.open(postgres_url, "any") as store:
         store.engine.write(Write(rows=[PutRow("records", b"3", b"")]))
+    # On this machine's disk, and on no standby's.
+    with casstore.open(f"{postgres_url}&options=-c%20synchronous_commit%3Dlocal") as store:
+        store.engine.write(Write(rows=[PutRow("records", b"4", b"")]))
     seen = sql.execute(f"SELECT setting FROM {schema}.seen".encode()).fetchall()
-    assert seen == [("on",), ("off",), ("on",)]
+    assert seen == [("on",), ("off",), ("on",), ("on",)]
+
+
+def unflushed_after(
+    sql: psycopg.Connection[Any],
+    writing: Callable[[int], object],
+    acknowledging: Callable[[], object],
+) -> int:
+    """How often something lay in memory alone when a call said that it lasts."""
+    found = 0
+    # Now and then the server has written it by itself before.
+    for number in range(20):
+        writing(number)
+        row = sql.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
+        assert row is not None
+        acknowledging()
+        query = "SELECT pg_current_wal_flush_lsn() < %s::pg_lsn"
+        if sql.execute(query, row).fetchone() == (True,):
+            found += 1
+    return found
+
+
+def test_flushing_waits_until_all_that_was_written_lasts(
+    postgres_url: str, sql: psycopg.Connection[Any]
+) -> None:
+    with casstore.open(postgres_url, "relaxed") as store:
+
+        def put(number: int) -> None:
+            store.put_blob(b"%d" % number)
+
+        assert unflushed_after(sql, put, lambda: None) > 0
+        assert unflushed_after(sql, put, store.flush) == 0
+
+
+def test_what_is_put_again_lasts_though_who_put_it_first_did_not_wait_for_that(
+    postgres_url: str, sql: psycopg.Connection[Any]
+) -> None:
+    with casstore.open(postgres_url, "relaxed") as hasty, casstore.open(postgres_url) as store:
+        latest = b""
+
+        def put(number: int) -> None:
+            nonlocal latest
+            latest = b"%d" % number
+            hasty.put_blob(latest)
+
+        assert unflushed_after(sql, put, lambda: store.put_blob(latest)) == 0
 
 
 def test_calls_under_way_when_it_is_closed_end_with_an_error_of_ours(postgres_url: str) -> None:

@@ -79,3 +79,29 @@ def test_a_write_reads_each_row_that_it_asks_for_once(engine: PostgresEngine, nu
         connection.execute("ROLLBACK")
     assert read["rows"] == (0, 2 * number)
     assert read["objects"] == (0, number)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_scan_reads_no_row_beyond_its_end_whatever_its_plan_was_made_for(
+    engine: PostgresEngine, monkeypatch: pytest.MonkeyPatch, reverse: bool
+) -> None:
+    """A server makes one plan for all parameters once it has seen a few, or if it is told to."""
+    rows = [PutRow("records", b"%04d" % at, b"") for at in range(1000)]
+    engine.write(Write(rows=rows))
+    with engine.connections.alone() as connection:
+        connection.execute("SET plan_cache_mode = force_generic_plan")
+        # With so few rows it would read all of them.
+        connection.execute("SET enable_seqscan = off")
+        connection.execute("SET enable_bitmapscan = off")
+        connection.execute("BEGIN")
+        connection.prepare_threshold = 0
+        monkeypatch.setattr(engine.connections, "run", lambda work: work(connection))
+        found = engine.scan_rows("records", start=b"0500", stop=b"0503", reverse=reverse)
+        assert len(found) == 3
+        read = connection.execute(
+            "SELECT idx_tup_fetch FROM pg_stat_xact_user_tables "
+            "WHERE schemaname = %s AND relname = 'rows'",
+            (engine.address.schema,),
+        ).fetchone()
+        connection.execute("ROLLBACK")
+    assert read == (3,)

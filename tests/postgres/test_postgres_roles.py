@@ -15,7 +15,7 @@ from casstore import UNFENCED, Commit, NodeDraft, Store
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import Collecting, PutRow, RowKey, Write
 from casstore.errors import CasstoreError, ReadOnlyError
-from casstore.maintenance import check, copying, expiring, gc
+from casstore.maintenance import check, copying, expiring, gc, vacuum
 from casstore.store import open as open_store
 from servers.postgres import Server
 
@@ -209,6 +209,20 @@ def test_who_has_both_roles_cares_for_the_store(open_as: OpenAs) -> None:
     keeper.delete_session("s")
     expiring.expire_rows(keeper)
     assert gc.collect(keeper, grace_ms=0).outcome is gc.Outcome.SWEPT
+
+
+def test_a_vacuum_takes_both_roles_and_a_writers_leaves_the_collecting(open_as: OpenAs) -> None:
+    writer, keeper = open_as("writer"), open_as("keeper")
+    for node in ("b", "c"):
+        commit(writer, node)
+    writer.session("s").tombstone(["b"])
+    with pytest.raises(ReadOnlyError):
+        vacuum.vacuum(writer, grace_ms=0)
+    assert [node.id for node in writer.session("s").nodes()] == ["a", "c"]
+    report = vacuum.vacuum(keeper, grace_ms=0)
+    assert report.collected is not None
+    assert report.collected.objects_swept > 0
+    assert check.check(keeper, level="full").sound
 
 
 def test_a_stranger_sees_nothing(open_as: OpenAs) -> None:

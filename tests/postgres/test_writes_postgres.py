@@ -7,11 +7,13 @@ import random
 import resource
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -616,6 +618,38 @@ def test_who_is_interrupted_in_the_queue_for_a_connection_takes_none_away(
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
+    engine.close()
+
+
+@pytest.mark.parametrize("goes_back", [False, True])
+def test_ctrl_c_at_no_point_takes_a_connection_away(postgres_url: str, goes_back: bool) -> None:
+    engine = PostgresEngine(parse(f"{postgres_url}&pool=1&patience=1"))
+    for point in range(1000):
+        put_row(engine, *HERE, b"%d" % point)
+        if goes_back:
+            engine.connections._lent_s = -connections._LENT_S
+        left = point
+
+        def interrupt(frame: FrameType, event: str, argument: object) -> None:
+            nonlocal left
+            # Where Python looks for signals: as a function begins, and when a call is through.
+            if event in ("call", "c_return") and "casstore" in frame.f_code.co_filename:
+                left -= 1
+                if left < 0:
+                    sys.setprofile(None)
+                    raise KeyboardInterrupt
+
+        sys.setprofile(interrupt)
+        try:
+            engine.commits_since_collection()
+        except KeyboardInterrupt:
+            # There is only one connection.
+            assert find_row(engine, *HERE) == b"%d" % point
+            continue
+        finally:
+            sys.setprofile(None)
+        break
+    assert 10 < point < 999
     engine.close()
 
 

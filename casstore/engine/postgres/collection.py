@@ -196,25 +196,32 @@ class PostgresCollection:
         kept = kept_bytes = left = unreached_bytes = seen = met = 0
         for id_, size_bytes, at_ms, epoch, children in self._pages(connection, self._read_objects):
             seen += 1
-            is_reached = id_ in reached
-            met += is_reached
-            relied_on = not self._dry_run and epoch >= self._epoch
-            if is_reached or relied_on or at_ms >= self._keep_after_ms:
-                if not is_reached:
-                    reached.add(id_)
-                    met += 1
-                kept += 1
-                kept_bytes += size_bytes
-                for child in children:
-                    reached.add(child)
-            else:
-                left += 1
-                unreached_bytes += size_bytes
-                if allowed is None or (id_ in allowed and id_ not in needed):
-                    unreached.append(id_)
-                else:
+            if id_ < 1:
+                raise CorruptionError(f"there is an object number {id_}; run check")
+            try:
+                is_reached = id_ in reached
+                met += is_reached
+                relied_on = not self._dry_run and epoch >= self._epoch
+                if is_reached or relied_on or at_ms >= self._keep_after_ms:
+                    if not is_reached:
+                        reached.add(id_)
+                        met += 1
+                    kept += 1
+                    kept_bytes += size_bytes
                     for child in children:
-                        needed.add(child)
+                        reached.add(child)
+                else:
+                    left += 1
+                    unreached_bytes += size_bytes
+                    if allowed is None or (id_ in allowed and id_ not in needed):
+                        unreached.append(id_)
+                    else:
+                        for child in children:
+                            needed.add(child)
+            except TypeError as exc:
+                # The server would keep lists of any form, and what is no number in them.
+                what = f"object number {id_} links to what is no object; run check"
+                raise CorruptionError(what) from exc
             if not seen % _PAGE:
                 self._tell(seen, pulse)
         self._tell(seen, pulse)

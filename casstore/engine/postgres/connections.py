@@ -12,9 +12,8 @@ import os
 import random
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeVar
 
 import psycopg
@@ -154,9 +153,13 @@ class Connections:
         self._pool: ConnectionPool[Client] | None = None
         # A connection that was lent by the pool and is used again without asking it: that takes as
         # long as spelling the whole call. Who waits for the pool is counted, and served first.
-        self._at_hand: deque[Client] = deque()
+        self._at_hand: list[Client] = []
         self._lent_s = 0.0
-        self._asking = 0
+        self._asking: set[int] = set()
+        # By thread. Ctrl-C may come between any two calls, and a connection that only a variable
+        # knew of would be missing from the pool for ever; so it moves from one place to another
+        # without a call in between.
+        self._in_use: dict[int, Client] = {}
         self._lock = threading.Lock()
 
     def open(self) -> None:
@@ -197,11 +200,9 @@ class Connections:
                 self._give_back(self._at_hand.pop())
 
     @contextmanager
-    def alone(self) -> Iterator[Client]:
+    def alone(self, *, patient: bool = True) -> Iterator[Client]:
         """A connection beside the pool, for what takes long."""
-        self.check()
-        with translated(self.address):
-            connection = self._connected()
+        connection = self._patiently_connected(self.address.patience_s if patient else 0.0)
         try:
             with translated(self.address):
                 yield connection
@@ -209,40 +210,47 @@ class Connections:
             connection.close()
 
     def run_alone(self, work: Callable[[Client], Answer]) -> Answer:
-        """Call ``work``, which may be done twice, with a connection that it has for itself.
-
-        A server that is away is waited for as calls do it. One that answers and does not let us in
-        would not do so later either.
-        """
+        """Call ``work``, which may be done twice, with a connection that it has for itself."""
         deadline = time.monotonic() + self.address.patience_s
-        rest_s = _FIRST_REST_S
-        was_refused = False
         while True:
-            self.check()
-            connection = None
+            connection = self._patiently_connected(deadline - time.monotonic())
             try:
-                connection = self._connected(deadline)
                 return work(connection)
             except psycopg.Error as exc:
                 if not is_away(exc) or time.monotonic() >= deadline:
                     raise in_our_words(exc, self.address) from exc
-                if connection is None and not may_pass(exc, self.address.conninfo):
+            finally:
+                connection.close()
+            _rest(_FIRST_REST_S, deadline)
+
+    def _patiently_connected(self, patience_s: float) -> Client:
+        """A connection; a server that is away is waited for as calls do it.
+
+        One that answers and does not let us in would not do so later either.
+        """
+        deadline = time.monotonic() + patience_s
+        rest_s = _FIRST_REST_S
+        was_refused = False
+        while True:
+            self.check()
+            try:
+                return self._connected(deadline)
+            except psycopg.Error as exc:
+                if not is_away(exc) or time.monotonic() >= deadline:
+                    raise in_our_words(exc, self.address) from exc
+                if not may_pass(exc, self.address.conninfo):
                     # It may have come back between our question and the next one.
                     if was_refused:
                         raise in_our_words(exc, self.address) from exc
                     was_refused = True
                     continue
                 was_refused = False
-            finally:
-                if connection is not None:
-                    connection.close()
-            time.sleep(min(random.uniform(rest_s / 2, rest_s), max(0, deadline - time.monotonic())))
+            _rest(rest_s, deadline)
             rest_s = min(2 * rest_s, _LONGEST_REST_S)
 
-    def _connected(self, deadline: float | None = None) -> Client:
+    def _connected(self, deadline: float) -> Client:
         try:
-            options = self._options() if deadline is None else self._patient_options(deadline)
-            return Client.connect(self.address.conninfo, **options)
+            return Client.connect(self.address.conninfo, **self._patient_options(deadline))
         except (psycopg.ProgrammingError, UnicodeError) as exc:
             told = self.address.without_secrets(str(exc).strip())
             # Not from exc: a traceback would tell what the message does not.
@@ -330,24 +338,30 @@ class Connections:
                 time.sleep(random.uniform(0, _LONGEST_PAUSE_S))
 
     def _take(self) -> Client:
-        with suppress(IndexError):
-            return self._at_hand.pop()
+        me = threading.get_ident()
+        lost = self._in_use.get(me)
+        if lost is not None:
+            # Ctrl-C ended the last call on the way to the pool or back, and who has it now is not
+            # to be told. With its pool it is out of the count.
+            assert lost.lender is not None
+            self._give_up(lost.lender)
+            self._in_use.pop(me, None)
         with self._lock:
-            self._asking += 1
+            if self._at_hand:
+                self._in_use[me] = self._at_hand[-1]
+                del self._at_hand[-1]
+                return self._in_use[me]
+            self._asking.add(me)
         try:
-            # Whoever kept one before we were counted has left it here; whoever does it now sees us.
-            with suppress(IndexError):
-                return self._at_hand.pop()
             assert self._pool is not None
             self._lent_s = time.monotonic()
-            return self._lent_by(self._pool)
+            return self._lent_by(self._pool, me)
         finally:
-            with self._lock:
-                self._asking -= 1
+            self._asking.discard(me)
 
-    def _lent_by(self, pool: ConnectionPool[Client]) -> Client:
+    def _lent_by(self, pool: ConnectionPool[Client], me: int) -> Client:
         try:
-            connection = pool.getconn()
+            self._in_use[me] = pool.getconn()
         except (PoolTimeout, PoolClosed):
             raise
         except BaseException:
@@ -355,6 +369,7 @@ class Connections:
             # and lost. The pool has no way to tell it otherwise.
             self._give_up(pool)
             raise
+        connection = self._in_use[me]
         connection.lender = pool
         return connection
 
@@ -369,21 +384,29 @@ class Connections:
 
     def _keep(self, connection: Client) -> None:
         """Have a connection at hand for the next call, unless somebody waits for one."""
-        # One is enough, and now and then the pool has a look at it: they grow old.
-        is_fresh = connection.lender is self._pool and time.monotonic() - self._lent_s < _LENT_S
-        if not self._at_hand and is_fresh:
-            self._at_hand.append(connection)
-            if not self._asking and not self._closed:
-                return
-            try:
-                connection = self._at_hand.pop()
-            except IndexError:
+        me, now_s = threading.get_ident(), time.monotonic()
+        with self._lock:
+            # One is enough, and now and then the pool has a look at it: they grow old.
+            is_fresh = connection.lender is self._pool and now_s - self._lent_s < _LENT_S
+            if is_fresh and not (self._at_hand or self._asking or self._closed):
+                self._at_hand = [connection]
+                if me in self._in_use:
+                    del self._in_use[me]
                 return
         self._give_back(connection)
 
     def _give_back(self, connection: Client) -> None:
         assert connection.lender is not None
         connection.lender.putconn(connection)
+        me = threading.get_ident()
+        if self._in_use.get(me) is connection:
+            del self._in_use[me]
+
+
+def _rest(longest_s: float, deadline: float) -> None:
+    """Wait a moment, another one than others do."""
+    pause_s = random.uniform(longest_s / 2, longest_s)
+    time.sleep(min(pause_s, max(0, deadline - time.monotonic())))
 
 
 def is_away(exc: psycopg.Error) -> bool:

@@ -87,7 +87,7 @@ class PostgresEngine(Examining):
             identity = schema.ready(
                 connection, address.place, address.schema, create=create, readonly=readonly
             )
-            return identity, 0 if spare is None else self._read_epoch(connection)
+            return identity, self._read_epoch(connection)
 
         identity, self._epoch = self.connections.run_alone(look)
         self.store_number = identity.store
@@ -116,13 +116,16 @@ class PostgresEngine(Examining):
         self._missing = self.statement("SELECT * FROM {s}.find_digests(%b)")
         self._get_many = self.statement("SELECT * FROM {s}.find_objects(%b)")
         self._get_rows = self.statement("SELECT * FROM {s}.find_rows(%b, %b)")
-        between = "WHERE kind = %b AND key >= %b AND (%b OR key < %b) ORDER BY"
+        # Without an end it is another statement: to a plan that is made for any parameters, an end
+        # that may or may not be there is none, and all rows behind it would be read.
         self._scan_rows = {
-            reverse: self.statement(
-                f"SELECT key, value FROM {{s}}.rows {between} "
-                f"{'kind DESC, key DESC' if reverse else 'kind, key'} LIMIT %b"
+            (reverse, ends): self.statement(
+                "SELECT key, value FROM {s}.rows WHERE kind = %b AND key >= %b"
+                + (" AND key < %b" if ends else "")
+                + f" ORDER BY {'kind DESC, key DESC' if reverse else 'kind, key'} LIMIT %b"
             )
             for reverse in (False, True)
+            for ends in (False, True)
         }
         self._scan_objects = self.statement(
             "SELECT id, digest, kind, size_bytes, children, stored_at_ms FROM {s}.objects "
@@ -137,13 +140,13 @@ class PostgresEngine(Examining):
         )
         self._now = self.statement("SELECT {s}.now_ms()")
         self._flush = self.statement(
-            "SELECT set_config('synchronous_commit', 'on', true), pg_current_xact_id()"
+            "SELECT set_config('synchronous_commit', 'on', true), {flushing}"
         )
 
     def _read_epoch(self, connection: Client) -> int:
         row = connection.execute(self.statement("SELECT epoch FROM {s}.state")).fetchone()
-        assert row is not None
-        return int(row[0])
+        # That there is none is damage, which a check of the store opened here has to tell.
+        return 0 if row is None else int(row[0])
 
     def statement(self, text: str) -> bytes:
         """A statement of ours, with this store's schema in it."""
@@ -249,7 +252,13 @@ class PostgresEngine(Examining):
                     parameters = None
                 raise
 
-        answer = request.read_answer(self.connections.run(ask))
+        try:
+            answer = request.read_answer(self.connections.run(ask))
+        except BaseException:
+            # The server may have done it all the same.
+            if write.deletes:
+                self.forget_all()
+            raise
         if answer.epoch is not None:
             # Not the time of a write whose answer was lost: that is as old as the search for it.
             self._heard = (answer.now_ms, monotonic())
@@ -285,10 +294,9 @@ class PostgresEngine(Examining):
     def _note(self, epoch: int | None) -> None:
         """Forget what was read before a collection that somebody else has begun."""
         if epoch is not None and epoch != self._epoch:
-            if self._epoch:
-                self.cache.clear()
-                if self._spare is not None:
-                    self._spare.pass_on_to(epoch)
+            self.cache.clear()
+            if self._spare is not None:
+                self._spare.pass_on_to(epoch)
             self._epoch = epoch
 
     def forget(self, digests: Sequence[bytes]) -> None:
@@ -334,13 +342,11 @@ class PostgresEngine(Examining):
         self.connections.check()
         check_table(table)
         _check_limit(limit)
+        end = () if stop is None else (bytes(stop),)
         found = self.connections.fetch(
-            self._scan_rows[reverse],
-            (
-                Int8(TABLE_NUMBERS[table]), bytes(start), stop is None, bytes(stop or b""),
-                _number(limit),
-            ),
-        )  # fmt: skip
+            self._scan_rows[bool(reverse), stop is not None],
+            (Int8(TABLE_NUMBERS[table]), bytes(start), *end, _number(limit)),
+        )
         return [Row(*row) for row in found]
 
     # --- collecting -------------------------------------------------------------------------
@@ -353,8 +359,12 @@ class PostgresEngine(Examining):
     def commits_since_collection(self) -> int:
         """How many writes have changed something since a collection last came to its end."""
         self.connections.check()
-        [[count]] = self.connections.fetch(self._since)
-        return int(count)
+        found = self.connections.fetch(self._since)
+        if not found:
+            raise CorruptionError(
+                f"{self.address.place} does not say how far collections have come; run check"
+            )
+        return int(found[0][0])
 
     # --- time, watching, ending -------------------------------------------------------------
 
@@ -385,7 +395,7 @@ class PostgresEngine(Examining):
         """Make everything acknowledged so far survive a power loss."""
         self.connections.check()
         if not self._lasting and not self.readonly:
-            # A transaction that lasts takes all before it along.
+            # A transaction that lasts takes all along that was written before it.
             self.connections.fetch(self._flush)
 
     def close(self) -> None:

@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from psycopg.types.numeric import Int2, Int8
 
-from casstore.engine.compression import Compressor
 from casstore.engine.faults import (
     HEADER_DAMAGED,
     OBJECT_DAMAGED,
@@ -28,6 +27,7 @@ from casstore.engine.postgres.connections import Connections
 from casstore.engine.postgres.request import TABLE_NUMBERS
 from casstore.engine.protocol import Row, StoredObject
 from casstore.errors import CorruptionError, ReadOnlyError
+from casstore.format.hashing import DIGEST_BYTES
 
 _OBJECTS_A_BATCH: Final = 512
 # What one answer of the server may bring, before it is inflated.
@@ -40,7 +40,8 @@ class Examining:
     connections: Connections
     readonly: bool
     statement: Callable[[str], bytes]
-    _compressor: Compressor
+    #: The bytes of an object by its digest, codec, size and content.
+    _inflated: Callable[[bytes, int, int, bytes], bytes]
 
     def _ask(self, text: str, *parameters: Any) -> list[tuple[Any, ...]]:
         return self.connections.fetch(self.statement(text), parameters)
@@ -49,9 +50,10 @@ class Examining:
 
     def check_header(self) -> list[Fault]:
         """Look at the state of the store, and that numbers given from now on are new."""
-        [[states, given, highest]] = self._ask(
+        [[states, given, highest, lowest]] = self._ask(
             "SELECT (SELECT count(*) FROM {s}.state), (SELECT last_value FROM {s}.object_ids), "
-            "(SELECT coalesce(max(id), 0) FROM {s}.objects)"
+            "(SELECT coalesce(max(id), 0) FROM {s}.objects), "
+            "(SELECT coalesce(min(id), 1) FROM {s}.objects)"
         )
         faults = []
         if states != 1:
@@ -59,6 +61,9 @@ class Examining:
             faults.append(Fault(HEADER_DAMAGED, what, table="state"))
         if given < highest:
             what = f"objects are numbered up to {highest}, and the next number is {given + 1}"
+            faults.append(Fault(HEADER_DAMAGED, what, table="object_ids"))
+        if lowest < 1:
+            what = f"objects are numbered from {lowest} on, and numbers begin with 1"
             faults.append(Fault(HEADER_DAMAGED, what, table="object_ids"))
         return faults
 
@@ -97,6 +102,16 @@ class Examining:
             Int8(after),
             Int8(_OBJECTS_A_BATCH),
         )
+        last = found[-1][0] if len(found) == _OBJECTS_A_BATCH else None
+        faults = [
+            Fault(
+                OBJECT_DAMAGED, f"object number {id_} has no name, or links to what is no object",
+                first_id=id_, last_id=id_,
+            )
+            for id_, digest, _, children, _ in found
+            if not _is_well_formed(digest, children)
+        ]  # fmt: skip
+        found = [row for row in found if _is_well_formed(row[1], row[3])]
         wanted = {row[0]: row[4] for row in found if content is not None and content(row[0])}
         stored = dict(self._stored(wanted))
         children = {child for row in found if row[0] in stored for child in row[3]}
@@ -105,8 +120,7 @@ class Examining:
             self._examined(id_, digest, kind, children, stored.get(id_), names)
             for id_, digest, kind, children, _ in found
         ]
-        last = found[-1][0] if len(found) == _OBJECTS_A_BATCH else None
-        return Examination(objects, [], last)
+        return Examination(objects, faults, last)
 
     def find_ids(self, digests: Sequence[bytes]) -> list[int | None]:
         """The ids of objects, all of one moment; None where there is none."""
@@ -164,13 +178,18 @@ class Examining:
             return found
         codec, content, size_bytes = stored
         try:
-            data = self._compressor.inflate(codec, 0, content, size_bytes)
+            data = self._inflated(digest, codec, size_bytes, content)
         except CorruptionError as exc:
             what = f"object {digest.hex()}: {exc}"
             return found._replace(fault=Fault(OBJECT_DAMAGED, what, digest=digest))
         # A child that is not there has no name; that it is not is found out by its number.
         links = tuple([names.get(child) or b"" for child in children])
         return found._replace(item=StoredObject(kind, data), links=links)
+
+
+def _is_well_formed(digest: bytes, children: list[Any]) -> bool:
+    """Is this what a write leaves? The server would keep digests and lists of any form."""
+    return len(digest) == DIGEST_BYTES and all(isinstance(child, int) for child in children)
 
 
 def _batches(sizes: dict[int, int]) -> Iterator[list[int]]:

@@ -31,13 +31,19 @@ from casstore.errors import (
 )
 
 FAMILY: Final = "casstore"
-VERSION: Final = 2
+VERSION: Final = 3
 
 #: What turns a schema of one version into the next: statements, by the version they start from.
 UPGRADES: Final[dict[int, Sequence[str]]] = {
     # The function is told the same in fewer parameters.
     1: ("DROP FUNCTION {s}.write", tables.WRITE_SQL),
+    # What is acknowledged without a change lasts, too. Functions alone are other ones, and those
+    # are made anew after every upgrade.
+    2: (),
 }
+
+# Among locks, the other half stands for those that are shared.
+_NUMBER_BITS: Final = 63
 
 # Held while a schema is made or changed. Any number that everybody uses will do.
 _LOCK: Final = 0x6361_7373_746F_7265
@@ -147,9 +153,12 @@ def _find(connection: psycopg.Connection[Any], place: str, schema: str) -> Ident
     if said.get("family") != FAMILY:
         raise ForeignStoreError(f"{place} was made by something else; choose another schema")
     try:
-        return Identity(int(said["version"]), int(said["store"]))
+        found = Identity(int(said["version"]), int(said["store"]))
     except (KeyError, ValueError) as exc:
         raise CorruptionError(f"{place} does not say which version it has") from exc
+    if not 0 <= found.store < 1 << _NUMBER_BITS:
+        raise CorruptionError(f"{place} has the number {found.store}, which no store has")
+    return found
 
 
 def _create(connection: psycopg.Connection[Any], schema: str) -> None:
@@ -226,6 +235,7 @@ def spelled(text: str, schema: str, store: int = 0) -> bytes:
         s=sql.Identifier(schema),
         touch=sql.Literal(tables.TOUCH_INTERVAL_MS),
         planned=sql.SQL(tables.PLANNED_SQL),
+        flushing=sql.SQL(tables.FLUSHING_SQL),
         store=sql.Literal(store),
         # As a lock that is shared comes (``request``).
         inverted=sql.Literal(~store),
@@ -234,4 +244,4 @@ def spelled(text: str, schema: str, store: int = 0) -> bytes:
 
 
 def _new_number() -> int:
-    return secrets.randbits(63)
+    return secrets.randbits(_NUMBER_BITS)

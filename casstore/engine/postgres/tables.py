@@ -76,6 +76,11 @@ PLANNED_SQL: Final = """
     SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
 """
 
+# Has a transaction that changes nothing last, and so all that it could see: what waits for the disk
+# and for standbys is the end of a transaction that has written to the log, and a number alone, as
+# pg_current_xact_id gives it one, is not written there.
+FLUSHING_SQL: Final = "pg_logical_emit_message(true, 'casstore', ''::text)"
+
 # The time, as the server has it; the tests of a store by another clock hand theirs over.
 NOW_SQL: Final = """
 CREATE FUNCTION {s}.now_ms() RETURNS bigint LANGUAGE sql VOLATILE AS
@@ -183,6 +188,10 @@ BEGIN
         now_ms := last_ms;
         new_objects := last_new;
         epoch := NULL;
+        IF lasting THEN
+            -- It may have lost its connection while it waited for a standby, or for the disk.
+            PERFORM {flushing};
+        END IF;
         RETURN;
     END IF;
     FOR step IN 1 .. coalesce(cardinality(suspects), 0) LOOP
@@ -283,6 +292,10 @@ BEGIN
                 AND r.key = strings[put_keys + 2 * put + g.at];
     END IF;
     IF new_objects + put + gone + deleted = 0 THEN
+        IF lasting AND given > 0 THEN
+            -- They were stored by somebody who may not have waited until they last.
+            PERFORM {flushing};
+        END IF;
         RETURN;
     END IF;
 

@@ -6,6 +6,10 @@ lets transactions with notifications commit only one after the other. A writer t
 the two leaves its commit without one, so the listener also looks every few seconds whether the
 store has been written to. Where notifications do not arrive (behind a pooler in transaction mode,
 on a standby, for a role that may only read) it looks several times a second.
+
+What it looks at is what connections have left of their last writes: that is there when a write is,
+and not before. The sequence that counts writes moves while they are still under way, and on a
+standby by leaps; who woke by it would look too early, and not again.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import os
 import select
 import threading
 from contextlib import suppress
+from time import monotonic
 from typing import TYPE_CHECKING, Final
 from weakref import WeakSet
 
@@ -23,19 +28,29 @@ from psycopg.types.numeric import Int8
 
 from casstore.engine.postgres.connections import Client, translated
 from casstore.engine.watches import PipeWatch
-from casstore.errors import CasstoreError, StorageUnavailableError
+from casstore.errors import CasstoreError, StorageError, StorageUnavailableError
 
 if TYPE_CHECKING:
     from casstore.engine.postgres.engine import PostgresEngine
 
 # A registration ends by itself if its listener dies without a word.
 _REGISTERED_MS: Final = 120_000
+_RENEW_S: Final = _REGISTERED_MS / 1000 / 4
 _LOOK_S: Final = 5.0
 _LOOK_OFTEN_S: Final = 0.2
 # How long a notification may take before they are taken not to arrive.
 _TRIAL_S: Final = 2.0
 _RECONNECT_S: Final = 1.0
+# How long to wait before looking again whether writers are through.
+_REST_S: Final = 0.01
 _READY_S: Final = 60.0
+
+_WRITERS: Final = """
+    SELECT virtualtransaction FROM pg_locks
+        WHERE locktype = 'advisory' AND granted AND objsubid = 1
+            AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+            AND classid::bigint << 32 | objid::bigint = %b
+"""
 
 
 class Watching:
@@ -84,6 +99,12 @@ class Watching:
         for watch in watches:
             watch.wake()
 
+    @property
+    def is_used(self) -> bool:
+        """Does anybody wait?"""
+        with self._lock:
+            return bool(self._watches)
+
     def end_if_unused(self, listener: _Listener) -> bool:
         """Let a listener go for which nobody waits any more."""
         with self._lock:
@@ -114,9 +135,8 @@ class _Listener:
         self._ready = threading.Event()
         self._problem: CasstoreError | None = None
         self._ending = threading.Lock()
-        self._stopping, self._stop = os.pipe()
         self._notified = False
-        self._seen = -1
+        self._seen: tuple[int, ...] = ()
         self.has_ended = False
         self._register = engine.statement(
             "INSERT INTO {s}.watchers VALUES (%b, %b + coalesce(%b, {s}.now_ms())) "
@@ -126,13 +146,26 @@ class _Listener:
         self._forget = engine.statement(
             "DELETE FROM {s}.watchers WHERE until_ms < coalesce(%b, {s}.now_ms())"
         )
-        self._count = engine.statement("SELECT last_value, is_called FROM {s}.writes")
+        # Collections remove old ones: a sum alone might stay what it was.
+        self._look = engine.statement(
+            "SELECT count(*), coalesce(sum(number), 0)::bigint, coalesce(max(now_ms), 0) "
+            "FROM {s}.clients"
+        )
         self._thread = threading.Thread(target=self._run, name="casstore-listener", daemon=True)
-        self._thread.start()
+        try:
+            self._stopping, self._stop = os.pipe()
+        except OSError as exc:
+            raise StorageError(f"no descriptors to listen with: {exc.strerror}") from exc
+        try:
+            self._thread.start()
+        except RuntimeError as exc:
+            os.close(self._stopping)
+            os.close(self._stop)
+            raise StorageError(f"no thread to listen with: {exc}") from exc
 
     def wait_until_ready(self) -> None:
         """Return when every write from now on will be noticed."""
-        if not self._ready.wait(_READY_S):
+        if not self._ready.wait(self._engine.address.patience_s + _READY_S):
             raise StorageUnavailableError(f"{self._engine.address.place} does not answer")
         if self._problem is not None:
             raise self._problem
@@ -146,19 +179,23 @@ class _Listener:
             self._thread.join()
 
     def _run(self) -> None:
+        deadline = monotonic() + self._engine.address.patience_s
         try:
             while not self._stopped(0):
+                is_first = not self._ready.is_set()
                 try:
-                    with self._engine.connections.alone() as connection:
+                    # Later it goes on trying by itself, and whoever closes the engine waits for it.
+                    with self._engine.connections.alone(patient=is_first) as connection:
                         self._listen(connection)
                     return
                 except CasstoreError as exc:
-                    if not self._ready.is_set():
+                    if self._ready.is_set():
+                        # Somebody who waits through this may have missed something.
+                        self._watching.wake()
+                    elif not isinstance(exc, StorageUnavailableError) or monotonic() >= deadline:
                         # Whoever asked for the first watch is told.
                         self._problem = exc
                         return
-                    # Somebody who waits through this may have missed something.
-                    self._watching.wake()
                     if self._stopped(_RECONNECT_S):
                         return
         finally:
@@ -182,22 +219,26 @@ class _Listener:
             self._watching.wake()
         self._ready.set()
         pause_s = _LOOK_S if arrives else _LOOK_OFTEN_S
+        # By the clock: where much is written there is never a look at which nothing has arrived.
+        announced_s = used_s = monotonic()
         while True:
             readable = _readable(pause_s, connection.fileno(), self._stopping)
             if self._stopping in readable:
-                self._leave(connection, arrives=arrives)
-                return
-            if arrives and not readable:
+                break
+            if arrives and monotonic() - announced_s >= _RENEW_S:
                 self._announce(connection)
+                announced_s = monotonic()
             # Asking takes in the notifications that have arrived.
             written = self._written(connection)
             if self._notified or written != self._seen:
                 self._notified = False
                 self._seen = written
                 self._watching.wake()
-            elif not readable and self._watching.end_if_unused(self):
-                self._leave(connection, arrives=arrives)
-                return
+            if self._watching.is_used:
+                used_s = monotonic()
+            elif monotonic() - used_s >= pause_s and self._watching.end_if_unused(self):
+                break
+        self._leave(connection, arrives=arrives)
 
     def _take_note(self, notification: psycopg.Notify) -> None:
         self._notified = True
@@ -214,15 +255,19 @@ class _Listener:
             if not _readable(_TRIAL_S, connection.fileno()):
                 self._leave(connection, arrives=True)
                 return False
-            # Writers under way may not have seen the announcement: when we have had the store for
-            # ourselves they are through, and what they wrote is there to be read.
-            with connection.transaction():
-                connection.execute(
-                    "SELECT pg_advisory_xact_lock(%b)", (Int8(self._engine.store_number),)
-                )
+            # Writers under way may not have seen the announcement: when they are through, what they
+            # wrote is there to be read. Asking for their lock would keep all others waiting, too.
+            under_way = self._writers(connection)
+            while under_way and not self._stopped(_REST_S):
+                under_way &= self._writers(connection)
         except (psycopg.errors.InsufficientPrivilege, psycopg.errors.ReadOnlySqlTransaction):
             return False
         return self._notified
+
+    def _writers(self, connection: Client) -> set[str]:
+        """The transactions that have this store's lock."""
+        found = connection.execute(_WRITERS, (Int8(self._engine.store_number),)).fetchall()
+        return {name for (name,) in found}
 
     def _announce(self, connection: Client) -> None:
         given_ms = self._engine.given_ms()
@@ -235,11 +280,10 @@ class _Listener:
                 # If it cannot be taken away it ends by itself.
                 connection.execute(self._unregister, (self._name,))
 
-    def _written(self, connection: Client) -> int:
-        row = connection.execute(self._count).fetchone()
+    def _written(self, connection: Client) -> tuple[int, ...]:
+        row: tuple[int, ...] | None = connection.execute(self._look).fetchone()
         assert row is not None
-        last, is_called = row
-        return int(last) if is_called else 0
+        return row
 
 
 def _readable(timeout_s: float, *descriptors: int) -> list[int]:
