@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 import casstore
-from casstore.engine.lmdb import notes
+from casstore.engine.lmdb import notes, tail
 from casstore.engine.lmdb.engine import LmdbEngine
+from casstore.engine.lmdb.journal import settle_now
 from casstore.engine.protocol import PutRow, Write
 from casstore.errors import (
     BusyError,
@@ -652,6 +653,24 @@ def test_slabs_in_which_nothing_is_left_go_at_once(store: Store) -> None:
     assert report.bytes_freed > 1_200_000
     verify(store)
     assert sweep(store).outcome is gc.Outcome.NOTHING
+
+
+def test_a_slab_goes_together_with_the_rows_of_what_was_deleted_in_it(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal said that they are gone; the index still led to a slab that was not there."""
+    monkeypatch.setattr(tail, "SMALL_BODY_BYTES", -1)
+    engine = store.engine
+    assert isinstance(engine, LmdbEngine)
+    deleted, last = store.put_blob(b"deleted"), store.put_blob(b"the newest slab stays")
+    settle_now(engine._env)
+    engine.write(Write(deletes=[deleted]))
+    assert sweep(store).objects_swept == 1
+    store.put_blob(b"after")
+    assert engine.digests(bytes(32), b"\xff" * 32, limit=10) == [Digest.of_blob(b"after")]
+    assert engine.check_index(lambda _: False) == []
+    assert store.missing([deleted, last]) == [deleted, last]
+    assert verify(store) == 1
 
 
 def test_collected_objects_that_still_lie_in_slabs_stay_dead(store: Store) -> None:

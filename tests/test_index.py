@@ -46,6 +46,9 @@ def test_what_begins_alike_is_not_the_same(tmp_path: Path, laid: bool) -> None:
         lay_in_place(path)
     with open_store(path) as store:
         assert store.missing([TWIN, DIGEST]) == [TWIN]
+        # Only what begins alike has to be compared, and yet it keeps its place.
+        absent = Digest.of_blob(b"nobody stored this")
+        assert store.missing([TWIN, absent]) == [TWIN, absent]
         assert store.engine.get_many([TWIN]) == [None]
         assert store.put_blob(OTHER) == TWIN
         assert store.get_many([TWIN, DIGEST]) == [OTHER, ONE]

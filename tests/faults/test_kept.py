@@ -289,6 +289,30 @@ def test_a_kept_state_of_another_file_is_not_returned_to(
         assert latest(store) == f"backup {commits - 1}".encode()
 
 
+@pytest.mark.parametrize("damage", ["cut", "no pages", "foreign", "of another LMDB"])
+def test_kept_pages_that_cannot_be_are_no_state_to_return_to(
+    place: Path, other_boot: None, damage: str
+) -> None:
+    """Their hash is right, and yet they were an error without a type, or kept the store shut."""
+    written_and_killed(place, 0)
+    kept, boot = str(place / "kept"), (place / "unsynced").read_text()
+    state = read_kept(kept, boot).newest
+    assert state is not None
+    pages = {
+        "cut": state.pages[:300],
+        "no pages": b"",
+        "foreign": bytes(2 * PAGE),
+        # The version of the format, behind the header of the page and the magic number.
+        "of another LMDB": state.pages[:20] + b"\x09" + state.pages[21:],
+    }[damage]
+    (place / "kept").unlink()
+    file = KeptFile(kept, boot, 0o600)
+    file.keep(state._replace(pages=pages))
+    file.close()
+    with casstore.open(place) as store:
+        assert latest(store) == b"after 59"
+
+
 def test_a_copied_store_returns_to_what_was_kept_and_proves_itself(
     place: Path, other_boot: None
 ) -> None:

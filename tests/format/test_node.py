@@ -159,6 +159,14 @@ def test_a_field_that_breaks_a_rule_is_damage(field: int, value: Any) -> None:
         decode(msgpack.packb(fields))
 
 
+def test_nothing_lies_at_depth_0() -> None:
+    """Not even where nobody has said anything yet: a root lies at 1, whatever is below lower."""
+    fields = [*GOOD[:2], 0, 0, *GOOD[4:]]
+    with pytest.raises(CorruptionError, match=NAME.hex()):
+        decode(msgpack.packb(fields))
+    assert open_whole(msgpack.packb(fields)) is None
+
+
 @pytest.mark.parametrize("fields", [GOOD[:-1], [*GOOD, None], {}, None, 1, "node"])
 def test_anything_else_is_no_node(fields: Any) -> None:
     with pytest.raises(CorruptionError):

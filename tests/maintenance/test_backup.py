@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -116,6 +117,34 @@ def test_a_backup_is_replaced_only_if_told_and_only_if_nobody_has_it_open(
     with casstore.open(target, verify=True) as copied:
         assert copied.session("s").node("b") is not None
     assert names_beside(target) == ["backup"]
+
+
+def test_a_backup_that_is_replaced_keeps_its_owner_and_its_mode(
+    make_lmdb: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group that may read the backups could not read the next one any more."""
+    store, target = make_lmdb(), tmp_path / "backup"
+    data = target / "data.mdb"
+    backup(store, target)
+    data.chmod(0o640)
+    before = data.stat()
+    given: list[tuple[int, int]] = []
+    real = os.stat
+
+    def stat(path: str, **options: Any) -> Any:
+        # As if somebody else owned it, which only root could arrange.
+        found = real(path, **options)
+        if path != str(data):
+            return found
+        return os.stat_result([*found[:4], found.st_uid + 1, found.st_gid + 2, *found[6:10]])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", stat)
+        patched.setattr(os, "fchown", lambda handle, uid, gid: given.append((uid, gid)))
+        backup(store, target, replace=True)
+    assert given == [(before.st_uid + 1, before.st_gid + 2)]
+    assert data.stat().st_mode == before.st_mode
+    assert data.stat().st_ino != before.st_ino
 
 
 @pytest.mark.parametrize("inside", [".", "backup", "locks/backup"])

@@ -163,6 +163,10 @@ class Collection:
 
         def drop(txn: lmdb.Transaction[bytes]) -> None:
             nonlocal freed
+            if marks.pending(txn, txn.id() - 1).unnamed:
+                # Of what was deleted a moment ago the index still has rows, which the journal
+                # takes back. Whoever reads the index itself would find them leading nowhere.
+                settle(self._env, txn)
             for key in keys:
                 value = txn.get(key, db=self._env.slabs)
                 # It may have been packed since, and then be joined with others.

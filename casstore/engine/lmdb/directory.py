@@ -404,19 +404,23 @@ class StoreDirectory:
         Raises OSError. Before the rename nothing has happened, and after it all.
         """
         new = os.path.join(place, DATA_FILE)
+        self.make_alike(new)
+        os.rename(new, self.data_path)
+        sync_directory(self.path)
+
+    def make_alike(self, new: str) -> None:
+        """Give a file that takes the data file's place its owner and mode, durably; or OSError."""
         old = os.stat(self.data_path)
         handle = os.open(new, os.O_RDWR)
         try:
             made = os.fstat(handle)
             if (made.st_uid, made.st_gid) != (old.st_uid, old.st_gid):
-                # Who compacts for others must not lock them out.
+                # Who compacts or backs up for others must not lock them out.
                 os.fchown(handle, old.st_uid, old.st_gid)
             os.fchmod(handle, stat.S_IMODE(old.st_mode))
             os.fsync(handle)
         finally:
             os.close(handle)
-        os.rename(new, self.data_path)
-        sync_directory(self.path)
 
     def remove_leftovers(self) -> None:
         """Remove what a compaction left that did not come to its end. Hold the mutex."""

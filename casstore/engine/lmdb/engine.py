@@ -198,8 +198,10 @@ class LmdbEngine:
         """Those of ``digests`` that are not stored, in order, each once."""
         self._env.gate.check()
         conditions.check_digests(digests)
-        _, ids = self._batches.look_up(list(dict.fromkeys(digests)))
-        return [digest for digest, object_id in ids.items() if object_id is None]
+        unique = list(dict.fromkeys(digests))
+        _, ids = self._batches.look_up(unique)
+        # In the order asked for: what the index seems to know was looked up last.
+        return [digest for digest in unique if ids[digest] is None]
 
     def digests(self, first: bytes, last: bytes, *, limit: int) -> list[bytes]:
         """At most ``limit`` digests of stored objects from ``first`` to ``last``, in order."""

@@ -255,6 +255,8 @@ def _replace(data: str, target: str) -> None:
     with directory.exclusive():
         if directory.others_present():
             raise BusyError(f"{target} is open; close it before it is replaced")
+        # Before anything else: if that cannot be, the old store is what it was.
+        directory.make_alike(data)
         # It is a state of the old file.
         directory.forget_kept()
         os.replace(data, directory.data_path)

@@ -22,6 +22,7 @@ from casstore.engine.lmdb.translation import translate
 from casstore.errors import (
     BusyError,
     CorruptionError,
+    FormatVersionError,
     StorageError,
     UnsettledError,
 )
@@ -94,6 +95,9 @@ def _compare(data_path: str, state: KeptState) -> _Kinship:
             os.close(handle)
     except OSError as exc:
         raise storage_error(f"cannot read {data_path}", exc) from exc
+    except (CorruptionError, FormatVersionError):
+        # What was kept are no meta pages, or those of another LMDB: it says nothing of this file.
+        return _Kinship.NONE
     return _Kinship.SAME if same else _Kinship.COPY
 
 

@@ -40,8 +40,10 @@ _MAGIC: Final = b"casskep2"
 _HEAD: Final = Struct("<8sIQQ64s32s")
 _HEAD_BYTES: Final = _HEAD.size + DIGEST_BYTES
 _PLACES: Final = 2
-# Pages are no longer than this, so neither is the file, whatever somebody made of it (P7).
-_MAX_PAGE_BYTES: Final = 1 << 16
+# What LMDB can make pages of. The file is no longer than the longest allow, whatever somebody
+# made of it (P7).
+_PAGE_SIZES: Final = tuple([1 << shift for shift in range(9, 17)])
+_MAX_PAGE_BYTES: Final = _PAGE_SIZES[-1]
 _MAX_BYTES: Final = _PLACES * (_HEAD_BYTES + 2 * _MAX_PAGE_BYTES)
 
 
@@ -197,6 +199,7 @@ def _read_place(content: bytes, boot: str) -> KeptState | None:
     head, pages = content[: _HEAD.size], content[_HEAD_BYTES:]
     if (
         magic != _MAGIC
+        or page_bytes not in _PAGE_SIZES
         or len(pages) != 2 * page_bytes
         or plain_hash(head + pages) != content[_HEAD.size : _HEAD_BYTES]
         or name.rstrip(b"\0") != boot.encode()
