@@ -31,6 +31,12 @@ def check_flag(flag: Any, what: str) -> None:
         raise InvalidInputError(f"{what} is True or False, not {flag!r:.40}")
 
 
+def check_callable(function: Any, what: str) -> None:
+    """Refuse what cannot be called, before there is anything to call it about."""
+    if not callable(function):
+        raise InvalidInputError(f"{what} is a function, not {type(function).__name__}")
+
+
 def check_seconds(seconds: Any, what: str) -> None:
     """Refuse what is not a number of seconds, however many; below 0 is none."""
     try:

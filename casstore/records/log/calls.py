@@ -15,7 +15,7 @@ from casstore.records.log.data import NewMessage, Pending
 from casstore.records.log.ground import At, Change, Ground, LeaseGiven
 from casstore.records.log.messages import payload_of
 from casstore.records.log.reading import numbered
-from casstore.session.arguments import check_text, list_of
+from casstore.session.arguments import check_callable, check_text, list_of
 from casstore.session.attempts import settled
 from casstore.session.data import UNFENCED
 
@@ -88,9 +88,8 @@ def resume(
     Each result is appended as soon as it is there, so after a crash only the rest is left. What
     ``execute`` raises becomes the result's text: a call must have one.
     """
-    if not callable(execute):
-        # Called, it would fail, and every call that waits would have that as its result.
-        raise InvalidInputError(f"execute is a function, not {type(execute).__name__}")
+    # Called, it would fail, and every call that waits would have that as its result.
+    check_callable(execute, "what executes calls")
     numbers: list[int] = []
     while (found := pending(ground, session)) is not None:
         call = found.calls[0]
