@@ -167,6 +167,12 @@ def _on_server(url: str, **options: Any) -> Engine:
     return PostgresEngine(where, **options)
 
 
+def check_store(store: Any) -> None:
+    """Refuse what is no store: a path is opened first, and what is awaited has a ``sync``."""
+    if not isinstance(store, Store):
+        raise InvalidInputError(f"a store is what casstore.open gives, not {store!r:.80}")
+
+
 class Store:
     """Blobs and values by digest. Use as a context manager, or call ``close``.
 

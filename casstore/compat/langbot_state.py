@@ -179,4 +179,6 @@ def context_of(event: Any, binding: Any, descriptor: Any) -> Context:
 
 def _policy(binding: Any) -> Policy:
     told = binding.state_policy
-    return Policy(told.enable_state, tuple(told.state_scopes))
+    # What LangBot takes for true is, and scopes that nobody has ever asked for allow nothing.
+    scopes = tuple([scope for scope in told.state_scopes if scope in SCOPES])
+    return Policy(bool(told.enable_state), scopes)

@@ -68,7 +68,7 @@ from casstore.session.lineage import (
 from casstore.session.receipts import decode_receipt
 from casstore.session.scanning import scan
 from casstore.session.state import Runtime, State, tombstone_key
-from casstore.store import Store
+from casstore.store import Store, check_store
 
 _PAGE: Final = 256
 _MAX_ATTEMPTS: Final = 8
@@ -119,6 +119,8 @@ def copy(
     attachments and what is known of them. Leases and queued work stay where the work is done, as
     do pins, retention and records. SessionNotFoundError if one of them is not there.
     """
+    check_store(source)
+    check_store(target)
     if source.engine is target.engine:
         raise InvalidInputError("a store cannot be copied onto itself")
     if mirror and sessions is not None:

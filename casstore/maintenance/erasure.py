@@ -29,6 +29,7 @@ from casstore.maintenance.sharing import Root, Shared, Sharer, Sharing
 from casstore.records.log import leftovers
 from casstore.records.rows import row_links, row_name
 from casstore.session import attachments, catalogue, keys, pins, queue, subjects
+from casstore.session.arguments import check_count, check_flag, list_of
 from casstore.session.catalogue import KnownSession
 from casstore.session.heads import HeadRow, decode_head, head_key
 from casstore.session.scanning import scan
@@ -221,6 +222,9 @@ def plan(
     one for each 200,000 revisions of others. CorruptionError if a row cannot be read.
     """
     keys.id_bytes(subject, "a subject")
+    known = _checked_providers(providers)
+    check_flag(survey, "whether sharing is looked at")
+    check_count(listed, "how many objects are listed")
     runtime = Runtime(store)
     now_ms = runtime.engine.now_ms()
     names = list(subjects.sessions_of(runtime, subject))
@@ -238,11 +242,11 @@ def plan(
             if pin.digest in manifests
         ]
     )
-    records = {one.name: tuple(one.find(store, subject)) for one in providers}
+    records = {one.name: tuple(one.find(store, subject)) for one in known.values()}
     my_rows = {key for name in names for key in leftovers.row_keys(store, name)}
     stays: list[Staying] = []
     to_tell: set[str] = set()
-    for one in providers:
+    for one in known.values():
         own = records[one.name]
         roots.update(one.roots(store, own))
         if isinstance(one, RecordProvider):
@@ -353,6 +357,21 @@ def _others(
 # --- carrying it out ------------------------------------------------------------------------
 
 
+def _checked_providers(providers: Sequence[Provider]) -> Mapping[str, Provider]:
+    """The providers by name; refused if one cannot do what it will be asked to."""
+    given = list_of(providers, "providers")
+    for one in given:
+        can = all(callable(getattr(one, name, None)) for name in ("find", "roots", "erase"))
+        if isinstance(one, type) or not can or type(getattr(one, "name", None)) is not str:
+            raise InvalidInputError(
+                f"a provider has a name, and finds and erases records, unlike {one!r:.80}"
+            )
+    known = {one.name: one for one in given}
+    if len(known) < len(given):
+        raise InvalidInputError("two providers have one name: what one of them finds would be lost")
+    return known
+
+
 def execute(
     store: Store,
     plan: ErasurePlan,
@@ -366,7 +385,9 @@ def execute(
     about the subject any more stays. InvalidInputError, and nothing is erased, if the plan
     has records of a provider that is not given.
     """
-    given: Mapping[str, Provider] = {one.name: one for one in providers}
+    if not isinstance(plan, ErasurePlan):
+        raise InvalidInputError(f"a plan is an ErasurePlan, not {type(plan).__name__}")
+    given = _checked_providers(providers)
     missing = [name for name, found in plan.records.items() if found and name not in given]
     if missing:
         raise InvalidInputError(f"the plan has records of {missing[0]!r}: give its provider")

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from casstore.maintenance.erasure import Staying
 from casstore.records.lifecycles.annotation import Note
 from casstore.records.lifecycles.kept_records import rewrite_record
-from casstore.records.lifecycles.keys import KeyStore
+from casstore.records.lifecycles.keys import KeyStore, check_key_store
 from casstore.records.lifecycles.lifecycles import Lifecycles
 from casstore.records.lifecycles.notes import Stayed, note_now, objection
 from casstore.records.lifecycles.references import (
@@ -34,6 +34,7 @@ from casstore.records.lifecycles.references import (
 from casstore.records.lifecycles.tables import Change
 from casstore.records.rows import Record, row_links
 from casstore.session import subjects
+from casstore.session.arguments import check_callable, list_of
 from casstore.session.state import Runtime
 from casstore.store import Store
 
@@ -74,6 +75,10 @@ class LifecycleErasure:
         secret: bytes | None = None,
         rewrite: Rewrite | None = None,
     ) -> None:
+        if keys is not None:
+            check_key_store(keys)
+        if rewrite is not None:
+            check_callable(rewrite, "what rewrites records")
         self._keys = keys
         self._secret = secret
         self._rewrite = rewrite
@@ -103,6 +108,7 @@ class LifecycleErasure:
 
     def stays(self, store: Store, found: Sequence[str]) -> list[Staying]:
         """Which of these may not go now, and why."""
+        found = list_of(found, "what was found")
         life = self._open(store)
         kept = [
             Staying(self.name, str(each.ref), _reason(each.stays))
@@ -127,7 +133,7 @@ class LifecycleErasure:
     def erase(self, store: Store, subject: str, found: Sequence[str]) -> int:
         """Remove these, as far as they are still about the subject; how many went."""
         life = self._open(store)
-        planned = {Ref.from_text(text) for text in found}
+        planned = {Ref.from_text(text) for text in list_of(found, "what was found")}
         refs = [ref for ref in find_refs(life, subject) if ref in planned]
         if self._rewrite is not None:
             done = rewrite_shared(life, subject, refs, self._rewrite)
@@ -218,7 +224,8 @@ def _doomed(life: Lifecycles, user: str) -> list[str]:
 
 def records_of(found: Sequence[str]) -> list[Ref]:
     """The single records among what ``find`` gave: not users and sessions as wholes."""
-    return [ref for ref in map(Ref.from_text, found) if ref.kind in ROWS]
+    texts = list_of(found, "what was found")
+    return [ref for ref in map(Ref.from_text, texts) if ref.kind in ROWS]
 
 
 def _read(

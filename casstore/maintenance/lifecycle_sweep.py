@@ -18,7 +18,7 @@ from casstore.records.lifecycles.notes import HELD, SEALED, Stayed, note_now, ob
 from casstore.records.lifecycles.references import ROWS, Ref
 from casstore.records.lifecycles.tables import fields
 from casstore.records.rows import Record
-from casstore.session.arguments import check_count
+from casstore.session.arguments import check_count, check_flag
 
 #: How many records that stayed a report lists.
 LISTED: Final = 100
@@ -49,10 +49,15 @@ def sweep(
     ``max_age_ms`` has an age for each class that lets anything go. Raising from ``progress``
     stops between two pages.
     """
+    check_flag(dry_run, "whether nothing is removed")
+    if not isinstance(max_age_ms, Mapping):
+        raise InvalidInputError(f"ages are a dict by class, not {type(max_age_ms).__name__}")
     for name, age_ms in max_age_ms.items():
         if name not in CLASSES:
             raise InvalidInputError(f"a class is one of {CLASSES}, not {name!r}")
         check_count(age_ms, "an age")
+    if not isinstance(life, Lifecycles):
+        raise InvalidInputError(f"what is swept is Lifecycles, not {type(life).__name__}")
     looked_at = swept = 0
     kept = {SEALED: 0, HELD: 0}
     stayed: list[Stayed] = []

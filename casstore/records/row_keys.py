@@ -14,6 +14,7 @@ from typing import Final
 from casstore.engine.protocol import MAX_ROW_KEY_BYTES
 from casstore.errors import InvalidInputError
 from casstore.format.hashing import DIGEST_BYTES, plain_hash
+from casstore.session.arguments import check_count
 
 _END: Final = b"\0"
 _CUT: Final = b"\xff"
@@ -30,20 +31,29 @@ class KeySpace:
     __slots__ = ("_room", "parts", "start")
 
     def __init__(self, name: str, parts: int) -> None:
+        if type(name) is not str or not name.isascii():
+            raise InvalidInputError(f"a table has a short ASCII name, not {name!r:.40}")
         spelled = name.encode("ascii")
         if not spelled or len(spelled) > _MAX_NAME_BYTES or _END in spelled:
-            raise InvalidInputError(f"a table has a short ASCII name, not {name!r}")
+            raise InvalidInputError(f"a table has a short ASCII name, not {name!r:.40}")
+        check_count(parts, "how many texts a key has", least=1)
         self.start = spelled + _END
         self.parts = parts
         self._room = (MAX_ROW_KEY_BYTES - len(self.start)) // parts - len(_END)
-        if parts < 1 or self._room < _MIN_ROOM:
+        if self._room < _MIN_ROOM:
             raise InvalidInputError(f"keys of {parts} texts do not fit")
 
     def key(self, texts: tuple[str, ...]) -> bytes:
-        """The key of a row, or, of fewer texts, what the keys below them start with."""
+        """What the keys of rows start with that begin with these texts; of all, that of one."""
         if len(texts) > self.parts:
             raise InvalidInputError(f"a key of {self.parts} texts, not of {len(texts)}")
         return self.start + b"".join([self._part(text) for text in texts])
+
+    def row(self, texts: tuple[str, ...]) -> bytes:
+        """The key of one row; refused with fewer texts, under which there is none."""
+        if not isinstance(texts, tuple | list) or len(texts) != self.parts:
+            raise InvalidInputError(f"a key is a tuple of {self.parts} texts, not {texts!r:.80}")
+        return self.key(texts)
 
     def is_cut(self, texts: tuple[str, ...]) -> bool:
         """Is one of these too long to be read back from the key?"""

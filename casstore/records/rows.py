@@ -35,7 +35,8 @@ from casstore.format.limits import DEFAULT_MAX_BYTES, MAX_DEPTH
 from casstore.objects import splice, values
 from casstore.objects.pieces import PendingReader, PieceReader, PieceWriter
 from casstore.records.row_keys import KeySpace, past, split_texts
-from casstore.store import Store
+from casstore.session.arguments import check_count, check_flag, list_of
+from casstore.store import Store, check_store
 
 _TABLE: Final = "records"
 _PLAIN: Final = b"\x00"
@@ -78,16 +79,17 @@ class Table:
     """Records of one kind, by keys of ``parts`` texts each, in order of the texts."""
 
     def __init__(self, store: Store, name: str, parts: int) -> None:
+        check_store(store)
         self._store = store
         self.keys = KeySpace(name, parts)
 
     def find(self, *key: str) -> Record | None:
         """One record; None if there is none."""
-        return self.find_many([key])[0]
+        return find_records(self._store, [(self, key)])[0]
 
     def find_many(self, keys: Sequence[tuple[str, ...]]) -> list[Record | None]:
         """Records of one moment, in the order asked for."""
-        return find_records(self._store, [(self, key) for key in keys])
+        return find_records(self._store, [(self, key) for key in list_of(keys, "keys")])
 
     def scan(
         self,
@@ -135,6 +137,9 @@ class Table:
 
     def groups(self, depth: int, *prefix: str) -> Iterator[tuple[str, ...]]:
         """The different first ``depth`` texts of keys, without reading what lies between."""
+        check_count(depth, "how many texts are told apart", least=1)
+        if depth > self.keys.parts:
+            raise InvalidInputError(f"a key has {self.keys.parts} texts, not {depth}")
         start = self.keys.key(prefix)
         stop = past(start)
         while rows := self._store.engine.scan_rows(_TABLE, start=start, stop=stop, limit=1):
@@ -142,6 +147,8 @@ class Table:
             start = past(self.keys.group(rows[0].key, depth))
 
     def _scan(self, start: bytes, stop: bytes, reverse: bool, page: int) -> Iterator[Record]:
+        check_flag(reverse, "whether the last comes first")
+        check_count(page, "how many are read at once", least=1)
         while True:
             rows = self._store.engine.scan_rows(
                 _TABLE, start=start, stop=stop, limit=page, reverse=reverse
@@ -178,7 +185,7 @@ class Table:
 
     def place(self, *key: str) -> RowKey:
         """Where a record of this key stands."""
-        return RowKey(_TABLE, self.keys.key(key))
+        return RowKey(_TABLE, self.keys.row(key))
 
     def record_of(self, row: Row) -> Record:
         """A row of this table as a record."""
@@ -193,17 +200,24 @@ def find_records(
     store: Store, places: Sequence[tuple[Table, tuple[str, ...]]]
 ) -> list[Record | None]:
     """Records of several tables, all of one moment, in the order asked for."""
-    rows = store.engine.get_rows([RowKey(_TABLE, table.keys.key(key)) for table, key in places])
+    rows = store.engine.get_rows([RowKey(_TABLE, _row_key(table, key)) for table, key in places])
     return [
         None if row is None else Record(store, tuple(key), row)
         for (_, key), row in zip(places, rows, strict=True)
     ]
 
 
+def _row_key(table: Table, key: tuple[str, ...]) -> bytes:
+    if not isinstance(table, Table):
+        raise InvalidInputError(f"a table is a Table, not {type(table).__name__}")
+    return table.keys.row(key)
+
+
 class Draft:
     """Changes to records and the values they link to, for one write."""
 
     def __init__(self, store: Store) -> None:
+        check_store(store)
         self._store = store
         self._writer = PieceWriter()
         self._rows: list[RowChange] = []
@@ -233,6 +247,8 @@ class Draft:
         Long enough by the rules of values, or, as it is spelled, of ``least_bytes``. What then
         stands inside of something else has to leave room for that: ``max_depth``.
         """
+        if least_bytes is not None:
+            check_count(least_bytes, "how many bytes are long")
         emit = self._writer.emit
         spelled = splitting.spell(value, max_depth, emit)
         if spelled.outlined is not None:
@@ -260,6 +276,9 @@ class Draft:
         Reads and writes only the pieces at the end. ObjectNotFoundError, now or on commit, if
         the list is no longer there.
         """
+        if type(link) is not Link:
+            raise InvalidInputError(f"a list is named by a Link, not {type(link).__name__}")
+        items = list_of(items, "items")
         reader = PendingReader(self._store.engine, self._writer)
         container = splice.open_container(reader, reader.get(link.digest))
         if container is None or container.kind != Kind.LIST:
@@ -280,21 +299,25 @@ class Draft:
 
     def copy(self, table: Table, record: Record, key: tuple[str, ...]) -> None:
         """Write what a record holds under another key, if the record is still as it was."""
+        _check_record(record)
         self.expect(table, record.key, record)
         self._put(table, key, _value_bytes(record.row))
 
     def delete(self, table: Table, key: tuple[str, ...]) -> None:
         """Remove a record; it need not be there."""
-        self._rows.append(DeleteRow(_TABLE, table.keys.key(key)))
+        self._rows.append(DeleteRow(_TABLE, _row_key(table, key)))
 
     def expect(self, table: Table, key: tuple[str, ...], record: Record | None) -> None:
         """Let the write fail unless the record is this one; None: unless there is none."""
-        row = None if record is None else record.row
-        self._conditions.append(RowIs(_TABLE, table.keys.key(key), row))
+        row = None
+        if record is not None:
+            _check_record(record)
+            row = record.row
+        self._conditions.append(RowIs(_TABLE, _row_key(table, key), row))
 
     def also(self, write: Write) -> None:
         """Let rows of other tables change too, under the conditions given with them."""
-        if write.objects or write.deletes:
+        if not isinstance(write, Write) or write.objects or write.deletes:
             raise InvalidInputError("what goes along with records are conditions and rows")
         self._conditions.extend(write.conditions)
         self._rows.extend(write.rows)
@@ -322,7 +345,7 @@ class Draft:
         return Write(self._writer.objects, conditions, self._rows)
 
     def _put(self, table: Table, key: tuple[str, ...], data: bytes) -> bytes:
-        spelled_key = table.keys.key(key)
+        spelled_key = _row_key(table, key)
         if table.keys.is_cut(key):
             texts = pack_checked(list(key))
             head = _WITH_KEY + len(texts).to_bytes(_LENGTH_BYTES, "big") + texts
@@ -330,6 +353,11 @@ class Draft:
             head = _PLAIN
         self._rows.append(PutRow(_TABLE, spelled_key, head + data))
         return head + data
+
+
+def _check_record(record: Record) -> None:
+    if not isinstance(record, Record):
+        raise InvalidInputError(f"a record is a Record, not {type(record).__name__}")
 
 
 def row_name(key: bytes, row: bytes) -> str:

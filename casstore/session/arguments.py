@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from casstore.errors import InvalidInputError
@@ -25,6 +25,18 @@ def check_text(text: Any, what: str) -> None:
         raise InvalidInputError(f"{what} {text[:40]!r} holds a lone surrogate") from exc
 
 
+def check_flag(flag: Any, what: str) -> None:
+    """Refuse what is neither True nor False: a text that says no would mean yes."""
+    if type(flag) is not bool:
+        raise InvalidInputError(f"{what} is True or False, not {flag!r:.40}")
+
+
+def check_callable(function: Any, what: str) -> None:
+    """Refuse what cannot be called, before there is anything to call it about."""
+    if not callable(function):
+        raise InvalidInputError(f"{what} is a function, not {type(function).__name__}")
+
+
 def check_seconds(seconds: Any, what: str) -> None:
     """Refuse what is not a number of seconds, however many; below 0 is none."""
     try:
@@ -38,7 +50,16 @@ def check_seconds(seconds: Any, what: str) -> None:
 def list_of(items: Iterable[Any], what: str) -> list[Any]:
     """The items as a list; a single text is refused, for its letters are not what was meant."""
     if isinstance(items, str | bytes | dict) or not isinstance(items, Iterable):
-        raise InvalidInputError(f"{what} are a list; one is a list of one")
-    if not isinstance(items, Iterable):
-        raise InvalidInputError(f"{what} are a list, not {type(items).__name__}")
+        raise InvalidInputError(
+            f"{what} are a list, not {type(items).__name__}; one is a list of one"
+        )
     return list(items)
+
+
+def dict_of(mapping: Mapping[str, Any] | None, what: str) -> dict[str, Any]:
+    """The mapping as a dict; None: an empty one."""
+    if mapping is None:
+        return {}
+    if not isinstance(mapping, Mapping):
+        raise InvalidInputError(f"{what} is a dict, not {type(mapping).__name__}")
+    return dict(mapping)

@@ -10,11 +10,12 @@ checks give whatever error is now the first.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, get_args
 
 from casstore.engine.protocol import (
     CheckedWrite,
     Condition,
+    NewObject,
     PutRow,
     RowChange,
     RowIs,
@@ -64,6 +65,12 @@ from casstore.session.state import Runtime, State, tombstone_key
 _MANY_PLACES: Final = 32
 _LISTS: Final = frozenset((list, tuple))
 _EMPTY: Final = Manifest()
+# What the parts of a write beside a commit hold.
+_BESIDE: Final = (
+    frozenset((NewObject,)),
+    frozenset(get_args(Condition)),
+    frozenset(get_args(RowChange)),
+)
 
 
 class _Spelled(NamedTuple):
@@ -88,7 +95,7 @@ class _Rows(NamedTuple):
 def commit(runtime: Runtime, session: str, change: Commit) -> CommitResult:
     """Take one step; see ``Session.commit``."""
     key = keys.session_key(session)
-    _check(change)
+    check_commit(change)
     receipt = None if change.turn is None else receipt_key(key, change.turn)
     first = _spell(session, change)
     _bind(session, change)
@@ -175,7 +182,7 @@ def _try_at_once(
         return None
 
 
-def _check(change: Commit) -> None:
+def check_commit(change: Commit) -> None:
     """Refuse what is wrong with the commit itself."""
     if not isinstance(change, Commit):
         raise InvalidInputError(f"a commit is a Commit, not {type(change).__name__}")
@@ -184,8 +191,8 @@ def _check(change: Commit) -> None:
         replace is not None and type(replace) not in _LISTS
     ):
         raise _no_list(change)
-    if beside is not None and (not isinstance(beside, Write) or beside.deletes):
-        raise InvalidInputError("what changes beside a commit is a Write that deletes no objects")
+    if beside is not None:
+        _check_beside(beside)
     if append and replace is not None:
         raise InvalidInputError("a commit appends nodes or replaces the graph, not both")
     if expected is not None and (type(expected) is not int or expected < 0):
@@ -200,6 +207,18 @@ def _check(change: Commit) -> None:
         checkpoint.check_usage(entry)
     for claim in completes:
         queue.check_claim(claim)
+
+
+def _check_beside(beside: Write) -> None:
+    """Refuse what no draft of records would give: it is put together with the commit's own."""
+    if not isinstance(beside, Write) or beside.deletes:
+        raise InvalidInputError("what changes beside a commit is a Write that deletes no objects")
+    for parts, kinds in zip(beside, _BESIDE, strict=False):
+        if type(parts) not in _LISTS or not kinds.issuperset(map(type, parts)):
+            raise InvalidInputError(
+                "what changes beside a commit are lists of objects, conditions and rows, not "
+                f"{parts!r:.80}"
+            )
 
 
 def _no_list(change: Commit) -> InvalidInputError:
@@ -448,7 +467,7 @@ def rewind(
     """Make an earlier revision the head again; see ``Session.rewind``."""
     key = keys.session_key(session)
     change = Commit(lease=lease, expected=expected, label=label)
-    _check(change)
+    check_commit(change)
     _bind(session, change)
     for _ in attempts(f"session {session!r}"):
         rows = _read(runtime, session, key, change)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import secrets
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from casstore.engine.conditions import stamped
 from casstore.engine.protocol import (
@@ -176,10 +176,15 @@ def _is_released(row: bytes) -> bool:
 # --- for commits --------------------------------------------------------------------------
 
 
-def bind(session: str, lease: Lease) -> None:
-    """Refuse a lease on another session."""
+def check_lease(lease: Any) -> None:
+    """Refuse what is no lease."""
     if not isinstance(lease, Lease):
         raise InvalidInputError(f"a lease is a Lease, not {type(lease).__name__}")
+
+
+def bind(session: str, lease: Lease) -> None:
+    """Refuse a lease on another session."""
+    check_lease(lease)
     if lease.session != session:
         raise SessionBindingError(session, lease.session)
     claimed_at_ms = lease.claimed_at_ms

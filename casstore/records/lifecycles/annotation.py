@@ -124,6 +124,7 @@ def checked(annotation: Annotation, *, has_subject: bool, default: str | None) -
     ``has_subject``: the record is about somebody anyway. ``default`` is its class if it is
     given none; None: it must be given one.
     """
+    check_annotation(annotation)
     classes = _texts(annotation.classes, "classes") or ([default] if default else [])
     for each in classes:
         if each not in CLASSES:
@@ -151,8 +152,16 @@ def checked(annotation: Annotation, *, has_subject: bool, default: str | None) -
     return Annotation(classes, subjects, sources, processors, annotation.hold, annotation.seal)
 
 
+def check_annotation(annotation: Annotation) -> None:
+    """Refuse what is no annotation; ``checked`` looks at what it says."""
+    if not isinstance(annotation, Annotation):
+        raise InvalidInputError(f"an annotation is an Annotation, not {type(annotation).__name__}")
+
+
 def check_hold(hold: Hold) -> None:
     """Refuse what is no hold: it has a reason and an end."""
+    if not isinstance(hold, Hold):
+        raise InvalidInputError(f"a hold is a Hold, not {type(hold).__name__}")
     check_reason(hold.basis, "the basis of a hold")
     if hold.jurisdiction is not None:
         check_reason(hold.jurisdiction, "a jurisdiction")
@@ -164,6 +173,8 @@ def check_hold(hold: Hold) -> None:
 
 def check_seal(seal: Seal) -> None:
     """Refuse what is no seal."""
+    if not isinstance(seal, Seal):
+        raise InvalidInputError(f"a seal is a Seal, not {type(seal).__name__}")
     check_reason(seal.action, "the action of a seal")
     check_reason(seal.basis, "the basis of a seal")
     check_reason(seal.summarization, "what a seal says of summaries")

@@ -37,7 +37,7 @@ from casstore.records.lifecycles.tables import Change, Place, Tables, fields
 from casstore.records.lifecycles.working_state import WorkingState
 from casstore.records.rows import Record
 from casstore.session import keys
-from casstore.session.arguments import check_text
+from casstore.session.arguments import check_text, list_of
 
 
 class CheckpointInfo(NamedTuple):
@@ -120,7 +120,10 @@ class AgentSession:
 
         InvalidValueError, with the path, if a value cannot be stored exactly as it is.
         """
-        entry = NewCheckpoint(self.id, label, self.working.chosen(names))
+        wanted = None if names is None else list_of(names, "names of working state")
+        for name in wanted or ():
+            check_text(name, "a name of working state")
+        entry = NewCheckpoint(self.id, label, self.working.chosen(wanted))
         return put_checkpoints(self._tables, self._subjects, [entry], annotation)[0]
 
     def find_checkpoint(self, label: str) -> Checkpoint | None:
@@ -251,10 +254,10 @@ def put_checkpoints(
             change.put(_label(tables, info), None)
             if entry.id is not None:
                 change.put((tables.imported, (entry.id,)), list(info.ref))
-            if said is not None and annotation is not None:
+            if said is not None:
                 named = {subjects.hash(subject) for subject in said.subjects}
                 everybody = about | named | ({row.user} if row.user is not None else set())
-                checked(annotation, has_subject=bool(everybody), default=PROCESS)
+                checked(said, has_subject=bool(everybody), default=PROCESS)
                 note = made(said, everybody, now_ms)
                 if said.seal is not None:
                     note = note._replace(seal=write_seal(said.seal, stored, now_ms))

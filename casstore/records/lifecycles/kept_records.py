@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final, NamedTuple
 
 from casstore.errors import RecordNotFoundError
-from casstore.records.lifecycles.annotation import Annotation, checked
+from casstore.records.lifecycles.annotation import Annotation, check_annotation, checked
 from casstore.records.lifecycles.contents import content, read_content
 from casstore.records.lifecycles.notes import (
     Removal,
@@ -49,6 +49,7 @@ class KeptRecords:
         RecordSealedError or RecordHeldError if that one must stay; RecordNotFoundError if a
         source is not there.
         """
+        check_annotation(annotation)
         said = checked(annotation, has_subject=bool(annotation.sources), default=None)
         ref = Ref(RECORD, collection, name)
         sources = Sources(self._tables, said.sources)
@@ -67,7 +68,7 @@ class KeptRecords:
             about |= sources.session_subjects(change, self._subjects)
             about |= {self._subjects.hash(subject) for subject in said.subjects}
             # Sources may be about nobody.
-            checked(annotation, has_subject=bool(about), default=None)
+            checked(said, has_subject=bool(about), default=None)
             note = made(said, about, now_ms)
             row = change.put(places[0], {"t": now_ms, **content(change.draft, value)})
             if said.seal is not None:

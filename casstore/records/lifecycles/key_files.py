@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from casstore.engine.files import storage_error, sync_directory
+from casstore.engine.paths import path_text
 from casstore.errors import (
     ConflictError,
     CorruptionError,
@@ -47,13 +48,14 @@ class FileKeys:
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        place = Path(directory).absolute()
-        for above in (place.resolve(), *place.resolve().parents):
-            if (above / _STORE_FILE).exists():
-                raise InvalidInputError(
-                    f"{place} lies inside the store {above}: keys beside the data protect nothing"
-                )
+        place = Path(path_text(directory)).absolute()
         try:
+            for above in (place.resolve(), *place.resolve().parents):
+                if (above / _STORE_FILE).exists():
+                    raise InvalidInputError(
+                        f"{place} lies inside the store {above}: keys beside the data protect "
+                        "nothing"
+                    )
             place.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
             self._require_private(place)
         except OSError as exc:

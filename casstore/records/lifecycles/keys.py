@@ -6,7 +6,9 @@ Names hold no names of people (``subjects``).
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
+
+from casstore.errors import InvalidInputError
 
 #: Of every key.
 KEY_BYTES: Final = 32
@@ -35,3 +37,11 @@ class KeyStore(Protocol):
         store's, which has yet to destroy it.
         """
         ...
+
+
+def check_key_store(keys: Any) -> None:
+    """Refuse what keeps no keys: the first value would be too late to find out."""
+    if not all(callable(getattr(keys, name, None)) for name in ("create", "get", "destroy")):
+        raise InvalidInputError(
+            f"keys are kept by a key store, as FileKeys(directory), not by {type(keys).__name__}"
+        )

@@ -44,7 +44,7 @@ from casstore.records.lifecycles.checkpoints import (
     remove_checkpoint,
 )
 from casstore.records.lifecycles.kept_records import KeptRecords, remove_record
-from casstore.records.lifecycles.keys import KeyStore
+from casstore.records.lifecycles.keys import KeyStore, check_key_store
 from casstore.records.lifecycles.notes import (
     Removal,
     Stayed,
@@ -53,7 +53,14 @@ from casstore.records.lifecycles.notes import (
     put_note,
     write_seal,
 )
-from casstore.records.lifecycles.references import AGENT, CHECKPOINT, RECORD, USER, Ref
+from casstore.records.lifecycles.references import (
+    AGENT,
+    CHECKPOINT,
+    RECORD,
+    USER,
+    Ref,
+    checked_ref,
+)
 from casstore.records.lifecycles.subjects import Subjects
 from casstore.records.lifecycles.tables import Change, Place, Tables, fields
 from casstore.records.lifecycles.user_data import UserData
@@ -83,6 +90,7 @@ class Lifecycles:
         self, store: Store, *, keys: KeyStore | None = None, secret: bytes | None = None
     ) -> None:
         if keys is not None:
+            check_key_store(keys)
             # Better now than at the first value: the package may not be installed.
             import_module("casstore.records.lifecycles.encryption")
         self.store = store
@@ -155,6 +163,7 @@ class Lifecycles:
 
     def find_note(self, ref: Ref) -> Note | None:
         """What is said of a record, if anything; RecordNotFoundError if there is no record."""
+        ref = checked_ref(ref)
 
         def read() -> Note | None:
             row, noted = self.tables.find([self._row(ref), self.tables.note(ref)])
@@ -209,6 +218,7 @@ class Lifecycles:
 
         InvalidInputError if it is not sealed.
         """
+        ref = checked_ref(ref)
 
         def read() -> None:
             row, noted = self.tables.find([self._row(ref), self.tables.note(ref)])
@@ -229,6 +239,7 @@ class Lifecycles:
         self, ref: Ref, decide: Callable[[Note, int, bytes], Note], *, is_kept: bool
     ) -> None:
         """Change what is said of a record; one that will be kept gets a key of its own first."""
+        ref = checked_ref(ref)
         tables, fresh = self.tables, FreshKeys(self._rows.keys)
         owner: list[Place] = []
         if ref.kind == USER:
@@ -278,6 +289,9 @@ class Lifecycles:
 
         With ``only``, not if its row (``Record.row``) is another by now.
         """
+        ref = checked_ref(ref)
+        if only is not None and type(only) is not bytes:
+            raise InvalidInputError(f"a row is bytes, not {type(only).__name__}")
 
         def step(change: Change) -> Removal:
             if ref.kind == USER:

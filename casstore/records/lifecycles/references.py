@@ -41,7 +41,7 @@ class Ref(NamedTuple):
 
     def to_text(self) -> str:
         """One text for it, as in a plan."""
-        return json.dumps(list(self), ensure_ascii=False)
+        return json.dumps(list(checked_ref(self)), ensure_ascii=False)
 
     @staticmethod
     def from_text(text: str) -> Ref:
@@ -49,7 +49,7 @@ class Ref(NamedTuple):
         try:
             return checked_ref(Ref(*json.loads(text)))
         except (ValueError, TypeError, RecursionError) as exc:
-            raise InvalidInputError(f"no name of a record: {text[:80]!r}") from exc
+            raise InvalidInputError(f"no name of a record: {text!r:.80}") from exc
 
 
 def checked_ref(ref: Ref) -> Ref:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from casstore.errors import RecordNotFoundError
+from casstore.errors import InvalidInputError, RecordNotFoundError
 from casstore.records.lifecycles.annotation import IDENTITY, Annotation, Note, checked
 from casstore.records.lifecycles.emptying import Emptying
 from casstore.records.lifecycles.notes import (
@@ -28,7 +28,7 @@ from casstore.records.lifecycles.subjects import Subjects
 from casstore.records.lifecycles.tables import Change, Place, Tables, fields
 from casstore.records.lifecycles.user_rows import FreshKeys, Person, UserRows
 from casstore.records.rows import Record
-from casstore.session.arguments import check_count
+from casstore.session.arguments import check_count, check_text, list_of
 
 _MISSING: Final = object()
 
@@ -73,6 +73,7 @@ class UserData:
 
     def ref(self, user: str, name: str) -> Ref:
         """The name of a value, for what is derived from it."""
+        check_text(name, "the name of a value")
         return Ref(USER, self._subjects.hash(user), name)
 
     def get(self, user: str, name: str, default: Any = _MISSING) -> Any:
@@ -94,7 +95,7 @@ class UserData:
 
     def find_many(self, places: Sequence[tuple[str, str]]) -> list[FoundValue | None]:
         """Values of one moment, by user and name; None where there is none."""
-        refs = [self.ref(user, name) for user, name in places]
+        refs = [self.ref(*_place(place)) for place in list_of(places, "places of values")]
         rows = [self._tables.payload(ref) for ref in refs]
 
         def read() -> list[FoundValue | None]:
@@ -147,17 +148,21 @@ class UserData:
         said = None
         if annotation is not None:
             said = checked(annotation, has_subject=True, default=IDENTITY)
-        latest = {self.ref(item.user, item.name): item for item in items}
-        for item in items:
+        given: list[NewValue] = list_of(items, "values")
+        for item in given:
+            if not isinstance(item, NewValue):
+                raise InvalidInputError(f"a value comes as NewValue, not {type(item).__name__}")
             if item.at_ms is not None:
                 check_count(item.at_ms, "a time")
+        refs = [self.ref(item.user, item.name) for item in given]
+        latest = dict(zip(refs, given, strict=True))
         putting = _Putting(self._tables, self._subjects, self._rows, latest, said)
         if latest:
             with putting.fresh:
                 self._tables.change("the data of a user", putting.step)
             if putting.doomed:
                 self._rows.destroy_doomed()
-        return [self.ref(item.user, item.name) for item in items]
+        return refs
 
     def delete(self, user: str, name: str) -> bool:
         """Remove one value; False if there is none.
@@ -228,6 +233,14 @@ class UserData:
         or a lack of keys, left over.
         """
         return self._rows.destroy_doomed()
+
+
+def _place(place: Any) -> tuple[str, str]:
+    """The user and the name of a value that is looked for."""
+    if not isinstance(place, tuple | list) or len(place) != 2:
+        raise InvalidInputError(f"a value is found by user and name, not by {place!r:.80}")
+    user, name = place
+    return user, name
 
 
 def drop_value(

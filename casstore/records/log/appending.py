@@ -11,6 +11,7 @@ from casstore.records.log.data import NewMessage, Tokens
 from casstore.records.log.ground import At, Change, Ground, LeaseGiven
 from casstore.records.log.messages import after, payload_of
 from casstore.records.rows import Draft
+from casstore.session.arguments import list_of
 from casstore.session.data import UNFENCED, NodeDraft
 
 
@@ -23,15 +24,16 @@ def append(
     lease: LeaseGiven = UNFENCED,
 ) -> list[int]:
     """Put messages at the end of a session, all or none; their numbers."""
-    if not messages:
+    given = list_of(messages, "messages")
+    if not given:
         raise InvalidInputError("there is no message to append")
-    payloads = [payload_of(message) for message in messages]
+    payloads = [payload_of(message) for message in given]
 
     def decide(at: At) -> tuple[Change, list[int]]:
         change, numbers = placed(ground, at, payloads)
         if tokens is not None:
             draft = Draft(ground.store)
-            used_in = messages[-1].round
+            used_in = given[-1].round
             usage.note(ground, draft, at, at.state.send, used_in, tokens)
             change = change._replace(beside=draft.as_write())
         return change, numbers

@@ -15,6 +15,7 @@ from casstore.records.log.data import NewMessage, Pending
 from casstore.records.log.ground import At, Change, Ground, LeaseGiven
 from casstore.records.log.messages import payload_of
 from casstore.records.log.reading import numbered
+from casstore.session.arguments import check_callable, check_text, list_of
 from casstore.session.attempts import settled
 from casstore.session.data import UNFENCED
 
@@ -87,6 +88,8 @@ def resume(
     Each result is appended as soon as it is there, so after a crash only the rest is left. What
     ``execute`` raises becomes the result's text: a call must have one.
     """
+    # Called, it would fail, and every call that waits would have that as its result.
+    check_callable(execute, "what executes calls")
     numbers: list[int] = []
     while (found := pending(ground, session)) is not None:
         call = found.calls[0]
@@ -102,17 +105,22 @@ def resume(
 
 
 def set_waiting(ground: Ground, session: str, waiting: Any) -> None:
-    """Say which calls wait: ids of some that do, or None; or anything, in a form of one's own."""
+    """Say which calls wait: ids of some that do, or None; or a dict, in a form of one's own."""
+    ids: list[str] = []
+    if waiting is not None and type(waiting) is not dict:
+        ids = list_of(waiting, "ids of calls that wait")
+        for one in ids:
+            check_text(one, "the id of a call")
 
     def decide(at: At) -> tuple[Change | None, None]:
         state = at.state._replace(given=None)
         if waiting is None:
             state = state._replace(calling=0, calls=())
-        elif type(waiting) is list:
-            left = [one for one in at.state.calls if one in waiting]
-            state = state._replace(calling=state.calling if left else 0, calls=tuple(left))
-        else:
+        elif type(waiting) is dict:
             state = state._replace(given=waiting)
+        else:
+            left = [one for one in at.state.calls if one in ids]
+            state = state._replace(calling=state.calling if left else 0, calls=tuple(left))
         return (None if state == at.state else Change(state)), None
 
     ground.change(session, decide)

@@ -18,7 +18,7 @@ from casstore.records.log.messages import check_number, payload_of
 from casstore.records.log.state import LogState
 from casstore.records.log.view import runs_of
 from casstore.records.rows import Draft, Record
-from casstore.session.arguments import list_of
+from casstore.session.arguments import check_flag, list_of
 from casstore.session.data import UNFENCED, NodeDraft
 
 
@@ -31,14 +31,16 @@ def fold(
     before_tokens: int | None,
     after_tokens: int | None,
     round_index: int | None,
-    meta: dict[str, Any] | None,
+    meta: dict[str, Any],
     keep_notes: bool,
     lease: LeaseGiven = UNFENCED,
 ) -> Fold:
     """Let a note stand for messages, where the first of them stands."""
-    numbers = sorted(set(list_of(messages, "messages")))
-    for number in numbers:
+    given = list_of(messages, "messages")
+    for number in given:
         check_number(number, "a message")
+    numbers = sorted(set(given))
+    check_flag(keep_notes, "whether notes are kept")
     for count in (before_tokens, after_tokens):
         if count is not None:
             check_number(count, "a number of tokens")
@@ -57,7 +59,7 @@ def _folded(
     note: Any,
     counts: tuple[int | None, int | None],
     round_index: int | None,
-    meta: dict[str, Any] | None,
+    meta: dict[str, Any],
     keep_notes: bool,
 ) -> tuple[Change, Fold]:
     state, number = at.state, at.last + 1
@@ -76,7 +78,7 @@ def _folded(
     now_ms = ground.now_ms()
     made = Fold(state.folds + 1, number, tuple(runs_of(numbers)), *counts, round_index, now_ms)
     told = {
-        **(meta or {}),
+        **meta,
         "compacted_at_round": round_index,
         "from_seq": made.first,
         "to_seq": made.last,

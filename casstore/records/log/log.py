@@ -35,7 +35,8 @@ from casstore.records.log.data import (
     UsageTotals,
 )
 from casstore.records.log.ground import Ground, LeaseGiven
-from casstore.session.arguments import check_count
+from casstore.session import leases
+from casstore.session.arguments import check_count, dict_of
 from casstore.session.data import UNFENCED, Lease
 from casstore.store import Store
 
@@ -78,7 +79,7 @@ class SessionLog:
         name = tree.new_id() if session is None else session
         row = tree.Row(
             0, 0, ACTIVE, kind, lifecycle, parent, 0, 0, spawn_call, prompt, model,
-            dict(config or {}), dict(metadata or {}), 0,
+            dict_of(config, "config"), dict_of(metadata, "metadata"), 0,
         )  # fmt: skip
         return tree.create(self._ground, name, row, self.depth_limit)
 
@@ -99,7 +100,7 @@ class SessionLog:
         """
         row = tree.Row(
             0, 0, ACTIVE, ROOT, lifecycle, parent, 0, 0, None, prompt, model,
-            dict(config or {}), dict(metadata or {}), 0,
+            dict_of(config, "config"), dict_of(metadata, "metadata"), 0,
         )  # fmt: skip
         return tree.adopt(self._ground, session, row, self.depth_limit)
 
@@ -211,7 +212,7 @@ class SessionLog:
             before_tokens=before_tokens,
             after_tokens=after_tokens,
             round_index=round,
-            meta=None if meta is None else dict(meta),
+            meta=dict_of(meta, "meta"),
             keep_notes=keep_notes,
             lease=lease,
         )
@@ -307,10 +308,12 @@ class SessionLog:
 
     def renew_lease(self, lease: Lease, ttl_ms: int) -> Lease:
         """Hold it until ``ttl_ms`` from now; LeaseLostError unless it is current and live."""
+        leases.check_lease(lease)
         return self.store.session(lease.session).renew_lease(lease, ttl_ms)
 
     def release_lease(self, lease: Lease) -> bool:
         """Give it back; False if it is no longer the current one."""
+        leases.check_lease(lease)
         return self.store.session(lease.session).release_lease(lease)
 
     def put_inbox(self, session: str, item: str, message: NewMessage) -> bool:

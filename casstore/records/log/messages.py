@@ -36,17 +36,19 @@ def payload_of(message: NewMessage) -> dict[str, Any]:
     for field in _TEXTS:
         if type(payload.get(field, "")) is not str:
             raise InvalidInputError(f"{field} of a message is a str or None")
-    if tool_calls:
+    if tool_calls is not None:
         if type(tool_calls) not in _LISTS or any(type(one) is not dict for one in tool_calls):
-            raise InvalidInputError("tool calls are a list of dicts")
-        payload["tool_calls"] = tool_calls
+            raise InvalidInputError(f"tool calls are a list of dicts, not {tool_calls!r:.80}")
+        if tool_calls:
+            payload["tool_calls"] = tool_calls
     if round_index is not None:
         check_number(round_index, "a round")
         payload["round"] = round_index
-    if meta:
+    if meta is not None:
         if type(meta) is not dict:
             raise InvalidInputError(f"the meta of a message is a dict, not {type(meta).__name__}")
-        payload["meta"] = meta
+        if meta:
+            payload["meta"] = meta
     return payload
 
 

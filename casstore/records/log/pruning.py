@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from casstore.errors import InvalidInputError
 from casstore.records.log.ground import Ground
 from casstore.records.log.reading import opened
 from casstore.session import tombstones
@@ -16,8 +15,8 @@ def prune(ground: Ground, session: str, keep_recent: int, older_than_ms: int | N
     It cannot be undone. What is folded stays folded, so nothing that is shown can be hit.
     """
     check_count(keep_recent, "how many messages to keep")
-    if older_than_ms is not None and type(older_than_ms) is not int:
-        raise InvalidInputError(f"an age in ms, not {older_than_ms!r}")
+    if older_than_ms is not None:
+        check_count(older_than_ms, "an age in ms")
     going = settled(lambda: _going(ground, session, keep_recent, older_than_ms))
     if not going:
         return 0

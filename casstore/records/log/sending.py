@@ -7,6 +7,7 @@ from casstore.records.log import appending, calls
 from casstore.records.log.data import NewMessage
 from casstore.records.log.ground import At, Change, Ground, LeaseGiven
 from casstore.records.log.messages import check_number, payload_of
+from casstore.session.arguments import check_flag
 from casstore.session.data import UNFENCED
 
 
@@ -28,6 +29,7 @@ def send(ground: Ground, session: str, message: NewMessage, *, lease: LeaseGiven
 def start_round(ground: Ground, session: str, number: int, *, new_send: bool) -> None:
     """Note down which round of a send is going on."""
     check_number(number, "a round")
+    check_flag(new_send, "whether it is a new send")
 
     def decide(at: At) -> tuple[Change | None, None]:
         state = at.state._replace(round=number, send=at.state.send + new_send)

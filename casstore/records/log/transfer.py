@@ -21,7 +21,7 @@ from casstore.records.log import folding, tree, usage
 from casstore.records.log.data import ROOT, Fold, RoundUsage, Tokens, UsageTotals
 from casstore.records.log.ground import Ground
 from casstore.records.log.intake import Arrived, Intake, Rest
-from casstore.records.log.messages import check_payload
+from casstore.records.log.messages import check_number, check_payload
 from casstore.records.log.reading import Numbered, opened
 from casstore.records.log.state import LogState, pack, unpack
 from casstore.records.log.tree import Row
@@ -70,6 +70,8 @@ def bring_in(ground: Ground, entries: Iterable[Any], session: str) -> None:
 
     FormatError if it is of a newer version, SessionExistsError if the id is taken.
     """
+    if not isinstance(entries, Iterable):
+        raise InvalidInputError(f"an export is its entries, not {type(entries).__name__}")
     source = iter(entries)
     row, state = _opened(session, next(source, None))
     intake = Intake(ground, session)
@@ -93,7 +95,8 @@ def bring_in(ground: Ground, entries: Iterable[Any], session: str) -> None:
             elif kind == "usage":
                 used.append(RoundUsage(body[0], body[1], Tokens(*body[2:6]), body[6]))
             elif kind == "totals":
-                totals = UsageTotals(*body)
+                rounds, prompt, completion, total = body
+                totals = UsageTotals(rounds, prompt, completion, total)
             elif kind == "end":
                 if body != count:
                     raise ValueError(f"{body!r:.40} entries should come before it")
@@ -113,6 +116,8 @@ def _parted(entry: Any, count: int) -> tuple[str, Any]:
     if type(entry) is not dict or len(entry) != 1:
         raise InvalidInputError(f"entry {count} of the export is none: {entry!r:.80}")
     [(kind, body)] = entry.items()
+    if kind != "end" and type(body) is not list:
+        raise InvalidInputError(f"entry {count} of the export holds no list: {entry!r:.80}")
     return kind, body
 
 
@@ -134,8 +139,7 @@ def _opened(session: str, first: Any) -> tuple[Row, LogState]:
 
 
 def _arrived(number: Any, payload: Any, created_at_ms: Any) -> Arrived:
-    if type(number) is not int or number < 1:
-        raise ValueError(f"a message has no number {number!r:.40}")
+    check_number(number, "the number of a message", least=1)
     check_payload(payload)
     return Arrived(number, payload, created_at_ms)
 

@@ -39,7 +39,7 @@ from casstore.records.log.ground import MAX_ATTEMPTS, At, Ground, digits
 from casstore.records.log.state import LogState, pack
 from casstore.records.rows import Draft, Record
 from casstore.session import catalogue, commit, keys
-from casstore.session.arguments import check_count
+from casstore.session.arguments import check_count, check_flag, check_text
 from casstore.session.attempts import settled
 from casstore.session.catalogue import KnownSession
 from casstore.session.data import UNFENCED, Checkpoint, Commit, SessionMeta
@@ -327,6 +327,7 @@ def finish(ground: Ground, session: str, status: str) -> bool:
 
     One that ended otherwise stays to be looked at, until its parent goes.
     """
+    check_text(status, "the status of a session that ended")
     row = settled(lambda: get_row(ground, session), (CorruptionError,))
     if status != COMPLETED or row.lifecycle != EPHEMERAL or row.parent is None:
         return False
@@ -335,6 +336,7 @@ def finish(ground: Ground, session: str, status: str) -> bool:
 
 def close(ground: Ground, session: str, *, cascade: bool) -> int:
     """Take a session away for good with those that go with it; how many went."""
+    check_flag(cascade, "cascade")
     for _ in range(MAX_ATTEMPTS):
         going = settled(lambda: _gathered(ground, session, cascade=cascade), (CorruptionError,))
         if going is None:

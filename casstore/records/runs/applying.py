@@ -33,6 +33,7 @@ from casstore.records.runs.layout import ApprovalRow, RunRow, Tables
 from casstore.records.runs.names import check_id, check_number, check_path, number_text
 from casstore.records.runs.values import same_value, value_digest
 from casstore.records.runs.working import Ground, Place, Working
+from casstore.session.arguments import check_flag
 
 
 class Applied(NamedTuple):
@@ -267,7 +268,7 @@ def put_approval(work: Working, approval: Approval) -> None:
 
 
 def _decisions(allowed: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(allowed, str) or not allowed:
+    if isinstance(allowed, str) or not isinstance(allowed, Sequence) or not allowed:
         raise InvalidInputError(f"decisions are a sequence of texts, not {allowed!r}")
     decisions = tuple([check_id(one, "a decision") for one in allowed])
     if len(set(decisions)) != len(decisions) or PENDING in decisions:
@@ -354,6 +355,7 @@ def _put_artifact(work: Working, step: steps.PutArtifact) -> Artifact:
     path = check_path(step.path)
     name = path if step.artifact is None else check_id(step.artifact, "an artifact")
     check_id(step.kind, "a kind")
+    check_flag(step.replace, "whether to replace")
     is_blob = type(step.content) is bytes
     digest = Digest.of_blob(step.content) if is_blob else value_digest(step.content)
     number = row.run.artifacts + 1

@@ -28,6 +28,7 @@ from casstore.records.runs.data import (
 from casstore.records.runs.layout import RunRow, ThreadRow
 from casstore.records.runs.names import check_id, check_number, check_path, number_text
 from casstore.records.runs.working import Ground, Place
+from casstore.session.arguments import check_text
 
 Item = TypeVar("Item")
 Row = TypeVar("Row")
@@ -154,6 +155,7 @@ class Reading:
         workspace: str | None,
     ) -> Page[Thread]:
         """Threads, those changed last first."""
+        _check_wishes(status, agent, workspace)
 
         def wanted(row: ThreadRow) -> bool:
             thread = row.thread
@@ -211,6 +213,7 @@ class Reading:
         cursor: str | None,
     ) -> Page[Approval]:
         """Approvals in the order in which they were asked for."""
+        _check_wishes(status)
         tables = self._tables
         if run is not None:
             asking = self.find_run(run)
@@ -341,7 +344,15 @@ class Reading:
                     raise CorruptionError(f"the row of {name!r} is lost; check the store")
 
 
+def _check_wishes(*wishes: str | None) -> None:
+    """Refuse what nothing can have: it would be taken for a list without anything in it."""
+    for wish in wishes:
+        if wish is not None:
+            check_text(wish, "what is looked for")
+
+
 def _wanted_run(state: str | None, agent: str | None) -> Callable[[RunRow], bool]:
+    _check_wishes(state, agent)
     return lambda row: state in (None, row.run.state) and agent in (None, row.run.agent)
 
 

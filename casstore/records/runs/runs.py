@@ -37,6 +37,7 @@ from casstore.records.runs.data import (
 from casstore.records.runs.reading import Reading
 from casstore.records.runs.working import ground_of
 from casstore.session.attempts import settled, until_written
+from casstore.session.commit import check_commit
 from casstore.session.data import Commit, CommitResult
 from casstore.session.session import Session
 from casstore.store import Store
@@ -93,6 +94,7 @@ class Runs:
         A step may name the checkpoint COMMITTED: the revision that this commit makes. Then
         the commit must say which revision it ``expected``.
         """
+        check_commit(change)
         if change.beside is not None:
             raise InvalidInputError("the steps go beside this commit, and nothing else can")
         committing = self._ground.store.session(session)
@@ -304,6 +306,8 @@ class Runs:
         """
         todo: list[steps.Step] = [steps.ResolveApproval(run, approval, decision)]
         if intent is not None:
+            if not isinstance(intent, steps.SaveIntent):
+                raise InvalidInputError(f"an intent is a SaveIntent, not {type(intent).__name__}")
             if intent.run != run:
                 raise InvalidInputError(f"an intent of run {intent.run!r}, not of {run!r}")
             todo.append(intent)

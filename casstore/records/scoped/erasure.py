@@ -10,8 +10,15 @@ from casstore.errors import InvalidInputError
 from casstore.records.rows import Table, row_links
 from casstore.records.scoped.changes import REMOVED_AT_ONCE
 from casstore.records.scoped.layout import Tables, Writer
-from casstore.records.scoped.removal import concerning, erase_found, runs_of
+from casstore.records.scoped.removal import (
+    check_place,
+    checked_person,
+    concerning,
+    erase_found,
+    runs_of,
+)
 from casstore.records.scoped.scope_keys import ACTOR_TYPE
+from casstore.session.arguments import check_callable, list_of
 from casstore.store import Store
 
 _VALUE: Final = "value"
@@ -32,6 +39,9 @@ class ActorErasure:
         workspace_id: str | None = None,
         bot_id: str | None = None,
     ) -> None:
+        if actor_of is not None:
+            check_callable(actor_of, "what tells the actor of a subject")
+        check_place(workspace_id, bot_id)
         self._actor_of = actor_of or (lambda subject: (ACTOR_TYPE, subject))
         self._place = (workspace_id, bot_id)
 
@@ -42,7 +52,7 @@ class ActorErasure:
 
     def find(self, store: Store, subject: str) -> Sequence[str]:
         """What there is about a subject."""
-        tables, person = Tables(store), self._actor_of(subject)
+        tables, person = Tables(store), checked_person(self._actor_of(subject))
         found = [_spell(_VALUE, one.key) for one in concerning(tables, person, *self._place)]
         return found + [_spell(_RUN, one.key) for one in runs_of(tables, person, *self._place)]
 
@@ -71,12 +81,12 @@ class ActorErasure:
     ) -> Iterator[tuple[Table, tuple[str, ...]]]:
         """Where the values and runs are that were found."""
         tables = Tables(store)
-        for kind, key in map(_read, found):
+        for kind, key in map(_read, list_of(found, "what was found")):
             yield (tables.values if kind == _VALUE else tables.runs, key[2:])
 
     def erase(self, store: Store, subject: str, found: Sequence[str]) -> int:
         """Remove these; how many values and runs there were."""
-        tables = Tables(store)
+        tables, found = Tables(store), list_of(found, "what was found")
         erased = 0
         for start in range(0, len(found), REMOVED_AT_ONCE):
             told = [_read(one) for one in found[start : start + REMOVED_AT_ONCE]]
@@ -102,5 +112,5 @@ def _read(text: str) -> tuple[str, tuple[str, ...]]:
         if (kind, len(key)) not in ((_VALUE, 5), (_RUN, 3)):
             raise ValueError("neither a value nor a run")
     except (TypeError, ValueError, RecursionError) as exc:
-        raise InvalidInputError(f"{text[:80]!r} is nothing that was found in scoped state") from exc
+        raise InvalidInputError(f"{text!r:.80} is nothing that was found in scoped state") from exc
     return kind, tuple(key)

@@ -7,8 +7,10 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple, NoReturn
 
 from casstore.errors import CorruptionError, InvalidInputError, StateRefusedError
-from casstore.records.scoped.scope_keys import SCOPES, Context, scope_key
-from casstore.session.arguments import check_count, list_of
+from casstore.records.scoped.scope_keys import SCOPES, Context, key_of
+from casstore.session.arguments import check_count, check_flag
+
+_LISTS: Final = frozenset((tuple, list, set, frozenset))
 
 
 class Reason(StrEnum):
@@ -52,17 +54,9 @@ class Policy(NamedTuple):
     quotas: Mapping[str, Quota] = {}
 
     def plain(self) -> list[Any]:
-        """The policy as a value that can be stored; InvalidInputError if it is none."""
-        scopes = list_of(self.scopes, "the scopes of a policy")
-        if type(self.enabled) is not bool or not set(scopes) <= set(SCOPES):
-            raise InvalidInputError(f"{self} is no policy: scopes are {', '.join(SCOPES)}")
-        for scope, quota in self.quotas.items():
-            if scope not in SCOPES:
-                raise InvalidInputError(f"a quota of the scope {scope!r}, which there is not")
-            for bound, what in zip(quota, ("keys", "bytes"), strict=True):
-                if bound is not None:
-                    check_count(bound, f"a quota of {what}")
-        return [self.enabled, scopes, {scope: list(quota) for scope, quota in self.quotas.items()}]
+        """The policy as a value that can be stored."""
+        quotas = {scope: list(quota) for scope, quota in self.quotas.items()}
+        return [self.enabled, list(self.scopes), quotas]
 
     @staticmethod
     def from_plain(told: Any) -> Policy:
@@ -88,6 +82,28 @@ class Outcome(NamedTuple):
     version: str | None = None
 
 
+def check_policy(policy: Policy) -> None:
+    """Refuse what is no policy: what is misspelled in one would allow, or bound, nothing."""
+    if not isinstance(policy, Policy):
+        raise InvalidInputError(f"a policy is a Policy, not {type(policy).__name__}")
+    enabled, scopes, quotas = policy
+    check_flag(enabled, "whether a policy enables state")
+    if type(scopes) not in _LISTS or not all(scope in SCOPES for scope in scopes):
+        raise InvalidInputError(
+            f"the scopes of a policy are some of {', '.join(SCOPES)}, not {scopes!r:.80}"
+        )
+    if not isinstance(quotas, Mapping):
+        raise InvalidInputError(f"the quotas of a policy are a dict, not {type(quotas).__name__}")
+    for scope, quota in quotas.items():
+        if scope not in SCOPES:
+            raise InvalidInputError(f"a quota of the scope {scope!r}, which there is not")
+        if not isinstance(quota, Quota):
+            raise InvalidInputError(f"a quota is a Quota, not {type(quota).__name__}")
+        for bound, what in zip(quota, ("keys", "bytes"), strict=True):
+            if bound is not None:
+                check_count(bound, f"a quota of {what}")
+
+
 def refuse(reason: Reason, message: str) -> NoReturn:
     """Raise StateRefusedError."""
     raise StateRefusedError(reason, message)
@@ -96,7 +112,7 @@ def refuse(reason: Reason, message: str) -> NoReturn:
 def allowed_key(context: Context, policy: Policy, scope: str) -> str:
     """The key of a scope that may be used; StateRefusedError if not, the first reason told."""
     require_allowed(policy, scope)
-    key = scope_key(context, scope)
+    key = key_of(context, scope)
     if key is None:
         refuse_identity(scope)
     return key

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from casstore.errors import ConditionFailedError
+from casstore.errors import ConditionFailedError, InvalidInputError
 from casstore.records.rows import Draft, Record, Table, find_records
 from casstore.records.scoped.changes import REMOVED_AT_ONCE, changed, forget, known, put_head
 from casstore.records.scoped.layout import (
@@ -20,7 +20,7 @@ from casstore.records.scoped.layout import (
     latest_number,
     number_text,
 )
-from casstore.session.arguments import check_count
+from casstore.session.arguments import check_callable, check_count, check_text
 from casstore.session.attempts import attempts
 
 _Key = tuple[str, ...]
@@ -84,6 +84,25 @@ class Removal:
 # --- everything about a person ------------------------------------------------------------------
 
 
+def checked_person(person: Writer) -> Writer:
+    """The type and id of a person; refused if one lacks, for that would be everybody's."""
+    if not isinstance(person, tuple | list) or len(person) != 2:
+        raise InvalidInputError(f"an actor is named by its type and its id, not by {person!r:.80}")
+    kind, name = person
+    check_text(kind, "the type of an actor")
+    check_text(name, "an actor")
+    if not kind or not name:
+        raise InvalidInputError(f"an actor has a type and an id, unlike {person!r:.80}")
+    return kind, name
+
+
+def check_place(workspace_id: str | None, bot_id: str | None) -> None:
+    """Refuse a place that cannot be: nothing is there, and nothing would be removed."""
+    for told, what in ((workspace_id, "a workspace"), (bot_id, "a bot")):
+        if told is not None:
+            check_text(told, what)
+
+
 def concerning(
     tables: Tables, person: Writer, workspace_id: str | None, bot_id: str | None
 ) -> Iterator[Record]:
@@ -112,6 +131,8 @@ def erase(
     pulse: Pulse | None = None,
 ) -> Erased:
     """Remove all that leads from a person, and what it leads to."""
+    if pulse is not None:
+        check_callable(pulse, "a pulse")
     values = ended = 0
     while True:
         leads = list(islice(concerning(tables, person, workspace_id, bot_id), REMOVED_AT_ONCE))
@@ -159,6 +180,8 @@ def drop_history(
     """Remove the values of earlier generations of a conversation; how many."""
     if before is not None:
         check_count(before, "a generation")
+    if pulse is not None:
+        check_callable(pulse, "a pulse")
     latest = latest_number(tables.resets.find(conversation, LATEST))
     # The latest is in use and stays, whatever is asked for.
     end = number_text(latest if before is None else min(before, latest))

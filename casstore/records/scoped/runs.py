@@ -68,12 +68,13 @@ class Runs:
         if type(caller) is not str or not caller.strip():
             raise InvalidInputError("a run has a caller, whose identity is a text")
         id_bytes(caller, "a caller")
-        granted = sorted(set(list_of(capabilities, "capabilities")))
+        granted = list_of(capabilities, "capabilities")
         for capability in granted:
             id_bytes(capability, "a capability")
+        policies.check_policy(policy)
         frozen = [
             caller,
-            granted,
+            sorted(set(granted)),
             policy.plain(),
             list(checked(context)),
             scope_keys(context),

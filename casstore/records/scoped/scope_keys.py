@@ -14,6 +14,7 @@ import json
 from typing import Any, Final, NamedTuple
 
 from casstore.errors import InvalidInputError
+from casstore.session.arguments import check_text
 
 #: In the order in which they are told.
 SCOPES: Final = ("conversation", "actor", "subject", "runner")
@@ -62,6 +63,9 @@ def binding_identity(
 
     Two things it could be bound to never have one name: a type has no colon.
     """
+    for told in (binding_id, scope_type, scope_id):
+        if told is not None:
+            check_text(told, "what a binding is called, or bound to,")
     if binding_id:
         return binding_id
     if not (scope_type and scope_id):
@@ -72,7 +76,9 @@ def binding_identity(
 
 
 def checked(context: Context) -> Context:
-    """The context itself; InvalidInputError if a dimension of it is no text."""
+    """The context itself; InvalidInputError if it is none, or a dimension of it is no text."""
+    if not isinstance(context, Context):
+        raise InvalidInputError(f"a context is a Context, not {type(context).__name__}")
     for name, told in zip(Context._fields, context, strict=True):
         needed = name in ("runner_id", "binding_identity")
         if told is None and not needed:
@@ -88,6 +94,11 @@ def checked(context: Context) -> Context:
 
 def scope_key(context: Context, scope: str) -> str | None:
     """The key of a scope; None if the context lacks the identity that it needs."""
+    return key_of(checked(context), scope)
+
+
+def key_of(context: Context, scope: str) -> str | None:
+    """The same of a context that was checked."""
     own: dict[str, str | None] = {}
     if scope == "conversation":
         if not context.conversation_id:
@@ -117,7 +128,7 @@ def scope_key(context: Context, scope: str) -> str | None:
 
 def scope_keys(context: Context) -> dict[str, str]:
     """The keys of all scopes that the context has the identity for."""
-    keys = {scope: scope_key(context, scope) for scope in SCOPES}
+    keys = {scope: key_of(context, scope) for scope in SCOPES}
     return {scope: key for scope, key in keys.items() if key is not None}
 
 

@@ -25,7 +25,7 @@ from casstore.records.scoped.scope_keys import (
     scope_keys,
 )
 from casstore.records.scoped.snapshots import MAX_SNAPSHOT_BYTES, read_moment
-from casstore.session.arguments import check_text
+from casstore.session.arguments import check_count, check_text
 from casstore.store import Store
 
 _CONVERSATION_ID: Final = "external.conversation_id"
@@ -47,6 +47,7 @@ class ScopedState:
 
     def scope(self, context: Context, scope: str, policy: Policy = DEFAULT) -> Scope:
         """One scope; StateRefusedError if the policy forbids it or its identity is missing."""
+        policies.check_policy(policy)
         key = policies.allowed_key(checked(context), policy, scope)
         return _scope(self._tables, context, policy, scope, key, None)
 
@@ -82,6 +83,7 @@ class ScopedState:
         reset, or the conversation's. ``prefix`` leaves out other keys; LimitError if the values
         take more than ``max_bytes``.
         """
+        policies.check_policy(policy)
         keys = scope_keys(checked(context))
         return _snapshot(self._tables, context, policy, keys, prefix, max_bytes, None)
 
@@ -198,9 +200,8 @@ class ScopedState:
         transaction for up to 512 values; with more, ``pulse`` is told between two how many are
         gone, and may raise: calling again goes on. The bytes go with gc and compact.
         """
-        check_text(actor_type, "the type of an actor")
-        check_text(actor_id, "an actor")
-        person = (actor_type, actor_id)
+        person = removal.checked_person((actor_type, actor_id))
+        removal.check_place(workspace_id, bot_id)
         return removal.erase(self._tables, person, workspace_id, bot_id, pulse)
 
 
@@ -299,6 +300,7 @@ def _snapshot(
     guard: Guard | None,
 ) -> Snapshot:
     check_text(prefix, "a prefix")
+    check_count(max_bytes, "how many bytes a snapshot may take")
     start = real_key(prefix)
     told: Snapshot = {scope: {} for scope in SCOPES}
     if not policy.enabled:
