@@ -121,12 +121,12 @@ def test_a_call_in_the_midst_of_another_came_before_it_or_after(
     filled: MemoryEngine, group: dict[str, Call], first: str, second: str
 ) -> None:
     orders = []
-    for one, then in ((first, second), (second, first)):
+    for is_turned in (False, True):
         engine = copy_of(filled)
-        answers = [said(engine, group[one]), said(engine, group[then])]
-        if (one, then) != (first, second):
-            answers.reverse()
-        orders.append(Outcome(answers[0], answers[1], left(engine)))
+        names = (second, first) if is_turned else (first, second)
+        one, then = [said(engine, group[name]) for name in names]
+        told = (then, one) if is_turned else (one, then)
+        orders.append(Outcome(*told, left(engine)))
     for at in count(1):
         engine = copy_of(filled)
         other: list[str] = []

@@ -105,22 +105,26 @@ def test_what_is_deleted_in_the_midst_of_a_call_leaves_nothing_behind(
         engine = Interrupted(filled)
         engine._clock = lambda: NOW_MS
         store = Store(engine)
-        happened: list[bool] = []
+        rows: list[dict[tuple[str, bytes], bytes]] = []
 
-        def delete(engine: Interrupted = engine, happened: list[bool] = happened) -> None:
-            happened.append(True)
+        def delete(
+            engine: Interrupted = engine, rows: list[dict[tuple[str, bytes], bytes]] = rows
+        ) -> None:
             if is_cut_short:
                 [head, meta] = engine.get_rows([head_key(KEY), meta_key(KEY)])
                 engine.write(catalogue.burial(catalogue.KnownSession(KEY, head, meta), moving=True))
             else:
                 Store(engine).delete_session("alpha")
+            rows.append(_of_alpha(engine))
 
         engine.happens, engine.calls_left = delete, at
         with suppress(ConflictError, NotFoundError, GraphError):
             _with_lease(call)(store, store.session("alpha"))
         engine.calls_left = -1
-        if not happened:
+        if not rows:
             break
+        # Nothing is done to what is yet to be cleared, either: it would be acknowledged, and lost.
+        assert _of_alpha(engine) == rows[0], f"before call {at}"
         if is_cut_short:
             Store(engine).delete_session("alpha")
         assert _of_alpha(engine) == _of_alpha(gone), f"before call {at}"
