@@ -44,6 +44,7 @@ from casstore.format.node import NodeHeader
 from casstore.maintenance.carried import CARRIED
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.roots import ROOTS
+from casstore.maintenance.sameness import is_same_store
 from casstore.maintenance.sending import Sender, StoreTarget
 from casstore.maintenance.unneeded_lineages import sweep_lineages
 from casstore.objects import graph
@@ -118,13 +119,17 @@ def copy(
     ``sessions`` names those to copy, and nothing else: their revisions, labels, receipts,
     attachments and what is known of them. Leases and queued work stay where the work is done, as
     do pins, retention and records. SessionNotFoundError if one of them is not there.
+
+    InvalidInputError if both are the same store, by whatever name.
     """
     check_store(source)
     check_store(target)
-    if source.engine is target.engine:
-        raise InvalidInputError("a store cannot be copied onto itself")
     if mirror and sessions is not None:
         raise InvalidInputError("a mirror has everything; choose sessions or mirror")
+    if is_same_store(source.engine, target.engine):
+        # Each row is looked up in the source after it was listed in the target: one that is deleted
+        # and made again in between would be taken for strange, and removed.
+        raise InvalidInputError("a store cannot be copied onto itself")
     work = _Copying(source, target, progress, mirror=mirror)
     if sessions is not None:
         work.copy_chosen(sessions)

@@ -21,6 +21,7 @@ from casstore.engine.protocol import (
     NewObject,
     ObjectsExist,
     PutRow,
+    RowChange,
     RowIs,
     RowKey,
     Stamp,
@@ -101,7 +102,7 @@ class Attachments:
                 if known.state == COMMITTED:
                     return known
             put = PutRow(*place, _encode(INTENT, details), (Stamp(_INTENT_AT),))
-            done = self._write([RowIs(*place, row), *conditions], put, objects)
+            done = self._write([RowIs(*place, row), *conditions], [put], objects)
             if done is not None:
                 # Not read back: somebody may have committed or forgotten it already.
                 return decode(self._session, stamped(put, done.now_ms))
@@ -133,9 +134,8 @@ class Attachments:
         for _ in attempts(f"attachments of session {self._session!r}"):
             rows = self._runtime.rows(self._session, places)[1:]
             conditions, changes = commit_rows(self._session, wanted, places, rows)
-            try:
-                done = self._runtime.engine.write(Write(conditions=conditions, rows=changes))
-            except ConditionFailedError:
+            done = self._write(conditions, changes)
+            if done is None:
                 continue
             committed = {RowKey(put.table, put.key): put for put in changes}
             return tuple(
@@ -183,7 +183,7 @@ class Attachments:
             if known.state == COMMITTED:
                 raise AttachmentStateError(self._session, attachment_id, COMMITTED)
             condemned = bytes((_STATES.index(CONDEMNED),)) + row[1:]
-            if self._write([RowIs(*place, row)], PutRow(*place, condemned)) is not None:
+            if self._write([RowIs(*place, row)], [PutRow(*place, condemned)]) is not None:
                 return known._replace(state=CONDEMNED)
         raise AssertionError("attempts raises at its end")
 
@@ -196,21 +196,20 @@ class Attachments:
                 return False
             if decode(self._session, row).state == COMMITTED:
                 raise AttachmentStateError(self._session, attachment_id, COMMITTED)
-            try:
-                self._runtime.engine.write(
-                    Write(conditions=[RowIs(*place, row)], rows=[DeleteRow(*place)])
-                )
-            except ConditionFailedError:
-                continue
-            return True
+            if self._write([RowIs(*place, row)], [DeleteRow(*place)]) is not None:
+                return True
         raise AssertionError("attempts raises at its end")
 
     def _write(
-        self, conditions: Sequence[Condition], put: PutRow, objects: Sequence[NewObject] = ()
+        self,
+        conditions: Sequence[Condition],
+        rows: Sequence[RowChange],
+        objects: Sequence[NewObject] = (),
     ) -> WriteResult | None:
+        """Write if the session was not deleted, either; None if not all of it holds any more."""
         alive = RowIs("tombstones", self._key, None)
         try:
-            return self._runtime.engine.write(Write(objects, [alive, *conditions], [put]))
+            return self._runtime.engine.write(Write(objects, [alive, *conditions], rows))
         except ConditionFailedError:
             return None
 

@@ -126,13 +126,16 @@ def put(runtime: Runtime, session: str, name: str, at: At) -> Entry:
 
 def remove(runtime: Runtime, session: str, name: str) -> bool:
     """Take a label away."""
-    place = RowKey("history", keys.label(keys.session_key(session), name))
+    key = keys.session_key(session)
+    place = RowKey("history", keys.label(key, name))
     row = runtime.rows(session, [place])[1]
     if row is None:
         return False
+    conditions = [RowIs(*tombstone_key(key), None), RowIs(*place, row)]
     try:
-        runtime.engine.write(Write(conditions=[RowIs(*place, row)], rows=[DeleteRow(*place)]))
+        runtime.engine.write(Write(conditions=conditions, rows=[DeleteRow(*place)]))
     except ConditionFailedError:
+        runtime.rows(session)  # says so if it was deleted
         # Moved or taken away by somebody else at the same time: theirs was the last word.
         return False
     return True

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import casstore
 from casstore import UNFENCED, Commit, Store
+from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
-from casstore.engine.protocol import TABLES, PutRow, RowKey, Write, WriteResult
+from casstore.engine.protocol import TABLES, DeleteRow, PutRow, RowKey, Write, WriteResult
 from casstore.errors import (
+    BusyError,
     InvalidInputError,
     SessionDeletedError,
     SessionDivergedError,
     SessionNotFoundError,
 )
 from casstore.maintenance import gc
+from casstore.maintenance.backup import backup
 from casstore.maintenance.check import check
 from casstore.maintenance.copying import copy
 from casstore.maintenance.progress import Step
+from casstore.maintenance.sameness import is_same_store
 from casstore.maintenance.unneeded_lineages import SweptLineages, sweep_lineages
-from casstore.session import keys
+from casstore.session import keys, marks
 from casstore.testing.engine_fixtures import all_objects, all_rows
 from tests.maintenance import sessions
 from tests.maintenance.sessions import MakeStore
@@ -79,6 +88,86 @@ def test_a_copy_has_every_row_and_what_it_names(request: pytest.FixtureRequest, 
     for name in [*names, "s"]:
         if source.session(name).head() is not None:
             assert sessions.seen(target, name) == sessions.seen(source, name)
+
+
+@contextmanager
+def second_handle(store: Store) -> Iterator[Store]:
+    """Another handle on a store, which knows it by another name if it has one."""
+    engine = store.engine
+    if isinstance(engine, MemoryEngine):
+        yield Store(engine)
+    elif isinstance(engine, LmdbEngine):
+        name = Path(engine.path).with_name("another name")
+        name.symlink_to(engine.path)
+        with casstore.open(name, auto_train=False) as other:
+            yield other
+    else:
+        from casstore.engine.postgres.engine import PostgresEngine
+
+        assert isinstance(engine, PostgresEngine)
+        with Store(PostgresEngine(engine.address)) as other:
+            yield other
+
+
+@pytest.mark.parametrize("has_removals", [False, True])
+@pytest.mark.parametrize("way", ["memory", "lmdb", "postgres"])
+def test_a_store_is_not_copied_onto_itself_by_whatever_name(
+    request: pytest.FixtureRequest, way: str, *, has_removals: bool
+) -> None:
+    store = request.getfixturevalue(f"make_{way}")()
+    fill(store)
+    if not has_removals:
+        store.engine.write(Write(rows=[DeleteRow(*keys.removals())]))
+    before = rows_of(store)
+    with second_handle(store) as other:
+        for source, target in [(store, store), (store, other), (other, store)]:
+            ways: list[dict[str, Any]] = [{}, {"mirror": True}, {"sessions": ["s"]}]
+            for options in ways:
+                with pytest.raises(InvalidInputError, match="onto itself"):
+                    copy(source, target, **options)
+    assert rows_of(store) == before
+
+
+class _Restless(MemoryEngine):
+    """Somebody else removes something whenever it is asked what was removed, for a while."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+
+    def get_rows(self, keys_: Sequence[RowKey]) -> list[bytes | None]:
+        if list(keys_) == [keys.removals()] and self.times:
+            self.times -= 1
+            self.write(Write(rows=[marks.put_removals()]))
+        return super().get_rows(keys_)
+
+
+@pytest.mark.parametrize("times", range(1, 9))
+def test_a_store_in_use_is_not_copied_onto_itself(times: int) -> None:
+    engine = _Restless(times)
+    by_another_name: Any = SimpleNamespace(get_rows=engine.get_rows)
+    assert is_same_store(by_another_name, engine)
+
+
+@pytest.mark.parametrize("times", range(1, 9))
+def test_a_target_in_use_is_told_from_the_source(times: int) -> None:
+    assert not is_same_store(MemoryEngine(), _Restless(times))
+    assert not is_same_store(_Restless(times), MemoryEngine())
+
+
+def test_a_target_that_never_rests_is_busy() -> None:
+    with pytest.raises(BusyError, match="kept changing"):
+        is_same_store(MemoryEngine(), _Restless(10**6))
+
+
+def test_a_copy_of_all_files_is_another_store(make_lmdb: MakeStore, tmp_path: Path) -> None:
+    source = make_lmdb()
+    fill(source)
+    backup(source, tmp_path / "backup")
+    sessions.step(source, "since then", sessions.message("a"))
+    with casstore.open(tmp_path / "backup", auto_train=False) as target:
+        assert copy(source, target).sessions == 1
+        assert rows_of(target) == rows_of(source)
 
 
 def test_a_second_copy_sends_what_is_new(make_store: MakeStore) -> None:

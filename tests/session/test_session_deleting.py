@@ -1,15 +1,30 @@
-"""Deleting a session amid writers who never stop."""
+"""Deleting a session amid writers who never stop, and in the midst of whatever else is done."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from typing import Any, Final
 
 import pytest
 
-from casstore.engine.protocol import PutRow
-from casstore.errors import SessionDeletedError
+from casstore.engine.memory import MemoryEngine
+from casstore.engine.protocol import TABLES, PutRow
+from casstore.errors import ConflictError, GraphError, NotFoundError, SessionDeletedError
+from casstore.session import catalogue, keys
 from casstore.session.data import UNFENCED, Commit, NodeDraft
+from casstore.session.heads import head_key
+from casstore.session.session import Session
+from casstore.session.state import meta_key
 from casstore.store import Store
+from casstore.testing.engine_fixtures import all_rows
+from casstore.testing.session_deletion import CALLS
+from casstore.testing.session_fixtures import fill, hold, step
+from tests.session.test_in_the_midst import Interrupted
+
+NOW_MS: Final = 1_760_000_000_000
+KEY: Final = keys.session_key("alpha")
 
 
 def test_who_keeps_committing_does_not_keep_a_session_from_being_deleted(any_store: Store) -> None:
@@ -35,3 +50,88 @@ def test_who_keeps_committing_does_not_keep_a_session_from_being_deleted(any_sto
     with pytest.raises(SessionDeletedError):
         session.load()
     assert engine.scan_rows("history") == []
+
+
+# --- in the midst of a call -------------------------------------------------------------------
+
+# The row of an earlier revision is there until it is cleared, unlike that of the head.
+_ALL_CALLS: dict[str, Callable[[Store, Session], object]] = {
+    **CALLS,
+    "label earlier": lambda _, session: session.label("label", 1),
+    "protect earlier": lambda _, session: session.protect(1, by="another"),
+}
+_CLAIMING = ("renew_lease", "release_lease", "queue.claim", "queue.claim_exactly")
+
+
+def _filled() -> MemoryEngine:
+    engine = MemoryEngine(clock=lambda: NOW_MS)
+    store = Store(engine)
+    fill(store.session("alpha"))
+    step(store.session("alpha"), "a2")
+    store.session("alpha").attachments.put(b"kept here")
+    step(store.session("beta"), "a")
+    return engine
+
+
+def _with_lease(call: str) -> Callable[[Store, Session], object]:
+    """The call; where it needs a lease, with one that is held."""
+
+    def run(_: Store, session: Session) -> object:
+        lease = hold(session)
+        if call == "queue.claim":
+            return session.queue.claim(lease)
+        if call == "queue.claim_exactly":
+            return session.queue.claim_exactly(lease, ["batch"])
+        return session.renew_lease(lease, 2) if "renew" in call else session.release_lease(lease)
+
+    return run if call in _CLAIMING else _ALL_CALLS[call]
+
+
+def _of_alpha(engine: MemoryEngine) -> dict[tuple[str, bytes], bytes]:
+    """Every row of the session, and of those it was about."""
+    return {
+        (table, row.key): row.value
+        for table in TABLES
+        for row in all_rows(engine, table)
+        if table != "nodes" and b"alpha" in row.key
+    }
+
+
+@pytest.mark.parametrize("is_cut_short", [False, True])
+@pytest.mark.parametrize("call", _ALL_CALLS)
+def test_what_is_deleted_in_the_midst_of_a_call_leaves_nothing_behind(
+    call: str, *, is_cut_short: bool
+) -> None:
+    """Nobody would find what came to be afterwards, and it would keep what it names."""
+    filled = _filled()
+    gone = Interrupted(filled)
+    gone._clock = lambda: NOW_MS
+    Store(gone).delete_session("alpha")
+    for at in count(1):
+        engine = Interrupted(filled)
+        engine._clock = lambda: NOW_MS
+        store = Store(engine)
+        rows: list[dict[tuple[str, bytes], bytes]] = []
+
+        def delete(
+            engine: Interrupted = engine, rows: list[dict[tuple[str, bytes], bytes]] = rows
+        ) -> None:
+            if is_cut_short:
+                [head, meta] = engine.get_rows([head_key(KEY), meta_key(KEY)])
+                engine.write(catalogue.burial(catalogue.KnownSession(KEY, head, meta), moving=True))
+            else:
+                Store(engine).delete_session("alpha")
+            rows.append(_of_alpha(engine))
+
+        engine.happens, engine.calls_left = delete, at
+        with suppress(ConflictError, NotFoundError, GraphError):
+            _with_lease(call)(store, store.session("alpha"))
+        engine.calls_left = -1
+        if not rows:
+            break
+        # Nothing is done to what is yet to be cleared, either: it would be acknowledged, and lost.
+        assert _of_alpha(engine) == rows[0], f"before call {at}"
+        if is_cut_short:
+            Store(engine).delete_session("alpha")
+        assert _of_alpha(engine) == _of_alpha(gone), f"before call {at}"
+    assert at > 1
