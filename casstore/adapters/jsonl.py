@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal, NamedTuple, cast, get_args
 
+from casstore.engine.paths import path_text
 from casstore.errors import (
     BadLineError,
     CycleError,
@@ -198,14 +199,17 @@ def _seekable(
 ) -> Iterator[tuple[BinaryIO, str | None]]:
     """The source as something that can be read twice, and a name for it."""
     if isinstance(source, str | os.PathLike):
-        path = Path(source)
-        if not path.is_file():
+        path = Path(path_text(source))
+        # Unlike the method of a path, it says no of names that are too long.
+        if not os.path.isfile(path):
             raise SourceNotFoundError(f"there is no file {path}")
         with path.open("rb") as opened:
             yield opened, path.stem or None
         return
     if isinstance(source, io.TextIOBase):
         raise InvalidInputError("a stream of bytes, not of text; open it in binary mode")
+    if not callable(getattr(source, "read", None)):
+        raise InvalidInputError(f"a file's path, or a stream of bytes, not {source!r:.80}")
     if source.seekable():
         yield source, None
         return

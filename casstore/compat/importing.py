@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 from casstore.errors import ConflictError
 from casstore.maintenance.progress import Progress, Step
+from casstore.session.arguments import check_flag
 from casstore.store import Store
 
 #: Whose databases can be moved, and the function (``Import``) that moves one, as ``module:name``.
@@ -155,6 +156,7 @@ def move(
     Raising from ``progress`` stops it between two pages; the next call goes on from there.
     ConflictError if a row is in the store with other content.
     """
+    check_flag(dry_run, "whether nothing is written")
     before = used_bytes(store)
     reports = [_copy(part, dry_run, progress) for part in parts]
     if not dry_run:

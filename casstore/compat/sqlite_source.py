@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from casstore.compat.importing import LeftBehind
+from casstore.engine.paths import path_text
 from casstore.errors import (
     BusyError,
     CasstoreError,
@@ -34,8 +35,9 @@ class SqliteSource:
     """
 
     def __init__(self, file: str | os.PathLike[str]) -> None:
-        self.path = Path(file)
-        if not self.path.is_file():
+        self.path = Path(path_text(file))
+        # Unlike the method of a path, it says no of names that are too long.
+        if not os.path.isfile(self.path):
             raise SourceNotFoundError(f"there is no file {self.path}")
         self._opened = self._state()
         # With neither log nor journal nobody is writing, and SQLite need not leave anything beside

@@ -29,6 +29,7 @@ from casstore.errors import BadItemError, ConditionFailedError, ConflictError, I
 from casstore.maintenance.progress import Progress
 from casstore.records.json_values import loads
 from casstore.records.rows import Draft, Record
+from casstore.session.arguments import check_flag
 from casstore.store import Store
 
 #: What the table of items has in every release.
@@ -191,6 +192,7 @@ def move_items(
 
     ItemConflictError if the store has one with other content, unless ``replace``.
     """
+    check_flag(replace, "whether to replace")
     items = _Items(source, store, replace=replace)
     vectors = source.count_vectors()
     report = move(source, store, [items], dry_run=dry_run, progress=progress)

@@ -28,6 +28,7 @@ from langgraph.checkpoint.serde.jsonplus import (
 )
 
 from casstore.errors import CorruptionError, InvalidInputError, UnsafePayloadError
+from casstore.session.arguments import list_of
 
 AllowedType = type | tuple[str, str]
 _Refuse = Callable[[str, str], None]
@@ -53,6 +54,15 @@ _MAX_NESTING: Final = 64
 _MAX_PASSED_BYTES: Final = 8 << 20
 
 
+def _checked_types(allowed: Collection[AllowedType]) -> tuple[AllowedType, ...]:
+    types = list_of(allowed, "allowed types")
+    for one in types:
+        is_pair = isinstance(one, tuple) and all(type(part) is str for part in one)
+        if not is_pair and not isinstance(one, type):
+            raise InvalidInputError(f"a type is a class, or module and name, not {one!r:.80}")
+    return tuple(types)
+
+
 class StrictSerializer(JsonPlusSerializer):
     """Saves and loads only LangGraph's safe types and those in ``allowed``.
 
@@ -63,7 +73,7 @@ class StrictSerializer(JsonPlusSerializer):
         super().__init__(
             pickle_fallback=False,
             allowed_json_modules=None,
-            allowed_msgpack_modules=tuple(allowed) or None,
+            allowed_msgpack_modules=_checked_types(allowed) or None,
         )
         self._passed = _Passed()
 

@@ -17,6 +17,7 @@ from casstore.compat.sqlite_source import SqliteSource
 from casstore.compat.times import utc_us
 from casstore.errors import CorruptionError, ForeignStoreError, InvalidInputError
 from casstore.records.json_values import storable
+from casstore.session.arguments import check_text, list_of
 
 _SESSIONS: Final = "SELECT session_id, created_at FROM {sessions} ORDER BY session_id"
 _SESSION: Final = "SELECT created_at FROM {sessions} WHERE session_id = ?"
@@ -149,10 +150,12 @@ class SdkDatabase:
         """The sessions asked for, each once; InvalidInputError if one is not there."""
         if wanted is None:
             return None
-        for name in wanted:
+        names = list_of(wanted, "sessions")
+        for name in names:
+            check_text(name, "a session")
             if self._find(name) is None:
                 raise InvalidInputError(f"{self._path} has no session {name!r}")
-        return tuple(dict.fromkeys(wanted))
+        return tuple(dict.fromkeys(names))
 
     def _find(self, session: str) -> SourceSession | None:
         row = next(self._ask(self._sql[_SESSION], (session,)), None)

@@ -43,6 +43,7 @@ from casstore.errors import (
 )
 from casstore.maintenance.progress import Progress, Step
 from casstore.records.json_values import restored
+from casstore.session.arguments import check_flag, check_text
 from casstore.session.data import NodeDraft, Usage
 from casstore.session.keys import session_key
 from casstore.session.nodes import Nodes
@@ -111,6 +112,9 @@ def import_sqlite(
     same name with other content: nothing is written for that then. Raising from ``progress``
     stops between two commits; the next call goes on from there. ``dry_run`` writes nothing.
     """
+    check_text(sessions_table, "a table")
+    check_text(messages_table, "a table")
+    check_flag(dry_run, "whether nothing is written")
     before = used_bytes(store)
     with SqliteSource(file) as source:
         database = SdkDatabase(source, sessions_table, messages_table)

@@ -1,0 +1,98 @@
+"""Arguments that cannot be: refused with an error of the store, before anything is written."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from casstore.adapters import jsonl, langgraph, openai_agents
+from casstore.compat import power_loop_import
+from casstore.errors import SourceNotFoundError
+from casstore.store import Store
+from tests.records.refusals import SURROGATE, CountingEngine, assert_refused
+
+ODD: Any = 5
+HUGE: Any = 1 << 70
+TEXT: Any = "module"
+UNHASHABLE: Any = []
+BYTES: Any = b"file"
+NONE: Any = None
+
+
+@pytest.fixture
+def engine() -> CountingEngine:
+    return CountingEngine()
+
+
+@pytest.fixture
+def store(engine: CountingEngine) -> Iterator[Store]:
+    with Store(engine) as store:
+        yield store
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "sdk.db"
+    database = sqlite3.connect(path)
+    database.executescript(
+        """
+        CREATE TABLE agent_sessions (
+            session_id TEXT PRIMARY KEY,
+            created_at TIMESTAMP DEFAULT CURRENT_TIMESTAMP,
+            updated_at TIMESTAMP DEFAULT CURRENT_TIMESTAMP
+        );
+        CREATE TABLE agent_messages (
+            id INTEGER PRIMARY KEY AUTOINCREMENT,
+            session_id TEXT NOT NULL,
+            message_data TEXT NOT NULL,
+            created_at TIMESTAMP DEFAULT CURRENT_TIMESTAMP
+        );
+        """
+    )
+    database.close()
+    return path
+
+
+CALLS: dict[str, Callable[[Store, Path], object]] = {
+    "no file": lambda store, _: langgraph.import_sqlite(NONE, store),
+    "a file that is bytes": lambda store, _: langgraph.import_sqlite(BYTES, store),
+    "no file of items": lambda store, _: langgraph.import_sqlite_store(NONE, store),
+    "no file of the SDK": lambda store, _: openai_agents.import_sqlite(NONE, store),
+    "a file that is a number": lambda store, _: power_loop_import.import_database(store, ODD),
+    "no lines": lambda store, _: jsonl.import_jsonl(store, NONE),
+    "lines that are a number": lambda store, _: jsonl.import_jsonl(store, ODD),
+    "sessions that are a number": lambda store, file: openai_agents.import_sqlite(
+        file, store, sessions=ODD
+    ),
+    "sessions that are numbers": lambda store, file: openai_agents.import_sqlite(
+        file, store, sessions=[HUGE]
+    ),
+    "a table that is a number": lambda store, file: openai_agents.import_sqlite(
+        file, store, sessions_table=HUGE
+    ),
+    "a table that cannot be spelled": lambda store, file: openai_agents.import_sqlite(
+        file, store, messages_table=SURROGATE
+    ),
+    "a dry run perhaps": lambda store, file: openai_agents.import_sqlite(file, store, dry_run=NONE),
+    "types that are none": lambda store, _: langgraph.CasstoreSaver(store, allowed=NONE),
+    "types that are lists": lambda store, _: langgraph.CasstoreSaver(store, allowed=[UNHASHABLE]),
+    "one name of a type": lambda store, _: langgraph.CasstoreStore(store, allowed=TEXT),
+    "types that are numbers": lambda store, _: langgraph.StrictSerializer([ODD]),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_it_is_refused(engine: CountingEngine, store: Store, file: Path, call: str) -> None:
+    assert_refused(engine, lambda: CALLS[call](store, file))
+
+
+def test_a_name_too_long_for_a_file_is_that_of_none(store: Store) -> None:
+    for bring_in in (langgraph.import_sqlite, openai_agents.import_sqlite):
+        with pytest.raises(SourceNotFoundError):
+            bring_in("x" * 5000, store)
+    with pytest.raises(SourceNotFoundError):
+        jsonl.import_jsonl(store, "x" * 5000)
