@@ -326,7 +326,7 @@ def test_a_server_that_stays_away_is_a_typed_error_and_its_return_is_noticed(
             with pytest.raises(StorageUnavailableError):
                 call()
         with pytest.raises(StorageUnavailableError):
-            PostgresEngine(parse(server.url()))
+            PostgresEngine(parse(server.url(patience="0.5")))
         server.start()
         assert engine.get_rows([HERE]) == [b"kept"]
         engine.close()
