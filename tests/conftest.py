@@ -29,7 +29,7 @@ __all__ = ["any_store", "clock", "postgres_schemas", "postgres_server", "postgre
 
 # How many of the tests that run on every engine run on PostgreSQL as well, one in so many: each
 # begins with connections that the server has yet to make. CASSTORE_EVERY_ENGINE=1 runs them all.
-_POSTGRES_SHARE = 16
+_POSTGRES_SHARE = 32
 EVERY = "CASSTORE_EVERY_ENGINE"
 _ENGINE = re.compile(r"[\[-]postgres\b(?!:)")
 # Seconds each, and what they are about is tried by shorter ones.
