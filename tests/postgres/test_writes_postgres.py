@@ -211,7 +211,8 @@ def proxy(postgres_server: Server) -> Iterator[DelayProxy]:
 
 
 def through(proxy: DelayProxy, server: Server, schema: str) -> str:
-    return server.url(port=proxy.port, schema=schema)
+    # One connection: a second that the pool is making would lose an answer in its place.
+    return server.url(port=proxy.port, schema=schema, pool="1")
 
 
 def test_a_write_whose_answer_is_lost_happens_once_and_is_answered(
