@@ -23,6 +23,7 @@ from casstore.cli.output import Printer, bad, dim, write_json
 from casstore.cli.shapes import ERROR
 from casstore.cli.streams import let_go, prepare_streams
 from casstore.errors import CasstoreError, StorageError
+from casstore.version import __version__
 
 USAGE: Final = 2
 INTERRUPTED: Final = 130
@@ -269,9 +270,26 @@ def _report_fault(exc: Exception, as_json: bool) -> int:
     return CasstoreError.exit_code
 
 
+def _tell_version(ctx: click.Context, param: click.Parameter, asked: bool) -> None:
+    if asked and not ctx.resilient_parsing:
+        Printer(sys.stdout).line(f"casstore {__version__}")
+        ctx.exit()
+
+
+# What every program answers to; the command of that name tells more.
+_VERSION: Final = click.Option(
+    ["--version"],
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_tell_version,
+    help="Show the version and exit.",
+)
+
+
 @click.group(
     cls=CommandLine,
-    params=list(COMMON),
+    params=[*COMMON, _VERSION],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     subcommand_metavar="COMMAND [ARGUMENTS]…",
     epilog="casstore COMMAND --help tells more. Names of things: docs/cli.md.",

@@ -409,6 +409,7 @@ def test_the_lines_of_a_table_fit_the_terminal(example: str) -> None:
 def test_versions_are_told() -> None:
     assert run("version", "--json").json["casstore"] == casstore.__version__
     assert run("version").out.startswith(f"casstore {casstore.__version__}\n")
+    assert run("--version").out == f"casstore {casstore.__version__}\n"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
