@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
-
-import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "casstore"
@@ -116,7 +115,9 @@ def imports_of(module: str, path: Path) -> Iterator[Import]:
                 yield Import(module, node.lineno, inner if inner in names else base)
 
 
-IMPORTS = [found for module, path in MODULES.items() for found in imports_of(module, path)]
+@functools.cache
+def imports() -> list[Import]:
+    return [found for module, path in MODULES.items() for found in imports_of(module, path)]
 
 
 def layer(module: str) -> str:
@@ -129,7 +130,7 @@ def inside(module: str, place: str) -> bool:
 
 def test_there_is_something_to_look_at() -> None:
     assert len(MODULES) > 20
-    assert len(IMPORTS) > 100
+    assert len(imports()) > 100
 
 
 def test_every_module_belongs_to_a_layer() -> None:
@@ -140,7 +141,7 @@ def test_every_module_belongs_to_a_layer() -> None:
 def test_imports_point_down_only() -> None:
     wrong = [
         str(found)
-        for found in IMPORTS
+        for found in imports()
         if inside(found.target, "casstore")
         and layer(found.target) != layer(found.module)
         and HEIGHT[layer(found.target)] >= HEIGHT[layer(found.module)]
@@ -153,7 +154,7 @@ def test_imports_point_down_only() -> None:
 def test_nothing_but_itself_imports_the_testing_package() -> None:
     wrong = [
         str(found)
-        for found in IMPORTS
+        for found in imports()
         if inside(found.target, "casstore.testing") and not inside(found.module, "casstore.testing")
     ]
     assert wrong == []
@@ -162,7 +163,7 @@ def test_nothing_but_itself_imports_the_testing_package() -> None:
 def test_only_what_opens_engines_knows_that_the_engine_is_lmdb() -> None:
     wrong = [
         str(found)
-        for found in IMPORTS
+        for found in imports()
         if inside(found.target, LMDB_ENGINE)
         and not any(inside(found.module, opener) for opener in OPENERS)
     ]
@@ -171,7 +172,7 @@ def test_only_what_opens_engines_knows_that_the_engine_is_lmdb() -> None:
 
 def test_every_third_party_package_has_one_door() -> None:
     wrong = []
-    for found in IMPORTS:
+    for found in imports():
         package = found.target.split(".")[0]
         if package == "casstore" or package in sys.stdlib_module_names:
             continue
@@ -185,23 +186,25 @@ def test_the_format_does_no_input_or_output_and_reads_no_clock() -> None:
     outside = {"os", "io", "time", "datetime", "socket", "pathlib", "subprocess", "threading"}
     wrong = [
         str(found)
-        for found in IMPORTS
+        for found in imports()
         if layer(found.module) == "format" and found.target.split(".")[0] in outside
     ]
     assert wrong == []
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_no_module_has_a_name_that_says_nothing(module: str) -> None:
-    parts = {word for part in module.split(".") for word in part.split("_")}
-    assert not parts & FORBIDDEN_NAMES
+def test_no_module_has_a_name_that_says_nothing() -> None:
+    def words(module: str) -> set[str]:
+        return {word for part in module.split(".") for word in part.split("_")}
+
+    assert [module for module in MODULES if words(module) & FORBIDDEN_NAMES] == []
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_every_module_says_what_it_is_for(module: str) -> None:
-    docstring = ast.get_docstring(ast.parse(MODULES[module].read_text()))
-    assert docstring
-    assert docstring.splitlines()[0].endswith((".", ":", ")", "?")), "its first line is a sentence"
+def test_every_module_says_in_a_sentence_what_it_is_for() -> None:
+    def begins(path: Path) -> str:
+        return (ast.get_docstring(ast.parse(path.read_text())) or "\n").splitlines()[0]
+
+    ends = (".", ":", ")", "?")
+    assert [module for module, path in MODULES.items() if not begins(path).endswith(ends)] == []
 
 
 def loaded_by(module: str) -> set[str]:

@@ -103,7 +103,7 @@ class Editor:
 # --- the same digest ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(16))
 def test_any_edits_of_any_value_give_the_digest_of_the_changed_value(seed: int) -> None:
     store, editor = Store(MemoryEngine()), Editor(seed)
     value = editor.values.container()
@@ -211,10 +211,9 @@ def test_two_short_texts_take_their_list_over_the_threshold_and_back() -> None:
         assert store.edit(two, Delete((1,))) == one
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_a_list_is_emptied_from_its_end_and_filled_again(seed: int) -> None:
-    store, source = Store(MemoryEngine()), random.Random(seed)
-    value = [source.randrange(1 << 40) for _ in range(900)]
+def test_a_list_is_emptied_from_its_end_and_filled_again() -> None:
+    store, source = Store(MemoryEngine()), random.Random(0)
+    value = [source.randrange(1 << 40) for _ in range(700)]
     digests = [store.put_value(value[:count]) for count in range(len(value) + 1)]
     for count in range(len(value), 0, -1):
         assert store.edit(digests[count], Delete((-1,))) == digests[count - 1], count
