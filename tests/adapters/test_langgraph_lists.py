@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,14 +15,13 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.serde.jsonplus import EXT_CONSTRUCTOR_SINGLE_ARG
 from pydantic import BaseModel
 
-import casstore
 from casstore.adapters.langgraph import CasstoreSaver, StrictSerializer
 from casstore.adapters.langgraph.encoding import Codec
 from casstore.adapters.langgraph.known_lists import KnownList, KnownLists
 from casstore.adapters.langgraph.layout import Channel, Place, pack_checkpoint
 from casstore.adapters.langgraph.threads import Threads, row_content
 from casstore.engine.lmdb.engine import LmdbEngine
-from casstore.engine.protocol import StoredObject, Write, WriteResult
+from casstore.engine.protocol import Write, WriteResult
 from casstore.errors import UnsafePayloadError
 from casstore.format.canonical import Link
 from casstore.format.digest import Digest
@@ -117,53 +115,7 @@ def test_one_more_message_stores_itself_and_the_end_of_the_list(
     assert len(read_list(CasstoreSaver(store), after)) == 601
 
 
-@pytest.mark.parametrize("known_from", ["putting", "reading"])
-def test_what_is_known_is_not_fetched_again(
-    store: Store, saver: CasstoreSaver, monkeypatch: pytest.MonkeyPatch, known_from: str
-) -> None:
-    said = messages(300)
-    put_list(saver, said, None, 1)
-    if known_from == "reading":
-        saver = CasstoreSaver(store)
-        assert read_list(saver) == said
-    fetched: list[int] = []
-    real = LmdbEngine.get_many
-
-    def get_many(engine: LmdbEngine, digests: Sequence[bytes]) -> list[StoredObject | None]:
-        fetched.append(len(digests))
-        return real(engine, digests)
-
-    monkeypatch.setattr(LmdbEngine, "get_many", get_many)
-    assert read_list(saver) == said
-    assert sum(fetched) <= 3
-
-
 # --- and is never wrong -------------------------------------------------------------------
-
-
-def test_lists_that_grow_and_change_are_stored_as_if_nothing_were_known(
-    store: Store, saver: CasstoreSaver, tmp_path: Path
-) -> None:
-    source = random.Random(7)
-    said: list[Any] = []
-    parent: str | None = None
-    with casstore.open(tmp_path / "other", "process") as other:
-        for version in range(1, 60):
-            choice = source.random()
-            if choice < 0.7 or len(said) < 3:
-                said = [*said, *messages(source.choice((1, 1, 1, 2, 40)), seed=version)]
-            elif choice < 0.8:
-                said = said[: -source.randrange(1, 3)]
-            elif choice < 0.9:
-                at = source.randrange(len(said))
-                said = [*said[:at], AIMessage("changed", id=said[at].id), *said[at + 1 :]]
-            else:
-                said = [*said, said[0]]
-            parent = put_list(saver, said, parent, version)
-            assert read_list(saver, parent) == said
-            whole = put_list(CasstoreSaver(other), said, None, version)
-            assert link_of(store, parent) == link_of(other, whole)
-        assert read_list(CasstoreSaver(store)) == said
 
 
 def test_a_message_that_is_changed_in_place_is_stored_as_it_then_is(

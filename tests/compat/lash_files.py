@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import sqlite3
 import zlib
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -115,14 +115,23 @@ class LashFile:
         self.path = path
         self.version = version
         self.session = session
-        with closing(sqlite3.connect(path)) as made, made:
+        with self._open() as made:
             for statement in tables(version):
                 made.execute(statement)
             made.execute(f"PRAGMA user_version = {version}")
 
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(self.path)) as database, database:
+            # Nobody needs this file after a power loss, and a flush for each row takes its time.
+            database.execute("PRAGMA synchronous = OFF")
+            database.execute("PRAGMA journal_mode = MEMORY")
+            database.execute("BEGIN")
+            yield database
+
     def run(self, statement: str, values: Sequence[Any] = ()) -> None:
         """Change something."""
-        with closing(sqlite3.connect(self.path)) as database, database:
+        with self._open() as database:
             database.execute(statement, values)
 
     def insert(self, table: str, **values: Any) -> None:

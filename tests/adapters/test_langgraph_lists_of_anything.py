@@ -1,4 +1,4 @@
-"""Lists of plain data, and of plain data with objects in it: remembered, and never wrong."""
+"""Lists of plain data, of objects, and of both: remembered, and never wrong."""
 
 from __future__ import annotations
 
@@ -76,7 +76,11 @@ def mixtures(count: int, seed: int = 0) -> list[Any]:
     return made
 
 
-ALL = pytest.mark.parametrize("make", [maps, texts, mixtures], ids=lambda make: make.__name__)
+def each_of(*makes: Make) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("make", makes, ids=lambda make: make.__name__)
+
+
+ALL = each_of(maps, texts, mixtures)
 
 
 def taken_apart(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -128,9 +132,9 @@ def test_one_more_element_is_taken_apart_and_stored_alone(
     assert counts == [1]
 
 
-@pytest.mark.parametrize("make", [maps, texts], ids=lambda make: make.__name__)
+@each_of(maps, texts, messages)
 @pytest.mark.parametrize("known_from", ["putting", "reading"])
-def test_plain_data_that_is_known_is_not_fetched_again(
+def test_what_is_known_is_not_fetched_again(
     store: Store,
     saver: CasstoreSaver,
     monkeypatch: pytest.MonkeyPatch,
@@ -157,7 +161,7 @@ def test_plain_data_that_is_known_is_not_fetched_again(
 # --- and is never wrong -------------------------------------------------------------------
 
 
-@ALL
+@each_of(maps, mixtures, messages)
 def test_lists_that_grow_and_change_are_stored_as_if_nothing_were_known(
     store: Store, saver: CasstoreSaver, tmp_path: Path, make: Make
 ) -> None:
