@@ -136,7 +136,8 @@ def is_sound(store: Store) -> bool:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_everything_is_there_as_it_was(tmp_path: Path, store: Store, version: int) -> None:
+def test_everything_is_there_as_it_was(tmp_path: Path, any_store: Store, version: int) -> None:
+    store = any_store
     file = filled(tmp_path / "s1.db", version)
     before = file.path.read_bytes()
     report = import_sessions(store, file.path)
@@ -197,7 +198,8 @@ def test_everything_is_there_as_it_was(tmp_path: Path, store: Store, version: in
 
 
 @pytest.mark.parametrize("version", WITH_QUEUE)
-def test_queue_turns_names_and_counters_move(tmp_path: Path, store: Store, version: int) -> None:
+def test_queue_turns_names_and_counters_move(tmp_path: Path, any_store: Store, version: int) -> None:
+    store = any_store
     file = filled(tmp_path / "s1.db", version)
     report = import_sessions(store, file.path)
     session = store.session(SESSION)
