@@ -4,7 +4,9 @@
 unreachable by then. ``collect`` does both at once. All may run beside agents at work, in
 any process: marking blocks nobody, and sweeping is done in small transactions, between
 which writers have their turn. Stopping at any point is harmless; the next collection goes
-on with what is left.
+on with what is left. When the objects are gone, rows of the node table that no revision needs
+any more go as well: a session that is deleted leaves them behind, because forks may go on
+from them.
 
 What became of it is told by the report, not by an exception: see ``Outcome``.
 """
@@ -23,9 +25,11 @@ from casstore.errors import (
     CollectionOvertakenError,
     CorruptionError,
     InvalidInputError,
+    ReadOnlyError,
 )
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.roots import ROOTS
+from casstore.maintenance.unneeded_lineages import DELETE_BATCH, find_unneeded, sweep_lineages
 from casstore.store import Store
 
 # Long enough for a blob to be put and then committed, whatever happens in between.
@@ -33,6 +37,8 @@ DEFAULT_GRACE_MS: Final = 3_600_000
 # How many objects lose their names in one transaction. Writers wait for it: each takes a
 # page of the index with it, so this is about a megabyte to write.
 DEFAULT_BATCH: Final = 256
+# Rows lie side by side: so many of them take no longer than one object.
+_ROWS_AN_OBJECT: Final = 4
 # How long writers have the lock for themselves between two steps, at the most.
 _MAX_REST_S: Final = 0.005
 MAX_BATCH: Final = 100_000
@@ -73,19 +79,24 @@ class GcReport(NamedTuple):
     #: What went from the file at once, as stored: where nothing else lay beside. The rest
     #: goes when slabs are rewritten: ``vacuum``, or ``store.pack()``.
     bytes_freed: int = 0
+    #: Rows of the node table that no revision needs: found, and removed.
+    rows_unneeded: int = 0
+    rows_swept: int = 0
     #: The longest that a step of sweeping kept writers waiting.
     longest_pause_ms: float = 0.0
     problem: CasstoreError | None = None
 
 
 class GcPlan(NamedTuple):
-    """What would go. Holds two figures and a bitmap, however large the store is."""
+    """What would go. Holds a bitmap of the objects, and eight bytes for each dead lineage."""
 
     report: GcReport
     grace_ms: int
     made_at_ms: int
     #: Which objects, by their numbers within this store.
     unreached: bytes
+    #: Which lineages of the node table.
+    lineages: tuple[bytes, ...] = ()
 
 
 def plan(
@@ -101,10 +112,12 @@ def plan(
         with _collection(store, grace_ms, dry_run=True) as collection:
             found = collection.mark(pulse=_pulse(progress))
             unreached = collection.unreached()
+        lineages, rows = find_unneeded(store.engine, progress)
     except CorruptionError as exc:
         return GcPlan(GcReport(Outcome.REFUSED, problem=exc), grace_ms, made_at_ms, b"")
-    outcome = Outcome.PLANNED if found.objects_unreached else Outcome.NOTHING
-    return GcPlan(_report(outcome, found), grace_ms, made_at_ms, unreached)
+    outcome = Outcome.PLANNED if found.objects_unreached or lineages else Outcome.NOTHING
+    report = _report(outcome, found)._replace(rows_unneeded=rows)
+    return GcPlan(report, grace_ms, made_at_ms, unreached, lineages)
 
 
 def execute(
@@ -118,7 +131,7 @@ def execute(
     """Remove what the plan lists, except what is reached or was put again since."""
     if plan.report.outcome in (Outcome.REFUSED, Outcome.NOTHING):
         return plan.report
-    return _run(store, plan.grace_ms, plan.unreached, batch, progress, stop)
+    return _run(store, plan.grace_ms, plan, batch, progress, stop)
 
 
 def collect(
@@ -145,13 +158,28 @@ def collect(
 def _run(
     store: Store,
     grace_ms: int,
-    only: bytes | None,
+    plan: GcPlan | None,
     batch: int,
     progress: Progress | None,
     stop: Callable[[], bool] | None,
 ) -> GcReport:
     if type(batch) is not int or not 1 <= batch <= MAX_BATCH:
         raise InvalidInputError(f"a batch of 1 to {MAX_BATCH} objects, not {batch!r}")
+    objects, lineages = (None, None) if plan is None else (plan.unreached, plan.lineages)
+    report = _sweep_objects(store, grace_ms, objects, batch, progress, stop)
+    if report.outcome not in (Outcome.SWEPT, Outcome.NOTHING):
+        return report
+    return _sweep_rows(store, report, lineages, batch, progress, stop)
+
+
+def _sweep_objects(
+    store: Store,
+    grace_ms: int,
+    only: bytes | None,
+    batch: int,
+    progress: Progress | None,
+    stop: Callable[[], bool] | None,
+) -> GcReport:
     report = GcReport(Outcome.REFUSED)
     try:
         with _collection(store, grace_ms, dry_run=False) as collection:
@@ -188,6 +216,50 @@ def _run(
             raise
         return report._replace(outcome=Outcome.FAILED, problem=exc)
     return report._replace(outcome=Outcome.SWEPT)
+
+
+def _sweep_rows(
+    store: Store,
+    report: GcReport,
+    only: tuple[bytes, ...] | None,
+    batch: int,
+    progress: Progress | None,
+    stop: Callable[[], bool] | None,
+) -> GcReport:
+    """Remove what nobody needs of the node table."""
+    longest_s = report.longest_pause_ms / 1000
+
+    def rest(held_s: float) -> None:
+        nonlocal longest_s
+        longest_s = max(longest_s, held_s)
+        # As between two steps of sweeping.
+        time.sleep(min(held_s, _MAX_REST_S))
+
+    try:
+        swept = sweep_lineages(
+            store.engine,
+            progress,
+            only=only,
+            batch=min(_ROWS_AN_OBJECT * batch, DELETE_BATCH),
+            rest=rest,
+            stop=stop,
+        )
+    except ReadOnlyError:
+        # A role that may collect, and may not change rows: they stay for somebody who may.
+        return report._replace(rows_unneeded=find_unneeded(store.engine, progress).rows)
+    except CasstoreError as exc:
+        return report._replace(outcome=Outcome.FAILED, problem=exc)
+    outcome = report.outcome
+    if not swept.complete:
+        outcome = Outcome.INCOMPLETE
+    elif swept.lineages:
+        outcome = Outcome.SWEPT
+    return report._replace(
+        outcome=outcome,
+        rows_unneeded=swept.rows,
+        rows_swept=swept.rows,
+        longest_pause_ms=longest_s * 1000,
+    )
 
 
 def _collection(store: Store, grace_ms: int, *, dry_run: bool) -> Collection:

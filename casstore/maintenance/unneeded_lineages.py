@@ -12,7 +12,8 @@ like one that went, and finds out whether the lineage is still whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from casstore.engine.protocol import DeleteRow, Engine, Row, RowIs, RowKey, Write
@@ -23,7 +24,7 @@ from casstore.session.heads import LINEAGE_BYTES, decode_head
 from casstore.session.lineage import decode_base
 from casstore.session.scanning import scan
 
-_DELETE_BATCH: Final = 4096
+DELETE_BATCH: Final = 4096
 _READ_BATCH: Final = 1024
 _MAX_ATTEMPTS: Final = 4
 
@@ -37,27 +38,61 @@ class SweptLineages(NamedTuple):
     complete: bool
 
 
-def sweep_lineages(engine: Engine, progress: Progress | None = None) -> SweptLineages:
+class UnneededLineages(NamedTuple):
+    """What could be removed of the node table."""
+
+    names: tuple[bytes, ...]
+    rows: int
+
+
+def find_unneeded(engine: Engine, progress: Progress | None = None) -> UnneededLineages:
+    """Find out which lineages nobody needs; changes nothing."""
+    names = tuple(sorted(_unneeded(engine, progress)))
+    return UnneededLineages(names, sum(1 for one in names for _ in _rows_of(engine, one)))
+
+
+def sweep_lineages(
+    engine: Engine,
+    progress: Progress | None = None,
+    *,
+    only: Collection[bytes] | None = None,
+    batch: int | None = None,
+    rest: Callable[[float], object] | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> SweptLineages:
     """Remove the lineages that nobody needs. Holds a few dozen bytes for each lineage.
 
-    CorruptionError, and nothing is removed, if a row that may reach one cannot be read.
+    ``only`` bounds which; a transaction removes ``batch`` rows at the most, ``rest`` is told how
+    many seconds it took, and ``stop`` is asked before each. CorruptionError, and nothing is
+    removed, if a row that may reach a lineage cannot be read.
     """
     lineages = rows = 0
     for _ in range(_MAX_ATTEMPTS):
         removals = engine.get_rows([keys.removals()])[0]
-        # In this order: what is stored later belongs to rows that nobody has counted.
-        stored = _stored(engine)
-        unneeded = stored - _reached(engine, progress)
+        unneeded = _unneeded(engine, progress)
+        if only is not None:
+            unneeded &= set(only)
         try:
-            for done, removed in _remove(engine, sorted(unneeded), removals):
-                lineages += done
-                rows += removed
+            for ended, dead in _batches(engine, sorted(unneeded), batch or DELETE_BATCH):
+                if stop is not None and stop():
+                    return SweptLineages(lineages, rows, complete=False)
+                held_s = _delete(engine, dead, removals)
+                lineages += ended
+                rows += len(dead)
                 if progress is not None:
                     progress(Step("lineages", lineages, None, "lineages"))
+                if rest is not None:
+                    rest(held_s)
         except ConditionFailedError:
             continue
         return SweptLineages(lineages, rows, complete=True)
     return SweptLineages(lineages, rows, complete=False)
+
+
+def _unneeded(engine: Engine, progress: Progress | None) -> set[bytes]:
+    # In this order: what is stored later belongs to rows that nobody has counted.
+    stored = _stored(engine)
+    return stored - _reached(engine, progress)
 
 
 def _stored(engine: Engine) -> set[bytes]:
@@ -113,31 +148,33 @@ def _bases(engine: Engine, lineages: list[bytes]) -> set[bytes]:
     return found
 
 
-def _remove(
-    engine: Engine, unneeded: list[bytes], removals: bytes | None
-) -> Iterator[tuple[int, int]]:
-    """Remove these lineages, many rows at a time; how many lineages and rows each time."""
+def _batches(engine: Engine, lineages: list[bytes], size: int) -> Iterator[tuple[int, list[Row]]]:
+    """The rows of these, ``size`` at a time, each with how many lineages end in it."""
     rows: list[Row] = []
     ended = 0
-    for one in unneeded:
-        for row in scan(engine, "nodes", one, keys.past_lineage(one)):
+    for one in lineages:
+        for row in _rows_of(engine, one):
             rows.append(row)
-            if len(rows) >= _DELETE_BATCH:
-                yield ended, _delete(engine, rows, removals)
+            if len(rows) >= size:
+                yield ended, rows
                 rows, ended = [], 0
         ended += 1
     if rows or ended:
-        yield ended, _delete(engine, rows, removals)
+        yield ended, rows
 
 
-def _delete(engine: Engine, rows: list[Row], removals: bytes | None) -> int:
-    engine.write(
-        Write(
-            conditions=[
-                RowIs(*keys.removals(), removals),
-                *prepared.still_gone([row.key for row in rows]),
-            ],
-            rows=[DeleteRow("nodes", row.key) for row in rows],
-        )
+def _rows_of(engine: Engine, lineage: bytes) -> Iterator[Row]:
+    return scan(engine, "nodes", lineage, keys.past_lineage(lineage))
+
+
+def _delete(engine: Engine, rows: list[Row], removals: bytes | None) -> float:
+    work = Write(
+        conditions=[
+            RowIs(*keys.removals(), removals),
+            *prepared.still_gone([row.key for row in rows]),
+        ],
+        rows=[DeleteRow("nodes", row.key) for row in rows],
     )
-    return len(rows)
+    begun = time.monotonic()
+    engine.write(work)
+    return time.monotonic() - begun

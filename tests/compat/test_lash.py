@@ -198,7 +198,9 @@ def test_everything_is_there_as_it_was(tmp_path: Path, any_store: Store, version
 
 
 @pytest.mark.parametrize("version", WITH_QUEUE)
-def test_queue_turns_names_and_counters_move(tmp_path: Path, any_store: Store, version: int) -> None:
+def test_queue_turns_names_and_counters_move(
+    tmp_path: Path, any_store: Store, version: int
+) -> None:
     store = any_store
     file = filled(tmp_path / "s1.db", version)
     report = import_sessions(store, file.path)

@@ -538,7 +538,7 @@ def test_when_sessions_are_deleted_again_and_again_it_says_so(store: Store) -> N
 
 def test_progress_is_told_and_may_stop_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unneeded_lineages, "_READ_BATCH", 4)
-    monkeypatch.setattr(unneeded_lineages, "_DELETE_BATCH", 3)
+    monkeypatch.setattr(unneeded_lineages, "DELETE_BATCH", 3)
     for number in range(5):
         grow(store, f"s{number}", 2)
         if number:
