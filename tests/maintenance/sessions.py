@@ -7,6 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from casstore import UNFENCED, Checkpoint, Commit, Digest, Link, NodeDraft, Store, Usage
+from casstore.engine.protocol import TABLES
+from casstore.session import keys
+from casstore.testing.engine_fixtures import all_rows
 
 MakeStore = Callable[[], Store]
 
@@ -126,4 +129,16 @@ def seen(store: Store, name: str) -> dict[str, Any]:
         "attachments": [
             one._replace(session="") for one in session.attachments.list(state="committed")
         ],
+    }
+
+
+def rows_of(store: Store) -> dict[str, object]:
+    """All rows but the node table's: of that, what no session uses is not copied.
+
+    And but one that tells those who count in a store that they must count again.
+    """
+    return {
+        table: [row for row in all_rows(store.engine, table) if (table, row.key) != keys.removals()]
+        for table in TABLES
+        if table != "nodes"
     }

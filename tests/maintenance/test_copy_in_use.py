@@ -21,7 +21,7 @@ from casstore.maintenance.retention import Policy
 from casstore.session import keys
 from casstore.session.heads import Base, decode_head, encode_head, head_key
 from tests.maintenance import sessions
-from tests.maintenance.sessions import MakeStore, message, seen, step
+from tests.maintenance.sessions import MakeStore, message, rows_of, seen, step
 
 
 class Watched(MemoryEngine):
@@ -294,3 +294,57 @@ def test_what_is_collected_in_the_target_before_anything_names_it_is_sent_again(
         if left > 0:
             break
     assert ahead > 2, "nothing was ever in between"
+
+
+def test_a_deletion_whose_copy_was_stopped_is_finished_by_the_next(make_memory: MakeStore) -> None:
+    """Revisions that nobody could see any more kept all of the session, for ever."""
+    for ahead in range(100):
+        source = make_memory()
+        sessions.fill(source)
+        source.session("s").add_subjects(["alice"])
+        source.session("s").protect(1, by="a run")
+        retention.set_policy(source, Policy(last=3), "s")
+        engine = Watched()
+        target, left = Store(engine), ahead
+        copy(source, target)
+        source.delete_session("s")
+
+        def stop(write: Write) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+
+        engine.before = stop
+        try:
+            copy(source, target)
+        except KeyboardInterrupt:
+            engine.before = None
+            copy(source, target)
+        else:
+            break
+        assert rows_of(target) == rows_of(source)
+    assert ahead > 2, "it was never stopped"
+    assert rows_of(target) == rows_of(source)
+
+
+@pytest.mark.parametrize("had", ["nothing", "a queue"])
+def test_a_session_that_appears_in_the_target_while_its_deletion_is_copied_goes_whole(
+    make_memory: MakeStore, had: str
+) -> None:
+    source, engine = make_memory(), Watched()
+    step(source, "s", message("a"))
+    source.delete_session("s")
+    target = Store(engine)
+    if had == "a queue":
+        target.session("s").queue.enqueue(["work"])
+
+    def appear(write: Write) -> None:
+        engine.before = None
+        for node in ("a", "b"):
+            step(target, "s", message(node))
+
+    engine.before = appear
+    copy(source, target)
+    assert engine.before is None
+    assert rows_of(target) == rows_of(source)
