@@ -54,7 +54,7 @@ from casstore.session.commit import put_label, put_receipt
 from casstore.session.heads import HeadRow, encode_head, head_key
 from casstore.session.lineage import successor
 from casstore.session.state import Runtime, State, meta_key, tombstone_key
-from casstore.store import Store
+from casstore.store import Store, check_store
 
 _WRITE_ROWS: Final = 2048
 _MAX_ATTEMPTS: Final = 8
@@ -109,6 +109,7 @@ def import_session(
     ``verify_bundle`` raises, and ObjectsMissingError if the file is thin and leaves out
     something that this store lacks.
     """
+    check_store(store)
     if on_conflict not in _ON_CONFLICT:
         raise InvalidInputError(
             f"no way {on_conflict!r} to settle a conflict; there are {', '.join(_ON_CONFLICT)}"
