@@ -201,7 +201,8 @@ class _Import:
             if meta is not None:
                 raise SessionExistsError(rows.session)
             heads = self._placed(rows.revisions, proof.views)
-            return self._changes(heads, heads), ImportOutcome.CREATED, len(heads), proof.table
+            changes = self._without_what_is_there(self._changes(heads, heads))
+            return changes, ImportOutcome.CREATED, len(heads), proof.table
         state = self._runtime.decode(head)
         newer = self._require_ancestor(state)
         table = NodeTable(proof.objects, max_steps=1 << 62)
@@ -330,6 +331,12 @@ class _Import:
             ObjectsExist(sorted(self._rows.named())),
             # No row reached them until now, so they may have been swept.
             *[prepared.is_there(first) for first in table.first_rows()],
+            # Announced or condemned just now: then that is what is known of it here.
+            *[
+                RowIs(change.table, change.key, None)
+                for change in changes
+                if change.table == "attachments"
+            ],
         ]
         rows: list[RowChange] = [*changes, marks.put_removals()]
         if self._about:

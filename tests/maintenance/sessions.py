@@ -7,13 +7,25 @@ from collections.abc import Callable
 from typing import Any
 
 from casstore import UNFENCED, Checkpoint, Commit, Digest, Link, NodeDraft, Store, Usage
-from casstore.engine.protocol import TABLES
+from casstore.engine.memory import MemoryEngine
+from casstore.engine.protocol import TABLES, Write, WriteResult
 from casstore.session import keys
 from casstore.testing.engine_fixtures import all_rows
 
 MakeStore = Callable[[], Store]
 
 LONG_TEXT = "a long text, " * 200
+
+
+class Watched(MemoryEngine):
+    """Calls ``before`` with each write from the time on that it is set."""
+
+    before: Callable[[Write], None] | None = None
+
+    def write(self, write: Write) -> WriteResult:
+        if self.before is not None:
+            self.before(write)
+        return super().write(write)
 
 
 def message(node_id: str, text: str | None = None, **fields: Any) -> NodeDraft:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 import pytest
 
 from casstore import UNFENCED, Store
 from casstore.engine.memory import MemoryEngine
-from casstore.engine.protocol import PutRow, Write, WriteResult
+from casstore.engine.protocol import PutRow, Write
 from casstore.errors import SessionDivergedError
 from casstore.maintenance import findings as codes
 from casstore.maintenance import gc, retention, sending, vacuum
@@ -21,18 +20,7 @@ from casstore.maintenance.retention import Policy
 from casstore.session import keys
 from casstore.session.heads import Base, decode_head, encode_head, head_key
 from tests.maintenance import sessions
-from tests.maintenance.sessions import MakeStore, message, rows_of, seen, step
-
-
-class Watched(MemoryEngine):
-    """Calls ``before`` with each write from the time on that it is set."""
-
-    before: Callable[[Write], None] | None = None
-
-    def write(self, write: Write) -> WriteResult:
-        if self.before is not None:
-            self.before(write)
-        return super().write(write)
+from tests.maintenance.sessions import MakeStore, Watched, message, rows_of, seen, step
 
 
 def ids(store: Store, name: str) -> list[str]:

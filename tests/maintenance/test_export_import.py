@@ -33,7 +33,7 @@ from casstore.maintenance.verification import verify_bundle
 from casstore.session import keys
 from casstore.testing.engine_fixtures import all_objects, all_rows
 from tests.maintenance import sessions
-from tests.maintenance.sessions import MakeStore
+from tests.maintenance.sessions import MakeStore, Watched
 
 
 @pytest.fixture
@@ -399,6 +399,41 @@ def test_what_was_hidden_here_is_not_shown_again(make_store: MakeStore, file: Pa
 
 
 # --- only what is lacking -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+@pytest.mark.parametrize("has_head", [False, True])
+def test_what_is_known_of_an_attachment_here_stays(
+    make_memory: MakeStore, file: Path, when: str, has_head: bool
+) -> None:
+    """Its bytes were to be deleted by their host, and came to be committed, or forgotten."""
+    source = make_memory()
+    sessions.step(source, "s", sessions.message("a"))
+    engine = Watched()
+    target = Store(engine)
+    if has_head:
+        copy(source, target)
+    source.session("s").attachments.intend("away", uri="s3://bucket/away")
+    sessions.step(source, "s", sessions.message("b"), attachments=["away"])
+    export_session(source, "s", file)
+
+    def condemn() -> None:
+        target.session("s").attachments.intend("away", uri="s3://bucket/away")
+        target.session("s").attachments.condemn("away")
+
+    def condemn_before_it_appears(write: Write) -> None:
+        if any(change.table == "heads" for change in write.rows):
+            engine.before = None
+            condemn()
+
+    if when == "before":
+        condemn()
+    else:
+        engine.before = condemn_before_it_appears
+    import_session(target, file, on_conflict="fast-forward")
+    assert engine.before is None
+    assert [node.id for node in target.session("s").nodes()] == ["a", "b"]
+    assert [one.state for one in target.session("s").attachments.list()] == ["condemned"]
 
 
 def test_a_thin_file_holds_only_what_the_other_lacks(
