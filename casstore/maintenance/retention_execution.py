@@ -215,7 +215,6 @@ def _doomed(
     if expires is not None and expires_at_ms is not None and expires_at_ms <= now_ms:
         conditions.append(RowLapsed(*keys.expiry(key), expires, expiry.EXPIRES_AT))
     elif any(reason.startswith("idle") for reason in part.deleted):
-        conditions.append(RowIs(*keys.expiry(key), expires))
         conditions += _policy_conditions(part, key, policies)
     else:
         raise _ChangedError("its time was extended")
