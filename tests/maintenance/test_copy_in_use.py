@@ -9,11 +9,12 @@ import pytest
 from casstore import UNFENCED, Store
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import PutRow, Write
-from casstore.errors import SessionDivergedError
+from casstore.errors import SessionDeletedError, SessionDivergedError
 from casstore.maintenance import findings as codes
 from casstore.maintenance import gc, retention, sending, vacuum
 from casstore.maintenance.check import check
 from casstore.maintenance.copying import copy
+from casstore.maintenance.expiring import expire_rows
 from casstore.maintenance.exporting import export_session
 from casstore.maintenance.importing import import_session
 from casstore.maintenance.retention import Policy
@@ -336,3 +337,54 @@ def test_a_session_that_appears_in_the_target_while_its_deletion_is_copied_goes_
     copy(source, target)
     assert engine.before is None
     assert rows_of(target) == rows_of(source)
+
+
+@pytest.mark.parametrize("has_head", [False, True])
+def test_a_session_deleted_in_the_target_right_before_it_arrives_stays_deleted(
+    make_memory: MakeStore, has_head: bool
+) -> None:
+    source, engine = make_memory(), Watched()
+    target = Store(engine)
+    step(source, "s", message("a"))
+    if has_head:
+        copy(source, target)
+    step(source, "s", message("b"), label="mark", turn="t")
+
+    def delete(write: Write) -> None:
+        if any((change.table, change.key) == head_key(key) for change in write.rows):
+            engine.before = None
+            step(target, "s", message("ours"), expected=None)
+            target.delete_session("s")
+
+    key = keys.session_key("s")
+    engine.before = delete
+    with pytest.raises(SessionDeletedError):
+        copy(source, target)
+    left = rows_of(target)
+    assert [table for table in ("heads", "history", "receipts") if left[table]] == []
+
+
+@pytest.mark.parametrize("has_head", [False, True])
+def test_a_lineage_swept_in_the_target_right_before_it_is_named_is_copied_again(
+    make_memory: MakeStore, has_head: bool
+) -> None:
+    source, engine = make_memory(), Watched()
+    target = Store(engine)
+    step(source, "s", message("a"))
+    if has_head:
+        copy(source, target)
+        # On a lineage of its own, which goes on from the first.
+        source.session("s").rewind(1, lease=UNFENCED)
+    step(source, "s", message("b"))
+    swept: list[int] = []
+
+    def sweep(write: Write) -> None:
+        if any(change.table == "heads" for change in write.rows):
+            engine.before = None
+            swept.append(expire_rows(target).lineages)
+
+    engine.before = sweep
+    copy(source, target)
+    assert swept == [1]
+    assert seen(target, "s") == seen(source, "s")
+    assert check(target, level="full").sound
