@@ -8,7 +8,7 @@ from typing import Any
 
 from casstore import UNFENCED, Checkpoint, Commit, Digest, Link, NodeDraft, Store, Usage
 from casstore.engine.memory import MemoryEngine
-from casstore.engine.protocol import TABLES, Write, WriteResult
+from casstore.engine.protocol import TABLES, Row, Write, WriteResult
 from casstore.session import keys
 from casstore.testing.engine_fixtures import all_rows
 
@@ -144,7 +144,7 @@ def seen(store: Store, name: str) -> dict[str, Any]:
     }
 
 
-def rows_of(store: Store) -> dict[str, object]:
+def rows_of(store: Store) -> dict[str, list[Row]]:
     """All rows but the node table's: of that, what no session uses is not copied.
 
     And but one that tells those who count in a store that they must count again.

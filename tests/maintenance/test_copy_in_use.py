@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from casstore import UNFENCED, Store
 from casstore.engine.memory import MemoryEngine
-from casstore.engine.protocol import PutRow, Write
+from casstore.engine.protocol import PutRow, Row, Write
 from casstore.errors import SessionDeletedError, SessionDivergedError
 from casstore.maintenance import findings as codes
 from casstore.maintenance import gc, retention, sending, vacuum
@@ -388,3 +390,56 @@ def test_a_lineage_swept_in_the_target_right_before_it_is_named_is_copied_again(
     assert swept == [1]
     assert seen(target, "s") == seen(source, "s")
     assert check(target, level="full").sound
+
+
+def test_labels_and_turns_of_a_commit_made_meanwhile_come_with_their_revision(
+    make_memory: MakeStore,
+) -> None:
+    """A turn that was answered in the copy by a revision that it does not have."""
+
+    class Committing(MemoryEngine):
+        """Somebody commits once the head was read, before turns and labels are."""
+
+        before: Callable[[], None] | None = None
+
+        def scan_rows(self, table: str, **limits: Any) -> list[Row]:
+            before, self.before = self.before, None if table == "receipts" else self.before
+            if before is not None and table == "receipts":
+                before()
+            return super().scan_rows(table, **limits)
+
+    engine = Committing()
+    source, target = Store(engine), make_memory()
+    step(source, "s", message("a"), turn="first")
+    engine.before = lambda: step(source, "s", message("b"), turn="late", label="late")
+    copy(source, target)
+    assert engine.before is None
+    theirs = rows_of(target)
+    assert [row.key for row in theirs["receipts"]] == [keys.session_key("s") + b"first"]
+    assert theirs["history"] == []
+    copy(source, target)
+    assert rows_of(target) == rows_of(source)
+
+
+@pytest.mark.parametrize("kept", [1, 2])
+def test_what_is_collected_of_one_revision_is_missed_though_another_is_there(
+    make_memory: MakeStore, kept: int
+) -> None:
+    source, engine = make_memory(), Watched()
+    target = Store(engine)
+    for node in ("a", "b"):
+        step(source, "s", message(node))
+    # A fork keeps one of the two in the target.
+    source.fork("s", "fork", at=kept)
+    copy(source, target, sessions=["fork"])
+
+    def collect(write: Write) -> None:
+        if any(change.table == "heads" for change in write.rows):
+            engine.before = None
+            assert gc.collect(target, grace_ms=0).objects_swept
+
+    engine.before = collect
+    copy(source, target, sessions=["s"])
+    assert engine.before is None
+    assert check(target, level="full").sound
+    assert seen(target, "s") == seen(source, "s")
