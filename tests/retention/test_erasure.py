@@ -461,3 +461,23 @@ def test_hidden_nodes_queued_work_and_attachments_count_among_what_others_share(
     ]
     assert queued[0] == queued[1]
     assert {head.hidden, queued[0], bytes(Digest.of_blob(content))} <= shared
+
+
+@pytest.mark.parametrize("when", ["after planning", "right before the write"])
+@pytest.mark.parametrize("since", ["moved", "gone"])
+def test_a_tag_that_names_something_else_since_stays(store: Store, when: str, since: str) -> None:
+    fill(store)
+    plan = saved(erasure.plan(store, "anna"))
+    other = store.put_blob(b"nothing about her")
+
+    def come() -> None:
+        if since == "gone":
+            store.unpin("release")
+        else:
+            store.tag("release", other, move=True)
+
+    if when == "after planning":
+        come()
+    late = interrupted(store, before=come) if "before" in when else store
+    assert erasure.execute(late, plan).pins_removed == 0
+    assert [pin.digest for pin in store.pins()] == ([] if since == "gone" else [other])
