@@ -10,7 +10,7 @@ import pytest
 
 from casstore import UNFENCED, Store
 from casstore.engine.memory import MemoryEngine
-from casstore.engine.protocol import PutRow, Row, Write
+from casstore.engine.protocol import DeleteRow, PutRow, Row, Write
 from casstore.errors import SessionDeletedError, SessionDivergedError
 from casstore.maintenance import findings as codes
 from casstore.maintenance import gc, retention, sending, vacuum
@@ -22,6 +22,7 @@ from casstore.maintenance.importing import import_session
 from casstore.maintenance.retention import Policy
 from casstore.session import keys
 from casstore.session.heads import Base, decode_head, encode_head, head_key
+from casstore.testing import ManualClock
 from tests.maintenance import sessions
 from tests.maintenance.sessions import MakeStore, Watched, message, rows_of, seen, step
 
@@ -199,12 +200,16 @@ def test_a_session_goes_on_whose_last_copied_revision_retention_has_removed(
         assert shown(target, "s") == shown(source, "s")
 
 
+@pytest.mark.parametrize("way", ["appended", "rewound"])
 def test_nothing_of_the_targets_is_taken_for_what_retention_has_removed(
-    make_store: MakeStore,
+    make_store: MakeStore, way: str
 ) -> None:
     source, target = make_store(), make_store()
     step(source, "s", message("a"))
     copy(source, target)
+    if way == "rewound":
+        # On a lineage of its own, where nothing of the source's is in its place.
+        target.session("s").rewind(1, lease=UNFENCED)
     step(target, "s", message("ours"))
     for number in range(4):
         step(source, "s", message(f"n{number}"))
@@ -213,6 +218,20 @@ def test_nothing_of_the_targets_is_taken_for_what_retention_has_removed(
         with pytest.raises(SessionDivergedError):
             copy(source, target, mirror=mirror)
         assert ids(target, "s") == ["a", "ours"]
+
+
+def test_a_session_made_in_the_target_is_not_one_of_which_retention_has_removed_the_beginning() -> (
+    None
+):
+    """It has the same node, and another beginning: what it was called and did is its own."""
+    source, target = Store(MemoryEngine(clock=ManualClock())), Store(MemoryEngine())
+    for node in ("a", "b", "c"):
+        step(source, "s", message(node))
+    step(target, "s", message("a"), turn="ours")
+    retention.execute(source, retention.plan(source, policy=Policy(last=1)))
+    with pytest.raises(SessionDivergedError):
+        copy(source, target)
+    assert ids(target, "s") == ["a"]
 
 
 def test_what_vacuum_has_removed_goes_from_a_mirror(make_store: MakeStore) -> None:
@@ -443,3 +462,41 @@ def test_what_is_collected_of_one_revision_is_missed_though_another_is_there(
     assert engine.before is None
     assert check(target, level="full").sound
     assert seen(target, "s") == seen(source, "s")
+
+
+def test_a_session_of_the_target_with_more_nodes_is_not_taken_for_one_from_before_a_vacuum(
+    make_memory: MakeStore,
+) -> None:
+    source, target = make_memory(), make_memory()
+    step(source, "s", message("a"))
+    step(target, "s", message("a"), message("ours"), turn="ours")
+    for mirror in (False, True):
+        with pytest.raises(SessionDivergedError):
+            copy(source, target, mirror=mirror)
+    assert ids(target, "s") == ["a", "ours"]
+
+
+def test_a_lineage_that_another_goes_on_from_is_copied_again_if_it_was_swept(
+    make_memory: MakeStore,
+) -> None:
+    """A sweep that was stopped has taken that one alone."""
+    source, engine = make_memory(), Watched()
+    target = Store(engine)
+    step(source, "s", message("a"))
+    source.fork("s", "fork")
+    step(source, "fork", message("b"))
+    base = decode_head(rows_of(source)["heads"][0].value).base
+    assert base is not None
+
+    def sweep(write: Write) -> None:
+        if any(change.table == "heads" for change in write.rows):
+            engine.before = None
+            start, stop = base.lineage, keys.past_lineage(base.lineage)
+            rows = engine.scan_rows("nodes", start=start, stop=stop)
+            engine.write(Write(rows=[DeleteRow("nodes", row.key) for row in rows]))
+
+    engine.before = sweep
+    copy(source, target, sessions=["fork"])
+    assert engine.before is None
+    assert seen(target, "fork") == seen(source, "fork")
+    assert check(target, level="full").sound
