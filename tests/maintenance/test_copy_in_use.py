@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from casstore import UNFENCED, Store
+from casstore import UNFENCED, Checkpoint, Store
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import DeleteRow, PutRow, Row, Write
 from casstore.errors import SessionDeletedError, SessionDivergedError
@@ -500,3 +500,17 @@ def test_a_lineage_that_another_goes_on_from_is_copied_again_if_it_was_swept(
     assert engine.before is None
     assert seen(target, "fork") == seen(source, "fork")
     assert check(target, level="full").sound
+
+
+def test_a_session_goes_on_that_came_by_no_node_since_retention_removed_its_last_copied_revision(
+    make_memory: MakeStore,
+) -> None:
+    source, target = make_memory(), make_memory()
+    step(source, "s", message("a"))
+    copy(source, target)
+    for number in range(2):
+        step(source, "s", checkpoint=Checkpoint(turn_state=number))
+    retention.execute(source, retention.plan(source, policy=Policy(last=1)))
+    copy(source, target)
+    assert target.session("s").checkpoint().turn_state == 1
+    assert [entry.revision for entry in target.session("s").history()] == [3, 1]
