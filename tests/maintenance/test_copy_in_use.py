@@ -11,7 +11,7 @@ import pytest
 from casstore import UNFENCED, Checkpoint, Store
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import DeleteRow, PutRow, Row, Write
-from casstore.errors import SessionDeletedError, SessionDivergedError
+from casstore.errors import CorruptionError, SessionDeletedError, SessionDivergedError
 from casstore.maintenance import findings as codes
 from casstore.maintenance import gc, retention, sending, vacuum
 from casstore.maintenance.check import check
@@ -514,3 +514,15 @@ def test_a_session_goes_on_that_came_by_no_node_since_retention_removed_its_last
     copy(source, target)
     assert target.session("s").checkpoint().turn_state == 1
     assert [entry.revision for entry in target.session("s").history()] == [3, 1]
+
+
+def test_damage_in_the_source_is_told_and_not_taken_for_somebody_at_work(
+    make_memory: MakeStore,
+) -> None:
+    source, target = make_memory(), make_memory()
+    step(source, "s", message("a"))
+    rows = source.engine.scan_rows("nodes")
+    source.engine.write(Write(rows=[DeleteRow("nodes", row.key) for row in rows]))
+    with pytest.raises(CorruptionError):
+        copy(source, target)
+    assert rows_of(target)["heads"] == []
