@@ -229,7 +229,7 @@ def rebuild(app: App, grace_ms: int) -> None:
             "rows_saved": "rows copied",
             "rows_lost": "rows left out, and why",
             "rows_from_strays": "policies, protections and the like that may be outdated",
-            "rows_existing": "rows of no session that the target has otherwise, left as they are",
+            "rows_existing": "rows that the target has otherwise, left as they are",
             "gaps": "tables in which rows may be missing whose names are not known",
             "dictionaries_lost": "compression dictionaries that are gone",
         },

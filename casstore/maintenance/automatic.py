@@ -15,7 +15,8 @@ from typing import Final, Self
 from casstore.engine.protocol import Collecting
 from casstore.errors import CasstoreError, ClosedError, ForkedError, InvalidInputError
 from casstore.maintenance import gc
-from casstore.store import Store
+from casstore.session.arguments import check_callable, check_seconds
+from casstore.store import Store, check_store
 
 DEFAULT_EVERY_COMMITS: Final = 10_000
 DEFAULT_INTERVAL_S: Final = 5.0
@@ -44,10 +45,16 @@ class AutoCollector:
 
         ``on_report`` is given each report, in the collecting thread.
         """
+        check_store(store)
         if not isinstance(store.engine, Collecting):
             raise InvalidInputError("the engine of this store does not collect")
         if type(every_commits) is not int or every_commits < 1:
             raise InvalidInputError(f"every 1 or more commits, not {every_commits!r}")
+        check_seconds(interval_s, "an interval")
+        gc.check_grace(grace_ms)
+        gc.check_batch(batch)
+        if on_report is not None:
+            check_callable(on_report, "what is given each report")
         if not 0 < interval_s < threading.TIMEOUT_MAX:
             raise InvalidInputError(f"an interval of some seconds, not {interval_s!r}")
         self._store = store

@@ -11,7 +11,8 @@ from casstore.errors import InvalidInputError, TargetExistsError
 from casstore.maintenance.copying import CopyReport, copy
 from casstore.maintenance.directories import require_directory
 from casstore.maintenance.progress import Progress, Step
-from casstore.store import Store
+from casstore.session.arguments import check_flag
+from casstore.store import Store, check_store
 from casstore.store import open as open_store
 
 
@@ -44,6 +45,9 @@ def backup(
     what it lacks is copied, session by session, and what is gone from the store goes from the
     backup. If it is not an earlier state of the store, SessionDivergedError says so.
     """
+    check_store(store)
+    for flag in (update, replace, compact):
+        check_flag(flag, "whether to update, replace or compact")
     target = os.path.abspath(
         require_directory(target_path, "backup", "casstore copy brings everything there")
     )

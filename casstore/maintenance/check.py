@@ -35,7 +35,7 @@ from casstore.maintenance.rebuild import RebuildReport, rebuild
 from casstore.maintenance.records_check import RecordsCheck
 from casstore.maintenance.rows_check import RowsCheck
 from casstore.session import keys
-from casstore.store import Store
+from casstore.store import Store, check_store
 
 __all__ = ["LEVELS", "CheckReport", "RebuildReport", "check", "rebuild"]
 
@@ -95,6 +95,7 @@ def check(
     stricter one, that found no error. ``share`` and ``seed`` are for level ``sample``: how
     many of the objects, and which. At most ``max_findings`` are kept; the rest is counted.
     """
+    check_store(store)
     engine = store.engine
     if level not in LEVELS:
         raise InvalidInputError(f"no level {level!r}; there are {', '.join(LEVELS)}")

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from casstore.engine.protocol import DeleteRow, RowIs, RowKey, Write
-from casstore.errors import ConditionFailedError, CorruptionError
+from casstore.errors import ConditionFailedError, CorruptionError, InvalidInputError
 from casstore.session import attachments, keys
 from casstore.session.scanning import scan
-from casstore.store import Store
+from casstore.store import Store, check_store
 
 
 class Condemned(NamedTuple):
@@ -34,6 +34,7 @@ def list_condemned(store: Store, *, session: str | None = None) -> Iterator[Cond
 
     Sessions that were deleted included. Reads all rows of attachments.
     """
+    check_store(store)
     start = b"" if session is None else keys.session_key(session)
     stop = None if session is None else keys.past(start)
     return _listed(store, start, stop)
@@ -53,6 +54,9 @@ def _listed(store: Store, start: bytes, stop: bytes | None) -> Iterator[Condemne
 
 def forget_condemned(store: Store, condemned: Condemned) -> bool:
     """Remove the row once the bytes are deleted; False if it is not there any more."""
+    check_store(store)
+    if not isinstance(condemned, Condemned):
+        raise InvalidInputError(f"what is forgotten is a Condemned, not {type(condemned).__name__}")
     place = RowKey("attachments", condemned.key)
     row = store.engine.get_rows([place])[0]
     if row is None:

@@ -49,7 +49,8 @@ from casstore.maintenance.sending import Sender, StoreTarget
 from casstore.maintenance.unneeded_lineages import sweep_lineages
 from casstore.objects import graph
 from casstore.records.runs import copied
-from casstore.session import keys, marks, prepared
+from casstore.session import catalogue, keys, marks, prepared
+from casstore.session.catalogue import KnownSession
 from casstore.session.heads import (
     LINEAGE_BYTES,
     Base,
@@ -68,7 +69,7 @@ from casstore.session.lineage import (
 )
 from casstore.session.receipts import decode_receipt
 from casstore.session.scanning import scan
-from casstore.session.state import Runtime, State, tombstone_key
+from casstore.session.state import Runtime, State, meta_key, tombstone_key
 from casstore.store import Store, check_store
 
 _PAGE: Final = 256
@@ -531,13 +532,46 @@ class _Copying:
     def copy_deletions(self) -> None:
         """Delete in the target the sessions that were deleted in the source."""
         for row in scan(self._source, "tombstones", b"", None):
-            place = RowKey("tombstones", row.key)
-            if self._target.get_rows([place])[0] == row.value:
-                continue
-            gone = [DeleteRow(table, row.key) for table in ("heads", "sessions", "leases")]
-            self._write([PutRow(*place, row.value), *gone, marks.put_removals()])
-            for table in (*_OF_SESSIONS, "attachments"):
-                self._remove(table, scan(self._target, table, row.key, keys.past(row.key)))
+            while not self._delete_session(row):
+                pass
+
+    def _delete_session(self, tombstone: Row) -> bool:
+        """Delete a session in the target; False if it appeared there just now.
+
+        Stopped in the middle, the next copy finds by the row of the unfinished deletion, or by
+        the tombstone that is not there yet, that there is something left to do.
+        """
+        key = tombstone.key
+        places = [tombstone_key(key), keys.unfinished(key), head_key(key), meta_key(key)]
+        deleted, unfinished, head, meta = self._target.get_rows(places)
+        if deleted == tombstone.value and unfinished is None:
+            return True
+        put = PutRow(*tombstone_key(key), tombstone.value)
+        if unfinished is not None:
+            name = unfinished.decode()
+            self._write([put])
+        elif head is not None or meta is not None:
+            known = KnownSession(key, head, meta)
+            name = catalogue.name_of(known)
+            gone = catalogue.burial(known).rows
+            self._write([put, *[row for row in gone if row[:2] != tombstone_key(key)]])
+        else:
+            self._remove_rows_of(key)
+            unseen = [RowIs(*head_key(key), None), RowIs(*meta_key(key), None)]
+            try:
+                self._write([put], conditions=unseen)
+            except ConditionFailedError:
+                return False
+            return True
+        self._remove_rows_of(key)
+        catalogue.clear(self._target_runtime, name, key)
+        return True
+
+    def _remove_rows_of(self, key: bytes) -> None:
+        # Attachments as well: the source has those whose bytes are to be deleted, and the others
+        # come with them.
+        for table in (*_OF_SESSIONS, "attachments"):
+            self._remove(table, scan(self._target, table, key, keys.past(key)))
 
     def tidy_runs(self) -> None:
         """Remove from the target what its runs have moved on from, by what was copied."""

@@ -34,7 +34,7 @@ from casstore.session.catalogue import KnownSession
 from casstore.session.heads import HeadRow, decode_head, head_key
 from casstore.session.scanning import scan
 from casstore.session.state import Runtime, meta_key, tombstone_key
-from casstore.store import Store
+from casstore.store import Store, check_store
 
 SCHEMA: Final = "casstore.erasure/1"
 #: How many shared objects and sharers a plan lists.
@@ -221,6 +221,7 @@ def plan(
     Without ``survey`` nothing is said about sharing, which takes a pass over all objects and
     one for each 200,000 revisions of others. CorruptionError if a row cannot be read.
     """
+    check_store(store)
     keys.id_bytes(subject, "a subject")
     known = _checked_providers(providers)
     check_flag(survey, "whether sharing is looked at")
@@ -385,6 +386,7 @@ def execute(
     about the subject any more stays. InvalidInputError, and nothing is erased, if the plan
     has records of a provider that is not given.
     """
+    check_store(store)
     if not isinstance(plan, ErasurePlan):
         raise InvalidInputError(f"a plan is an ErasurePlan, not {type(plan).__name__}")
     given = _checked_providers(providers)

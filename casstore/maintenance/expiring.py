@@ -41,7 +41,7 @@ from casstore.session.heads import decode_head, head_key
 from casstore.session.receipts import SettledReceipt, decode_receipt
 from casstore.session.scanning import scan
 from casstore.session.state import Runtime
-from casstore.store import Store
+from casstore.store import Store, check_store
 
 _MARK_AGE_MS: Final = MAX_PLAN_AGE_MS + MAX_CLOCK_BACK_MS
 _REPORT_EVERY: Final = 1024
@@ -76,6 +76,7 @@ def expire_rows(
     ``receipts_older_than_ms`` is the age of turns that nobody will repeat any more: repeated
     after that, they are committed a second time. CorruptionError if a row cannot be read.
     """
+    check_store(store)
     if receipts_older_than_ms is not None and (
         type(receipts_older_than_ms) is not int or not 0 <= receipts_older_than_ms <= MAX_STAMP_MS
     ):

@@ -20,6 +20,7 @@ from casstore.maintenance.sending import Lacking, Sender, reached_from
 from casstore.maintenance.session_rows import SessionRows
 from casstore.maintenance.whole_files import whole_file
 from casstore.session import catalogue, keys
+from casstore.session.arguments import check_flag, list_of
 from casstore.session.attachments import COMMITTED, Attachments
 from casstore.session.attempts import settled
 from casstore.session.data import Entry
@@ -28,7 +29,7 @@ from casstore.session.history import labels_of
 from casstore.session.receipts import Receipt, decode_receipt
 from casstore.session.scanning import scan
 from casstore.session.state import Runtime, State, meta_key
-from casstore.store import Store
+from casstore.store import Store, check_store
 
 #: What the reader of the file has: digests, of which each means all that it links to; a file
 #: of them, as ``write_have`` makes it; or a function that gives back those that it lacks.
@@ -68,6 +69,9 @@ def export_session(
     out what the reader has, which makes the file thin. The file appears when it is complete
     and on the disk; an existing one stays, unless ``replace``.
     """
+    check_store(store)
+    check_flag(history, "whether history comes along")
+    check_flag(replace, "whether an existing file is replaced")
     whole = history and at is None
     return settled(
         lambda: _export(
@@ -187,7 +191,8 @@ def _lacking(runtime: Runtime, have: Have | None, sent: set[bytes]) -> Lacking:
     if have is not None:
         if isinstance(have, str | os.PathLike):
             have = read_have(have)
-        there = reached_from(runtime.reader(), [bytes(Digest(name)) for name in have])
+        names = list_of(have, "digests that the reader has")
+        there = reached_from(runtime.reader(), [bytes(Digest(name)) for name in names])
     return lambda names: [
         name for name in dict.fromkeys(names) if name not in sent and name not in there
     ]
@@ -198,6 +203,7 @@ def have_of(store: Store, session: str | None = None) -> list[Digest]:
 
     Each stands for all that it links to. An export with them as ``have`` leaves that out.
     """
+    check_store(store)
     runtime = Runtime(store)
     found: dict[Digest, None] = {}
     key = b"" if session is None else keys.session_key(session)

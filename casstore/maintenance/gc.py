@@ -30,7 +30,8 @@ from casstore.errors import (
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.roots import ROOTS
 from casstore.maintenance.unneeded_lineages import DELETE_BATCH, find_unneeded, sweep_lineages
-from casstore.store import Store
+from casstore.session.arguments import check_callable, check_flag
+from casstore.store import Store, check_store
 
 # Long enough for a blob to be put and then committed, whatever happens in between.
 DEFAULT_GRACE_MS: Final = 3_600_000
@@ -106,6 +107,7 @@ def plan(
 
     What was put within ``grace_ms`` stays, with all it links to.
     """
+    check_store(store)
     made_at_ms = store.engine.now_ms()
     unreached = b""
     try:
@@ -129,6 +131,9 @@ def execute(
     stop: Callable[[], bool] | None = None,
 ) -> GcReport:
     """Remove what the plan lists, except what is reached or was put again since."""
+    check_store(store)
+    if not isinstance(plan, GcPlan) or not isinstance(plan.report, GcReport):
+        raise InvalidInputError(f"a plan is a GcPlan, not {plan!r:.80}")
     if plan.report.outcome in (Outcome.REFUSED, Outcome.NOTHING):
         return plan.report
     return _run(store, plan.grace_ms, plan, batch, progress, stop)
@@ -150,9 +155,23 @@ def collect(
     between transactions; the report of a collection that it ended is ``INCOMPLETE``. A
     dry run is the report of the plan.
     """
+    check_store(store)
+    check_flag(dry_run, "whether nothing is removed")
     if dry_run:
         return plan(store, grace_ms=grace_ms, progress=progress).report
     return _run(store, grace_ms, None, batch, progress, stop)
+
+
+def check_grace(grace_ms: int) -> None:
+    """Refuse what can be no grace."""
+    if type(grace_ms) is not int or not 0 <= grace_ms <= MAX_STAMP_MS:
+        raise InvalidInputError(f"a grace of 0 ms or more, not {grace_ms!r}")
+
+
+def check_batch(batch: int) -> None:
+    """Refuse what can be no number of objects to remove at once."""
+    if type(batch) is not int or not 1 <= batch <= MAX_BATCH:
+        raise InvalidInputError(f"a batch of 1 to {MAX_BATCH} objects, not {batch!r}")
 
 
 def _run(
@@ -163,8 +182,9 @@ def _run(
     progress: Progress | None,
     stop: Callable[[], bool] | None,
 ) -> GcReport:
-    if type(batch) is not int or not 1 <= batch <= MAX_BATCH:
-        raise InvalidInputError(f"a batch of 1 to {MAX_BATCH} objects, not {batch!r}")
+    check_batch(batch)
+    if stop is not None:
+        check_callable(stop, "what is asked whether to stop")
     objects, lineages = (None, None) if plan is None else (plan.unreached, plan.lineages)
     report = _sweep_objects(store, grace_ms, objects, batch, progress, stop)
     if report.outcome not in (Outcome.SWEPT, Outcome.NOTHING):
@@ -266,8 +286,7 @@ def _collection(store: Store, grace_ms: int, *, dry_run: bool) -> Collection:
     engine = store.engine
     if not isinstance(engine, Collecting):
         raise InvalidInputError("the engine of this store does not collect")
-    if type(grace_ms) is not int or not 0 <= grace_ms <= MAX_STAMP_MS:
-        raise InvalidInputError(f"a grace of 0 ms or more, not {grace_ms!r}")
+    check_grace(grace_ms)
     return engine.collection(ROOTS, grace_ms=grace_ms, dry_run=dry_run)
 
 

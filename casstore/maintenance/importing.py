@@ -54,7 +54,7 @@ from casstore.session.commit import put_label, put_receipt
 from casstore.session.heads import HeadRow, encode_head, head_key
 from casstore.session.lineage import successor
 from casstore.session.state import Runtime, State, meta_key, tombstone_key
-from casstore.store import Store
+from casstore.store import Store, check_store
 
 _WRITE_ROWS: Final = 2048
 _MAX_ATTEMPTS: Final = 8
@@ -109,6 +109,7 @@ def import_session(
     ``verify_bundle`` raises, and ObjectsMissingError if the file is thin and leaves out
     something that this store lacks.
     """
+    check_store(store)
     if on_conflict not in _ON_CONFLICT:
         raise InvalidInputError(
             f"no way {on_conflict!r} to settle a conflict; there are {', '.join(_ON_CONFLICT)}"
@@ -200,7 +201,8 @@ class _Import:
             if meta is not None:
                 raise SessionExistsError(rows.session)
             heads = self._placed(rows.revisions, proof.views)
-            return self._changes(heads, heads), ImportOutcome.CREATED, len(heads), proof.table
+            changes = self._without_what_is_there(self._changes(heads, heads))
+            return changes, ImportOutcome.CREATED, len(heads), proof.table
         state = self._runtime.decode(head)
         newer = self._require_ancestor(state)
         table = NodeTable(proof.objects, max_steps=1 << 62)
@@ -329,6 +331,12 @@ class _Import:
             ObjectsExist(sorted(self._rows.named())),
             # No row reached them until now, so they may have been swept.
             *[prepared.is_there(first) for first in table.first_rows()],
+            # Announced or condemned just now: then that is what is known of it here.
+            *[
+                RowIs(change.table, change.key, None)
+                for change in changes
+                if change.table == "attachments"
+            ],
         ]
         rows: list[RowChange] = [*changes, marks.put_removals()]
         if self._about:

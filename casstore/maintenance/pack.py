@@ -10,7 +10,7 @@ from __future__ import annotations
 from casstore.engine.protocol import COLD_AGE_MS, MAX_STAMP_MS, Packing, PackReport
 from casstore.errors import InvalidInputError
 from casstore.maintenance.progress import Progress, Step
-from casstore.store import Store
+from casstore.store import Store, check_store
 
 
 def pack(
@@ -20,6 +20,7 @@ def pack(
 
     ``progress`` is told after each step how many slabs have been rewritten.
     """
+    check_store(store)
     engine = store.engine
     if not isinstance(engine, Packing):
         raise InvalidInputError("the engine of this store has nothing to pack")

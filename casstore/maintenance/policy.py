@@ -24,7 +24,7 @@ from casstore.errors import (
 from casstore.format import canonical
 from casstore.session import keys
 from casstore.session.state import Runtime, meta_key, tombstone_key
-from casstore.store import Store
+from casstore.store import Store, check_store
 
 HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 24 * HOUR_MS
@@ -91,6 +91,7 @@ def check_policy(policy: Policy) -> None:
 
 def set_policy(store: Store, policy: Policy | None, session: str | None = None) -> None:
     """Set the policy of a session, or the default; None takes it away."""
+    check_store(store)
     if policy is not None:
         check_policy(policy)
     key = None if session is None else keys.session_key(session)
@@ -114,6 +115,7 @@ def set_policy(store: Store, policy: Policy | None, session: str | None = None) 
 
 def find_policy(store: Store, session: str | None = None) -> Policy | None:
     """The policy set for a session, or the default; None if none is set there."""
+    check_store(store)
     key = None if session is None else keys.session_key(session)
     return decode_policy(store.engine.get_rows([keys.policy(key)])[0])
 

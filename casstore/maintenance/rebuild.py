@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from casstore.engine.protocol import MAX_STAMP_MS, Condition, PutRow, Rebuilding, RowIs, Write
+from casstore.engine.protocol import Condition, PutRow, Rebuilding, RowIs, Write
 from casstore.errors import BusyError, ConditionFailedError, CorruptionError, InvalidInputError
-from casstore.maintenance.gc import DEFAULT_GRACE_MS
+from casstore.maintenance.gc import DEFAULT_GRACE_MS, check_grace
 from casstore.maintenance.lineages import Lineages, Table, differences
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.roots import ROOTS
-from casstore.store import Store
+from casstore.store import Store, check_store
 
 _BATCH_ROWS: Final = 2000
 _MAX_ATTEMPTS: Final = 16
@@ -44,11 +44,11 @@ def rebuild(
     a collection. CorruptionError, and nothing happens, if a row that names objects or the
     directory of a slab is damaged; then ``salvage`` helps.
     """
+    check_store(store)
     engine = store.engine
     if not isinstance(engine, Rebuilding):
         raise InvalidInputError("the engine of this store has nothing to be rebuilt")
-    if type(grace_ms) is not int or not 0 <= grace_ms <= MAX_STAMP_MS:
-        raise InvalidInputError(f"a grace of 0 ms or more, not {grace_ms!r}")
+    check_grace(grace_ms)
     if progress is not None:
         progress(Step("index", 0, None, "objects"))
     index = engine.rebuild_index(ROOTS, grace_ms=grace_ms)
@@ -62,6 +62,7 @@ def rebuild_nodes(store: Store, *, progress: Progress | None = None) -> tuple[in
 
     Safe beside writers: rows of a lineage are written only if the session on it has not moved.
     """
+    check_store(store)
     lineages = Lineages(store.engine)
     lineages.survey()
     written = unreadable = 0

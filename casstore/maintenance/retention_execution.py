@@ -36,7 +36,7 @@ from casstore.session.catalogue import KnownSession
 from casstore.session.commit import receipt_key, settle_receipt
 from casstore.session.heads import HeadRow, decode_head, head_key
 from casstore.session.state import Runtime, meta_key, tombstone_key
-from casstore.store import Store
+from casstore.store import Store, check_store
 
 #: How old a plan may be. Marks are kept longer than that, so it can trust them.
 MAX_PLAN_AGE_MS: Final = 7 * DAY_MS
@@ -115,6 +115,9 @@ def execute(store: Store, plan: Plan, *, progress: Progress | None = None) -> Re
     Safe beside writers. It can be stopped at any moment and begun again. InvalidInputError if
     the plan is more than a week old, or the clock was set back by more than a day since.
     """
+    check_store(store)
+    if not isinstance(plan, Plan):
+        raise InvalidInputError(f"a plan is a Plan, not {type(plan).__name__}")
     runtime = Runtime(store)
     age_ms = runtime.engine.now_ms() - plan.planned_at_ms
     if age_ms > MAX_PLAN_AGE_MS:
@@ -212,7 +215,6 @@ def _doomed(
     if expires is not None and expires_at_ms is not None and expires_at_ms <= now_ms:
         conditions.append(RowLapsed(*keys.expiry(key), expires, expiry.EXPIRES_AT))
     elif any(reason.startswith("idle") for reason in part.deleted):
-        conditions.append(RowIs(*keys.expiry(key), expires))
         conditions += _policy_conditions(part, key, policies)
     else:
         raise _ChangedError("its time was extended")

@@ -90,6 +90,8 @@ class Plan:
 
         InvalidInputError if it is anything else. An open file can be gone through once.
         """
+        if not isinstance(lines, Iterable):
+            raise InvalidInputError(f"a plan is read from lines, not from {type(lines).__name__}")
         if iter(lines) is not lines:
             # A list: each round begins at its start.
             return Plan(_header(iter(lines)), lambda: _sessions(_behind_header(lines)))
@@ -116,8 +118,8 @@ def _header(lines: Iterator[str]) -> int:
 def _loaded(line: str) -> dict[str, Any]:
     try:
         found = json.loads(line)
-    except (ValueError, RecursionError) as exc:
-        raise InvalidInputError(f"a line of a retention plan is no JSON: {line[:60]!r}") from exc
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise InvalidInputError(f"a line of a retention plan is no JSON: {line!r:.60}") from exc
     if type(found) is not dict:
         raise InvalidInputError(f"a line of a retention plan is a map, not {line[:60]!r}")
     return found
@@ -136,7 +138,7 @@ def _plain(session: SessionPlan) -> dict[str, Any]:
 
 def _sessions(lines: Iterator[str]) -> Iterator[SessionPlan]:
     for line in lines:
-        if line.strip():
+        if not isinstance(line, str | bytes) or line.strip():
             yield _session(_loaded(line), line)
 
 
@@ -185,7 +187,8 @@ def _session(told: dict[str, Any], line: str) -> SessionPlan:
         raise InvalidInputError(f"not a line of a retention plan: {line[:60]!r}: {exc}") from exc
 
 
-def _row(told: dict[str, Any]) -> dict[str, Any]:
+def _row(told: Any) -> dict[str, Any]:
+    _require(type(told) is dict, "a revision")
     for name, value in told.items():
         _require(type(value) in _ROW_TYPES[name], name)
     _require(0 < told["revision"] < 1 << 63, "a revision")

@@ -23,7 +23,7 @@ from casstore.session.data import Lease, Protection
 from casstore.session.heads import HeadRow, decode_head, head_key
 from casstore.session.scanning import scan
 from casstore.session.state import Runtime, meta_key
-from casstore.store import Store
+from casstore.store import Store, check_store
 
 # How many revisions a part of a plan holds, and how many are read at once.
 PART_REVISIONS: Final = 4096
@@ -47,6 +47,7 @@ def plan(
     ``policy`` decides in place of those that are set. Sessions are looked at as the plan is
     iterated over. CorruptionError or FormatError if the default policy cannot be read.
     """
+    check_store(store)
     check_text(prefix, "a prefix")
     if policy is not None:
         check_policy(policy)

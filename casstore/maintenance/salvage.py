@@ -48,6 +48,7 @@ from casstore.maintenance.salvaged_rows import (
 from casstore.session import attachments, keys, queue
 from casstore.session.heads import HeadRow, decode_head, encode_head
 from casstore.session.receipts import SettledReceipt, decode_receipt
+from casstore.session.scanning import scan
 from casstore.store import Store
 
 # What one write takes into the new store.
@@ -99,7 +100,8 @@ class SalvageReport(NamedTuple):
     rows_lost: tuple[LostRow, ...]
     #: Policies, protections and the like that were taken over though they may be outdated.
     rows_from_strays: tuple[StrayRow, ...]
-    #: Rows of no session that the target has otherwise, and that were left as they are.
+    #: Rows that the target has otherwise, and queues: they were left as they are. Those of a
+    #: session that is there with its head are not counted.
     rows_existing: int
     #: Where rows may be missing of which not even the name is known.
     gaps: tuple[LostRows, ...]
@@ -188,7 +190,7 @@ class _Salvage:
             }
             taken = {key: one.outcome != EXISTS for key, one in sessions.items()}
             for table in OF_THE_STORE:
-                self._rows.put_absent(store_rows(table, found, self._rows, taken))
+                self._rows.put([], store_rows(table, found, self._rows, taken))
             # Derived, and made anew: the rows of the source may be those that are damaged.
             rebuild_nodes(self._target, progress=self._progress)
             return SalvageReport(
@@ -293,10 +295,8 @@ class _Salvage:
         tombstone = next(found.rows("tombstones", key, key + b"\1"), None)
         strays = any(one.rank > NEWEST for one in revisions.values())
         if tombstone is not None:
-            self._rows.put([], [PutRow("tombstones", *tombstone)])
-            self._rows.put([], self._attachment_rows(found, key, stop, name))
-            self._rows.put([], self._retention_rows(found, key, name, frozenset(), deleted=True))
-            return SalvagedSession(name, DELETED, None, None, 0, (), 0, (), from_strays=False)
+            outcome = self._put_deletion(found, key, stop, name, tombstone)
+            return SalvagedSession(name, outcome, None, None, 0, (), 0, (), from_strays=False)
         whole = [
             one for one in sorted(revisions.values(), key=lambda one: one.head.revision)
             if self._rows.has(one.head.manifest)
@@ -329,6 +329,28 @@ class _Salvage:
             strays,
         )
 
+    def _put_deletion(
+        self, found: Excavation, key: bytes, stop: bytes, name: str, tombstone: Row
+    ) -> str:
+        """A session that was deleted stays so, unless the target has one of this id."""
+        places = [RowKey(table, key) for table in ("tombstones", "heads", "sessions")]
+        deleted, *there = self._target.engine.get_rows(places)
+        if any(row is not None for row in there):
+            return EXISTS
+        rows = [
+            *self._attachment_rows(found, key, stop, name),
+            *self._retention_rows(found, key, name, frozenset(), deleted=True),
+        ]
+        if deleted is not None:
+            # The tombstone came last, and what is left of the session may be tidied up since.
+            return DELETED
+        nobody = [RowIs(*place, None) for place in places[1:]]
+        try:
+            self._rows.put(nobody, [*rows, PutRow("tombstones", *tombstone)])
+        except ConditionFailedError:
+            return EXISTS
+        return DELETED
+
     def _put_session(
         self,
         found: Excavation,
@@ -345,13 +367,19 @@ class _Salvage:
         there = self._target.engine.get_rows([RowKey("heads", key), RowKey("tombstones", key)])
         if there[1] is not None or (there[0] is not None and there[0] != head):
             return EXISTS
-        alive = RowIs("tombstones", key, None)
-        same = RowIs("heads", key, there[0])
+        rows = self._session_rows(found, key, stop, name, whole)
+        if there[0] is not None:
+            # The head came last, and since then others may have leased, queued and renamed here.
+            # What is lost is told all the same.
+            for _ in rows:
+                pass
+            return WHOLE
+        nobody = [RowIs("tombstones", key, None), RowIs("heads", key, None)]
         try:
-            self._rows.put([alive, same], self._session_rows(found, key, stop, name, whole))
+            self._rows.put(nobody, rows)
             if head is not None:
                 manifest = ObjectsExist([whole[-1].head.manifest])
-                self._rows.put([alive, same, manifest], [PutRow("heads", key, head)])
+                self._rows.write([*nobody, manifest], [PutRow("heads", key, head)])
         except (ConditionFailedError, ObjectNotFoundError):
             # Somebody else uses the target: theirs counts.
             return EXISTS
@@ -422,6 +450,7 @@ class _Salvage:
         self, found: Excavation, key: bytes, stop: bytes, name: str
     ) -> Iterator[PutRow]:
         last = 0
+        rows: list[PutRow] = []
         for row in found.rows("queue", key, stop):
             if not keys.is_queue_batch(row.key):
                 if row.key == keys.queue_counter(key).key:
@@ -433,11 +462,17 @@ class _Salvage:
             if digest is None or not self._rows.has(digest):
                 self._rows.lose("queue", name, f"batch {seq}", "its items are lost")
                 continue
-            yield PutRow("queue", *row)
+            rows.append(PutRow("queue", *row))
             # Rows that only find batches are made anew.
-            yield from queue.put_names(key, row.key, row.value)
+            rows += queue.put_names(key, row.key, row.value)
         if last:
-            yield PutRow(*keys.queue_counter(key), last.to_bytes(8, "big"))
+            rows.append(PutRow(*keys.queue_counter(key), last.to_bytes(8, "big")))
+        there = set(scan(self._target.engine, "queue", key, stop))
+        if there <= {Row(put.key, put.value) for put in rows}:
+            yield from rows
+        else:
+            # A queue of its own, or one that went on: of two, the numbers would be mixed up.
+            self._rows.existing += 1
 
     def _attachment_rows(
         self, found: Excavation, key: bytes, stop: bytes, name: str

@@ -9,8 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from casstore.engine.protocol import MAX_STAMP_MS, Condition, Engine, PutRow, Row, RowKey, Write
-from casstore.errors import CasstoreError, CorruptionError
+from casstore.engine.protocol import (
+    MAX_STAMP_MS,
+    Condition,
+    Engine,
+    PutRow,
+    Row,
+    RowIs,
+    RowKey,
+    Write,
+)
+from casstore.errors import CasstoreError, ConditionFailedError, CorruptionError
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.roots import ROOTS
 from casstore.records.rows import row_name
@@ -72,21 +81,32 @@ class RowTarget:
         self.lost.append(LostRow(table, session, name, why))
 
     def put(self, conditions: Sequence[Condition], puts: Iterable[PutRow]) -> None:
-        """Write rows, in batches, each under the conditions."""
-        for batch in _batches(puts):
-            self._write(conditions, batch)
+        """Write rows, in batches, each under the conditions; what the target has otherwise stays.
 
-    def put_absent(self, puts: Iterable[PutRow]) -> None:
-        """Write those rows for which there is nothing in their place."""
+        Somebody may have gone on with it there since an earlier try.
+        """
         for batch in _batches(puts):
-            there = self.engine.get_rows([RowKey(put.table, put.key) for put in batch])
-            absent = [put for put, known in zip(batch, there, strict=True) if known is None]
-            self.existing += sum(
-                known not in (None, put.value) for put, known in zip(batch, there, strict=True)
-            )
-            self._write([], absent)
+            while not self._put_absent(conditions, batch):
+                pass
 
-    def _write(self, conditions: Sequence[Condition], puts: Sequence[PutRow]) -> None:
+    def _put_absent(self, conditions: Sequence[Condition], puts: Sequence[PutRow]) -> bool:
+        """Write the rows that the target lacks; False if somebody put one there just now."""
+        there = self.engine.get_rows([RowKey(put.table, put.key) for put in puts])
+        absent = [put for put, known in zip(puts, there, strict=True) if known is None]
+        places = [RowIs(put.table, put.key, None) for put in absent]
+        try:
+            self.write([*conditions, *places], absent)
+        except ConditionFailedError as exc:
+            if exc.index < len(conditions):
+                raise
+            return False
+        self.existing += sum(
+            known not in (None, put.value) for put, known in zip(puts, there, strict=True)
+        )
+        return True
+
+    def write(self, conditions: Sequence[Condition], puts: Sequence[PutRow]) -> None:
+        """Write rows if the conditions hold."""
         if puts:
             self.engine.write(Write(conditions=conditions, rows=puts))
             self.saved += len(puts)
@@ -198,13 +218,16 @@ def retention_of_session(
             if rank:
                 target.strays.append(StrayRow("retention", name, what))
             yield PutRow("retention", *row)
-    yield from _subjects_index(found, key, name)
+    yield from _subjects_index(found, target, key, name)
 
 
-def _subjects_index(found: FoundRows, key: bytes, name: str) -> Iterator[PutRow]:
+def _subjects_index(found: FoundRows, target: RowTarget, key: bytes, name: str) -> Iterator[PutRow]:
     """The rows that find a session by its subjects, made anew from whom it is about."""
     place = keys.subjects(key)
     row = next(found.rows("retention", place.key, place.key + b"\0"), None)
+    there = target.engine.get_rows([place])[0]
+    if row is not None and there not in (None, row.value):
+        return  # about somebody else in the target, which has its own index of them
     try:
         about = subjects.decode(None if row is None else row.value)
     except CorruptionError:

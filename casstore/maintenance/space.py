@@ -16,7 +16,7 @@ from typing import NamedTuple
 from casstore.engine.protocol import EngineSpace, Measuring, SlabSpace, TableSpace
 from casstore.errors import InvalidInputError
 from casstore.maintenance.progress import Progress, Step
-from casstore.store import Store
+from casstore.store import Store, check_store
 
 #: Why ``SpaceReport`` has no figure for collecting.
 UNKNOWN_UNTIL_GC_PLANS = "unknown until gc plans: gc.collect(store, dry_run=True)"
@@ -83,6 +83,7 @@ class SpaceReport(NamedTuple):
 
 def measure(store: Store, *, progress: Progress | None = None) -> SpaceReport:
     """Count what the store's file is used for; reads everything but the contents of objects."""
+    check_store(store)
     engine = store.engine
     if not isinstance(engine, Measuring):
         raise InvalidInputError("the engine of this store has no file to measure")

@@ -24,11 +24,11 @@ from casstore.maintenance.gc import DEFAULT_GRACE_MS, GcReport
 from casstore.maintenance.keepers import Keeper
 from casstore.maintenance.progress import Progress, Step
 from casstore.session import keys, rewriting
-from casstore.session.arguments import list_of
+from casstore.session.arguments import check_callable, list_of
 from casstore.session.heads import decode_head
 from casstore.session.scanning import scan
 from casstore.session.state import Runtime
-from casstore.store import Store
+from casstore.store import Store, check_store
 
 _COLLECTED: Final = (gc.Outcome.SWEPT, gc.Outcome.NOTHING)
 
@@ -107,6 +107,10 @@ def vacuum(
     was put within ``grace_ms`` stays stored (the nodes that were removed too: with 0 they
     go at once). ``stop`` is asked between sessions and between transactions.
     """
+    check_store(store)
+    gc.check_grace(grace_ms)
+    if stop is not None:
+        check_callable(stop, "what is asked whether to stop")
     named = None if sessions is None else list_of(sessions, "session ids")
     for session in named or ():
         keys.session_key(session)
@@ -133,6 +137,11 @@ def vacuum(
 
 def sessions_with_hidden(store: Store) -> Iterator[str]:
     """The ids of sessions that have hidden nodes, found by their heads alone."""
+    check_store(store)
+    return _with_hidden(store)
+
+
+def _with_hidden(store: Store) -> Iterator[str]:
     for row in scan(store.engine, "heads", b"", None):
         head = decode_head(row.value)
         if head.hidden is not None:
@@ -146,6 +155,7 @@ def rewrite_hidden(
 
     Their objects stay until they are collected. What readers see stays the same.
     """
+    check_store(store)
     return _rewrite(Runtime(store), session, progress)[0]
 
 

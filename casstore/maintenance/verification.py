@@ -36,6 +36,7 @@ from casstore.maintenance.session_rows import SessionRows
 from casstore.objects import graph, values
 from casstore.objects.blobs import BlobReader
 from casstore.objects.pieces import PieceReader
+from casstore.session.arguments import check_count
 
 _READ_BYTES: Final = 1 << 20
 _MIN_STEPS: Final = 1 << 20
@@ -124,6 +125,10 @@ class Proof:
         progress: Progress | None,
     ) -> None:
         self._reader = reader
+        if not isinstance(limits, BundleLimits):
+            raise InvalidInputError(f"limits are BundleLimits, not {type(limits).__name__}")
+        for name, limit in limits._asdict().items():
+            check_count(limit, name)
         self._limits = limits
         self._outside = None if outside is None else PieceReader(outside)
         self._progress = progress

@@ -7,10 +7,25 @@ from collections.abc import Callable
 from typing import Any
 
 from casstore import UNFENCED, Checkpoint, Commit, Digest, Link, NodeDraft, Store, Usage
+from casstore.engine.memory import MemoryEngine
+from casstore.engine.protocol import TABLES, Row, Write, WriteResult
+from casstore.session import keys
+from casstore.testing.engine_fixtures import all_rows
 
 MakeStore = Callable[[], Store]
 
 LONG_TEXT = "a long text, " * 200
+
+
+class Watched(MemoryEngine):
+    """Calls ``before`` with each write from the time on that it is set."""
+
+    before: Callable[[Write], None] | None = None
+
+    def write(self, write: Write) -> WriteResult:
+        if self.before is not None:
+            self.before(write)
+        return super().write(write)
 
 
 def message(node_id: str, text: str | None = None, **fields: Any) -> NodeDraft:
@@ -126,4 +141,16 @@ def seen(store: Store, name: str) -> dict[str, Any]:
         "attachments": [
             one._replace(session="") for one in session.attachments.list(state="committed")
         ],
+    }
+
+
+def rows_of(store: Store) -> dict[str, list[Row]]:
+    """All rows but the node table's: of that, what no session uses is not copied.
+
+    And but one that tells those who count in a store that they must count again.
+    """
+    return {
+        table: [row for row in all_rows(store.engine, table) if (table, row.key) != keys.removals()]
+        for table in TABLES
+        if table != "nodes"
     }

@@ -15,7 +15,7 @@ import casstore
 from casstore import UNFENCED, Commit, Store
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
-from casstore.engine.protocol import TABLES, DeleteRow, PutRow, RowKey, Write, WriteResult
+from casstore.engine.protocol import DeleteRow, PutRow, RowKey, Write, WriteResult
 from casstore.errors import (
     BusyError,
     InvalidInputError,
@@ -33,19 +33,7 @@ from casstore.maintenance.unneeded_lineages import SweptLineages, sweep_lineages
 from casstore.session import keys, marks
 from casstore.testing.engine_fixtures import all_objects, all_rows
 from tests.maintenance import sessions
-from tests.maintenance.sessions import MakeStore
-
-
-def rows_of(store: Store) -> dict[str, object]:
-    """All rows but the node table's: of that, what no session uses is not copied.
-
-    And but one that tells those who count in a store that they must count again.
-    """
-    return {
-        table: [row for row in all_rows(store.engine, table) if (table, row.key) != keys.removals()]
-        for table in TABLES
-        if table != "nodes"
-    }
+from tests.maintenance.sessions import MakeStore, rows_of
 
 
 def digests(store: Store) -> set[bytes]:

@@ -4,35 +4,27 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from casstore import UNFENCED, Store
+from casstore import UNFENCED, Checkpoint, Store
 from casstore.engine.memory import MemoryEngine
-from casstore.engine.protocol import PutRow, Write, WriteResult
-from casstore.errors import SessionDivergedError
+from casstore.engine.protocol import DeleteRow, PutRow, Row, Write
+from casstore.errors import CorruptionError, SessionDeletedError, SessionDivergedError
 from casstore.maintenance import findings as codes
 from casstore.maintenance import gc, retention, sending, vacuum
 from casstore.maintenance.check import check
 from casstore.maintenance.copying import copy
+from casstore.maintenance.expiring import expire_rows
 from casstore.maintenance.exporting import export_session
 from casstore.maintenance.importing import import_session
 from casstore.maintenance.retention import Policy
 from casstore.session import keys
 from casstore.session.heads import Base, decode_head, encode_head, head_key
+from casstore.testing import ManualClock
 from tests.maintenance import sessions
-from tests.maintenance.sessions import MakeStore, message, seen, step
-
-
-class Watched(MemoryEngine):
-    """Calls ``before`` with each write from the time on that it is set."""
-
-    before: Callable[[Write], None] | None = None
-
-    def write(self, write: Write) -> WriteResult:
-        if self.before is not None:
-            self.before(write)
-        return super().write(write)
+from tests.maintenance.sessions import MakeStore, Watched, message, rows_of, seen, step
 
 
 def ids(store: Store, name: str) -> list[str]:
@@ -208,12 +200,16 @@ def test_a_session_goes_on_whose_last_copied_revision_retention_has_removed(
         assert shown(target, "s") == shown(source, "s")
 
 
+@pytest.mark.parametrize("way", ["appended", "rewound"])
 def test_nothing_of_the_targets_is_taken_for_what_retention_has_removed(
-    make_store: MakeStore,
+    make_store: MakeStore, way: str
 ) -> None:
     source, target = make_store(), make_store()
     step(source, "s", message("a"))
     copy(source, target)
+    if way == "rewound":
+        # On a lineage of its own, where nothing of the source's is in its place.
+        target.session("s").rewind(1, lease=UNFENCED)
     step(target, "s", message("ours"))
     for number in range(4):
         step(source, "s", message(f"n{number}"))
@@ -222,6 +218,20 @@ def test_nothing_of_the_targets_is_taken_for_what_retention_has_removed(
         with pytest.raises(SessionDivergedError):
             copy(source, target, mirror=mirror)
         assert ids(target, "s") == ["a", "ours"]
+
+
+def test_a_session_made_in_the_target_is_not_one_of_which_retention_has_removed_the_beginning() -> (
+    None
+):
+    """It has the same node, and another beginning: what it was called and did is its own."""
+    source, target = Store(MemoryEngine(clock=ManualClock())), Store(MemoryEngine())
+    for node in ("a", "b", "c"):
+        step(source, "s", message(node))
+    step(target, "s", message("a"), turn="ours")
+    retention.execute(source, retention.plan(source, policy=Policy(last=1)))
+    with pytest.raises(SessionDivergedError):
+        copy(source, target)
+    assert ids(target, "s") == ["a"]
 
 
 def test_what_vacuum_has_removed_goes_from_a_mirror(make_store: MakeStore) -> None:
@@ -294,3 +304,225 @@ def test_what_is_collected_in_the_target_before_anything_names_it_is_sent_again(
         if left > 0:
             break
     assert ahead > 2, "nothing was ever in between"
+
+
+def test_a_deletion_whose_copy_was_stopped_is_finished_by_the_next(make_memory: MakeStore) -> None:
+    """Revisions that nobody could see any more kept all of the session, for ever."""
+    for ahead in range(100):
+        source = make_memory()
+        sessions.fill(source)
+        source.session("s").add_subjects(["alice"])
+        source.session("s").protect(1, by="a run")
+        retention.set_policy(source, Policy(last=3), "s")
+        engine = Watched()
+        target, left = Store(engine), ahead
+        copy(source, target)
+        source.delete_session("s")
+
+        def stop(write: Write) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+
+        engine.before = stop
+        try:
+            copy(source, target)
+        except KeyboardInterrupt:
+            engine.before = None
+            copy(source, target)
+        else:
+            break
+        assert rows_of(target) == rows_of(source)
+    assert ahead > 2, "it was never stopped"
+    assert rows_of(target) == rows_of(source)
+
+
+@pytest.mark.parametrize("had", ["nothing", "a queue"])
+def test_a_session_that_appears_in_the_target_while_its_deletion_is_copied_goes_whole(
+    make_memory: MakeStore, had: str
+) -> None:
+    source, engine = make_memory(), Watched()
+    step(source, "s", message("a"))
+    source.delete_session("s")
+    target = Store(engine)
+    if had == "a queue":
+        target.session("s").queue.enqueue(["work"])
+
+    def appear(write: Write) -> None:
+        engine.before = None
+        for node in ("a", "b"):
+            step(target, "s", message(node))
+
+    engine.before = appear
+    copy(source, target)
+    assert engine.before is None
+    assert rows_of(target) == rows_of(source)
+
+
+@pytest.mark.parametrize("has_head", [False, True])
+def test_a_session_deleted_in_the_target_right_before_it_arrives_stays_deleted(
+    make_memory: MakeStore, has_head: bool
+) -> None:
+    source, engine = make_memory(), Watched()
+    target = Store(engine)
+    step(source, "s", message("a"))
+    if has_head:
+        copy(source, target)
+    step(source, "s", message("b"), label="mark", turn="t")
+
+    def delete(write: Write) -> None:
+        if any((change.table, change.key) == head_key(key) for change in write.rows):
+            engine.before = None
+            step(target, "s", message("ours"), expected=None)
+            target.delete_session("s")
+
+    key = keys.session_key("s")
+    engine.before = delete
+    with pytest.raises(SessionDeletedError):
+        copy(source, target)
+    left = rows_of(target)
+    assert [table for table in ("heads", "history", "receipts") if left[table]] == []
+
+
+@pytest.mark.parametrize("has_head", [False, True])
+def test_a_lineage_swept_in_the_target_right_before_it_is_named_is_copied_again(
+    make_memory: MakeStore, has_head: bool
+) -> None:
+    source, engine = make_memory(), Watched()
+    target = Store(engine)
+    step(source, "s", message("a"))
+    if has_head:
+        copy(source, target)
+        # On a lineage of its own, which goes on from the first.
+        source.session("s").rewind(1, lease=UNFENCED)
+    step(source, "s", message("b"))
+    swept: list[int] = []
+
+    def sweep(write: Write) -> None:
+        if any(change.table == "heads" for change in write.rows):
+            engine.before = None
+            swept.append(expire_rows(target).lineages)
+
+    engine.before = sweep
+    copy(source, target)
+    assert swept == [1]
+    assert seen(target, "s") == seen(source, "s")
+    assert check(target, level="full").sound
+
+
+def test_labels_and_turns_of_a_commit_made_meanwhile_come_with_their_revision(
+    make_memory: MakeStore,
+) -> None:
+    """A turn that was answered in the copy by a revision that it does not have."""
+
+    class Committing(MemoryEngine):
+        """Somebody commits once the head was read, before turns and labels are."""
+
+        before: Callable[[], None] | None = None
+
+        def scan_rows(self, table: str, **limits: Any) -> list[Row]:
+            before, self.before = self.before, None if table == "receipts" else self.before
+            if before is not None and table == "receipts":
+                before()
+            return super().scan_rows(table, **limits)
+
+    engine = Committing()
+    source, target = Store(engine), make_memory()
+    step(source, "s", message("a"), turn="first")
+    engine.before = lambda: step(source, "s", message("b"), turn="late", label="late")
+    copy(source, target)
+    assert engine.before is None
+    theirs = rows_of(target)
+    assert [row.key for row in theirs["receipts"]] == [keys.session_key("s") + b"first"]
+    assert theirs["history"] == []
+    copy(source, target)
+    assert rows_of(target) == rows_of(source)
+
+
+@pytest.mark.parametrize("kept", [1, 2])
+def test_what_is_collected_of_one_revision_is_missed_though_another_is_there(
+    make_memory: MakeStore, kept: int
+) -> None:
+    source, engine = make_memory(), Watched()
+    target = Store(engine)
+    for node in ("a", "b"):
+        step(source, "s", message(node))
+    # A fork keeps one of the two in the target.
+    source.fork("s", "fork", at=kept)
+    copy(source, target, sessions=["fork"])
+
+    def collect(write: Write) -> None:
+        if any(change.table == "heads" for change in write.rows):
+            engine.before = None
+            assert gc.collect(target, grace_ms=0).objects_swept
+
+    engine.before = collect
+    copy(source, target, sessions=["s"])
+    assert engine.before is None
+    assert check(target, level="full").sound
+    assert seen(target, "s") == seen(source, "s")
+
+
+def test_a_session_of_the_target_with_more_nodes_is_not_taken_for_one_from_before_a_vacuum(
+    make_memory: MakeStore,
+) -> None:
+    source, target = make_memory(), make_memory()
+    step(source, "s", message("a"))
+    step(target, "s", message("a"), message("ours"), turn="ours")
+    for mirror in (False, True):
+        with pytest.raises(SessionDivergedError):
+            copy(source, target, mirror=mirror)
+    assert ids(target, "s") == ["a", "ours"]
+
+
+def test_a_lineage_that_another_goes_on_from_is_copied_again_if_it_was_swept(
+    make_memory: MakeStore,
+) -> None:
+    """A sweep that was stopped has taken that one alone."""
+    source, engine = make_memory(), Watched()
+    target = Store(engine)
+    step(source, "s", message("a"))
+    source.fork("s", "fork")
+    step(source, "fork", message("b"))
+    base = decode_head(rows_of(source)["heads"][0].value).base
+    assert base is not None
+
+    def sweep(write: Write) -> None:
+        if any(change.table == "heads" for change in write.rows):
+            engine.before = None
+            start, stop = base.lineage, keys.past_lineage(base.lineage)
+            rows = engine.scan_rows("nodes", start=start, stop=stop)
+            engine.write(Write(rows=[DeleteRow("nodes", row.key) for row in rows]))
+
+    engine.before = sweep
+    copy(source, target, sessions=["fork"])
+    assert engine.before is None
+    assert seen(target, "fork") == seen(source, "fork")
+    assert check(target, level="full").sound
+
+
+def test_a_session_goes_on_that_came_by_no_node_since_retention_removed_its_last_copied_revision(
+    make_memory: MakeStore,
+) -> None:
+    source, target = make_memory(), make_memory()
+    step(source, "s", message("a"))
+    copy(source, target)
+    for number in range(2):
+        step(source, "s", checkpoint=Checkpoint(turn_state=number))
+    retention.execute(source, retention.plan(source, policy=Policy(last=1)))
+    copy(source, target)
+    assert target.session("s").checkpoint().turn_state == 1
+    assert [entry.revision for entry in target.session("s").history()] == [3, 1]
+
+
+def test_damage_in_the_source_is_told_and_not_taken_for_somebody_at_work(
+    make_memory: MakeStore,
+) -> None:
+    source, target = make_memory(), make_memory()
+    step(source, "s", message("a"))
+    rows = source.engine.scan_rows("nodes")
+    source.engine.write(Write(rows=[DeleteRow("nodes", row.key) for row in rows]))
+    with pytest.raises(CorruptionError):
+        copy(source, target)
+    assert rows_of(target)["heads"] == []

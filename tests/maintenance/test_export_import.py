@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import TABLES, DeleteRow, RowKey, Write, WriteResult
 from casstore.errors import (
     BundleError,
+    CasstoreError,
+    CorruptionError,
     InvalidInputError,
     ObjectsMissingError,
     SessionDeletedError,
@@ -25,6 +27,7 @@ from casstore.errors import (
 from casstore.maintenance import gc, vacuum
 from casstore.maintenance.check import check
 from casstore.maintenance.copying import copy
+from casstore.maintenance.expiring import expire_rows
 from casstore.maintenance.exporting import Have, export_session, have_of, read_have, write_have
 from casstore.maintenance.importing import ImportOutcome, import_session
 from casstore.maintenance.progress import Step
@@ -33,7 +36,7 @@ from casstore.maintenance.verification import verify_bundle
 from casstore.session import keys
 from casstore.testing.engine_fixtures import all_objects, all_rows
 from tests.maintenance import sessions
-from tests.maintenance.sessions import MakeStore
+from tests.maintenance.sessions import MakeStore, Watched
 
 
 @pytest.fixture
@@ -396,6 +399,156 @@ def test_what_was_hidden_here_is_not_shown_again(make_store: MakeStore, file: Pa
     export_session(source, "s", file, replace=True)
     with pytest.raises(SessionDivergedError):
         import_session(target, file, on_conflict="fast-forward")
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+@pytest.mark.parametrize("has_head", [False, True])
+def test_what_is_known_of_an_attachment_here_stays(
+    make_memory: MakeStore, file: Path, when: str, has_head: bool
+) -> None:
+    """Its bytes were to be deleted by their host, and came to be committed, or forgotten."""
+    source = make_memory()
+    sessions.step(source, "s", sessions.message("a"))
+    engine = Watched()
+    target = Store(engine)
+    if has_head:
+        copy(source, target)
+    source.session("s").attachments.intend("away", uri="s3://bucket/away")
+    sessions.step(source, "s", sessions.message("b"), attachments=["away"])
+    export_session(source, "s", file)
+
+    def condemn() -> None:
+        target.session("s").attachments.intend("away", uri="s3://bucket/away")
+        target.session("s").attachments.condemn("away")
+
+    def condemn_before_it_appears(write: Write) -> None:
+        if any(change.table == "heads" for change in write.rows):
+            engine.before = None
+            condemn()
+
+    if when == "before":
+        condemn()
+    else:
+        engine.before = condemn_before_it_appears
+    import_session(target, file, on_conflict="fast-forward")
+    assert engine.before is None
+    assert [node.id for node in target.session("s").nodes()] == ["a", "b"]
+    assert [one.state for one in target.session("s").attachments.list()] == ["condemned"]
+
+
+def commits(store: Store) -> None:
+    sessions.step(store, "s", sessions.message("ours"))
+
+
+def creates(store: Store) -> None:
+    store.create_session("s", name="ours")
+
+
+def deletes(store: Store) -> None:
+    commits(store)
+    store.delete_session("s")
+
+
+def sweeps(store: Store) -> None:
+    assert expire_rows(store).lineages == 1
+
+
+@pytest.mark.parametrize(
+    ("come", "has_head", "refusal"),
+    [
+        (commits, False, SessionDivergedError),
+        (commits, True, SessionDivergedError),
+        (creates, False, SessionExistsError),
+        (deletes, False, SessionDeletedError),
+        (deletes, True, SessionDeletedError),
+        (sweeps, False, None),
+        (sweeps, True, None),
+    ],
+)
+def test_who_comes_right_before_it_appears_is_not_overwritten(
+    file: Path,
+    come: Callable[[Store], None],
+    has_head: bool,
+    refusal: type[CasstoreError] | None,
+) -> None:
+    source, engine = Store(MemoryEngine()), Watched()
+    target = Store(engine)
+    sessions.step(source, "s", sessions.message("a"))
+    if has_head:
+        copy(source, target)
+    sessions.step(source, "s", sessions.message("b"))
+    export_session(source, "s", file)
+    theirs: list[object] = []
+
+    def get_in(write: Write) -> None:
+        if any(change.table == "heads" for change in write.rows):
+            engine.before = None
+            come(target)
+            theirs.append(sessions.rows_of(target))
+
+    engine.before = get_in
+    if refusal is None:
+        import_session(target, file, on_conflict="fast-forward")
+        assert sessions.seen(target, "s") == sessions.seen(source, "s")
+        assert check(target, level="full").sound
+    else:
+        with pytest.raises(refusal):
+            import_session(target, file, on_conflict="fast-forward")
+        assert sessions.rows_of(target) == theirs[0]
+
+
+def test_a_file_that_is_older_than_what_is_here_is_refused(
+    make_store: MakeStore, file: Path
+) -> None:
+    store = make_store()
+    sessions.step(store, "s", sessions.message("a"))
+    export_session(store, "s", file)
+    sessions.step(store, "s", sessions.message("b"))
+    with pytest.raises(SessionDivergedError):
+        import_session(store, file, on_conflict="fast-forward")
+    assert [node.id for node in store.session("s").nodes()] == ["a", "b"]
+
+
+def test_damage_here_is_told_and_not_taken_for_somebody_at_work(
+    make_memory: MakeStore, file: Path
+) -> None:
+    source, target = make_memory(), make_memory()
+    sessions.step(source, "s", sessions.message("a"))
+    copy(source, target)
+    sessions.step(source, "s", sessions.message("b"))
+    export_session(source, "s", file)
+    [place] = [RowKey("nodes", row.key) for row in all_rows(target.engine, "nodes")][:1]
+    target.engine.write(Write(rows=[DeleteRow(*place)]))
+    with pytest.raises(CorruptionError):
+        import_session(target, file, on_conflict="fast-forward")
+
+
+def test_an_id_too_long_for_its_key_is_known_after_the_move(
+    make_memory: MakeStore, file: Path
+) -> None:
+    name = "long " * 100
+    source, target = make_memory(), make_memory()
+    sessions.step(source, name, sessions.message("a"))
+    export_session(source, name, file)
+    import_session(target, file)
+    assert [info.meta.session for info in target.sessions()] == [name]
+
+
+def test_moving_on_writes_what_came_new_and_not_the_nodes_from_before(
+    make_memory: MakeStore, file: Path
+) -> None:
+    source, target = make_memory(), make_memory()
+    for number in range(300):
+        sessions.step(source, "s", sessions.message(f"n{number}"))
+    export_session(source, "s", file)
+    import_session(target, file)
+    before = len(all_rows(target.engine, "nodes"))
+    sessions.step(source, "s", sessions.message("new"))
+    export_session(source, "s", file, replace=True)
+    import_session(target, file, on_conflict="fast-forward")
+    # What the new lineage goes on from, its page, and the place of its node.
+    assert len(all_rows(target.engine, "nodes")) == before + 3
+    assert len(target.session("s").nodes()) == 301
 
 
 # --- only what is lacking -------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from casstore.engine.memory import MemoryEngine
 from casstore.errors import CorruptionError, InvalidInputError, StoreNotFoundError
 from casstore.maintenance import gc
 from casstore.maintenance.check import check
+from casstore.maintenance.condemned import forget_condemned, list_condemned
 from casstore.maintenance.progress import Step
 from casstore.maintenance.salvage import SalvageReport, salvage
 from casstore.session import keys
@@ -91,6 +93,62 @@ def test_a_session_that_went_on_in_the_target_is_left_alone(tmp_path: Path) -> N
         report = salvage(tmp_path / "s", store)
         assert report.outcomes("exists") == ("s1", "s3")
         assert everything(store) == before
+
+
+def test_work_in_the_target_since_stays_when_it_is_repeated(tmp_path: Path) -> None:
+    """Its queue began to count anew, and the next batch took the place of one acknowledged."""
+    with open_store(tmp_path / "s") as store:
+        step(store, "s", "a")
+        store.session("s").label("first")
+        store.create_session("waiting", name="as it was")
+        old = store.session("s").claim_lease("old", ttl_ms=1 << 40)
+        for name in ("s", "waiting"):
+            store.session(name).queue.enqueue(["theirs"])
+    salvage(tmp_path / "s", tmp_path / "t")
+    with open_store(tmp_path / "t") as store:
+        session = store.session("s")
+        assert old is not None
+        assert session.release_lease(old)
+        lease = session.claim_lease("new", ttl_ms=1 << 40)
+        assert lease is not None
+        session.unlabel("first")
+        for name in ("s", "waiting"):
+            store.session(name).queue.enqueue(["ours"])
+        store.session("waiting").rename("as it is")
+        salvage(tmp_path / "s", store)
+        session.renew_lease(lease, ttl_ms=1 << 40)
+        assert session.entry().labels == ()
+        assert store.session("waiting").meta().name == "as it is"
+        for name in ("s", "waiting"):
+            queue = store.session(name).queue
+            queue.enqueue(["next"])
+            assert [batch.items for batch in queue.batches()] == [
+                ("theirs",), ("ours",), ("next",),
+            ]  # fmt: skip
+
+
+def test_a_session_of_the_target_stays_though_the_source_has_deleted_it(tmp_path: Path) -> None:
+    """A backup from before has it, and what came since is salvaged beside it."""
+    make(tmp_path / "s")
+    with open_store(tmp_path / "t") as store:
+        step(store, "s2", "a")
+        before = everything(store)["s2"]
+        assert "s2" in salvage(tmp_path / "s", store).outcomes("exists")
+        assert everything(store)["s2"] == before
+        assert check(store, level="full").sound
+
+
+def test_what_is_tidied_up_of_a_deleted_session_does_not_come_back(tmp_path: Path) -> None:
+    with open_store(tmp_path / "s") as store:
+        store.session("s").attachments.intend("away", uri="s3://bucket/away")
+        step(store, "s", "a", attachments=["away"])
+        store.delete_session("s")
+    salvage(tmp_path / "s", tmp_path / "t")
+    with open_store(tmp_path / "t") as store:
+        [condemned] = list_condemned(store)
+        assert forget_condemned(store, condemned)
+        assert salvage(tmp_path / "s", store).outcomes("deleted") == ("s",)
+        assert not list(list_condemned(store))
 
 
 def test_it_goes_into_any_engine(tmp_path: Path) -> None:
@@ -457,6 +515,40 @@ def test_a_lost_first_node_loses_the_session_and_says_so(tmp_path: Path) -> None
         assert store.session("s1").meta().name == "what it was called"
         assert store.session("s1").load() is None
         assert [node.id for node in store.session("s2").nodes()] == ["a"]
+
+
+def test_a_lost_session_comes_from_an_old_copy_with_the_queue_that_is_newer(
+    tmp_path: Path,
+) -> None:
+    """Batches that were done since the copy was made must not be done again."""
+    path = tmp_path / "s"
+    with open_store(path) as store:
+        step(store, "s", "a", text=LONG)
+        session = store.session("s")
+        session.queue.enqueue(["done since"])
+        session.add_subjects(["alice"])
+        first = session.nodes()[0].digest
+    shutil.copytree(path, tmp_path / "copy")
+    with open_store(path) as store:
+        session = store.session("s")
+        session.queue.cancel(session.queue.batches()[0].id)
+        session.queue.enqueue(["new"])
+        session.remove_subjects(["alice"])
+        session.add_subjects(["bob"])
+    lose_slab(path, first)
+    assert salvage(path, tmp_path / "t").outcomes("lost") == ("s",)
+    with open_store(tmp_path / "t") as store:
+        report = salvage(tmp_path / "copy", store)
+        assert report.outcomes("whole") == ("s",)
+        # The queue as one, and whom it is about.
+        assert report.rows_existing == 2
+        assert [node.id for node in store.session("s").nodes()] == ["a"]
+        store.session("s").queue.enqueue(["next"])
+        batches = store.session("s").queue.batches()
+        assert [batch.items for batch in batches] == [("new",), ("next",)]
+        assert list(store.sessions_about("alice")) == []
+        assert list(store.sessions_about("bob")) == ["s"]
+        assert check(store, level="full").sound
 
 
 def test_hidden_nodes_stay_hidden_when_an_earlier_revision_takes_over(tmp_path: Path) -> None:

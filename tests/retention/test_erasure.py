@@ -12,14 +12,16 @@ import pytest
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import PutRow, RowKey, Write
 from casstore.errors import CorruptionError, InvalidInputError, SessionDeletedError
+from casstore.format.digest import Digest
 from casstore.maintenance import erasure, gc, object_pass, sharing
 from casstore.maintenance.condemned import list_condemned
 from casstore.maintenance.erasure import ErasedSession, ErasurePlan
 from casstore.maintenance.expiring import expire_rows
 from casstore.maintenance.progress import Step
 from casstore.records.rows import Draft, Table, row_links
-from casstore.session import catalogue, keys
+from casstore.session import catalogue, keys, queue
 from casstore.session.data import UNFENCED, Commit, NodeDraft
+from casstore.session.heads import decode_head
 from casstore.store import Store
 from casstore.testing import ManualClock
 from casstore.testing.session_fixtures import interrupted, nothing_written
@@ -437,3 +439,45 @@ def test_progress_is_told_and_may_stop_the_work(store: Store) -> None:
     assert sessions(store) == ["s2", "s3"]
     report = erasure.execute(store, plan)
     assert (report.already_gone, report.sessions_deleted) == (2, 2)
+
+
+def test_hidden_nodes_queued_work_and_attachments_count_among_what_others_share(
+    store: Store,
+) -> None:
+    content, items = b"an image" * 200, ["work " * 400]
+    store.create_session("hers", subjects=["alice"])
+    for name in ("hers", "his"):
+        step(store, name, "a", "b")
+        store.session(name).tombstone(["b"])
+        store.session(name).queue.enqueue(items)
+        store.session(name).attachments.put(content)
+    plan = erasure.plan(store, "alice")
+    shared = {bytes(one.digest) for one in plan.sharing.largest}
+    head = decode_head(store.engine.scan_rows("heads")[0].value)
+    queued = [
+        queue.items_digest(row.key, row.value)
+        for row in store.engine.scan_rows("queue", limit=100)
+        if keys.is_queue_batch(row.key)
+    ]
+    assert queued[0] == queued[1]
+    assert {head.hidden, queued[0], bytes(Digest.of_blob(content))} <= shared
+
+
+@pytest.mark.parametrize("when", ["after planning", "right before the write"])
+@pytest.mark.parametrize("since", ["moved", "gone"])
+def test_a_tag_that_names_something_else_since_stays(store: Store, when: str, since: str) -> None:
+    fill(store)
+    plan = saved(erasure.plan(store, "anna"))
+    other = store.put_blob(b"nothing about her")
+
+    def come() -> None:
+        if since == "gone":
+            store.unpin("release")
+        else:
+            store.tag("release", other, move=True)
+
+    if when == "after planning":
+        come()
+    late = interrupted(store, before=come) if "before" in when else store
+    assert erasure.execute(late, plan).pins_removed == 0
+    assert [pin.digest for pin in store.pins()] == ([] if since == "gone" else [other])

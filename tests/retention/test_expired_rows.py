@@ -10,14 +10,14 @@ import pytest
 
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
-from casstore.engine.protocol import PutRow, RowKey, Write
+from casstore.engine.protocol import DeleteRow, PutRow, RowKey, Write
 from casstore.errors import (
     ConditionFailedError,
     CorruptionError,
     InvalidInputError,
     SessionDeletedError,
 )
-from casstore.maintenance import gc, retention, unneeded_lineages, vacuum
+from casstore.maintenance import expiring, gc, retention, unneeded_lineages, vacuum
 from casstore.maintenance.check import check
 from casstore.maintenance.condemned import forget_condemned, list_condemned
 from casstore.maintenance.copying import CopyReport, copy
@@ -27,7 +27,7 @@ from casstore.maintenance.importing import import_session
 from casstore.maintenance.progress import Step
 from casstore.maintenance.retention import Policy
 from casstore.maintenance.unneeded_lineages import SweptLineages, sweep_lineages
-from casstore.session import catalogue, keys
+from casstore.session import catalogue, keys, marks
 from casstore.session.data import UNFENCED, Commit, NodeDraft
 from casstore.store import Store
 from casstore.testing import ManualClock
@@ -104,6 +104,41 @@ def test_what_is_given_more_time_meanwhile_stays(
     clock.now_ms += HOUR_MS
     assert expire_rows(interrupted(store, before=renew)) == NOTHING
     assert len(list(store.pins())) + len(session.protections()) == 1
+
+
+def test_what_is_over_goes_though_something_beside_it_was_given_more_time(
+    store: Store, clock: ManualClock
+) -> None:
+    blob = store.put_blob(b"kept")
+    for name in ("a", "b", "c"):
+        store.pin(name, blob, ttl_ms=HOUR_MS)
+    clock.now_ms += HOUR_MS
+    late = interrupted(store, before=lambda: store.pin("b", blob, ttl_ms=HOUR_MS))
+    assert expire_rows(late).pins == 2
+    assert [pin.name for pin in store.pins(expired=True)] == ["b"]
+
+
+def test_more_than_goes_in_one_write_goes_in_several(
+    store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expiring, "_DELETE_BATCH", 2)
+    blob = store.put_blob(b"kept")
+    for number in range(5):
+        store.pin(f"pin {number}", blob, ttl_ms=HOUR_MS)
+    clock.now_ms += HOUR_MS
+    assert expire_rows(store).pins == 5
+    assert list(store.pins(expired=True)) == []
+
+
+def test_a_receipt_of_which_nobody_knows_the_time_stays(store: Store, clock: ManualClock) -> None:
+    for turn in ("a", "b"):
+        step(store, "s", turn, turn=turn)
+    first = RowKey("history", keys.history(keys.session_key("s"), 1))
+    store.engine.write(Write(rows=[DeleteRow(*first)]))
+    clock.now_ms += HOUR_MS
+    assert expire_rows(store, receipts_older_than_ms=0).receipts == 1
+    [left] = store.engine.scan_rows("receipts")
+    assert left.key == keys.session_key("s") + b"a"
 
 
 def test_marks_outlive_every_plan_that_may_ask_for_them(store: Store, clock: ManualClock) -> None:
@@ -461,6 +496,9 @@ def test_the_rest_of_a_lineage_stays_if_it_is_copied_anew_before_it_goes(
     """
     source = Store(MemoryEngine())
     grow(source, "s", 40)
+    # By which the two are told apart: else the copy would put a sign into the target, and the
+    # sweep would find out by that alone.
+    source.engine.write(Write(rows=[marks.put_removals()]))
     [first, *rest] = source.engine.scan_rows("nodes")
     store.engine.write(Write(rows=[PutRow("nodes", *row) for row in rest]))
     copied: list[CopyReport] = []

@@ -20,7 +20,13 @@ from casstore.errors import (
     SessionNotFoundError,
     TurnConflictError,
 )
-from casstore.maintenance import gc, retention, retention_execution, retention_planning
+from casstore.maintenance import (
+    gc,
+    retention,
+    retention_execution,
+    retention_planning,
+    vacuum,
+)
 from casstore.maintenance.expiring import expire_rows
 from casstore.maintenance.progress import Step
 from casstore.maintenance.retention import Plan, Policy, SessionPlan
@@ -29,7 +35,16 @@ from casstore.session.data import UNFENCED, Commit, NodeDraft
 from casstore.store import Store
 from casstore.testing import ManualClock
 from casstore.testing.session_fixtures import interrupted, nothing_written
-from tests.retention.lifetimes import DAY_MS, HOUR_MS, crash_everywhere, grow, revisions, step
+from tests.retention.lifetimes import (
+    DAY_MS,
+    HOUR_MS,
+    CrashError,
+    crash_everywhere,
+    crashing,
+    grow,
+    revisions,
+    step,
+)
 
 LAST_2 = Policy(last=2)
 
@@ -851,6 +866,129 @@ def test_a_policy_changed_in_between_stops_the_removal(store: Store) -> None:
     assert revisions(store, "t") == [8, 7, 6, 5, 4]
 
 
+def test_a_policy_of_its_own_set_right_before_the_write_stops_the_removal(store: Store) -> None:
+    grow(store, "s", 4)
+    retention.set_policy(store, Policy(last=1))
+    keep_all = Policy(everything=True)
+    late = interrupted(store, before=lambda: retention.set_policy(store, keep_all, "s"))
+    report = retention.execute(late, retention.plan(store))
+    assert {one.why for one in report.skipped} == {"the policy was changed"}
+    assert revisions(store, "s") == [4, 3, 2, 1]
+
+
+def test_a_revision_rewritten_right_before_the_write_is_not_the_one_that_was_planned(
+    store: Store,
+) -> None:
+    grow(store, "s", 4)
+    plan = saved(retention.plan(store, policy=Policy(last=1)))
+    store.session("s").tombstone(["n0"])
+    late = interrupted(store, before=lambda: vacuum.rewrite_hidden(store, "s"))
+    report = retention.execute(late, plan)
+    assert {one.why for one in report.skipped} == {"it is another one than was planned"}
+    assert revisions(store, "s") == [4, 3, 2, 1]
+
+
+@pytest.mark.parametrize("row", [b"\xff", b"\x01\xc1"], ids=["of a newer release", "damaged"])
+@pytest.mark.parametrize("ending", ["trimmed", "idle"])
+def test_a_policy_that_cannot_be_read_any_more_keeps_its_session_and_no_other(
+    store: Store, clock: ManualClock, ending: str, row: bytes
+) -> None:
+    for name in ("s", "t"):
+        grow(store, name, 2)
+    retention.set_policy(store, Policy(last=1, idle_ms=DAY_MS if ending == "idle" else None))
+    clock.now_ms += DAY_MS
+    plan = saved(retention.plan(store))
+    damage(store, keys.policy(keys.session_key("s")), row)
+    report = retention.execute(store, plan)
+    assert [one.session for one in report.skipped] == ["s"]
+    assert revisions(store, "s") == [2, 1]
+    assert (report.sessions_deleted, report.revisions_removed) == (
+        (1, 0) if ending == "idle" else (0, 1)
+    )
+
+
+def test_a_revision_that_cannot_be_read_any_more_stays_and_no_other(store: Store) -> None:
+    grow(store, "s", 4)
+    plan = saved(retention.plan(store, policy=Policy(last=1)))
+    damage(store, RowKey("history", keys.history(keys.session_key("s"), 2)))
+    report = retention.execute(store, plan)
+    assert [one.revision for one in report.skipped] == [2]
+    assert report.revisions_removed == 2
+
+
+def test_what_kept_changing_stays_and_says_so(store: Store, clock: ManualClock) -> None:
+    for name in ("going", "trimmed"):
+        store.create_session(name)
+        grow(store, name, 2)
+    store.session("going").expire_in(0)
+    retention.set_policy(store, Policy(last=1), "trimmed")
+    retention.set_policy(store, Policy(last=1))
+    plan = saved(retention.plan(store))
+
+    class Restless:
+        """Somebody changes what a write expects, each time before it comes."""
+
+        writes = 0
+
+        def write(self, write: Write) -> Any:
+            self.writes += 1
+            store.session("going").rename(f"name {self.writes}")
+            # Says the same, and was written anew in between.
+            retention.set_policy(store, None, "trimmed" if self.writes % 2 else None)
+            retention.set_policy(store, Policy(last=1), None if self.writes % 2 else "trimmed")
+            return store.engine.write(write)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(store.engine, name)
+
+    engine: Any = Restless()
+    report = retention.execute(Store(engine, close=lambda: None), plan)
+    assert report.skipped == (
+        retention.Skipped("going", None, "it kept changing"),
+        retention.Skipped("trimmed", 1, "it kept changing"),
+    )
+    assert [revisions(store, name) for name in ("going", "trimmed")] == [[2, 1]] * 2
+
+
+def test_a_label_taken_away_since_goes_without_a_word(store: Store) -> None:
+    grow(store, "s", 2)
+    store.session("s").label("mark", 1)
+    plan = saved(retention.plan(store, policy=Policy(last=1, labelled=False)))
+    store.session("s").unlabel("mark")
+    report = retention.execute(store, plan)
+    assert (report.revisions_removed, report.labels_removed) == (1, 0)
+
+
+def test_a_plan_that_is_carried_out_twice_counts_what_is_gone_already(store: Store) -> None:
+    grow(store, "s", 4)
+    label(store)
+    store.session("s").unlabel("mark")
+    plan = saved(retention.plan(store, policy=Policy(last=1)))
+    mark = keys.mark(keys.session_key("s"), 1)
+    assert store.engine.get_rows([mark]) != [None]
+    assert retention.execute(store, plan).already_gone == 0
+    # What was noted of its use goes with a revision.
+    assert store.engine.get_rows([mark]) == [None]
+    assert retention.execute(store, plan).already_gone == 3
+
+
+def test_a_report_lists_so_many_and_counts_all(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention_execution, "LISTED", 2)
+    for name in ("s", "t", "u", "v"):
+        grow(store, name, 4)
+    plan = saved(retention.plan(store, sessions=["s"], policy=Policy(last=1)))
+    store.session("s").tombstone(["n0"])
+    vacuum.rewrite_hidden(store, "s")
+    report = retention.execute(store, plan)
+    assert (report.skipped_count, len(report.skipped)) == (3, 2)
+    for name in ("t", "u", "v"):
+        damage(store, RowKey("history", keys.history(keys.session_key(name), 2)))
+    report = retention.execute(store, retention.plan(store, policy=Policy(last=1)))
+    assert (report.refused_count, len(report.refused)) == (3, 2)
+
+
 def extend(store: Store) -> None:
     store.session("s").expire_in(HOUR_MS)
 
@@ -1006,6 +1144,18 @@ def test_a_session_that_is_made_just_now_is_not_taken_for_one_that_was_to_go(
 
 
 # --- interrupted ------------------------------------------------------------------------------
+
+
+def test_a_saved_plan_finishes_the_deletion_in_which_it_died(store: Store) -> None:
+    step(store, "s", "a", turn="t", label="mark")
+    store.session("s").expire_in(0)
+    plan = saved(retention.plan(store))
+    with pytest.raises(CrashError):
+        retention.execute(crashing(store, 1), plan)
+    assert store.engine.scan_rows("receipts") != []
+    assert retention.execute(store, plan).already_gone == 1
+    for table in ("history", "receipts"):
+        assert store.engine.scan_rows(table) == []
 
 
 def test_wherever_it_dies_beginning_again_finishes(
