@@ -49,7 +49,7 @@ from casstore.maintenance.sending import Sender, StoreTarget
 from casstore.maintenance.unneeded_lineages import sweep_lineages
 from casstore.objects import graph
 from casstore.records.runs import copied
-from casstore.session import keys, marks, prepared
+from casstore.session import catalogue, keys, leases, marks, prepared
 from casstore.session.heads import (
     LINEAGE_BYTES,
     Base,
@@ -68,13 +68,11 @@ from casstore.session.lineage import (
 )
 from casstore.session.receipts import decode_receipt
 from casstore.session.scanning import scan
-from casstore.session.state import Runtime, State, tombstone_key
+from casstore.session.state import Runtime, State, meta_key, tombstone_key
 from casstore.store import Store, check_store
 
 _PAGE: Final = 256
 _MAX_ATTEMPTS: Final = 8
-# What belongs to a session beside its head, and goes with it.
-_OF_SESSIONS: Final = ("history", "queue", "receipts")
 # What goes with a session wherever it goes.
 _KNOWN_OF_SESSIONS: Final = ("sessions", "attachments")
 # Copied for each session by itself.
@@ -531,13 +529,26 @@ class _Copying:
     def copy_deletions(self) -> None:
         """Delete in the target the sessions that were deleted in the source."""
         for row in scan(self._source, "tombstones", b"", None):
-            place = RowKey("tombstones", row.key)
-            if self._target.get_rows([place])[0] == row.value:
-                continue
-            gone = [DeleteRow(table, row.key) for table in ("heads", "sessions", "leases")]
-            self._write([PutRow(*place, row.value), *gone, marks.put_removals()])
-            for table in (*_OF_SESSIONS, "attachments"):
-                self._remove(table, scan(self._target, table, row.key, keys.past(row.key)))
+            self._copy_deletion(row.key, row.value)
+
+    def _copy_deletion(self, key: bytes, row: bytes) -> None:
+        places = [tombstone_key(key), keys.unfinished(key), head_key(key), meta_key(key)]
+        deleted, unfinished, head, meta = self._target.get_rows(places)
+        name = keys.session_of(key) or ""
+        if head is not None or meta is not None:
+            name = catalogue.name_of(catalogue.KnownSession(key, head, meta))
+        if deleted != row:
+            gone = [head_key(key), meta_key(key), leases.lease_key(key)]
+            gone += [keys.expiry(key), keys.policy(key)]
+            changes: list[RowChange] = [PutRow(*tombstone_key(key), row)]
+            changes += [DeleteRow(*place) for place in gone]
+            if name:
+                # Cut short from here on, it is found by this row, and finished.
+                changes.append(PutRow(*keys.unfinished(key), name.encode()))
+            self._write([*changes, marks.put_removals()])
+        elif unfinished is None:
+            return
+        self._removed += catalogue.clear(self._target_runtime, name, key)
 
     def tidy_runs(self) -> None:
         """Remove from the target what its runs have moved on from, by what was copied."""
