@@ -56,8 +56,6 @@ _FIXED: Final = Struct(">QQQQ32s")
 _ENQUEUED_AT: Final = 24
 _MAX_TIME_MS: Final = (1 << 63) - 1
 _MAX_SEQ: Final = (1 << 64) - 1
-# How many batches behind the first a claim looks at for more to join.
-_LOOK_AHEAD: Final = 32
 
 
 class _Queued(NamedTuple):
@@ -241,12 +239,10 @@ class Queue:
 
     def _next_group(self, generation: int, now_ms: int, boundary: str, limit: int) -> list[_Queued]:
         group: list[_Queued] = []
-        looked = 0
         for one in self._scan():
             if one.available_at_ms > now_ms or one.held_by == generation:
                 # Not yet, or ours already. What another generation held is free: it is not live.
                 continue
-            looked += 1
             if not group:
                 if boundary == CHECKPOINT and one.delivery != EARLIEST:
                     return []
@@ -259,7 +255,7 @@ class Queue:
                 group.append(one)
             else:
                 return group
-            if len(group) == limit or looked >= limit + _LOOK_AHEAD:
+            if len(group) == limit:
                 return group
         return group
 

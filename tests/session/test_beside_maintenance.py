@@ -10,10 +10,12 @@ import pytest
 
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
-from casstore.errors import SessionDeletedError
+from casstore.errors import ClaimLostError, InvalidInputError, SessionDeletedError
 from casstore.maintenance import check, gc, vacuum
-from casstore.session.data import UNFENCED, Commit, NodeDraft
+from casstore.maintenance.copying import copy
+from casstore.session.data import UNFENCED, Claim, Commit, NodeDraft
 from casstore.store import Store
+from casstore.testing.session_fixtures import interrupted
 
 
 @pytest.fixture(params=["memory", "lmdb"])
@@ -94,3 +96,49 @@ def test_a_commit_to_what_was_deleted_and_collected(store: Store, change: Commit
     gc.collect(store, grace_ms=0)
     with pytest.raises(SessionDeletedError):
         store.session("s").commit(change)
+
+
+# --- queued work --------------------------------------------------------------------------------
+
+
+def copied_in_between(**named: str) -> tuple[Store, Store]:
+    """A store, and a handle on it: right before its next write a copy brings work of that name.
+
+    Both stores have counted as far, so the counter does not tell.
+    """
+    source, target = Store(MemoryEngine()), Store(MemoryEngine())
+    source.session("s").queue.enqueue(["copied"], **named)
+    target.session("s").queue.enqueue(["done"], batch_id="done")
+    assert target.session("s").queue.cancel("done") is not None
+    return target, interrupted(target, before=lambda: copy(source, target))
+
+
+def test_work_that_a_copy_brings_meanwhile_is_not_queued_again() -> None:
+    target, late = copied_in_between(source_key="key")
+    assert late.session("s").queue.enqueue(["late"], source_key="key").items == ("copied",)
+    assert len(target.session("s").queue.batches()) == 1
+
+
+def test_an_id_that_a_copy_brings_meanwhile_is_not_given_to_other_work() -> None:
+    target, late = copied_in_between(batch_id="batch")
+    with pytest.raises(InvalidInputError):
+        late.session("s").queue.enqueue(["late"], batch_id="batch")
+    assert [batch.items for batch in target.session("s").queue.batches()] == [("copied",)]
+
+
+def test_work_that_is_done_and_collected_as_it_is_claimed_is_lost_and_not_damaged() -> None:
+    """Who shares the lease may be that quick: the items are read after the claim is written."""
+    store = Store(MemoryEngine())
+    session = store.session("s")
+    batch = session.queue.enqueue(["work " * 500])
+    lease = session.claim_lease("worker", 60_000)
+    assert lease is not None
+
+    def complete() -> None:
+        claim = Claim("1:1", "s", lease.fencing, (batch._replace(fence=1),))
+        session.commit(Commit(completes=[claim], lease=lease))
+        gc.collect(store, grace_ms=0)
+
+    with pytest.raises(ClaimLostError):
+        interrupted(store, after=complete).session("s").queue.claim(lease)
+    assert check.check(store, level="full").sound
