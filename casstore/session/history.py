@@ -128,14 +128,14 @@ def remove(runtime: Runtime, session: str, name: str) -> bool:
     """Take a label away."""
     key = keys.session_key(session)
     place = RowKey("history", keys.label(key, name))
-    row = runtime.rows(session, [place])[1]
-    if row is None:
-        return False
-    conditions = [RowIs(*tombstone_key(key), None), RowIs(*place, row)]
-    try:
-        runtime.engine.write(Write(conditions=conditions, rows=[DeleteRow(*place)]))
-    except ConditionFailedError:
-        runtime.rows(session)  # says so if it was deleted
-        # Moved or taken away by somebody else at the same time: theirs was the last word.
-        return False
-    return True
+    for _ in attempts(f"session {session!r}"):
+        row = runtime.rows(session, [place])[1]
+        if row is None:
+            return False
+        conditions = [RowIs(*tombstone_key(key), None), RowIs(*place, row)]
+        try:
+            runtime.engine.write(Write(conditions=conditions, rows=[DeleteRow(*place)]))
+        except ConditionFailedError:
+            continue  # moved, and still to be taken away; or it went, or all of the session
+        return True
+    raise AssertionError("attempts raises at its end")

@@ -103,6 +103,7 @@ def filled() -> MemoryEngine:
     session.protect(1, by="run")
     session.protect(2, by="run")
     session.add_subjects(["carl"])
+    session.label("name", 3)
     enqueue(session, batch_id="batch")
     return engine
 
