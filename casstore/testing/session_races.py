@@ -74,6 +74,7 @@ WRITERS: dict[str, Callable[[Session, Lease], object]] = {
     "tombstone": lambda s, _: s.tombstone(["a"]),
     "rename": lambda s, _: s.rename("another name"),
     "label": lambda s, _: s.label("mark"),
+    "unlabel": lambda s, _: s.unlabel("known"),
     "renew_lease": lambda s, lease: s.renew_lease(lease, MINUTE_MS),
     "queue.enqueue": lambda s, _: enqueue(s),
     "queue.claim": lambda s, lease: s.queue.claim(lease),
@@ -134,6 +135,7 @@ class RaceConformance(SessionFixtures):
         step(session, "a")
         enqueue(session, batch_id="batch")
         session.attachments.intend("file", digest=store.put_blob(b"file"))
+        session.label("known")
         lease = hold(session)
         late = interrupted(store, before=lambda: store.delete_session("alpha")).session("alpha")
         # Whoever holds a lease may hear first that it is gone.

@@ -10,10 +10,18 @@ import pytest
 
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
-from casstore.errors import ClaimLostError, InvalidInputError, SessionDeletedError
-from casstore.maintenance import check, gc, vacuum
+from casstore.errors import (
+    ClaimLostError,
+    InvalidInputError,
+    RevisionNotFoundError,
+    SessionDeletedError,
+)
+from casstore.maintenance import check, gc, retention, vacuum
 from casstore.maintenance.copying import copy
+from casstore.maintenance.policy import Policy
+from casstore.session import history, keys
 from casstore.session.data import UNFENCED, Claim, Commit, NodeDraft
+from casstore.session.state import Runtime
 from casstore.store import Store
 from casstore.testing.session_fixtures import interrupted
 
@@ -96,6 +104,29 @@ def test_a_commit_to_what_was_deleted_and_collected(store: Store, change: Commit
     gc.collect(store, grace_ms=0)
     with pytest.raises(SessionDeletedError):
         store.session("s").commit(change)
+
+
+USES: dict[str, Callable[[Store], object]] = {
+    "label": lambda store: store.session("s").label("mine", 1),
+    "protect": lambda store: store.session("s").protect(1, by="me"),
+    "rewind": lambda store: store.session("s").rewind(1, lease=UNFENCED),
+    "fork": lambda store: store.fork("s", "fork", at=1),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_revision_that_retention_removes_meanwhile_is_not_said_to_be_kept(
+    store: Store, use: str
+) -> None:
+    fill(store, revisions=2)
+    plan = retention.plan(store, policy=Policy(last=1))
+    late = interrupted(store, before=lambda: retention.execute(store, plan))
+    with pytest.raises(RevisionNotFoundError):
+        USES[use](late)
+    assert [entry.revision for entry in store.session("s").history()] == [2]
+    assert store.session("s").protections() == []
+    assert history.labels_of(Runtime(store), keys.session_key("s")) == {}
+    assert [info.meta.session for info in store.sessions()] == ["s"]
 
 
 # --- queued work --------------------------------------------------------------------------------
