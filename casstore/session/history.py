@@ -106,6 +106,8 @@ def put(runtime: Runtime, session: str, name: str, at: At) -> Entry:
         revision = state.head.revision
         row = keys.history(key, revision)
         current = runtime.rows(session)[0] == state.row
+        if at is None and not current:
+            continue  # what is meant is the head as it is when the label comes to name it
         place = head_key(key) if current else RowKey("history", row)
         # Also the mark of the session: with a label it may not be taken away as idle.
         changes = [put_label(key, name, revision), marks.put_mark(key, 0)]

@@ -303,7 +303,7 @@ class Queue:
             one = self._find(int.from_bytes(at, "big"))
             if one is None:
                 continue  # completed just now
-            if self._is_held(one, lease_row):
+            if _is_held(one, leases.live_generation(lease_row, self._runtime.engine.now_ms())):
                 return None
             public = self._public_still([one])
             if public is None:
@@ -338,13 +338,18 @@ class Queue:
         return settled(self._pending)
 
     def _pending(self) -> list[Batch]:
-        queued = list(self._scan())
-        lease_row = self._runtime.rows(self._session, [leases.lease_key(self._key)])[1]
-        return self._public([one for one in queued if not self._is_held(one, lease_row)])
+        for _ in attempts(f"the queue of session {self._session!r}"):
+            before = self._live_generation()
+            queued = list(self._scan())
+            live = self._live_generation()
+            if live == before:
+                return self._public([one for one in queued if not _is_held(one, live)])
+            # Between the two the lease came to an end, maybe with the work that it held.
+        raise AssertionError("attempts raises at its end")
 
-    def _is_held(self, one: _Queued, lease_row: bytes | None) -> bool:
-        live = leases.live_generation(lease_row, self._runtime.engine.now_ms())
-        return one.held_by != 0 and one.held_by == live
+    def _live_generation(self) -> int:
+        lease_row = self._runtime.rows(self._session, [leases.lease_key(self._key)])[1]
+        return leases.live_generation(lease_row, self._runtime.engine.now_ms())
 
     def _scan(self) -> Iterator[_Queued]:
         """All that is queued, in order, read as far as it is asked for."""
@@ -482,6 +487,11 @@ def complete(
 
 def _holds(claim: Claim, batch: Batch, one: _Queued) -> bool:
     return (one.id, one.fence, one.held_by) == (batch.id, batch.fence, claim.fencing)
+
+
+def _is_held(one: _Queued, generation: int) -> bool:
+    """Does the lease that is live hold this batch? Generation 0: none is."""
+    return one.held_by != 0 and one.held_by == generation
 
 
 def _removal(key: bytes, one: _Queued) -> list[RowChange]:

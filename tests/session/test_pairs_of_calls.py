@@ -51,6 +51,10 @@ PROTECTIONS: dict[str, Call] = {
 NAMES: dict[str, Call] = {
     "label": lambda session: session.label("name", 1).revision,
     "label another": lambda session: session.label("name", 2).revision,
+    "label the head": lambda session: session.label("name").revision,
+    "commit with a label": lambda session: (
+        session.commit(Commit(expected=3, label="name", lease=UNFENCED)).revision
+    ),
     "unlabel": lambda session: session.unlabel("name"),
     "rename": lambda session: session.rename("one").name,
     "rename otherwise": lambda session: session.rename("two").name,
@@ -73,6 +77,12 @@ WORK: dict[str, Call] = {
     "complete": lambda session: (
         session.commit(Commit(completes=[at_work().claim], lease=at_work().lease)).revision
     ),
+    "complete and release": lambda session: (
+        session.commit(
+            Commit(completes=[at_work().claim], lease=at_work().lease, release=True)
+        ).revision
+    ),
+    "pending": lambda session: session.queue.pending(),
     "cancel what is held": lambda session: session.queue.cancel("held"),
     "cancel": lambda session: session.queue.cancel("batch"),
     "enqueue again": lambda session: enqueue(session, batch_id="new", source_key="held"),
