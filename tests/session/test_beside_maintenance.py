@@ -132,7 +132,7 @@ def test_a_revision_that_retention_removes_meanwhile_is_not_said_to_be_kept(
 # --- queued work --------------------------------------------------------------------------------
 
 
-def copied_in_between(**named: str) -> tuple[Store, Store]:
+def copied_in_between(**named: Any) -> tuple[Store, Store]:
     """A store, and a handle on it: right before its next write a copy brings work of that name.
 
     Both stores have counted as far, so the counter does not tell.

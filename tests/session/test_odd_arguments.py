@@ -44,7 +44,15 @@ CALLS: dict[str, Callable[[Store], object]] = {
     "a time that no row can hold": lambda store: store.session("s").queue.enqueue(
         [1], available_at_ms=1 << 63
     ),
+    "a protector": lambda store: store.session("s").unprotect(ODD),
+    "an owner": lambda store: store.session("s").claim_lease("", 1),
+    "a time to live": lambda store: store.session("s").claim_lease("worker", -1),
     "node ids": lambda store: store.session("s").tombstone(ODD),
+    "where an attachment is": lambda store: store.session("s").attachments.intend("a", uri=ODD),
+    "whose an attachment is": lambda store: store.session("s").attachments.put(b"a", owner=""),
+    "how old attachments are": lambda store: store.session("s").attachments.uncommitted(
+        older_than_ms=-1
+    ),
     "attachment ids": lambda store: store.session("s").attachments.commit(ODD),
 }
 
@@ -77,6 +85,14 @@ def test_a_claim_of_what_cannot_be_is_refused(store: Store, odd: Any) -> None:
     with pytest.raises(InvalidInputError):
         session.queue.claim(lease, **odd)
     assert session.queue.pending() == session.queue.batches()
+
+
+def test_a_lease_is_not_renewed_for_a_time_that_cannot_be(store: Store) -> None:
+    session = store.session("s")
+    lease = session.claim_lease("owner", 60_000)
+    assert lease is not None
+    with pytest.raises(InvalidInputError):
+        session.renew_lease(lease, -1)
 
 
 NO_LEASES: dict[str, Any] = {

@@ -69,6 +69,27 @@ QUEUE: dict[str, Call] = {
     "enqueue again": lambda session: enqueue(session, batch_id="third", source_key="key"),
     "cancel": lambda session: session.queue.cancel("batch"),
 }
+
+
+class AtWork(NamedTuple):
+    """A store in which somebody works on a session, and with what."""
+
+    engine: MemoryEngine
+    lease: Lease
+    claim: Claim
+
+
+@cache
+def at_work() -> AtWork:
+    engine = MemoryEngine(clock=lambda: NOW_MS)
+    session = Store(engine).session("s")
+    step(session, "a")
+    enqueue(session, batch_id="held", source_key="held")
+    enqueue(session, batch_id="batch")
+    lease = hold(session)
+    return AtWork(engine, lease, take(session, lease))
+
+
 # Under a lease that is held, with one batch claimed and one that waits.
 WORK: dict[str, Call] = {
     "claim": lambda session: session.queue.claim(at_work().lease),
@@ -116,25 +137,6 @@ def filled() -> MemoryEngine:
     session.label("name", 3)
     enqueue(session, batch_id="batch")
     return engine
-
-
-class AtWork(NamedTuple):
-    """A store in which somebody works on a session, and with what."""
-
-    engine: MemoryEngine
-    lease: Lease
-    claim: Claim
-
-
-@cache
-def at_work() -> AtWork:
-    engine = MemoryEngine(clock=lambda: NOW_MS)
-    session = Store(engine).session("s")
-    step(session, "a")
-    enqueue(session, batch_id="held", source_key="held")
-    enqueue(session, batch_id="batch")
-    lease = hold(session)
-    return AtWork(engine, lease, take(session, lease))
 
 
 def copy_of(engine: MemoryEngine) -> Interrupted:
