@@ -14,6 +14,7 @@ from casstore.errors import (
     DuplicateNodeError,
     HeadConflictError,
     LeaseLostError,
+    NameTakenError,
     SessionDeletedError,
     SessionExistsError,
     TurnConflictError,
@@ -240,3 +241,17 @@ class RaceConformance(SessionFixtures):
         with pytest.raises(SessionExistsError):
             late.fork("alpha", "beta")
         assert path(other) == ["b"]
+
+    def test_pins_a_tag_that_came_between_keeps_its_name(self, store: Store) -> None:
+        one, two = store.put_blob(b"one"), store.put_blob(b"two")
+        late = interrupted(store, before=lambda: store.tag("name", one))
+        with pytest.raises(NameTakenError):
+            late.tag("name", two)
+        pin = store.find_pin("name")
+        assert pin is not None
+        assert pin.digest == one
+
+    def test_pins_of_two_that_take_one_away_one_is_told_so(self, store: Store) -> None:
+        store.tag("name", store.put_blob(b"one"))
+        late = interrupted(store, before=lambda: store.unpin("name"))
+        assert late.unpin("name") is False

@@ -44,6 +44,7 @@ CALLS: dict[str, Callable[[Store], object]] = {
     "a time that no row can hold": lambda store: store.session("s").queue.enqueue(
         [1], available_at_ms=1 << 63
     ),
+    "a note of a pin": lambda store: store.pin("name", store.put_blob(b"a"), ttl_ms=1, note=""),
     "a protector": lambda store: store.session("s").unprotect(ODD),
     "an owner": lambda store: store.session("s").claim_lease("", 1),
     "a time to live": lambda store: store.session("s").claim_lease("worker", -1),
