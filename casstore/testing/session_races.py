@@ -129,6 +129,48 @@ class RaceConformance(SessionFixtures):
         assert session.head() is None
         assert batch_ids(session.queue.pending()) == [batch.id]
 
+    def test_rewind_goes_back_from_what_came_between(self, store: Store, session: Session) -> None:
+        step(session, "a")
+        step(session, "b")
+        late = interrupted(store, before=lambda: step(session, "c")).session("alpha")
+        assert late.rewind(1, lease=UNFENCED).revision == 4
+        assert path(session) == ["a"]
+        assert path(session, 3) == ["a", "b", "c"]
+
+    def test_rewind_is_refused_when_its_lease_runs_out_on_the_way(
+        self, store: Store, session: Session, clock: ManualClock
+    ) -> None:
+        step(session, "a")
+        step(session, "b")
+        lease = hold(session)
+
+        def pass_time() -> None:
+            clock.now_ms = lease.expires_at_ms
+
+        late = interrupted(store, before=pass_time).session("alpha")
+        with nothing_written(store), pytest.raises(LeaseLostError):
+            late.rewind(1, lease=lease)
+
+    def test_rewind_is_refused_when_somebody_takes_the_lease_on_the_way(
+        self, store: Store, session: Session
+    ) -> None:
+        step(session, "a")
+        step(session, "b")
+        late = interrupted(store, before=lambda: hold(session)).session("alpha")
+        with pytest.raises(LeaseLostError):
+            late.rewind(1, lease=UNFENCED)
+        assert path(session) == ["a", "b"]
+
+    def test_factory_the_first_commit_does_not_bring_back_what_was_deleted_in_between(
+        self, store: Store
+    ) -> None:
+        store.create_session("alpha")
+        late = interrupted(store, before=lambda: store.delete_session("alpha")).session("alpha")
+        with pytest.raises(SessionDeletedError):
+            step(late, "a")
+        assert list(store.sessions()) == []
+        assert contents_of(store).rows["heads"] == []
+
     @pytest.mark.parametrize("writer", WRITERS)
     def test_factory_a_session_deleted_in_between_gets_no_row_back(
         self, store: Store, session: Session, writer: str
