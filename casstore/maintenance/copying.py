@@ -564,7 +564,7 @@ class _Copying:
                 return False
             return True
         self._remove_rows_of(key)
-        catalogue.clear(self._target_runtime, name, key)
+        self._removed += catalogue.clear(self._target_runtime, name, key)
         return True
 
     def _remove_rows_of(self, key: bytes) -> None:

@@ -209,7 +209,7 @@ def _doomed(
     if planned != ((0, None) if found is None else (found.revision, found.manifest.hex())):
         raise _ChangedError("something was committed")
     if _hex(mark) != part.mark:
-        raise _ChangedError("it was protected or labelled")
+        raise _ChangedError("it was protected or labelled, or its attachments changed")
     conditions: list[Condition] = [RowIs(*keys.mark(key, 0), mark)]
     expires_at_ms = expiry.decode(expires)
     if expires is not None and expires_at_ms is not None and expires_at_ms <= now_ms:

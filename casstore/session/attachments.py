@@ -6,6 +6,9 @@ An intent comes before the bytes, or with them, so bytes that nobody came to com
 remove such an orphan without a race: ``condemn`` it, from which moment no commit may
 refer to it; delete the bytes; ``forget`` it. The bytes may be a blob of this store (the
 row keeps it alive) or lie anywhere else.
+
+Announcing and forgetting write the mark of the session: who deletes it with all that it has, in
+one write, has listed them before (``session.marks``).
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ from casstore.format.canonical import pack_checked, unpack_checked
 from casstore.format.digest import Digest
 from casstore.format.hashing import Kind
 from casstore.objects.pieces import PieceWriter
-from casstore.session import keys
+from casstore.session import keys, marks
 from casstore.session.arguments import check_count, list_of
 from casstore.session.attempts import attempts
 from casstore.session.data import Attachment
@@ -102,7 +105,8 @@ class Attachments:
                 if known.state == COMMITTED:
                     return known
             put = PutRow(*place, _encode(INTENT, details), (Stamp(_INTENT_AT),))
-            done = self._write([RowIs(*place, row), *conditions], [put], objects)
+            changes = [put, marks.put_mark(self._key, 0)]
+            done = self._write([RowIs(*place, row), *conditions], changes, objects)
             if done is not None:
                 # Not read back: somebody may have committed or forgotten it already.
                 return decode(self._session, stamped(put, done.now_ms))
@@ -196,7 +200,8 @@ class Attachments:
                 return False
             if decode(self._session, row).state == COMMITTED:
                 raise AttachmentStateError(self._session, attachment_id, COMMITTED)
-            if self._write([RowIs(*place, row)], [DeleteRow(*place)]) is not None:
+            changes: list[RowChange] = [DeleteRow(*place), marks.put_mark(self._key, 0)]
+            if self._write([RowIs(*place, row)], changes) is not None:
                 return True
         raise AssertionError("attempts raises at its end")
 

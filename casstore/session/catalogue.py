@@ -374,7 +374,9 @@ def whole_burial(runtime: Runtime, known: KnownSession) -> Write:
     ``clear`` must follow all the same, for what came meanwhile, and usually finds nothing.
     """
     key, session = known.key, name_of(known)
-    counter, about = runtime.engine.get_rows([keys.queue_counter(key), keys.subjects(key)])
+    # Before anything is listed: what a listing misses has changed one of these.
+    seen = [keys.queue_counter(key), keys.subjects(key), keys.mark(key, 0)]
+    counter, about, mark = runtime.engine.get_rows(seen)
     changes = list(islice(_leftovers(runtime, session, key), _DELETE_BATCH + 1))
     write = burial(known)
     if len(changes) > _DELETE_BATCH:
@@ -383,21 +385,28 @@ def whole_burial(runtime: Runtime, known: KnownSession) -> Write:
         changes += subjects.changes(session, key, subjects.decode(about), ())
     conditions = [
         *write.conditions,
-        # Nothing was queued, and it became about nobody else, since these were listed.
+        # Since these were listed nothing was queued, it became about nobody else, and nothing
+        # was labelled, protected or attached. Of what came after that nobody would know.
         RowIs(*keys.queue_counter(key), counter),
         RowIs(*keys.subjects(key), about),
+        RowIs(*keys.mark(key, 0), mark),
     ]
     rows = [row for row in write.rows if row[:2] != keys.unfinished(key)]
     return Write(conditions=conditions, rows=[*rows, *changes])
 
 
-def clear(runtime: Runtime, session: str, key: bytes) -> None:
-    """Remove what is left of a session that is gone; the subjects last, so that they find it."""
+def clear(runtime: Runtime, session: str, key: bytes) -> int:
+    """Remove what is left of a session that is gone, and tell how many rows that were.
+
+    The subjects last, so that they find it.
+    """
+    cleared = 0
     changes: list[RowChange] = []
     for change in _leftovers(runtime, session, key):
         changes.append(change)
         if len(changes) >= _DELETE_BATCH:
             runtime.engine.write(Write(rows=changes))
+            cleared += len(changes)
             changes = []
     about, unfinished = runtime.engine.get_rows([keys.subjects(key), keys.unfinished(key)])
     if about is not None:
@@ -406,6 +415,7 @@ def clear(runtime: Runtime, session: str, key: bytes) -> None:
         changes.append(DeleteRow(*keys.unfinished(key)))
     if changes:
         runtime.engine.write(Write(rows=changes))
+    return cleared + len(changes)
 
 
 def _leftovers(runtime: Runtime, session: str, key: bytes) -> Iterator[RowChange]:

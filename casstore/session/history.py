@@ -106,6 +106,8 @@ def put(runtime: Runtime, session: str, name: str, at: At) -> Entry:
         revision = state.head.revision
         row = keys.history(key, revision)
         current = runtime.rows(session)[0] == state.row
+        if at is None and not current:
+            continue  # what is meant is the head as it is when the label comes to name it
         place = head_key(key) if current else RowKey("history", row)
         # Also the mark of the session: with a label it may not be taken away as idle.
         changes = [put_label(key, name, revision), marks.put_mark(key, 0)]
@@ -128,14 +130,14 @@ def remove(runtime: Runtime, session: str, name: str) -> bool:
     """Take a label away."""
     key = keys.session_key(session)
     place = RowKey("history", keys.label(key, name))
-    row = runtime.rows(session, [place])[1]
-    if row is None:
-        return False
-    conditions = [RowIs(*tombstone_key(key), None), RowIs(*place, row)]
-    try:
-        runtime.engine.write(Write(conditions=conditions, rows=[DeleteRow(*place)]))
-    except ConditionFailedError:
-        runtime.rows(session)  # says so if it was deleted
-        # Moved or taken away by somebody else at the same time: theirs was the last word.
-        return False
-    return True
+    for _ in attempts(f"session {session!r}"):
+        row = runtime.rows(session, [place])[1]
+        if row is None:
+            return False
+        conditions = [RowIs(*tombstone_key(key), None), RowIs(*place, row)]
+        try:
+            runtime.engine.write(Write(conditions=conditions, rows=[DeleteRow(*place)]))
+        except ConditionFailedError:
+            continue  # moved, and still to be taken away; or it went, or all of the session
+        return True
+    raise AssertionError("attempts raises at its end")

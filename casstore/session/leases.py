@@ -23,7 +23,6 @@ from casstore.engine.protocol import (
     RowKey,
     RowLapsed,
     RowLive,
-    RowStarts,
     Stamp,
     Write,
 )
@@ -157,16 +156,18 @@ def release(runtime: Runtime, session: str, lease: Lease) -> bool:
     """Give a lease back; False if it is not the current one."""
     bind(session, lease)
     key = keys.session_key(session)
-    row = runtime.rows(session, [lease_key(key)])[1]
-    if row is None or not row.startswith(_prefix(lease)) or _is_released(row):
-        return False
-    try:
-        runtime.engine.write(
-            Write(conditions=(held(key, lease),), rows=(put_released(key, lease),))
-        )
-    except ConditionFailedError:
-        return False
-    return True
+    for _ in attempts(f"the lease of session {session!r}"):
+        row = runtime.rows(session, [lease_key(key)])[1]
+        if row is None or not row.startswith(_prefix(lease)) or _is_released(row):
+            return False
+        try:
+            runtime.engine.write(
+                Write(conditions=(RowIs("leases", key, row),), rows=(put_released(key, lease),))
+            )
+        except ConditionFailedError:
+            continue  # renewed, and still to be given back; or given back by somebody else
+        return True
+    raise AssertionError("attempts raises at its end")
 
 
 def _is_released(row: bytes) -> bool:
@@ -195,11 +196,6 @@ def bind(session: str, lease: Lease) -> None:
 def live(key: bytes, lease: Lease) -> RowLive:
     """The condition that this lease is current and its time not up."""
     return RowLive("leases", key, _prefix(lease), _EXPIRES_AT)
-
-
-def held(key: bytes, lease: Lease) -> RowStarts:
-    """The condition that this lease is the current one, in time or not."""
-    return RowStarts("leases", key, _prefix(lease))
 
 
 def put_released(key: bytes, lease: Lease) -> PutRow:

@@ -56,8 +56,6 @@ _FIXED: Final = Struct(">QQQQ32s")
 _ENQUEUED_AT: Final = 24
 _MAX_TIME_MS: Final = (1 << 63) - 1
 _MAX_SEQ: Final = (1 << 64) - 1
-# How many batches behind the first a claim looks at for more to join.
-_LOOK_AHEAD: Final = 32
 
 
 class _Queued(NamedTuple):
@@ -241,12 +239,10 @@ class Queue:
 
     def _next_group(self, generation: int, now_ms: int, boundary: str, limit: int) -> list[_Queued]:
         group: list[_Queued] = []
-        looked = 0
         for one in self._scan():
             if one.available_at_ms > now_ms or one.held_by == generation:
                 # Not yet, or ours already. What another generation held is free: it is not live.
                 continue
-            looked += 1
             if not group:
                 if boundary == CHECKPOINT and one.delivery != EARLIEST:
                     return []
@@ -259,7 +255,7 @@ class Queue:
                 group.append(one)
             else:
                 return group
-            if len(group) == limit or looked >= limit + _LOOK_AHEAD:
+            if len(group) == limit:
                 return group
         return group
 
@@ -307,7 +303,7 @@ class Queue:
             one = self._find(int.from_bytes(at, "big"))
             if one is None:
                 continue  # completed just now
-            if self._is_held(one, lease_row):
+            if _is_held(one, leases.live_generation(lease_row, self._runtime.engine.now_ms())):
                 return None
             public = self._public_still([one])
             if public is None:
@@ -342,13 +338,18 @@ class Queue:
         return settled(self._pending)
 
     def _pending(self) -> list[Batch]:
-        queued = list(self._scan())
-        lease_row = self._runtime.rows(self._session, [leases.lease_key(self._key)])[1]
-        return self._public([one for one in queued if not self._is_held(one, lease_row)])
+        for _ in attempts(f"the queue of session {self._session!r}"):
+            before = self._live_generation()
+            queued = list(self._scan())
+            live = self._live_generation()
+            if live == before:
+                return self._public([one for one in queued if not _is_held(one, live)])
+            # Between the two the lease came to an end, maybe with the work that it held.
+        raise AssertionError("attempts raises at its end")
 
-    def _is_held(self, one: _Queued, lease_row: bytes | None) -> bool:
-        live = leases.live_generation(lease_row, self._runtime.engine.now_ms())
-        return one.held_by != 0 and one.held_by == live
+    def _live_generation(self) -> int:
+        lease_row = self._runtime.rows(self._session, [leases.lease_key(self._key)])[1]
+        return leases.live_generation(lease_row, self._runtime.engine.now_ms())
 
     def _scan(self) -> Iterator[_Queued]:
         """All that is queued, in order, read as far as it is asked for."""
@@ -486,6 +487,11 @@ def complete(
 
 def _holds(claim: Claim, batch: Batch, one: _Queued) -> bool:
     return (one.id, one.fence, one.held_by) == (batch.id, batch.fence, claim.fencing)
+
+
+def _is_held(one: _Queued, generation: int) -> bool:
+    """Does the lease that is live hold this batch? Generation 0: none is."""
+    return one.held_by != 0 and one.held_by == generation
 
 
 def _removal(key: bytes, one: _Queued) -> list[RowChange]:

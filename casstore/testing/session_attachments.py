@@ -8,6 +8,7 @@ from casstore.errors import (
     AttachmentNotFoundError,
     AttachmentStateError,
     DuplicateNodeError,
+    ObjectNotFoundError,
     SessionDeletedError,
 )
 from casstore.format.digest import Digest
@@ -108,6 +109,15 @@ class AttachmentConformance(SessionFixtures):
         attachment = session.attachments.put(content)
         assert attachment.digest is not None
         assert store.get_blob(attachment.digest) == content
+
+    def test_attachment_wal_an_intent_names_no_blob_that_is_not_there(
+        self, store: Store, session: Session
+    ) -> None:
+        """A row that names what is missing would keep every collection from removing anything."""
+        with nothing_written(store), pytest.raises(ObjectNotFoundError):
+            session.attachments.intend("file", digest=Digest.of_blob(b"never put"))
+        blob = store.put_blob(b"put")
+        assert session.attachments.intend("file", digest=blob).digest == blob
 
     def test_attachment_wal_without_intent_no_bytes_land(
         self, store: Store, session: Session

@@ -84,6 +84,13 @@ class HistoryConformance(SessionFixtures):
         assert list(session.history(before=1)) == []
         assert list(session.history(limit=0)) == []
 
+    def test_history_of_several_pages_ends_where_it_was_told(self, session: Session) -> None:
+        step(session, "a")
+        for _ in range(300):
+            session.rewind(1, lease=UNFENCED)
+        assert [entry.revision for entry in session.history(limit=290)] == list(range(301, 11, -1))
+        assert [entry.revision for entry in session.history(before=300)] == list(range(299, 0, -1))
+
     def test_history_is_not_written_by_a_replay_or_a_failure(self, session: Session) -> None:
         step(session, "a", turn="t")
         step(session, "a", turn="t")

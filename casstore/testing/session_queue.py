@@ -6,7 +6,12 @@ from typing import Any
 
 import pytest
 
-from casstore.errors import ClaimLostError, LeaseLostError, SessionBindingError
+from casstore.errors import (
+    ClaimLostError,
+    InvalidInputError,
+    LeaseLostError,
+    SessionBindingError,
+)
 from casstore.session.data import UNFENCED, Batch, Claim, Commit, Lease
 from casstore.session.session import Session
 from casstore.store import Store
@@ -135,6 +140,14 @@ class QueueConformance(SessionFixtures):
         lease = hold(session)
         take(session, lease)
         assert session.queue.claim(lease) is None
+
+    def test_enqueue_gives_no_id_twice_while_it_is_queued(self, session: Session) -> None:
+        first = enqueue(session, batch_id="batch")
+        with pytest.raises(InvalidInputError):
+            enqueue(session, "other work", batch_id="batch")
+        assert session.queue.batches() == [first]
+        session.queue.cancel("batch")
+        assert enqueue(session, "other work", batch_id="batch").seq > first.seq
 
     def test_enqueue_idempotency_when_many_race_with_one_key(
         self, store: Store, session: Session
@@ -381,6 +394,9 @@ class QueueConformance(SessionFixtures):
         assert session.queue.batches() == []
         with pytest.raises(ClaimLostError):
             _complete(session, lease, claims[0])
+        with pytest.raises(ClaimLostError):
+            session.queue.verify(claims[0])
+        assert session.queue.abandon(claims[0]) == 0
 
     def test_fault_01_expiry_counts_for_completion(
         self, store: Store, session: Session, clock: ManualClock

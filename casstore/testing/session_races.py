@@ -14,6 +14,7 @@ from casstore.errors import (
     DuplicateNodeError,
     HeadConflictError,
     LeaseLostError,
+    NameTakenError,
     SessionDeletedError,
     SessionExistsError,
     TurnConflictError,
@@ -74,6 +75,7 @@ WRITERS: dict[str, Callable[[Session, Lease], object]] = {
     "tombstone": lambda s, _: s.tombstone(["a"]),
     "rename": lambda s, _: s.rename("another name"),
     "label": lambda s, _: s.label("mark"),
+    "unlabel": lambda s, _: s.unlabel("known"),
     "renew_lease": lambda s, lease: s.renew_lease(lease, MINUTE_MS),
     "queue.enqueue": lambda s, _: enqueue(s),
     "queue.claim": lambda s, lease: s.queue.claim(lease),
@@ -127,6 +129,48 @@ class RaceConformance(SessionFixtures):
         assert session.head() is None
         assert batch_ids(session.queue.pending()) == [batch.id]
 
+    def test_rewind_goes_back_from_what_came_between(self, store: Store, session: Session) -> None:
+        step(session, "a")
+        step(session, "b")
+        late = interrupted(store, before=lambda: step(session, "c")).session("alpha")
+        assert late.rewind(1, lease=UNFENCED).revision == 4
+        assert path(session) == ["a"]
+        assert path(session, 3) == ["a", "b", "c"]
+
+    def test_rewind_is_refused_when_its_lease_runs_out_on_the_way(
+        self, store: Store, session: Session, clock: ManualClock
+    ) -> None:
+        step(session, "a")
+        step(session, "b")
+        lease = hold(session)
+
+        def pass_time() -> None:
+            clock.now_ms = lease.expires_at_ms
+
+        late = interrupted(store, before=pass_time).session("alpha")
+        with nothing_written(store), pytest.raises(LeaseLostError):
+            late.rewind(1, lease=lease)
+
+    def test_rewind_is_refused_when_somebody_takes_the_lease_on_the_way(
+        self, store: Store, session: Session
+    ) -> None:
+        step(session, "a")
+        step(session, "b")
+        late = interrupted(store, before=lambda: hold(session)).session("alpha")
+        with pytest.raises(LeaseLostError):
+            late.rewind(1, lease=UNFENCED)
+        assert path(session) == ["a", "b"]
+
+    def test_factory_the_first_commit_does_not_bring_back_what_was_deleted_in_between(
+        self, store: Store
+    ) -> None:
+        store.create_session("alpha")
+        late = interrupted(store, before=lambda: store.delete_session("alpha")).session("alpha")
+        with pytest.raises(SessionDeletedError):
+            step(late, "a")
+        assert list(store.sessions()) == []
+        assert contents_of(store).rows["heads"] == []
+
     @pytest.mark.parametrize("writer", WRITERS)
     def test_factory_a_session_deleted_in_between_gets_no_row_back(
         self, store: Store, session: Session, writer: str
@@ -134,6 +178,7 @@ class RaceConformance(SessionFixtures):
         step(session, "a")
         enqueue(session, batch_id="batch")
         session.attachments.intend("file", digest=store.put_blob(b"file"))
+        session.label("known")
         lease = hold(session)
         late = interrupted(store, before=lambda: store.delete_session("alpha")).session("alpha")
         # Whoever holds a lease may hear first that it is gone.
@@ -238,3 +283,17 @@ class RaceConformance(SessionFixtures):
         with pytest.raises(SessionExistsError):
             late.fork("alpha", "beta")
         assert path(other) == ["b"]
+
+    def test_pins_a_tag_that_came_between_keeps_its_name(self, store: Store) -> None:
+        one, two = store.put_blob(b"one"), store.put_blob(b"two")
+        late = interrupted(store, before=lambda: store.tag("name", one))
+        with pytest.raises(NameTakenError):
+            late.tag("name", two)
+        pin = store.find_pin("name")
+        assert pin is not None
+        assert pin.digest == one
+
+    def test_pins_of_two_that_take_one_away_one_is_told_so(self, store: Store) -> None:
+        store.tag("name", store.put_blob(b"one"))
+        late = interrupted(store, before=lambda: store.unpin("name"))
+        assert late.unpin("name") is False

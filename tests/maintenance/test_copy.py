@@ -22,11 +22,14 @@ from casstore.errors import (
     SessionDeletedError,
     SessionDivergedError,
     SessionNotFoundError,
+    StorageError,
 )
 from casstore.maintenance import gc
 from casstore.maintenance.backup import backup
 from casstore.maintenance.check import check
 from casstore.maintenance.copying import copy
+from casstore.maintenance.expiring import expire_rows
+from casstore.maintenance.policy import Policy, set_policy
 from casstore.maintenance.progress import Step
 from casstore.maintenance.sameness import is_same_store
 from casstore.maintenance.unneeded_lineages import SweptLineages, sweep_lineages
@@ -201,14 +204,57 @@ def test_only_a_mirror_forgets_what_the_source_has_no_more(make_store: MakeStore
     assert rows_of(target) == rows_of(source)
 
 
+def with_all_that_goes(store: Store) -> None:
+    """Give a session rows of every kind that deleting it takes away."""
+    session = store.session("s")
+    session.protect(by="me")
+    session.add_subjects(["her"])
+    session.expire_in(3_600_000)
+    set_policy(store, Policy(last=3), session="s")
+
+
 def test_a_session_deleted_in_the_source_is_deleted_in_the_target(make_store: MakeStore) -> None:
+    """With whom it was about: once that and its protections stayed for ever."""
     source, target = make_store(), make_store()
     fill(source)
+    with_all_that_goes(source)
     copy(source, target)
     source.delete_session("s")
     copy(source, target)
     with pytest.raises(SessionDeletedError):
         target.session("s").head()
+    assert rows_of(target) == rows_of(source)
+
+
+@pytest.mark.parametrize("finishes", ["a copy", "a vacuum"])
+def test_a_deletion_that_is_cut_short_in_the_target_is_finished(finishes: str) -> None:
+    """Once the tombstone told the next copy that all was done, and the rest was kept for ever."""
+    source, target = Store(MemoryEngine()), Store(MemoryEngine())
+    fill(source)
+    with_all_that_goes(source)
+    copy(source, target)
+    source.delete_session("s")
+    engine: Any = target.engine
+    write = engine.write
+
+    def die(change: Write) -> Any:
+        raise StorageError("killed")
+
+    def last(change: Write) -> Any:
+        engine.write = die
+        return write(change)
+
+    engine.write = last
+    with pytest.raises(StorageError):
+        copy(source, target)
+    engine.write = write
+    with pytest.raises(SessionDeletedError):
+        target.session("s").head()
+    assert rows_of(target) != rows_of(source)
+    if finishes == "a copy":
+        copy(source, target)
+    else:
+        assert expire_rows(target).deletions == 1
     assert rows_of(target) == rows_of(source)
 
 

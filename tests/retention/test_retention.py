@@ -1009,6 +1009,10 @@ def label_head(store: Store) -> None:
     store.session("s").label("mark")
 
 
+def attach(store: Store) -> None:
+    store.session("s").attachments.intend("picture", uri="file:///picture")
+
+
 @pytest.mark.parametrize("when", ["after planning", "right before the write"])
 @pytest.mark.parametrize("ending", ["expired", "idle"])
 @pytest.mark.parametrize(
@@ -1018,9 +1022,10 @@ def label_head(store: Store) -> None:
         (never, "its time was extended"),
         (claim, "somebody holds its lease"),
         (commit, "something was committed"),
-        (protect, "it was protected or labelled"),
-        (label, "it was protected or labelled"),
-        (label_head, "it was protected or labelled"),
+        (protect, "it was protected or labelled, or its attachments changed"),
+        (label, "it was protected or labelled, or its attachments changed"),
+        (label_head, "it was protected or labelled, or its attachments changed"),
+        (attach, "it was protected or labelled, or its attachments changed"),
     ],
 )
 def test_a_session_that_comes_to_be_used_stays(

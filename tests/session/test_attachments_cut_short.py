@@ -101,6 +101,7 @@ def test_bytes_of_an_id_that_was_committed_as_something_else_are_stored_all_the_
     session = store.session("s")
     other = session.attachments.put(CONTENT)
     session.attachments.forget(other.id)
+    gc.collect(store, grace_ms=0)
     session.attachments.intend(other.id, uri="elsewhere")
     commit(store, other)
     assert session.attachments.put(CONTENT).uri == "elsewhere"

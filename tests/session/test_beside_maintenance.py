@@ -10,10 +10,20 @@ import pytest
 
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
-from casstore.errors import SessionDeletedError
-from casstore.maintenance import check, gc, vacuum
-from casstore.session.data import UNFENCED, Commit, NodeDraft
+from casstore.errors import (
+    ClaimLostError,
+    InvalidInputError,
+    RevisionNotFoundError,
+    SessionDeletedError,
+)
+from casstore.maintenance import check, gc, retention, vacuum
+from casstore.maintenance.copying import copy
+from casstore.maintenance.policy import Policy
+from casstore.session import history, keys
+from casstore.session.data import UNFENCED, Claim, Commit, NodeDraft
+from casstore.session.state import Runtime
 from casstore.store import Store
+from casstore.testing.session_fixtures import interrupted
 
 
 @pytest.fixture(params=["memory", "lmdb"])
@@ -94,3 +104,72 @@ def test_a_commit_to_what_was_deleted_and_collected(store: Store, change: Commit
     gc.collect(store, grace_ms=0)
     with pytest.raises(SessionDeletedError):
         store.session("s").commit(change)
+
+
+USES: dict[str, Callable[[Store], object]] = {
+    "label": lambda store: store.session("s").label("mine", 1),
+    "protect": lambda store: store.session("s").protect(1, by="me"),
+    "rewind": lambda store: store.session("s").rewind(1, lease=UNFENCED),
+    "fork": lambda store: store.fork("s", "fork", at=1),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_revision_that_retention_removes_meanwhile_is_not_said_to_be_kept(
+    store: Store, use: str
+) -> None:
+    fill(store, revisions=2)
+    plan = retention.plan(store, policy=Policy(last=1))
+    late = interrupted(store, before=lambda: retention.execute(store, plan))
+    with pytest.raises(RevisionNotFoundError):
+        USES[use](late)
+    assert [entry.revision for entry in store.session("s").history()] == [2]
+    assert store.session("s").protections() == []
+    assert history.labels_of(Runtime(store), keys.session_key("s")) == {}
+    assert [info.meta.session for info in store.sessions()] == ["s"]
+
+
+# --- queued work --------------------------------------------------------------------------------
+
+
+def copied_in_between(**named: Any) -> tuple[Store, Store]:
+    """A store, and a handle on it: right before its next write a copy brings work of that name.
+
+    Both stores have counted as far, so the counter does not tell.
+    """
+    source, target = Store(MemoryEngine()), Store(MemoryEngine())
+    source.session("s").queue.enqueue(["copied"], **named)
+    target.session("s").queue.enqueue(["done"], batch_id="done")
+    assert target.session("s").queue.cancel("done") is not None
+    return target, interrupted(target, before=lambda: copy(source, target))
+
+
+def test_work_that_a_copy_brings_meanwhile_is_not_queued_again() -> None:
+    target, late = copied_in_between(source_key="key")
+    assert late.session("s").queue.enqueue(["late"], source_key="key").items == ("copied",)
+    assert len(target.session("s").queue.batches()) == 1
+
+
+def test_an_id_that_a_copy_brings_meanwhile_is_not_given_to_other_work() -> None:
+    target, late = copied_in_between(batch_id="batch")
+    with pytest.raises(InvalidInputError):
+        late.session("s").queue.enqueue(["late"], batch_id="batch")
+    assert [batch.items for batch in target.session("s").queue.batches()] == [("copied",)]
+
+
+def test_work_that_is_done_and_collected_as_it_is_claimed_is_lost_and_not_damaged() -> None:
+    """Who shares the lease may be that quick: the items are read after the claim is written."""
+    store = Store(MemoryEngine())
+    session = store.session("s")
+    batch = session.queue.enqueue(["work " * 500])
+    lease = session.claim_lease("worker", 60_000)
+    assert lease is not None
+
+    def complete() -> None:
+        claim = Claim("1:1", "s", lease.fencing, (batch._replace(fence=1),))
+        session.commit(Commit(completes=[claim], lease=lease))
+        gc.collect(store, grace_ms=0)
+
+    with pytest.raises(ClaimLostError):
+        interrupted(store, after=complete).session("s").queue.claim(lease)
+    assert check.check(store, level="full").sound

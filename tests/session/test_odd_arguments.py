@@ -32,7 +32,28 @@ CALLS: dict[str, Callable[[Store], object]] = {
     ),
     "subjects": lambda store: store.create_session("s", subjects=ODD),
     "items": lambda store: store.session("s").queue.enqueue(ODD),
+    "a delivery": lambda store: store.session("s").queue.enqueue([1], delivery="soon"),
+    "a slot": lambda store: store.session("s").queue.enqueue([1], slot="first"),
+    "a merge key": lambda store: store.session("s").queue.enqueue([1], merge_key=ODD),
+    "a time that is none": lambda store: store.session("s").queue.enqueue(
+        [1], available_at_ms=True
+    ),
+    "a time before all times": lambda store: store.session("s").queue.enqueue(
+        [1], available_at_ms=-1
+    ),
+    "a time that no row can hold": lambda store: store.session("s").queue.enqueue(
+        [1], available_at_ms=1 << 63
+    ),
+    "a note of a pin": lambda store: store.pin("name", store.put_blob(b"a"), ttl_ms=1, note=""),
+    "a protector": lambda store: store.session("s").unprotect(ODD),
+    "an owner": lambda store: store.session("s").claim_lease("", 1),
+    "a time to live": lambda store: store.session("s").claim_lease("worker", -1),
     "node ids": lambda store: store.session("s").tombstone(ODD),
+    "where an attachment is": lambda store: store.session("s").attachments.intend("a", uri=ODD),
+    "whose an attachment is": lambda store: store.session("s").attachments.put(b"a", owner=""),
+    "how old attachments are": lambda store: store.session("s").attachments.uncommitted(
+        older_than_ms=-1
+    ),
     "attachment ids": lambda store: store.session("s").attachments.commit(ODD),
 }
 
@@ -48,6 +69,31 @@ def test_it_is_refused(store: Store, call: str) -> None:
     with pytest.raises(InvalidInputError):
         CALLS[call](store)
     assert list(store.sessions()) == []
+    assert store.session("s").queue.batches() == []
+
+
+def test_the_last_time_that_a_row_can_hold_is_none_to_refuse(store: Store) -> None:
+    batch = store.session("s").queue.enqueue([1], available_at_ms=(1 << 63) - 1)
+    assert store.session("s").queue.pending() == [batch]
+
+
+@pytest.mark.parametrize("odd", [{"boundary": "whenever"}, {"limit": -1}, {"limit": True}])
+def test_a_claim_of_what_cannot_be_is_refused(store: Store, odd: Any) -> None:
+    session = store.session("s")
+    session.queue.enqueue(["work"])
+    lease = session.claim_lease("owner", 60_000)
+    assert lease is not None
+    with pytest.raises(InvalidInputError):
+        session.queue.claim(lease, **odd)
+    assert session.queue.pending() == session.queue.batches()
+
+
+def test_a_lease_is_not_renewed_for_a_time_that_cannot_be(store: Store) -> None:
+    session = store.session("s")
+    lease = session.claim_lease("owner", 60_000)
+    assert lease is not None
+    with pytest.raises(InvalidInputError):
+        session.renew_lease(lease, -1)
 
 
 NO_LEASES: dict[str, Any] = {

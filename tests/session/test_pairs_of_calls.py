@@ -7,6 +7,7 @@ second, and so on. What both say and what is left must be what one of the two or
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from itertools import count, product
 from typing import Final, NamedTuple
 
@@ -16,11 +17,11 @@ from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import TABLES
 from casstore.errors import CasstoreError
 from casstore.session import keys
-from casstore.session.data import UNFENCED, Commit
+from casstore.session.data import UNFENCED, Claim, Commit, Lease
 from casstore.session.session import Session
 from casstore.store import Store
 from casstore.testing.engine_fixtures import all_rows
-from casstore.testing.session_fixtures import MINUTE_MS, enqueue, step
+from casstore.testing.session_fixtures import MINUTE_MS, enqueue, hold, step, take
 from tests.session.test_in_the_midst import Interrupted
 
 NOW_MS: Final = 1_760_000_000_000
@@ -50,6 +51,10 @@ PROTECTIONS: dict[str, Call] = {
 NAMES: dict[str, Call] = {
     "label": lambda session: session.label("name", 1).revision,
     "label another": lambda session: session.label("name", 2).revision,
+    "label the head": lambda session: session.label("name").revision,
+    "commit with a label": lambda session: (
+        session.commit(Commit(expected=3, label="name", lease=UNFENCED)).revision
+    ),
     "unlabel": lambda session: session.unlabel("name"),
     "rename": lambda session: session.rename("one").name,
     "rename otherwise": lambda session: session.rename("two").name,
@@ -64,7 +69,49 @@ QUEUE: dict[str, Call] = {
     "enqueue again": lambda session: enqueue(session, batch_id="third", source_key="key"),
     "cancel": lambda session: session.queue.cancel("batch"),
 }
-GROUPS: Final = (ATTACHMENTS, PROTECTIONS, NAMES, QUEUE)
+
+
+class AtWork(NamedTuple):
+    """A store in which somebody works on a session, and with what."""
+
+    engine: MemoryEngine
+    lease: Lease
+    claim: Claim
+
+
+@cache
+def at_work() -> AtWork:
+    engine = MemoryEngine(clock=lambda: NOW_MS)
+    session = Store(engine).session("s")
+    step(session, "a")
+    enqueue(session, batch_id="held", source_key="held")
+    enqueue(session, batch_id="batch")
+    lease = hold(session)
+    return AtWork(engine, lease, take(session, lease))
+
+
+# Under a lease that is held, with one batch claimed and one that waits.
+WORK: dict[str, Call] = {
+    "claim": lambda session: session.queue.claim(at_work().lease),
+    "verify": lambda session: session.queue.verify(at_work().claim),
+    "abandon": lambda session: session.queue.abandon(at_work().claim),
+    "complete": lambda session: (
+        session.commit(Commit(completes=[at_work().claim], lease=at_work().lease)).revision
+    ),
+    "complete and release": lambda session: (
+        session.commit(
+            Commit(completes=[at_work().claim], lease=at_work().lease, release=True)
+        ).revision
+    ),
+    "pending": lambda session: session.queue.pending(),
+    "cancel what is held": lambda session: session.queue.cancel("held"),
+    "cancel": lambda session: session.queue.cancel("batch"),
+    "enqueue again": lambda session: enqueue(session, batch_id="new", source_key="held"),
+    "release": lambda session: session.release_lease(at_work().lease),
+    "renew": lambda session: session.renew_lease(at_work().lease, 2 * MINUTE_MS).expires_at_ms,
+    "lease": lambda session: session.claim_lease("another", MINUTE_MS) is not None,
+}
+GROUPS: Final = (ATTACHMENTS, PROTECTIONS, NAMES, QUEUE, WORK)
 PAIRS: Final = [(group, *pair) for group in GROUPS for pair in product(group, group)]
 
 
@@ -87,6 +134,7 @@ def filled() -> MemoryEngine:
     session.protect(1, by="run")
     session.protect(2, by="run")
     session.add_subjects(["carl"])
+    session.label("name", 3)
     enqueue(session, batch_id="batch")
     return engine
 
@@ -108,7 +156,7 @@ def left(engine: MemoryEngine) -> dict[tuple[str, bytes], bytes]:
     """All rows but those with something random in them, of which it counts that they are there."""
     random = {keys.removals().key, *[keys.mark(KEY, revision).key for revision in range(4)]}
     return {
-        (table, row.key): b"" if table == "heads" or row.key in random else row.value
+        (table, row.key): b"" if table in ("heads", "leases") or row.key in random else row.value
         for table in TABLES
         for row in all_rows(engine, table)
     }
@@ -120,15 +168,16 @@ def left(engine: MemoryEngine) -> dict[tuple[str, bytes], bytes]:
 def test_a_call_in_the_midst_of_another_came_before_it_or_after(
     filled: MemoryEngine, group: dict[str, Call], first: str, second: str
 ) -> None:
+    before = at_work().engine if group is WORK else filled
     orders = []
     for is_turned in (False, True):
-        engine = copy_of(filled)
+        engine = copy_of(before)
         names = (second, first) if is_turned else (first, second)
         one, then = [said(engine, group[name]) for name in names]
         told = (then, one) if is_turned else (one, then)
         orders.append(Outcome(*told, left(engine)))
     for at in count(1):
-        engine = copy_of(filled)
+        engine = copy_of(before)
         other: list[str] = []
 
         def happens(engine: Interrupted = engine, other: list[str] = other) -> None:

@@ -49,6 +49,7 @@ from casstore.errors import (
     StorageError,
 )
 from casstore.maintenance import check, gc, vacuum
+from casstore.maintenance.condemned import list_condemned
 from casstore.records.log import NewMessage, SessionLog, Tokens, UsageTotals
 from casstore.session.data import UNFENCED, Commit, Lease, NodeDraft
 from casstore.store import Store
@@ -730,23 +731,67 @@ def test_close__a_child_made_meanwhile_is_not_left_without_a_parent(log: Session
     assert list(log.sessions()) == []
 
 
-def test_close__what_is_queued_in_that_moment_is_not_left_behind(
-    log: SessionLog, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "late",
+    [
+        lambda store: SessionLog(store).put_inbox("goner", "item", user("hello")),
+        lambda store: store.session("goner").attachments.put(b"kept here"),
+        lambda store: store.session("goner").attachments.intend("old"),
+        lambda store: store.session("goner").protect(by="me"),
+        lambda store: store.session("goner").label("good"),
+        lambda store: store.session("goner").add_subjects(["her"]),
+    ],
+    ids=["queued", "attached", "attached again", "protected", "labelled", "about somebody"],
+)
+def test_close__what_comes_in_that_moment_is_not_left_behind(
+    log: SessionLog, monkeypatch: pytest.MonkeyPatch, late: Callable[[Store], object]
 ) -> None:
+    """Nobody would find it, and an attachment would keep its bytes for ever."""
     log.create("goner")
+    log.append("goner", user("hello"))
+    log.store.session("goner").attachments.intend("old")
     engine: Any = log.store.engine
     write = engine.write
 
-    def late(change: Any) -> Any:
+    def meanwhile(change: Any) -> Any:
         engine.write = write
-        SessionLog(log.store).put_inbox("goner", "item", user("hello"))
+        late(Store(engine))
         return write(change)
 
-    engine.write = late
+    engine.write = meanwhile
     # Whoever closes it dies right after: nobody tidies up.
     monkeypatch.setattr("casstore.session.catalogue.clear", lambda *_: None)
     assert log.close("goner") == 1
     assert rows_of(log.store, "goner") == []
+
+
+def test_close__bytes_elsewhere_are_known_as_they_were_announced_last(
+    log: SessionLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One announced, moved or forgotten in that moment: the host is told of what there is."""
+    log.create("goner")
+    attachments = log.store.session("goner").attachments
+    attachments.intend("moved")
+    attachments.intend("forgotten", uri="file:///forgotten")
+    engine: Any = log.store.engine
+    write = engine.write
+    happens: list[Callable[[], object]] = [
+        lambda: attachments.intend("moved", uri="file:///moved"),
+        lambda: attachments.forget("forgotten"),
+        lambda: attachments.intend("new", uri="file:///new"),
+    ]
+
+    def meanwhile(change: Any) -> Any:
+        engine.write = write
+        happens.pop()()
+        if happens:
+            engine.write = meanwhile
+        return write(change)
+
+    engine.write = meanwhile
+    monkeypatch.setattr("casstore.session.catalogue.clear", lambda *_: None)
+    assert log.close("goner") == 1
+    assert [one.uri for one in list_condemned(log.store)] == ["file:///moved", "file:///new"]
 
 
 def test_close__what_is_used_in_that_moment_is_not_noted_for_nobody(log: SessionLog) -> None:
