@@ -24,10 +24,8 @@ DEFAULT_INTERVAL_S: Final = 5.0
 class AutoCollector:
     """Collects in the background while it is open: use it as a context manager.
 
-    >>> import casstore, tempfile
-    >>> with tempfile.TemporaryDirectory() as place, casstore.open(place) as store:
-    ...     with AutoCollector(store, every_commits=1000):
-    ...         digest = store.put_blob(b"agents are at work here")
+    >>> with AutoCollector(store, every_commits=1000):
+    ...     digest = store.put_blob(b"agents are at work here")
     """
 
     def __init__(
@@ -81,6 +79,9 @@ class AutoCollector:
         """Stop, in the middle of a collection if need be, and wait until it has.
 
         In a forked child there is no such thread, and its locks may be held for ever.
+
+        >>> collector = AutoCollector(store)
+        >>> collector.close()
         """
         if os.getpid() != self._pid:
             return
