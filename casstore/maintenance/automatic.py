@@ -24,8 +24,13 @@ DEFAULT_INTERVAL_S: Final = 5.0
 class AutoCollector:
     """Collects in the background while it is open: use it as a context manager.
 
-    >>> with AutoCollector(store, every_commits=1000):
-    ...     digest = store.put_blob(b"agents are at work here")
+    >>> from queue import SimpleQueue
+    >>> reports = SimpleQueue()
+    >>> digest = store.put_blob(b"nobody refers to this")
+    >>> often = {"every_commits": 1, "interval_s": 0.01, "grace_ms": 0}
+    >>> with AutoCollector(store, **often, on_report=reports.put):
+    ...     reports.get(timeout=60).objects_swept  # agents are at work here
+    1
     """
 
     def __init__(
@@ -79,9 +84,6 @@ class AutoCollector:
         """Stop, in the middle of a collection if need be, and wait until it has.
 
         In a forked child there is no such thread, and its locks may be held for ever.
-
-        >>> collector = AutoCollector(store)
-        >>> collector.close()
         """
         if os.getpid() != self._pid:
             return

@@ -2,6 +2,8 @@
 
 Everything here is a NamedTuple: it prints, compares, unpacks and ``_replace``s.
 Times are milliseconds since 1970 by the engine's clock and end in ``_ms``.
+
+The examples use ``session`` and ``store`` as those of ``Session`` do.
 """
 
 from __future__ import annotations

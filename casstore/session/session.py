@@ -397,9 +397,9 @@ class Session:
     def renew_lease(self, lease: Lease, ttl_ms: int) -> Lease:
         """Hold it until ``ttl_ms`` from now; LeaseLostError unless it is current and live.
 
-        >>> lease = session.claim_lease("worker-1", ttl_ms=1_000)
-        >>> lease = session.renew_lease(lease, ttl_ms=30_000)
-        >>> lease.expires_at_ms - lease.claimed_at_ms >= 30_000
+        >>> lease = session.claim_lease("worker-1", ttl_ms=30_000)
+        >>> lease = session.renew_lease(lease, ttl_ms=60_000)
+        >>> lease.expires_at_ms - lease.claimed_at_ms >= 60_000
         True
         """
         return leases.renew(self._runtime, self.id, lease, ttl_ms)

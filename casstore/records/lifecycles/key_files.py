@@ -48,7 +48,7 @@ class FileKeys:
 
     >>> life = Lifecycles(store, keys=FileKeys(place / "keys"))
     >>> ref = life.users.put("anna", "address", "Ulm")
-    >>> life.users.erase("anna").keys_destroyed  # from now on no backup can be read either
+    >>> life.users.erase("anna").keys_destroyed  # what backups have of it is unreadable now
     1
     """
 

@@ -1,4 +1,7 @@
-"""What goes into a session log and what comes out: plain data, no behaviour."""
+"""What goes into a session log and what comes out: plain data, no behaviour.
+
+The examples use ``log`` as those of ``SessionLog`` do.
+"""
 
 from __future__ import annotations
 

@@ -479,9 +479,9 @@ class SessionLog:
     def renew_lease(self, lease: Lease, ttl_ms: int) -> Lease:
         """Hold it until ``ttl_ms`` from now; LeaseLostError unless it is current and live.
 
-        >>> lease = log.claim_lease("chat", "worker-1", 1_000)
-        >>> lease = log.renew_lease(lease, 30_000)
-        >>> lease.expires_at_ms - lease.claimed_at_ms >= 30_000
+        >>> lease = log.claim_lease("chat", "worker-1", 30_000)
+        >>> lease = log.renew_lease(lease, 60_000)
+        >>> lease.expires_at_ms - lease.claimed_at_ms >= 60_000
         True
         """
         leases.check_lease(lease)

@@ -2,6 +2,8 @@
 
 Everything here is a NamedTuple. Times are milliseconds since 1970 by the engine's clock and
 end in ``_ms``; they are told, never compared: orders come from counters.
+
+The examples use ``runs`` as those of ``Runs`` do.
 """
 
 from __future__ import annotations

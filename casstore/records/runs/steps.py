@@ -1,6 +1,8 @@
 """What can be done to a thread, as plain data: any number of steps are one write.
 
 Each step sees what those before it did. One that is refused ends all of them.
+
+The examples use ``runs`` as those of ``Runs`` do.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ class Context(NamedTuple):
 
     >>> context = Context("helper", bot_id="bot", conversation_id="c1", actor_id="anna")
     >>> entry = state.scope(context, "actor").put("language", "de")
-    >>> other = context._replace(actor_id="ben")
-    >>> state.scope(other, "actor").find("language") is None
+    >>> ben = context._replace(actor_id="ben")
+    >>> state.scope(ben, "actor").find("language") is None
     True
     """
 
