@@ -4,6 +4,10 @@
 value by path, ``diff`` two; ``commit`` steps to a ``session``. Every error is a
 ``CasstoreError``; ``casstore.errors`` has them all. ``casstore.aio`` is the same for
 asyncio.
+
+The examples in docstrings use these names as they are (``from casstore import …``), those of
+the module that they stand in, and ``store``, an open store. In it is ``session``, of two steps:
+a question, and its answer. What else they use stands in the docstring of their class.
 """
 
 from __future__ import annotations

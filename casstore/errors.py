@@ -26,7 +26,14 @@ def render_path(path: Sequence[PathStep]) -> str:
 
 
 class CasstoreError(Exception):
-    """The root of all errors that casstore raises on purpose."""
+    """The root of all errors that casstore raises on purpose.
+
+    >>> try:
+    ...     casstore.open(place / "nowhere", create=False)
+    ... except casstore.CasstoreError as exc:
+    ...     type(exc).__name__
+    'StoreNotFoundError'
+    """
 
     exit_code = 70
 

@@ -83,8 +83,7 @@ def open(
     dictionaries now and then, in a thread of its own, as content grows; ``auto_pack``
     does so with ``pack``, for programs that run long and have nobody else to call it.
 
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as place, open(place) as store:
+    >>> with casstore.open(place / "new") as store:
     ...     name = store.put_value({"role": "user", "text": "hello"})
     ...     store.get_value(name)["text"]
     'hello'
@@ -177,6 +176,15 @@ class Store:
     """Blobs and values by digest. Use as a context manager, or call ``close``.
 
     ``Store(engine)`` runs on any engine; ``casstore.open`` is the usual way to one.
+
+    The examples of its methods use ``store``, an open store, and ``place``, a directory. In the
+    store is the session ``s``: a question, labelled ``start``, and then the answer.
+
+    >>> digest = store.put_value({"role": "user", "text": "hello"})
+    >>> store.get_value(digest)["text"]
+    'hello'
+    >>> store.session("s").head().leaf
+    'left'
     """
 
     def __init__(self, engine: Engine, *, close: Callable[[], None] | None = None) -> None:
@@ -187,13 +195,23 @@ class Store:
 
     @property
     def engine(self) -> Engine:
-        """Where this store keeps its objects and rows; ClosedError once it is closed."""
+        """Where this store keeps its objects and rows; ClosedError once it is closed.
+
+        >>> store.engine.path == str(place / "store")
+        True
+        """
         if self._open_engine is None:
             raise ClosedError("this store is closed")
         return self._open_engine
 
     def close(self) -> None:
-        """Let go of the files. Closing twice is allowed."""
+        """Let go of the files. Closing twice is allowed.
+
+        >>> store.close()
+        >>> store.put_blob(b"too late")
+        Traceback (most recent call last):
+        casstore.errors.ClosedError: this store is closed
+        """
         with self._closing:
             if self._open_engine is not None:
                 self._open_engine = None
@@ -211,11 +229,20 @@ class Store:
         self.close()
 
     def flush(self) -> None:
-        """Make all written so far survive a power loss; at ``process`` until the next write."""
+        """Make all written so far survive a power loss; at ``process`` until the next write.
+
+        >>> with casstore.open(place / "quick", "process") as quick:
+        ...     digests = [quick.put_blob(b"%d" % number) for number in range(100)]
+        ...     quick.flush()  # one flush for all
+        """
         self.engine.flush()
 
     def train_dictionary(self) -> DictionaryReport:
-        """Train a compression dictionary on what is stored; adopt it if it saves 10% or more."""
+        """Train a compression dictionary on what is stored; adopt it if it saves 10% or more.
+
+        >>> store.train_dictionary().adopted is None  # there is too little to learn from
+        True
+        """
         from casstore.engine.lmdb.engine import LmdbEngine
 
         engine = self.engine
@@ -229,6 +256,11 @@ class Store:
         What was stored within ``min_age_ms`` is left as it is. In short steps, beside running
         readers and writers; it can be stopped at any moment. ``maintenance.pack`` is the
         same and tells how far it has come.
+
+        >>> digests = [store.put_value({"step": step}) for step in range(100)]
+        >>> report = store.pack(min_age_ms=0)
+        >>> report.slabs_after < report.slabs_before
+        True
         """
         engine = self.engine
         if not isinstance(engine, Packing):
@@ -240,7 +272,12 @@ class Store:
     # --- putting ------------------------------------------------------------------------
 
     def put_blob(self, content: bytes) -> Digest:
-        """Store opaque bytes; ``b3sum`` of them prints the digest."""
+        """Store opaque bytes; ``b3sum`` of them prints the digest.
+
+        >>> digest = store.put_blob(b"hello")
+        >>> digest == Digest.of_blob(b"hello")
+        True
+        """
         if type(content) is not bytes:
             raise InvalidInputError(f"a blob is made of bytes, not {type(content).__name__}")
         if len(content) >= CHUNKED_BLOB_MIN_BYTES:
@@ -250,14 +287,25 @@ class Store:
         return digest
 
     def put_value(self, value: Any) -> Digest:
-        """Store a value: dict, list, str, bytes, int, float, bool, None and Link."""
+        """Store a value: dict, list, str, bytes, int, float, bool, None and Link.
+
+        The order of keys does not matter: equal values have one digest, and are stored once.
+
+        >>> store.put_value({"a": 1, "b": [2, None]}) == store.put_value({"b": [2, None], "a": 1})
+        True
+        """
         writer = PieceWriter()
         digest = Digest(splitting.split(value, writer.emit))
         writer.flush(self.engine)
         return digest
 
     def put_many(self, items: Iterable[Any]) -> list[Digest]:
-        """Store many at once, all or none: ``bytes`` as blobs, anything else as values."""
+        """Store many at once, all or none: ``bytes`` as blobs, anything else as values.
+
+        >>> image, message = store.put_many([b"pixels", {"role": "user", "text": "look"}])
+        >>> store.get_blob(image), store.get_value(message)["text"]
+        (b'pixels', 'look')
+        """
         if not isinstance(items, Iterable) or isinstance(items, str | bytes | dict):
             # One of these is a single value, and would be stored piecemeal.
             raise InvalidInputError(f"blobs and values are a list, not {type(items).__name__}")
@@ -274,19 +322,38 @@ class Store:
         return digests
 
     def put_stream(self, source: BinaryIO) -> Digest:
-        """Store everything a binary file has to give, as one blob, in little memory."""
+        """Store everything a binary file has to give, as one blob, in little memory.
+
+        >>> file = place / "large.bin"
+        >>> file.write_bytes(b"all of it" * 100_000)
+        900000
+        >>> with file.open("rb") as source:
+        ...     digest = store.put_stream(source)
+        >>> digest == Digest.of_blob(file.read_bytes())
+        True
+        """
         return blobs.put_stream(self.engine, source)
 
     # --- getting --------------------------------------------------------------------------
 
     def get_blob(self, digest: bytes, *, max_bytes: int = DEFAULT_MAX_BYTES) -> bytes:
-        """The content of a blob, verified; LimitError if it is longer than ``max_bytes``."""
+        """The content of a blob, verified; LimitError if it is longer than ``max_bytes``.
+
+        >>> digest = store.put_blob(b"hello")
+        >>> store.get_blob(digest)
+        b'hello'
+        """
         _check_limit(max_bytes)
         reader = PieceReader(self.engine)
         return blobs.read_blob(reader, digest, reader.get(digest), max_bytes=max_bytes)
 
     def get_value(self, digest: bytes, *, max_bytes: int = DEFAULT_MAX_BYTES) -> Any:
-        """A value, verified; LimitError if it takes more than ``max_bytes``."""
+        """A value, verified; LimitError if it takes more than ``max_bytes``.
+
+        >>> digest = store.put_value(["a", 1, None])
+        >>> store.get_value(digest)
+        ['a', 1, None]
+        """
         _check_limit(max_bytes)
         reader = PieceReader(self.engine)
         return values.read_value(reader, digest, reader.get(digest), max_bytes=max_bytes)
@@ -294,7 +361,12 @@ class Store:
     def get_many(
         self, digests: Sequence[bytes], *, max_bytes: int = DEFAULT_MAX_BYTES
     ) -> list[Any]:
-        """Many at once, in order, each as ``put_many`` took it."""
+        """Many at once, in order, each as ``put_many`` took it.
+
+        >>> digests = store.put_many([b"a blob", ["a", "value"]])
+        >>> store.get_many(digests)
+        [b'a blob', ['a', 'value']]
+        """
         _check_limit(max_bytes)
         digests = _listed(digests)
         reader = PieceReader(self.engine)
@@ -306,12 +378,25 @@ class Store:
         return got
 
     def open_blob(self, digest: bytes) -> io.BufferedReader:
-        """A blob as a seekable file; each part is verified before it is given."""
+        """A blob as a seekable file; each part is verified before it is given.
+
+        >>> digest = store.put_blob(b"0123456789" * 100_000)
+        >>> with store.open_blob(digest) as file:
+        ...     at = file.seek(500_005)
+        ...     file.read(5)
+        b'56789'
+        """
         reader = PieceReader(self.engine)
         return io.BufferedReader(blobs.BlobReader(reader, digest, reader.get(digest)))
 
     def view(self, digest: bytes, *, max_bytes: int = DEFAULT_MAX_BYTES) -> Any:
-        """A large list or map, read on demand: see ``View``. Other values come as they are."""
+        """A large list or map, read on demand: see ``View``. Other values come as they are.
+
+        >>> digest = store.put_value([{"step": step} for step in range(10_000)])
+        >>> view = store.view(digest)
+        >>> view[9_000]["step"], len(view)
+        (9000, 10000)
+        """
         from casstore.objects import view
 
         _check_limit(max_bytes)
@@ -319,7 +404,12 @@ class Store:
         return view.open_view(reader, digest, reader.get(digest), max_bytes)
 
     def missing(self, digests: Sequence[bytes]) -> list[Digest]:
-        """Those of ``digests`` that are not in the store."""
+        """Those of ``digests`` that are not in the store.
+
+        >>> here, elsewhere = store.put_blob(b"here"), Digest.of_blob(b"elsewhere")
+        >>> store.missing([here, elsewhere]) == [elsewhere]
+        True
+        """
         digests = _listed(digests)
         return [Digest(digest) for digest in self.engine.missing(digests)]
 
@@ -333,6 +423,11 @@ class Store:
 
         Reads and writes only the pieces on the way; the result has the digest that
         storing the changed value whole would give.
+
+        >>> old = store.put_value({"name": "draft", "steps": ["plan", "write"]})
+        >>> new = store.edit(old, Set(["name"], "report"), Append(["steps"], "read again"))
+        >>> store.get_value(new)
+        {'name': 'report', 'steps': ['plan', 'write', 'read again']}
         """
         from casstore.objects import edit
 
@@ -349,7 +444,13 @@ class Store:
     def diff(
         self, old: bytes, new: bytes, *, max_bytes: int = DEFAULT_MAX_BYTES
     ) -> Iterator[Change]:
-        """The changes that turn ``old`` into ``new``; reads only the pieces that differ."""
+        """The changes that turn ``old`` into ``new``; reads only the pieces that differ.
+
+        >>> old = store.put_value({"cwd": "/repo", "open": ["a.py"]})
+        >>> new = store.put_value({"cwd": "/repo", "open": ["a.py", "b.py"]})
+        >>> [(change.op, change.path, change.after) for change in store.diff(old, new)]
+        [('added', ('open', 1), 'b.py')]
+        """
         from casstore.objects import diff
 
         _check_limit(max_bytes)
@@ -368,7 +469,12 @@ class Store:
         return self._made_runtime
 
     def session(self, session_id: str) -> Session:
-        """A handle on one session; nothing is read or written yet."""
+        """A handle on one session; nothing is read or written yet.
+
+        >>> session = store.session("new")
+        >>> session.head() is None  # the first commit makes it
+        True
+        """
         from casstore.session.session import Session
 
         return Session(self._runtime, session_id)
@@ -390,6 +496,10 @@ class Store:
 
         A session needs no creating before the first commit. ``subjects`` say whom it is
         about; they are added also to a session that is there. With ``ttl_ms`` it expires.
+
+        >>> meta = store.create_session("trip", name="A trip to Rome", model="model-1")
+        >>> store.create_session("trip", name="Another").name
+        'A trip to Rome'
         """
         from casstore.session import catalogue
 
@@ -409,7 +519,12 @@ class Store:
     def sessions(
         self, *, after: str | None = None, limit: int | None = None, prefix: str = ""
     ) -> Iterator[SessionInfo]:
-        """All sessions in order of id, from behind ``after`` on; read a page at a time."""
+        """All sessions in order of id, from behind ``after`` on; read a page at a time.
+
+        >>> head = store.fork("s", "t")
+        >>> [(info.meta.session, info.first_user_message) for info in store.sessions()]
+        [('s', 'which way?'), ('t', 'which way?')]
+        """
         from casstore.session import catalogue
 
         return catalogue.list_sessions(self._runtime, after, limit, prefix)
@@ -418,6 +533,11 @@ class Store:
         """Take a session away for good; False if it is not there. Its id is not given again.
 
         What forks of it share stays; the rest is garbage from then on.
+
+        >>> store.delete_session("s")
+        True
+        >>> list(store.sessions())
+        []
         """
         from casstore.session import catalogue
 
@@ -437,6 +557,13 @@ class Store:
         With ``node`` the fork ends in that node and has only the path to it. It is about
         whom the source is about, or about the ``subjects`` given. Whatever the session's
         length, one row is written; afterwards the two go their own ways.
+
+        >>> store.fork("s", "another way", at="start").leaf
+        'ask'
+        >>> fork = store.session("another way")
+        >>> result = fork.commit(Commit(append=[NodeDraft("right", "right")], lease=UNFENCED))
+        >>> [node.id for node in fork.nodes()], [node.id for node in store.session("s").nodes()]
+        (['ask', 'right'], ['ask', 'left'])
         """
         from casstore.session import forks
         from casstore.session.attempts import settled
@@ -444,7 +571,12 @@ class Store:
         return settled(lambda: forks.fork(self._runtime, source, target, at, node, subjects))
 
     def sessions_about(self, subject: str) -> Iterator[str]:
-        """The ids of the sessions about somebody, found without looking at others."""
+        """The ids of the sessions about somebody, found without looking at others.
+
+        >>> meta = store.create_session("trip", subjects=["anna"])
+        >>> list(store.sessions_about("anna"))
+        ['trip']
+        """
         from casstore.session import subjects
 
         return subjects.sessions_of(self._runtime, subject)
@@ -458,6 +590,10 @@ class Store:
 
         Each side is a session (its head), a session id with a revision or label, or the
         digest of a manifest.
+
+        >>> found = store.compare(("s", "start"), "s")
+        >>> [node.id for node in found.added], found.ancestor.id
+        (['left'], 'ask')
         """
         from casstore.session import compare
         from casstore.session.attempts import settled
@@ -483,6 +619,10 @@ class Store:
         """Let a name keep an object and all it links to, for good.
 
         NameTakenError if the name keeps another one, unless ``move``.
+
+        >>> tag = store.tag("release", store.session("s").head().manifest, note="what we shipped")
+        >>> store.compare(tag.digest, "s").equal
+        True
         """
         from casstore.session import pins
 
@@ -494,6 +634,11 @@ class Store:
         """Let a name keep an object and all it links to, for ``ttl_ms``; given again, anew.
 
         NameTakenError if the name is a tag of another object.
+
+        >>> digest = store.put_value({"plan": "not in a session yet"})
+        >>> pin = store.pin("worker-1/plan", digest, ttl_ms=3_600_000)
+        >>> pin.expires_at_ms - pin.created_at_ms
+        3600000
         """
         from casstore.session import pins
 
@@ -502,19 +647,37 @@ class Store:
         )
 
     def unpin(self, name: str) -> bool:
-        """Take a tag or pin away; False if there is none."""
+        """Take a tag or pin away; False if there is none.
+
+        >>> pin = store.pin("worker-1/plan", store.put_blob(b"a plan"))
+        >>> store.unpin("worker-1/plan"), store.unpin("worker-1/plan")
+        (True, False)
+        """
         from casstore.session import pins
 
         return pins.remove(self._runtime, name)
 
     def find_pin(self, name: str) -> Pin | None:
-        """A tag or pin; None if there is none, or its time is up."""
+        """A tag or pin; None if there is none, or its time is up.
+
+        >>> tag = store.tag("release", store.session("s").head().manifest)
+        >>> store.find_pin("release") == tag
+        True
+        >>> store.find_pin("nothing") is None
+        True
+        """
         from casstore.session import pins
 
         return pins.find(self._runtime, name)
 
     def pins(self, *, prefix: str = "", expired: bool = False) -> Iterator[Pin]:
-        """Tags and pins by name; those whose time is up only with ``expired``."""
+        """Tags and pins by name; those whose time is up only with ``expired``.
+
+        >>> for name in ("worker-1/plan", "worker-2/plan", "worker-2/notes"):
+        ...     pin = store.pin(name, store.put_blob(b"work"))
+        >>> [pin.name for pin in store.pins(prefix="worker-2/")]
+        ['worker-2/notes', 'worker-2/plan']
+        """
         from casstore.session import pins
 
         return pins.list_pins(self._runtime, prefix, expired=expired)

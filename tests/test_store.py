@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import doctest
 import importlib
 import inspect
 import io
@@ -506,26 +505,6 @@ def undocumented(module: str) -> list[str]:
 def test_everything_public_has_a_docstring() -> None:
     assert len(MODULES) > 20
     assert [name for module in MODULES for name in undocumented(module)] == []
-
-
-def has_examples(module: str) -> bool:
-    place = ROOT.parent.joinpath(*module.split("."))
-    source = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
-    return ">>>" in source.read_text()
-
-
-WITH_EXAMPLES = [module for module in ("casstore", *MODULES) if has_examples(module)]
-
-
-def test_there_are_examples_to_run() -> None:
-    assert len(WITH_EXAMPLES) >= 4
-
-
-@pytest.mark.parametrize("module", WITH_EXAMPLES)
-def test_the_examples_in_docstrings_run(module: str) -> None:
-    failures, attempted = doctest.testmod(importlib.import_module(module))
-    assert attempted > 0
-    assert failures == 0
 
 
 @pytest.mark.parametrize(

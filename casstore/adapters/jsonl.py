@@ -91,6 +91,14 @@ def import_jsonl(
     longer than ``max_line_bytes``: nothing was written then. With ``skip_bad`` such lines are
     left out and counted. SessionExistsError if there is a session of that id that was not
     imported. Raising from ``progress`` stops between two commits; the next call goes on there.
+
+    >>> talk = place / "talk.jsonl"
+    >>> said = talk.write_text('{"role": "user", "content": "hello"}')
+    >>> report = import_jsonl(store, talk)
+    >>> report.session, report.imported
+    ('talk', 1)
+    >>> import_jsonl(store, talk).imported  # again: only what is new
+    0
     """
     if format != "auto" and format not in _FORMATS:
         raise InvalidInputError(f"a format is auto or one of {', '.join(_FORMATS)}, not {format!r}")

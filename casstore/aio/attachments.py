@@ -11,7 +11,18 @@ from casstore.session.data import Attachment
 
 
 class AsyncAttachments:
-    """``Attachments`` whose operations are awaited."""
+    """``Attachments`` whose operations are awaited.
+
+    >>> import asyncio, casstore.aio
+    >>> async def main():
+    ...     async with casstore.aio.open(place / "new") as store:
+    ...         session = store.session("s")
+    ...         image = await session.attachments.put(b"pixels")
+    ...         await session.commit(Commit(attachments=[image.id], lease=UNFENCED))
+    ...         return (await session.attachments.find(image.id)).state
+    >>> asyncio.run(main())
+    'committed'
+    """
 
     def __init__(self, run: Run, attachments: Attachments) -> None:
         self._run = run

@@ -11,7 +11,18 @@ from casstore.session.queue import AFTER_TURN, EXCLUSIVE, IDLE, Queue
 
 
 class AsyncQueue:
-    """A ``Queue`` whose operations are awaited."""
+    """A ``Queue`` whose operations are awaited.
+
+    >>> import asyncio, casstore.aio
+    >>> async def main():
+    ...     async with casstore.aio.open(place / "new") as store:
+    ...         session = store.session("s")
+    ...         await session.queue.enqueue(["fix the test"])
+    ...         lease = await session.claim_lease("worker-1", ttl_ms=30_000)
+    ...         return (await session.queue.claim(lease)).batches[0].items
+    >>> asyncio.run(main())
+    ('fix the test',)
+    """
 
     def __init__(self, run: Run, queue: Queue) -> None:
         self._run = run

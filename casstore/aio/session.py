@@ -32,7 +32,19 @@ from casstore.session.session import Session
 
 
 class AsyncNodes:
-    """``Nodes`` whose reads are awaited. Slices are ``AsyncNodes`` too and read nothing."""
+    """``Nodes`` whose reads are awaited. Slices are ``AsyncNodes`` too and read nothing.
+
+    >>> import asyncio, casstore.aio
+    >>> async def main():
+    ...     async with casstore.aio.open(place / "new") as store:
+    ...         session = store.session("s")
+    ...         drafts = [NodeDraft(str(n), n) for n in range(5)]
+    ...         await session.commit(Commit(append=drafts, lease=UNFENCED))
+    ...         nodes = await session.nodes()
+    ...         return len(nodes), [node.payload async for node in nodes[-2:]]
+    >>> asyncio.run(main())
+    (5, [3, 4])
+    """
 
     def __init__(self, run: Run, nodes: Nodes) -> None:
         self._run = run
@@ -63,7 +75,18 @@ class AsyncNodes:
 
 
 class AsyncSessionState(NamedTuple):
-    """A ``SessionState`` whose nodes are awaited."""
+    """A ``SessionState`` whose nodes are awaited.
+
+    >>> import asyncio, casstore.aio
+    >>> async def main():
+    ...     async with casstore.aio.open(place / "new") as store:
+    ...         session = store.session("s")
+    ...         await session.commit(Commit(append=[NodeDraft("a", "hello")], lease=UNFENCED))
+    ...         state = await session.load()
+    ...         return state.leaf, [node.payload async for node in state.nodes]
+    >>> asyncio.run(main())
+    ('a', ['hello'])
+    """
 
     head: Head
     checkpoint: Checkpoint
@@ -78,6 +101,16 @@ class AsyncSession:
 
     A call that is cancelled while it writes cannot take the write back: its thread goes
     on, and what it does is done or not as if nobody had cancelled.
+
+    >>> import asyncio, casstore.aio
+    >>> async def main():
+    ...     async with casstore.aio.open(place / "new") as store:
+    ...         session = store.session("s")
+    ...         moved = asyncio.create_task(session.wait(after=0))
+    ...         await session.commit(Commit(append=[NodeDraft("a", "hello")], lease=UNFENCED))
+    ...         return (await moved).revision
+    >>> asyncio.run(main())
+    1
     """
 
     def __init__(self, run: Run, changes: Changes, session: Session) -> None:

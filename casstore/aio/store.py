@@ -38,6 +38,14 @@ def open(path: str | os.PathLike[str], durability: str = "full", **options: Any)
     """An ``AsyncStore`` on ``path``; options as for ``casstore.open``.
 
     Opening happens in ``async with`` (or ``await store.start()``), off the event loop.
+
+    >>> import asyncio, casstore.aio
+    >>> async def main():
+    ...     async with casstore.aio.open(place / "new") as store:
+    ...         name = await store.put_value({"text": "hello"})
+    ...         return await store.get_value(name)
+    >>> asyncio.run(main())
+    {'text': 'hello'}
     """
     return AsyncStore(partial(sync.open, path, durability, **options))
 
@@ -59,7 +67,16 @@ class _Opening:
 
 
 class AsyncStore:
-    """A ``Store`` whose operations are awaited, on any number of event loops."""
+    """A ``Store`` whose operations are awaited, on any number of event loops.
+
+    >>> import asyncio, casstore.aio
+    >>> async def main():
+    ...     async with casstore.aio.open(place / "new") as store:
+    ...         digests = await asyncio.gather(*[store.put_blob(b"%d" % n) for n in range(10)])
+    ...         return await store.get_many(digests[:2])
+    >>> asyncio.run(main())
+    [b'0', b'1']
+    """
 
     def __init__(self, opener: Callable[[], sync.Store]) -> None:
         self._opener = opener
@@ -359,7 +376,16 @@ def _forked() -> ForkedError:
 
 
 class AsyncView:
-    """A ``View`` whose reads are awaited."""
+    """A ``View`` whose reads are awaited.
+
+    >>> import asyncio, casstore.aio
+    >>> async def main():
+    ...     async with casstore.aio.open(place / "new") as store:
+    ...         view = await store.view(await store.put_value([{"n": n} for n in range(1000)]))
+    ...         return len(view), await view.slice(998, 1000)
+    >>> asyncio.run(main())
+    (1000, [{'n': 998}, {'n': 999}])
+    """
 
     def __init__(self, run: Run, view: View) -> None:
         self._run = run
@@ -394,7 +420,17 @@ class AsyncView:
 
 
 class AsyncBlob:
-    """An open blob whose reads are awaited."""
+    """An open blob whose reads are awaited.
+
+    >>> import asyncio, casstore.aio
+    >>> async def main():
+    ...     async with casstore.aio.open(place / "new") as store:
+    ...         blob = await store.open_blob(await store.put_blob(b"0123456789"))
+    ...         await blob.seek(5)
+    ...         return await blob.read()
+    >>> asyncio.run(main())
+    b'56789'
+    """
 
     def __init__(self, run: Run, blob: io.BufferedReader) -> None:
         self._run = run

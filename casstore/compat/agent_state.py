@@ -59,7 +59,15 @@ def _opened(path: Path) -> Store:
 
 
 class AgentSession(_OnStore):
-    """Working state of one session in memory, and checkpoints promoted from it."""
+    """Working state of one session in memory, and checkpoints promoted from it.
+
+    >>> work = AgentSession("s1", user_id="anna", store=store)
+    >>> work.set_working("subtask", "report")
+    >>> checkpoint = work.checkpoint(label="done", include_keys=["subtask"])
+    >>> work.close()
+    >>> AgentSession.restore("s1", store=store).get_checkpoint("done")
+    {'subtask': 'report'}
+    """
 
     def __init__(
         self, session_id: str, user_id: str | None = None, *, store: Store | None = None
@@ -129,7 +137,13 @@ class AgentSession(_OnStore):
 
 
 class UserStore(_OnStore):
-    """Data of users, apart from checkpoints; encrypted if there are keys."""
+    """Data of users, apart from checkpoints; encrypted if there are keys.
+
+    >>> users = UserStore(store=store)
+    >>> users.set("anna", "email", "anna@example.org")
+    >>> users.get("anna", "email"), users.delete_user("anna")
+    ('anna@example.org', 1)
+    """
 
     def __init__(self, *, store: Store | None = None, keys: KeyStore | None = None) -> None:
         super().__init__(store, keys)

@@ -21,7 +21,15 @@ _Told = tuple[bool, str | None]
 
 
 class PersistentStateStore:
-    """State of runners, as LangBot's host and its State API call for it."""
+    """State of runners, as LangBot's host and its State API call for it.
+
+    >>> states = PersistentStateStore(store)
+    >>> where = ("actor:helper:anna", "language")
+    >>> asyncio.run(states.state_set(*where, "de", "helper", "binding-1", "actor"))
+    (True, None)
+    >>> asyncio.run(states.state_get(*where))
+    'de'
+    """
 
     def __init__(self, store: Store) -> None:
         self._tables = Tables(store)

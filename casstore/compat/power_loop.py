@@ -154,7 +154,14 @@ def _known(session_id: str) -> Iterator[None]:
 
 
 class SessionStore:
-    """Sessions and their messages; a context manager. Safe from many threads and processes."""
+    """Sessions and their messages; a context manager. Safe from many threads and processes.
+
+    >>> with SessionStore.open(place / "sessions") as sessions:
+    ...     name = sessions.create_session(system_prompt="be brief")
+    ...     number = sessions.append_message(name, role="user", content="hello")
+    ...     [message.content for message in sessions.load_active_messages(name)]
+    ['hello']
+    """
 
     def __init__(
         self, store: Store, path: str = _MEMORY, *, depth_limit: int = MAX_SPAWN_DEPTH

@@ -52,7 +52,13 @@ Resolver = Callable[[int, bytes], Any]
 
 
 class Link(NamedTuple):
-    """A pointer at another object, stored inside a value. It keeps its target alive."""
+    """A pointer at another object, stored inside a value. It keeps its target alive.
+
+    >>> image = store.put_blob(b"pixels")
+    >>> message = store.put_value({"role": "user", "image": Link(image)})
+    >>> store.get_blob(store.get_value(message)["image"].digest)
+    b'pixels'
+    """
 
     digest: Digest
 

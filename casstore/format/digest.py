@@ -24,12 +24,21 @@ class Digest(bytes):
 
     @classmethod
     def known(cls, raw: bytes) -> Digest:
-        """What is a digest for sure, because it was hashed or looked up as one."""
+        """What is a digest for sure, because it was hashed or looked up as one.
+
+        >>> Digest.known(bytes(32)) == Digest(bytes(32))
+        True
+        """
         return bytes.__new__(cls, raw)
 
     @classmethod
     def from_hex(cls, text: str) -> Digest:
-        """Read 64 hexadecimal digits; anything else is refused by name."""
+        """Read 64 hexadecimal digits; anything else is refused by name.
+
+        >>> digest = Digest.of_blob(b"hello")
+        >>> Digest.from_hex(str(digest)) == digest
+        True
+        """
         try:
             # fromhex skips white space; only 64 digits leave 32 bytes of 64 characters.
             return cls(bytes.fromhex(text) if len(text) == 2 * DIGEST_BYTES else b"")
@@ -38,7 +47,11 @@ class Digest(bytes):
 
     @classmethod
     def of_blob(cls, content: bytes) -> Digest:
-        """Name opaque bytes."""
+        """Name opaque bytes.
+
+        >>> Digest.of_blob(b"hello") == store.put_blob(b"hello")
+        True
+        """
         return bytes.__new__(cls, plain_hash(content))
 
     def __str__(self) -> str:

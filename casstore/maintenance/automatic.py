@@ -25,10 +25,13 @@ DEFAULT_INTERVAL_S: Final = 5.0
 class AutoCollector:
     """Collects in the background while it is open: use it as a context manager.
 
-    >>> import casstore, tempfile
-    >>> with tempfile.TemporaryDirectory() as place, casstore.open(place) as store:
-    ...     with AutoCollector(store, every_commits=1000):
-    ...         digest = store.put_blob(b"agents are at work here")
+    >>> from queue import SimpleQueue
+    >>> reports = SimpleQueue()
+    >>> digest = store.put_blob(b"nobody refers to this")
+    >>> often = {"every_commits": 1, "interval_s": 0.01, "grace_ms": 0}
+    >>> with AutoCollector(store, **often, on_report=reports.put):
+    ...     reports.get(timeout=60).objects_swept  # agents are at work here
+    1
     """
 
     def __init__(

@@ -44,6 +44,14 @@ def backup(
     puts the new backup in its place at once, or ``update`` brings it up to date: then only
     what it lacks is copied, session by session, and what is gone from the store goes from the
     backup. If it is not an earlier state of the store, SessionDivergedError says so.
+
+    >>> report = backup(store, place / "saved")
+    >>> result = session.commit(Commit(append=[NodeDraft("why", "why left?")], lease=UNFENCED))
+    >>> backup(store, place / "saved", update=True).updated
+    True
+    >>> with casstore.open(place / "saved") as saved:
+    ...     saved.session("s").head().leaf
+    'why'
     """
     check_store(store)
     for flag in (update, replace, compact):

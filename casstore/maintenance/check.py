@@ -94,6 +94,10 @@ def check(
     ``since_last`` looks only at objects that came after the last check of this level, or a
     stricter one, that found no error. ``share`` and ``seed`` are for level ``sample``: how
     many of the objects, and which. At most ``max_findings`` are kept; the rest is counted.
+
+    >>> report = check(store, level="full")
+    >>> report.sound, report.findings
+    (True, ())
     """
     check_store(store)
     engine = store.engine

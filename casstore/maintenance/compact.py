@@ -48,6 +48,12 @@ def compact(
     Needs room for the new file beside the old one. BusyError if the store is open anywhere and
     is not closed within ``wait_s``. After any error, and if ``progress`` raises, the store is
     what it was.
+
+    >>> digests = [store.put_blob(b"%d" % number * 2000) for number in range(100)]
+    >>> store.close()
+    >>> report = compact(place / "store", wait_s=10)
+    >>> report.file_bytes_after < report.file_bytes_before
+    True
     """
     if not isinstance(wait_s, int | float) or not 0 <= wait_s < float("inf"):
         raise InvalidInputError(f"a time to wait of 0 seconds or more, not {wait_s!r}")

@@ -33,6 +33,11 @@ def list_condemned(store: Store, *, session: str | None = None) -> Iterator[Cond
     """All attachments whose bytes are elsewhere and may be deleted, or those of one session.
 
     Sessions that were deleted included. Reads all rows of attachments.
+
+    >>> video = session.attachments.intend("video-1", uri="s3://bucket/video-1")
+    >>> deleted = store.delete_session("s")
+    >>> [one.uri for one in list_condemned(store)]
+    ['s3://bucket/video-1']
     """
     check_store(store)
     start = b"" if session is None else keys.session_key(session)
@@ -53,7 +58,14 @@ def _listed(store: Store, start: bytes, stop: bytes | None) -> Iterator[Condemne
 
 
 def forget_condemned(store: Store, condemned: Condemned) -> bool:
-    """Remove the row once the bytes are deleted; False if it is not there any more."""
+    """Remove the row once the bytes are deleted; False if it is not there any more.
+
+    >>> video = session.attachments.intend("video-1", uri="s3://bucket/video-1")
+    >>> deleted = store.delete_session("s")
+    >>> for one in list_condemned(store):  # delete the bytes at one.uri, and then
+    ...     forget_condemned(store, one)
+    True
+    """
     check_store(store)
     if not isinstance(condemned, Condemned):
         raise InvalidInputError(f"what is forgotten is a Condemned, not {type(condemned).__name__}")

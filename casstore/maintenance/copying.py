@@ -122,6 +122,11 @@ def copy(
     do pins, retention and records. SessionNotFoundError if one of them is not there.
 
     InvalidInputError if both are the same store, by whatever name.
+
+    >>> copy(store, other).sessions
+    1
+    >>> [node.id for node in other.session("s").nodes()]
+    ['ask', 'left']
     """
     check_store(source)
     check_store(target)

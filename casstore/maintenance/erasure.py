@@ -112,7 +112,13 @@ class ErasedSession(NamedTuple):
 
 
 class ErasurePlan(NamedTuple):
-    """Everything about one subject, and what others share of it."""
+    """Everything about one subject, and what others share of it.
+
+    >>> names = session.add_subjects(["anna"])
+    >>> found = plan(store, "anna")
+    >>> [(gone.session, gone.revisions) for gone in found.sessions]
+    [('s', 2)]
+    """
 
     subject: str
     planned_at_ms: int
@@ -128,7 +134,13 @@ class ErasurePlan(NamedTuple):
     to_tell: tuple[str, ...] = ()
 
     def to_json(self) -> str:
-        """The plan as one document of JSON."""
+        """The plan as one document of JSON.
+
+        >>> names = session.add_subjects(["anna"])
+        >>> text = plan(store, "anna").to_json()
+        >>> ErasurePlan.from_json(text).sessions[0].session
+        's'
+        """
         told: dict[str, Any] = {"schema": SCHEMA, **self._asdict()}
         told["sessions"] = [one._asdict() for one in self.sessions]
         told["sharing"] = {
@@ -143,7 +155,12 @@ class ErasurePlan(NamedTuple):
 
     @staticmethod
     def from_json(text: str) -> ErasurePlan:
-        """The plan that ``to_json`` has spelled; InvalidInputError if it is anything else."""
+        """The plan that ``to_json`` has spelled; InvalidInputError if it is anything else.
+
+        >>> found = plan(store, "anna")
+        >>> ErasurePlan.from_json(found.to_json()) == found
+        True
+        """
         try:
             told = json.loads(text)
             if told.pop("schema") != SCHEMA:
@@ -220,6 +237,12 @@ def plan(
 
     Without ``survey`` nothing is said about sharing, which takes a pass over all objects and
     one for each 200,000 revisions of others. CorruptionError if a row cannot be read.
+
+    >>> names = session.add_subjects(["anna"])
+    >>> head = store.fork("s", "fork", subjects=[])
+    >>> found = plan(store, "anna")
+    >>> [gone.session for gone in found.sessions], found.sharing.shared_objects > 0
+    (['s'], True)
     """
     check_store(store)
     keys.id_bytes(subject, "a subject")
@@ -385,6 +408,11 @@ def execute(
     A session goes whether or not somebody holds its lease or protects it. One that is not
     about the subject any more stays. InvalidInputError, and nothing is erased, if the plan
     has records of a provider that is not given.
+
+    >>> names = session.add_subjects(["anna"])
+    >>> report = execute(store, plan(store, "anna"))
+    >>> report.sessions_deleted, [info.meta.session for info in store.sessions()]
+    (1, [])
     """
     check_store(store)
     if not isinstance(plan, ErasurePlan):

@@ -75,6 +75,12 @@ def expire_rows(
 
     ``receipts_older_than_ms`` is the age of turns that nobody will repeat any more: repeated
     after that, they are committed a second time. CorruptionError if a row cannot be read.
+
+    >>> import time
+    >>> pin = store.pin("worker-1/plan", store.put_blob(b"a plan"), ttl_ms=1)
+    >>> time.sleep(0.01)
+    >>> expire_rows(store).pins
+    1
     """
     check_store(store)
     if receipts_older_than_ms is not None and (

@@ -68,6 +68,10 @@ def export_session(
     ``at`` takes one revision alone, without ``history`` the head alone. ``have`` leaves
     out what the reader has, which makes the file thin. The file appears when it is complete
     and on the disk; an existing one stays, unless ``replace``.
+
+    >>> report = export_session(store, "s", place / "s.bundle")
+    >>> report.session, report.revisions
+    ('s', 2)
     """
     check_store(store)
     check_flag(history, "whether history comes along")
@@ -202,6 +206,12 @@ def have_of(store: Store, session: str | None = None) -> list[Digest]:
     """What a store has, in short: the manifests of one session, or of all.
 
     Each stands for all that it links to. An export with them as ``have`` leaves that out.
+
+    >>> have = have_of(store)  # what the reader of the export has
+    >>> result = session.commit(Commit(append=[NodeDraft("why", "why left?")], lease=UNFENCED))
+    >>> report = export_session(store, "s", place / "thin.bundle", have=have)
+    >>> report.thin, report.objects  # a node and a manifest
+    (True, 2)
     """
     check_store(store)
     runtime = Runtime(store)
@@ -218,7 +228,11 @@ def have_of(store: Store, session: str | None = None) -> list[Digest]:
 def write_have(
     store: Store, target_file: str | os.PathLike[str], session: str | None = None
 ) -> int:
-    """Write ``have_of`` into a file, a digest a line, to be taken to the exporter; how many."""
+    """Write ``have_of`` into a file, a digest a line, to be taken to the exporter; how many.
+
+    >>> write_have(store, place / "have.txt")  # as many as there are revisions
+    2
+    """
     names = have_of(store, session)
     try:
         with whole_file(target_file) as target:
@@ -229,7 +243,12 @@ def write_have(
 
 
 def read_have(source_file: str | os.PathLike[str]) -> list[Digest]:
-    """Read what ``write_have`` wrote; InvalidInputError if it is anything else."""
+    """Read what ``write_have`` wrote; InvalidInputError if it is anything else.
+
+    >>> count = write_have(store, place / "have.txt")
+    >>> read_have(place / "have.txt") == have_of(store)
+    True
+    """
     path = path_text(source_file)
     names: list[Digest] = []
     try:

@@ -65,7 +65,13 @@ _ON_CONFLICT: Final = (REFUSE, FAST_FORWARD)
 
 
 class ImportOutcome(Enum):
-    """What an import did."""
+    """What an import did.
+
+    >>> from casstore.maintenance.exporting import export_session
+    >>> exported = export_session(store, "s", place / "s.bundle")
+    >>> [import_session(other, place / "s.bundle").outcome.value for _ in range(2)]
+    ['created', 'unchanged']
+    """
 
     #: The session is new.
     CREATED = "created"
@@ -108,6 +114,13 @@ def import_session(
     SessionExistsError, SessionDivergedError, SessionDeletedError. Raises what
     ``verify_bundle`` raises, and ObjectsMissingError if the file is thin and leaves out
     something that this store lacks.
+
+    >>> from casstore.maintenance.exporting import export_session
+    >>> exported = export_session(store, "s", place / "s.bundle")
+    >>> import_session(other, place / "s.bundle").outcome
+    <ImportOutcome.CREATED: 'created'>
+    >>> other.session("s").head().leaf
+    'left'
     """
     check_store(store)
     if on_conflict not in _ON_CONFLICT:

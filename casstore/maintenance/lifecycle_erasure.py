@@ -66,6 +66,13 @@ class LifecycleErasure:
 
     ``rewrite`` is asked about each record of a collection that is about others as well: what
     it gives takes the place of the content, without the subject; None: the record goes.
+
+    >>> from casstore.maintenance import erasure
+    >>> ref = life.users.put("anna", "language", "en")
+    >>> providers = [LifecycleErasure()]
+    >>> found = erasure.plan(store, "anna", providers=providers)
+    >>> erasure.execute(store, found, providers=providers).records_erased
+    1
     """
 
     def __init__(

@@ -48,6 +48,14 @@ def sweep(
 
     ``max_age_ms`` has an age for each class that lets anything go. Raising from ``progress``
     stops between two pages.
+
+    >>> from casstore.records.lifecycles.user_data import NewValue
+    >>> [old] = life.users.put_many([NewValue("anna", "language", "en", at_ms=0)])
+    >>> new = life.users.put("anna", "city", "Ulm")
+    >>> sweep(life, {"identity": 30 * 86_400_000}).swept
+    1
+    >>> list(life.users.names("anna"))
+    ['city']
     """
     check_flag(dry_run, "whether nothing is removed")
     if not isinstance(max_age_ms, Mapping):

@@ -19,6 +19,11 @@ def pack(
     """Pack what was stored more than ``min_age_ms`` ago.
 
     ``progress`` is told after each step how many slabs have been rewritten.
+
+    >>> digests = [store.put_value({"step": step}) for step in range(100)]
+    >>> report = pack(store, min_age_ms=0)
+    >>> report.slabs_after < report.slabs_before
+    True
     """
     check_store(store)
     engine = store.engine

@@ -38,6 +38,11 @@ _DAYS_A_WEEK: Final = 7
 class Policy(NamedTuple):
     """What stays of a session. The head always does, so does what a policy cannot know of:
     what is protected, pinned, or needed by the holder of a live lease.
+
+    >>> from casstore.maintenance import retention
+    >>> [found] = retention.plan(store, policy=Policy(last=1, labelled=True))
+    >>> [(kept.revision, kept.reasons) for kept in found.kept]
+    [(2, ('head', 'last')), (1, ('labelled start',))]
     """
 
     #: The newest so many revisions, the head included.
@@ -90,7 +95,13 @@ def check_policy(policy: Policy) -> None:
 
 
 def set_policy(store: Store, policy: Policy | None, session: str | None = None) -> None:
-    """Set the policy of a session, or the default; None takes it away."""
+    """Set the policy of a session, or the default; None takes it away.
+
+    >>> set_policy(store, Policy(last=10, daily=7))
+    >>> set_policy(store, Policy(everything=True), "s")  # but all of this one
+    >>> find_policy(store).daily, find_policy(store, "s").everything
+    (7, True)
+    """
     check_store(store)
     if policy is not None:
         check_policy(policy)
@@ -114,7 +125,11 @@ def set_policy(store: Store, policy: Policy | None, session: str | None = None) 
 
 
 def find_policy(store: Store, session: str | None = None) -> Policy | None:
-    """The policy set for a session, or the default; None if none is set there."""
+    """The policy set for a session, or the default; None if none is set there.
+
+    >>> find_policy(store) is None  # none is set: everything stays
+    True
+    """
     check_store(store)
     key = None if session is None else keys.session_key(session)
     return decode_policy(store.engine.get_rows([keys.policy(key)])[0])

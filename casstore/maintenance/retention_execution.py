@@ -49,7 +49,15 @@ _MAX_ATTEMPTS: Final = 16
 
 
 class Skipped(NamedTuple):
-    """What was planned to go and stayed; revision None: the session as a whole."""
+    """What was planned to go and stayed; revision None: the session as a whole.
+
+    >>> from casstore.maintenance import retention
+    >>> found = retention.plan(store, policy=retention.Policy(last=1, labelled=False))
+    >>> plan = retention.Plan.from_json(list(found.to_json()))  # as it is now
+    >>> kept = session.protect("start", by="reviewer")
+    >>> [(one.session, one.revision) for one in retention.execute(store, plan).skipped]
+    [('s', 1)]
+    """
 
     session: str
     revision: int | None
@@ -57,7 +65,14 @@ class Skipped(NamedTuple):
 
 
 class RetentionReport(NamedTuple):
-    """What carrying out a plan did."""
+    """What carrying out a plan did.
+
+    >>> from casstore.maintenance import retention
+    >>> found = retention.plan(store, policy=retention.Policy(last=1, labelled=False))
+    >>> report = retention.execute(store, found)
+    >>> report.revisions_removed, report.labels_removed, report.skipped
+    (1, 1, ())
+    """
 
     sessions: int
     sessions_deleted: int
@@ -114,6 +129,13 @@ def execute(store: Store, plan: Plan, *, progress: Progress | None = None) -> Re
 
     Safe beside writers. It can be stopped at any moment and begun again. InvalidInputError if
     the plan is more than a week old, or the clock was set back by more than a day since.
+
+    >>> from casstore.maintenance import retention
+    >>> found = retention.plan(store, policy=retention.Policy(last=1, labelled=False))
+    >>> retention.execute(store, found).revisions_removed
+    1
+    >>> [entry.revision for entry in session.history()]
+    [2]
     """
     check_store(store)
     if not isinstance(plan, Plan):

@@ -19,14 +19,26 @@ SCHEMA: Final = "casstore.retention/1"
 
 
 class Kept(NamedTuple):
-    """A revision that stays, and all reasons why."""
+    """A revision that stays, and all reasons why.
+
+    >>> from casstore.maintenance import retention
+    >>> [found] = retention.plan(store, policy=retention.Policy(last=1))
+    >>> found.kept[0]
+    Kept(revision=2, reasons=('head', 'last'))
+    """
 
     revision: int
     reasons: tuple[str, ...]
 
 
 class Removed(NamedTuple):
-    """A revision that goes, as it was when that was decided."""
+    """A revision that goes, as it was when that was decided.
+
+    >>> from casstore.maintenance import retention
+    >>> [found] = retention.plan(store, policy=retention.Policy(last=1, labelled=False))
+    >>> [(gone.revision, gone.labels) for gone in found.removed]
+    [(1, ('start',))]
+    """
 
     revision: int
     #: In hexadecimal.
@@ -40,7 +52,14 @@ class Removed(NamedTuple):
 
 
 class SessionPlan(NamedTuple):
-    """What happens to one session, or to a part of its history."""
+    """What happens to one session, or to a part of its history.
+
+    >>> from casstore.maintenance import retention
+    >>> deadline = session.expire_in(0)
+    >>> [found] = retention.plan(store)
+    >>> found.session, [reason[:7] for reason in found.deleted]  # and when
+    ('s', ['expired'])
+    """
 
     session: str
     #: The policy that decided; None: none is set, and everything stays.
@@ -69,6 +88,11 @@ class Plan:
 
     A plan that ``retention.plan`` returns looks at each session when it comes to it.
     ``to_json`` gives lines to save; ``from_json`` makes a plan of them.
+
+    >>> from casstore.maintenance import retention
+    >>> found = retention.plan(store, policy=retention.Policy(last=1, labelled=False))
+    >>> [(part.session, [gone.revision for gone in part.removed]) for part in found]
+    [('s', [1])]
     """
 
     def __init__(self, planned_at_ms: int, sessions: Callable[[], Iterable[SessionPlan]]) -> None:
@@ -79,7 +103,13 @@ class Plan:
         return iter(self._sessions())
 
     def to_json(self) -> Iterator[str]:
-        """The plan as lines of JSON, without their line ends."""
+        """The plan as lines of JSON, without their line ends.
+
+        >>> from casstore.maintenance import retention
+        >>> found = retention.plan(store, policy=retention.Policy(last=1, labelled=False))
+        >>> len(list(found.to_json()))  # a line for the plan, and one for the session
+        2
+        """
         yield json.dumps({"schema": SCHEMA, "planned_at_ms": self.planned_at_ms})
         for session in self:
             yield json.dumps(_plain(session), ensure_ascii=False)
@@ -89,6 +119,12 @@ class Plan:
         """The plan that ``to_json`` has spelled, read as it is iterated over.
 
         InvalidInputError if it is anything else. An open file can be gone through once.
+
+        >>> from casstore.maintenance import retention
+        >>> found = retention.plan(store, policy=retention.Policy(last=1, labelled=False))
+        >>> saved = retention.Plan.from_json(list(found.to_json()))
+        >>> retention.execute(store, saved).revisions_removed
+        1
         """
         if not isinstance(lines, Iterable):
             raise InvalidInputError(f"a plan is read from lines, not from {type(lines).__name__}")

@@ -46,6 +46,11 @@ def plan(
 
     ``policy`` decides in place of those that are set. Sessions are looked at as the plan is
     iterated over. CorruptionError or FormatError if the default policy cannot be read.
+
+    >>> from casstore.maintenance import retention
+    >>> [found] = retention.plan(store, policy=retention.Policy(last=1, labelled=False))
+    >>> [kept.revision for kept in found.kept], [gone.revision for gone in found.removed]
+    ([2], [1])
     """
     check_store(store)
     check_text(prefix, "a prefix")

@@ -132,6 +132,11 @@ def salvage(
 
     ``target`` is a store, or where to open or create one; it may hold sessions already, and
     those stay as they are. Repeating is harmless. Nobody may write to the source meanwhile.
+
+    >>> store.close()
+    >>> report = salvage(place / "store", other)
+    >>> report.complete, report.outcomes("whole")
+    (True, ('s',))
     """
     place = require_directory(
         source,

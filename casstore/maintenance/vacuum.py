@@ -106,6 +106,11 @@ def vacuum(
     ``sessions`` bounds which are rewritten: by default all that have hidden nodes. What
     was put within ``grace_ms`` stays stored (the nodes that were removed too: with 0 they
     go at once). ``stop`` is asked between sessions and between transactions.
+
+    >>> hidden = session.tombstone(["ask"])
+    >>> report = vacuum(store, grace_ms=0)
+    >>> report.outcome, [done.nodes_removed for done in report.sessions]
+    (<Outcome.DONE: 'done'>, [1])
     """
     check_store(store)
     gc.check_grace(grace_ms)
@@ -136,7 +141,12 @@ def vacuum(
 
 
 def sessions_with_hidden(store: Store) -> Iterator[str]:
-    """The ids of sessions that have hidden nodes, found by their heads alone."""
+    """The ids of sessions that have hidden nodes, found by their heads alone.
+
+    >>> hidden = session.tombstone(["ask"])
+    >>> list(sessions_with_hidden(store))
+    ['s']
+    """
     check_store(store)
     return _with_hidden(store)
 
@@ -154,6 +164,12 @@ def rewrite_hidden(
     """Remove the hidden nodes of one session from all of its revisions.
 
     Their objects stay until they are collected. What readers see stays the same.
+
+    >>> hidden = session.tombstone(["ask"])
+    >>> rewrite_hidden(store, "s").revisions_rewritten
+    2
+    >>> list(sessions_with_hidden(store))
+    []
     """
     check_store(store)
     return _rewrite(Runtime(store), session, progress)[0]

@@ -351,6 +351,12 @@ def verify_bundle(
 
     BundleError names the byte at which it fails, ForeignBundleError says that it is none, or
     of another version, BundleLimitError that it asks for more than ``limits`` allow.
+
+    >>> from casstore.maintenance.exporting import export_session
+    >>> exported = export_session(store, "s", place / "s.bundle")
+    >>> report = verify_bundle(place / "s.bundle")
+    >>> report.session, report.revisions, report.thin
+    ('s', 2, False)
     """
     with BundleReader(path_text(source_file)) as reader:
         return Proof(reader, limits, None, progress).run()

@@ -52,6 +52,11 @@ class Change:
     ``path`` leads to the place in the newer value, or in the older one if it was
     removed; ``old_path`` to the place in the older one, or None if it was added. The
     two differ where list items moved.
+
+    >>> old, new = store.put_value({"cwd": "/repo"}), store.put_value({"cwd": "/tmp"})
+    >>> [change] = store.diff(old, new)
+    >>> change.op, change.path, change.before, change.after
+    ('changed', ('cwd',), '/repo', '/tmp')
     """
 
     __slots__ = ("_after", "_before", "_max_bytes", "_reader", "old_path", "op", "path")
@@ -75,17 +80,33 @@ class Change:
 
     @property
     def before(self) -> Any:
-        """The older value at this place; None if there was none."""
+        """The older value at this place; None if there was none.
+
+        >>> [change] = store.diff(store.put_value(["a", "b"]), store.put_value(["a"]))
+        >>> change.before, change.after
+        ('b', None)
+        """
         return self._load(self._before)
 
     @property
     def after(self) -> Any:
-        """The newer value at this place; None if there is none."""
+        """The newer value at this place; None if there is none.
+
+        >>> [change] = store.diff(store.put_value(["a"]), store.put_value(["a", "b"]))
+        >>> change.before, change.after
+        (None, 'b')
+        """
         return self._load(self._after)
 
     @property
     def pieces_read(self) -> int:
-        """How many pieces the comparison has read so far."""
+        """How many pieces the comparison has read so far.
+
+        >>> old = store.put_value([{"step": step} for step in range(10_000)])
+        >>> [change] = store.diff(old, store.edit(old, Set([5_000, "step"], "another")))
+        >>> change.pieces_read < 20  # of more than six hundred
+        True
+        """
         return self._reader.pieces_read
 
     def _load(self, place: Any) -> Any:

@@ -22,27 +22,47 @@ from casstore.objects.values import TREE_KINDS, checked_path
 
 
 class Set(NamedTuple):
-    """Put ``value`` at ``path``: replace a list item, or add or replace a map entry."""
+    """Put ``value`` at ``path``: replace a list item, or add or replace a map entry.
+
+    >>> digest = store.put_value({"steps": ["plan", "write"]})
+    >>> store.get_value(store.edit(digest, Set(["steps", 0], "think"), Set(["done"], False)))
+    {'done': False, 'steps': ['think', 'write']}
+    """
 
     path: Sequence[PathStep]
     value: Any
 
 
 class Delete(NamedTuple):
-    """Remove what is at ``path``; later list items move up."""
+    """Remove what is at ``path``; later list items move up.
+
+    >>> digest = store.put_value({"steps": ["plan", "write"]})
+    >>> store.get_value(store.edit(digest, Delete(["steps", 0])))
+    {'steps': ['write']}
+    """
 
     path: Sequence[PathStep]
 
 
 class Insert(NamedTuple):
-    """Put ``value`` into a list before the index that ends ``path``."""
+    """Put ``value`` into a list before the index that ends ``path``.
+
+    >>> digest = store.put_value({"steps": ["plan", "write"]})
+    >>> store.get_value(store.edit(digest, Insert(["steps", 1], "ask")))
+    {'steps': ['plan', 'ask', 'write']}
+    """
 
     path: Sequence[PathStep]
     value: Any
 
 
 class Append(NamedTuple):
-    """Put ``value`` at the end of the list at ``path``."""
+    """Put ``value`` at the end of the list at ``path``.
+
+    >>> digest = store.put_value({"steps": ["plan", "write"]})
+    >>> store.get_value(store.edit(digest, Append(["steps"], "read again")))
+    {'steps': ['plan', 'write', 'read again']}
+    """
 
     path: Sequence[PathStep]
     value: Any

@@ -133,6 +133,13 @@ class View:
 
     ``view["key"]``, ``view[3]``, ``view[2:5]``, ``len(view)``, ``key in view`` and
     iteration work as on the list or dict it stands for; ``load()`` gives the whole.
+
+    The examples use ``view``, of a map with a title and a thousand messages.
+
+    >>> view["title"], len(view["messages"])
+    ('a long talk', 1000)
+    >>> [message["text"] for message in view["messages"][-2:]]
+    ['message 998', 'message 999']
     """
 
     __slots__ = ("_max_bytes", "_node", "_path", "_reader")
@@ -154,12 +161,22 @@ class View:
 
     @property
     def is_map(self) -> bool:
-        """True for a map, False for a list."""
+        """True for a map, False for a list.
+
+        >>> view.is_map, view["messages"].is_map
+        (True, False)
+        """
         return is_map(self._node)
 
     @property
     def pieces_read(self) -> int:
-        """How many pieces this view and those made from it have read."""
+        """How many pieces this view and those made from it have read.
+
+        >>> view["messages"][500]["text"]
+        'message 500'
+        >>> view.pieces_read < 10  # of more than sixty
+        True
+        """
         return self._reader.pieces_read
 
     def __getitem__(self, step: Any) -> Any:
@@ -176,12 +193,20 @@ class View:
         return type(key) is str and self._find(key)[0]
 
     def get(self, step: PathStep, default: Any = None) -> Any:
-        """The entry at ``step``, or ``default`` if there is none."""
+        """The entry at ``step``, or ``default`` if there is none.
+
+        >>> view.get("title"), view.get("author", "nobody")
+        ('a long talk', 'nobody')
+        """
         found, place = self._find(step)
         return self._open(place, step) if found else default
 
     def at(self, path: Sequence[PathStep]) -> Any:
-        """The entry at the end of a path; PathNotFoundError names the step that fails."""
+        """The entry at the end of a path; PathNotFoundError names the step that fails.
+
+        >>> view.at(["messages", 500, "text"])
+        'message 500'
+        """
         here: Any = self
         path = checked_path(path)
         for depth, step in enumerate(path):
@@ -197,17 +222,29 @@ class View:
         return (self._open(place, at) for at, place in enumerate(places))
 
     def keys(self) -> Iterator[str]:
-        """The keys of a map, in order."""
+        """The keys of a map, in order.
+
+        >>> list(view.keys())
+        ['messages', 'title']
+        """
         for key, _ in self._places():
             yield key
 
     def items(self) -> Iterator[tuple[str, Any]]:
-        """The entries of a map, in key order, each value opened as by ``[]``."""
+        """The entries of a map, in key order, each value opened as by ``[]``.
+
+        >>> [(key, type(value).__name__) for key, value in view.items()]
+        [('messages', 'View'), ('title', 'str')]
+        """
         for key, place in self._places():
             yield key, self._open(place, key)
 
     def load(self) -> Any:
-        """The whole list or map as a plain value."""
+        """The whole list or map as a plain value.
+
+        >>> view["messages"][3].load()
+        {'role': 'user', 'text': 'message 3'}
+        """
         return Assembly(self._reader, self._max_bytes).load([self._node])[0]
 
     def _places(self) -> Iterator[tuple[str, Any]]:

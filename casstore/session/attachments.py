@@ -64,7 +64,16 @@ def attachment_key(key: bytes, attachment: str) -> RowKey:
 
 
 class Attachments:
-    """The attachments of one session."""
+    """The attachments of one session.
+
+    The examples use ``session``, which has none yet.
+
+    >>> image = session.attachments.put(b"pixels")
+    >>> shown = NodeDraft("shown", {"role": "user", "image": Link(image.digest)})
+    >>> result = session.commit(Commit(append=[shown], attachments=[image.id], lease=UNFENCED))
+    >>> [(one.id == image.id, one.state) for one in session.attachments.list()]
+    [(True, 'committed')]
+    """
 
     def __init__(self, runtime: Runtime, session: str) -> None:
         self._runtime = runtime
@@ -83,6 +92,10 @@ class Attachments:
 
         Announced again, the intent is as young as if it were new; what is committed stays
         as it is.
+
+        >>> video = session.attachments.intend("video-1", uri="s3://bucket/video-1")
+        >>> video.state  # now write the bytes there, and then commit
+        'intent'
         """
         exists = [] if digest is None else [ObjectsExist((digest,))]
         return self._announce(attachment_id, _details(attachment_id, uri, digest, owner), exists)
@@ -117,6 +130,10 @@ class Attachments:
 
         One write: there are no bytes without an intent, and no intent for them that does not
         keep them, however often they are put and wherever that stops.
+
+        >>> image = session.attachments.put(b"pixels")
+        >>> image.id == str(Digest.of_blob(b"pixels")), store.get_blob(image.digest)
+        (True, b'pixels')
         """
         if type(content) is not bytes:
             raise InvalidInputError(f"an attachment is made of bytes, not {type(content).__name__}")
@@ -132,7 +149,12 @@ class Attachments:
         return found
 
     def commit(self, attachment_ids: Sequence[str]) -> tuple[Attachment, ...]:
-        """Mark attachments as committed outside a commit of the session; the first time counts."""
+        """Mark attachments as committed outside a commit of the session; the first time counts.
+
+        >>> image = session.attachments.put(b"pixels")
+        >>> [one.state for one in session.attachments.commit([image.id])]
+        ['committed']
+        """
         wanted = list_of(attachment_ids, "attachment ids")
         places = [attachment_key(self._key, name) for name in wanted]
         for _ in attempts(f"attachments of session {self._session!r}"):
@@ -155,19 +177,39 @@ class Attachments:
         raise AssertionError("attempts raises at its end")
 
     def find(self, attachment_id: str) -> Attachment | None:
-        """One attachment; None if no intent was recorded."""
+        """One attachment; None if no intent was recorded.
+
+        >>> video = session.attachments.intend("video-1", uri="s3://bucket/video-1")
+        >>> session.attachments.find("video-1").uri
+        's3://bucket/video-1'
+        """
         row = self._runtime.rows(self._session, [attachment_key(self._key, attachment_id)])[1]
         return None if row is None else decode(self._session, row)
 
     def list(self, *, state: str | None = None) -> builtins.list[Attachment]:
-        """All attachments, or those in one state, by id."""
+        """All attachments, or those in one state, by id.
+
+        >>> for name in ("video-1", "video-2"):
+        ...     video = session.attachments.intend(name, uri=f"s3://bucket/{name}")
+        >>> done = session.attachments.commit(["video-1"])
+        >>> [one.id for one in session.attachments.list(state="intent")]
+        ['video-2']
+        """
         if state is not None and state not in _STATES:
             raise InvalidInputError(f"no state {state!r}; there are {', '.join(_STATES)}")
         found = [decode(self._session, row) for row in self._scan()]
         return [one for one in found if state is None or one.state == state]
 
     def uncommitted(self, *, older_than_ms: int) -> builtins.list[Attachment]:
-        """Orphans: announced at or before this time and not committed since, oldest first."""
+        """Orphans: announced at or before this time and not committed since, oldest first.
+
+        >>> video = session.attachments.intend("video-1", uri="s3://bucket/video-1")
+        >>> hour_ms = 3_600_000
+        >>> session.attachments.uncommitted(older_than_ms=video.intent_at_ms - hour_ms)
+        []
+        >>> [one.id for one in session.attachments.uncommitted(older_than_ms=video.intent_at_ms)]
+        ['video-1']
+        """
         check_count(older_than_ms, "a time in ms")
         found = [
             one
@@ -177,7 +219,12 @@ class Attachments:
         return sorted(found, key=lambda one: one.intent_at_ms)
 
     def condemn(self, attachment_id: str) -> Attachment:
-        """Make sure that no commit refers to it from now on, so that its bytes may go."""
+        """Make sure that no commit refers to it from now on, so that its bytes may go.
+
+        >>> video = session.attachments.intend("video-1", uri="s3://bucket/video-1")
+        >>> session.attachments.condemn("video-1").state  # now its bytes can be deleted
+        'condemned'
+        """
         place = attachment_key(self._key, attachment_id)
         for _ in attempts(f"attachments of session {self._session!r}"):
             row = self._runtime.rows(self._session, [place])[1]
@@ -192,7 +239,12 @@ class Attachments:
         raise AssertionError("attempts raises at its end")
 
     def forget(self, attachment_id: str) -> bool:
-        """Remove an intent or a condemned attachment; False if there is none."""
+        """Remove an intent or a condemned attachment; False if there is none.
+
+        >>> video = session.attachments.intend("video-1", uri="s3://bucket/video-1")
+        >>> session.attachments.forget("video-1"), session.attachments.find("video-1")
+        (True, None)
+        """
         place = attachment_key(self._key, attachment_id)
         for _ in attempts(f"attachments of session {self._session!r}"):
             row = self._runtime.rows(self._session, [place])[1]

@@ -46,7 +46,15 @@ class NodeRef(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """What turns one checkpoint into another."""
+    """What turns one checkpoint into another.
+
+    >>> moved = Checkpoint(tool_state={"cwd": "/"})
+    >>> step = Commit(append=[NodeDraft("why", "why left?")], checkpoint=moved, lease=UNFENCED)
+    >>> result = session.commit(step)
+    >>> found = store.compare(("s", 2), "s")
+    >>> [node.id for node in found.added], [(one.path, one.after) for one in found.changes]
+    (['why'], [(('tool_state', 'cwd'), '/')])
+    """
 
     old: Digest
     new: Digest
@@ -63,7 +71,12 @@ class Comparison(NamedTuple):
 
     @property
     def equal(self) -> bool:
-        """Are the two checkpoints the same in every respect?"""
+        """Are the two checkpoints the same in every respect?
+
+        >>> head = store.fork("s", "fork")
+        >>> store.compare("s", "fork").equal, store.compare(("s", 1), "fork").equal
+        (True, False)
+        """
         return self.old == self.new
 
 

@@ -2,6 +2,8 @@
 
 Everything here is a NamedTuple: it prints, compares, unpacks and ``_replace``s.
 Times are milliseconds since 1970 by the engine's clock and end in ``_ms``.
+
+The examples use ``session`` and ``store`` as those of ``Session`` do.
 """
 
 from __future__ import annotations
@@ -33,7 +35,13 @@ Time = str | int | float | None
 
 
 class NodeDraft(NamedTuple):
-    """A node on its way in. ``time`` is the runtime's own (RFC 3339 or a number)."""
+    """A node on its way in. ``time`` is the runtime's own (RFC 3339 or a number).
+
+    >>> ask = NodeDraft("n1", {"role": "user", "text": "hello"})
+    >>> answer = NodeDraft("n2", {"role": "assistant", "text": "hello to you"})
+    >>> session.commit(Commit(append=[ask, answer], lease=UNFENCED)).leaf
+    'n2'
+    """
 
     id: str
     payload: Any
@@ -48,6 +56,10 @@ class Node(NamedTuple):
 
     ``seq`` is its place in insertion order, ``depth`` the length of the path that ends
     in it, ``digest`` names it and its whole path.
+
+    >>> node = session.node("left")
+    >>> node.payload["text"], node.parent, node.depth
+    ('left', 'ask', 2)
     """
 
     id: str
@@ -62,7 +74,13 @@ class Node(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """Tokens used by one source with one model."""
+    """Tokens used by one source with one model.
+
+    >>> used = Usage("agent", "model-1", input=900, output=120, cached_input=800)
+    >>> result = session.commit(Commit(usage=[used], lease=UNFENCED))
+    >>> [(entry.model, entry.total) for entry in session.usage()]  # with what was used before
+    [('model-1', 2040)]
+    """
 
     source: str
     model: str
@@ -73,7 +91,11 @@ class Usage(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Input, output and reasoning; what was cached is part of the input."""
+        """Input, output and reasoning; what was cached is part of the input.
+
+        >>> Usage("agent", "model-1", input=900, output=120, cached_input=800).total
+        1020
+        """
         return self.input + self.output + self.reasoning
 
 
@@ -83,6 +105,12 @@ class Checkpoint(NamedTuple):
     ``tool_state``, ``plugin_snapshot`` and ``execution_state`` are components: going in,
     a body is stored and a ``Link`` means what is stored already; coming out they are
     links, or bodies if hydrated. None is no component. The rest are plain values.
+
+    >>> beside = session.checkpoint()._replace(turn_state={"turn": 2})  # its components are links
+    >>> result = session.commit(Commit(checkpoint=beside, lease=UNFENCED))
+    >>> loaded = session.load().checkpoint
+    >>> loaded.turn_state, loaded.tool_state
+    ({'turn': 2}, {'cwd': '/repo'})
     """
 
     turn_state: Any = None
@@ -99,6 +127,12 @@ class Lease(NamedTuple):
     """The right to commit to a session until ``expires_at_ms``.
 
     ``fencing`` counts the leases ever given on the session and never goes back.
+
+    >>> lease = session.claim_lease("worker-1", ttl_ms=30_000)
+    >>> lease.owner, lease.fencing
+    ('worker-1', 1)
+    >>> session.commit(Commit(append=[NodeDraft("n3", "go on")], lease=lease)).revision
+    3
     """
 
     session: str
@@ -110,7 +144,12 @@ class Lease(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Work queued for a session."""
+    """Work queued for a session.
+
+    >>> batch = session.queue.enqueue(["fix the test"], batch_id="b1")
+    >>> batch.id, batch.items, batch.fence
+    ('b1', ('fix the test',), 0)
+    """
 
     id: str
     session: str
@@ -129,7 +168,13 @@ class Batch(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """Batches taken together, held as long as the lease that took them lives."""
+    """Batches taken together, held as long as the lease that took them lives.
+
+    >>> batch = session.queue.enqueue(["fix the test"], batch_id="b1")
+    >>> claim = session.queue.claim(session.claim_lease("worker-1", ttl_ms=30_000))
+    >>> [batch.id for batch in claim.batches]
+    ['b1']
+    """
 
     id: str
     session: str
@@ -138,7 +183,12 @@ class Claim(NamedTuple):
 
 
 class Attachment(NamedTuple):
-    """Bytes that belong to a session: in a blob here (``digest``), or at ``uri``."""
+    """Bytes that belong to a session: in a blob here (``digest``), or at ``uri``.
+
+    >>> image = session.attachments.put(b"pixels")
+    >>> image.state, image.digest == Digest.of_blob(b"pixels")
+    ('intent', True)
+    """
 
     id: str
     session: str
@@ -162,6 +212,15 @@ class Commit(NamedTuple):
     committed with it, ``usage`` is added to the ledger, ``label`` names the revision.
     ``beside`` are rows of other systems that change with it; see ``records.Draft``. It is no
     part of what a turn means: a commit that is replayed writes nothing.
+
+    >>> step = Commit(
+    ...     append=[NodeDraft("next", {"role": "user", "text": "and then?"})],
+    ...     expected=2,
+    ...     turn="turn-3",
+    ...     lease=UNFENCED,
+    ... )
+    >>> session.commit(step).revision, session.commit(step).replayed
+    (3, True)
     """
 
     append: Sequence[NodeDraft | Node] = ()
@@ -181,7 +240,12 @@ class Commit(NamedTuple):
 
 
 class CommitResult(NamedTuple):
-    """What a commit did, or did the first time if ``replayed``."""
+    """What a commit did, or did the first time if ``replayed``.
+
+    >>> result = session.commit(Commit(append=[NodeDraft("next", "hello")], lease=UNFENCED))
+    >>> result.revision, result.leaf, result.nodes, result.replayed
+    (3, 'next', ('next',), False)
+    """
 
     revision: int
     manifest: Digest
@@ -192,7 +256,11 @@ class CommitResult(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Where a forked session comes from."""
+    """Where a forked session comes from.
+
+    >>> store.fork("s", "other", at="start").origin
+    Origin(session='s', revision=1, node=None)
+    """
 
     session: str
     revision: int
@@ -200,7 +268,12 @@ class Origin(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One revision of a session, the head or an earlier one."""
+    """One revision of a session, the head or an earlier one.
+
+    >>> entry = session.entry("start")
+    >>> entry.revision, entry.operation, entry.labels
+    (1, 'commit', ('start',))
+    """
 
     session: str
     revision: int
@@ -215,7 +288,12 @@ class Entry(NamedTuple):
 
 
 class Head(NamedTuple):
-    """Where a session stands."""
+    """Where a session stands.
+
+    >>> head = session.head()
+    >>> head.revision, head.leaf, head.node_count
+    (2, 'left', 2)
+    """
 
     session: str
     revision: int
@@ -229,7 +307,11 @@ class Head(NamedTuple):
 
 
 class SessionMeta(NamedTuple):
-    """What is known of a session beside its content. ``extra`` is the runtime's own."""
+    """What is known of a session beside its content. ``extra`` is the runtime's own.
+
+    >>> session.update_meta(model="model-1", cwd="/repo").cwd
+    '/repo'
+    """
 
     session: str
     name: str
@@ -243,7 +325,12 @@ class SessionMeta(NamedTuple):
 
 
 class SessionInfo(NamedTuple):
-    """What a picker shows. Messages are counted on the active path."""
+    """What a picker shows. Messages are counted on the active path.
+
+    >>> info = session.info()
+    >>> info.first_user_message, info.user_message_count
+    ('which way?', 1)
+    """
 
     meta: SessionMeta
     #: None: created, but nothing was committed yet.
@@ -253,7 +340,11 @@ class SessionInfo(NamedTuple):
 
 
 class Hidden(NamedTuple):
-    """What tombstoning did: ids now hidden, hidden before, and not known."""
+    """What tombstoning did: ids now hidden, hidden before, and not known.
+
+    >>> session.tombstone(["left", "nowhere"])
+    Hidden(hidden=('left',), already=(), unknown=('nowhere',))
+    """
 
     hidden: tuple[str, ...]
     already: tuple[str, ...]
@@ -261,7 +352,12 @@ class Hidden(NamedTuple):
 
 
 class Pin(NamedTuple):
-    """A name that keeps an object and all it links to. A tag is a pin that does not expire."""
+    """A name that keeps an object and all it links to. A tag is a pin that does not expire.
+
+    >>> tag = store.tag("release", session.head().manifest, note="what we shipped")
+    >>> tag.name, tag.expires_at_ms, tag.note
+    ('release', None, 'what we shipped')
+    """
 
     name: str
     digest: Digest
@@ -271,7 +367,12 @@ class Pin(NamedTuple):
 
 
 class Protection(NamedTuple):
-    """A revision that must stay for somebody, for a time or (None) for good."""
+    """A revision that must stay for somebody, for a time or (None) for good.
+
+    >>> kept = session.protect("start", by="reviewer", note="come back to this")
+    >>> kept.revision, kept.by, kept.until_ms
+    (1, 'reviewer', None)
+    """
 
     session: str
     revision: int

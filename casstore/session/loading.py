@@ -34,6 +34,10 @@ class SessionState(NamedTuple):
     """A session as it is loaded: what an agent needs to go on.
 
     ``healed`` says that the stored leaf is hidden and ``leaf`` is the latest visible message.
+
+    >>> state = session.load()
+    >>> [node.payload["text"] for node in state.nodes], state.checkpoint.tool_state
+    (['which way?', 'left'], {'cwd': '/repo'})
     """
 
     head: Head

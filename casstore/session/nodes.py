@@ -25,7 +25,12 @@ _new_bytes: Final = bytes.__new__
 
 
 class Nodes(Sequence[Node]):
-    """Nodes in order, root first. Slices are ``Nodes`` too and read nothing."""
+    """Nodes in order, root first. Slices are ``Nodes`` too and read nothing.
+
+    >>> nodes = session.nodes()
+    >>> len(nodes), nodes[-1].payload["text"], [node.id for node in nodes[:1]]
+    (2, 'left', ['ask'])
+    """
 
     def __init__(
         self,
@@ -71,12 +76,20 @@ class Nodes(Sequence[Node]):
             yield from page
 
     def pages(self, size: int = _BATCH) -> Iterator[list[Node]]:
-        """The nodes in lists of ``size``, each read when it is asked for."""
+        """The nodes in lists of ``size``, each read when it is asked for.
+
+        >>> [[node.id for node in page] for page in session.nodes().pages(size=1)]
+        [['ask'], ['left']]
+        """
         check_count(size, "the size of a page", least=1)
         return self._pages(size)
 
     def digests(self) -> Iterator[Digest]:
-        """The digests alone, from the node table: no node is read, so nothing is proven."""
+        """The digests alone, from the node table: no node is read, so nothing is proven.
+
+        >>> list(session.nodes().digests()) == [node.digest for node in session.nodes()]
+        True
+        """
         try:
             for place in self._chain.places(self._seqs):
                 yield Digest.known(place.digest)

@@ -77,7 +77,17 @@ class _Queued(NamedTuple):
 
 
 class Queue:
-    """The queue of one session."""
+    """The queue of one session.
+
+    The examples use ``session``, whose queue is empty.
+
+    >>> batch = session.queue.enqueue(["fix the test"])
+    >>> lease = session.claim_lease("worker-1", ttl_ms=30_000)
+    >>> claim = session.queue.claim(lease)
+    >>> result = session.commit(Commit(completes=[claim], lease=lease, release=True))
+    >>> session.queue.batches()
+    []
+    """
 
     def __init__(self, runtime: Runtime, session: str) -> None:
         self._runtime = runtime
@@ -103,6 +113,11 @@ class Queue:
         returned as it is and nothing is added. ``delivery`` ``earliest`` lets a running
         turn take it at a checkpoint, ``after_turn`` waits for an idle session; ``slot``
         ``join`` lets neighbours with the same ``merge_key`` be claimed together.
+
+        >>> batch = session.queue.enqueue(["fix the test"], source_key="message-7")
+        >>> again = session.queue.enqueue(["fix the test"], source_key="message-7")  # told twice
+        >>> again.id == batch.id, len(session.queue.batches())
+        (True, 1)
         """
         if delivery not in (AFTER_TURN, EARLIEST) or slot not in (EXCLUSIVE, JOIN):
             raise InvalidInputError(
@@ -185,6 +200,12 @@ class Queue:
 
         At the boundary ``checkpoint`` of a running turn only if the first in line may be
         delivered there. None if there is nothing to take.
+
+        >>> for text in ("fix the test", "and the docs"):
+        ...     batch = session.queue.enqueue([text], slot="join", merge_key="user")
+        >>> claim = session.queue.claim(session.claim_lease("worker-1", ttl_ms=30_000), limit=10)
+        >>> [batch.items for batch in claim.batches]
+        [('fix the test',), ('and the docs',)]
         """
         check_count(limit, "a limit")
         return self._claim(lease, boundary, limit, None)
@@ -192,7 +213,15 @@ class Queue:
     def claim_exactly(
         self, lease: Lease, batch_ids: Sequence[str], *, boundary: str = IDLE
     ) -> Claim | None:
-        """Take these batches if they are next, in this order and no others; else None."""
+        """Take these batches if they are next, in this order and no others; else None.
+
+        >>> first, second = [session.queue.enqueue([text]) for text in ("one", "two")]
+        >>> lease = session.claim_lease("worker-1", ttl_ms=30_000)
+        >>> session.queue.claim_exactly(lease, [second.id]) is None  # it is not its turn
+        True
+        >>> session.queue.claim_exactly(lease, [first.id]).batches[0].items
+        ('one',)
+        """
         wanted = list_of(batch_ids, "batch ids")
         return self._claim(lease, boundary, len(wanted), wanted)
 
@@ -260,7 +289,17 @@ class Queue:
         return group
 
     def verify(self, claim: Claim) -> None:
-        """Raise ClaimLostError unless every batch is still held by this claim."""
+        """Raise ClaimLostError unless every batch is still held by this claim.
+
+        >>> batch = session.queue.enqueue(["fix the test"], batch_id="b1")
+        >>> lease = session.claim_lease("worker-1", ttl_ms=30_000)
+        >>> claim = session.queue.claim(lease)
+        >>> session.queue.verify(claim)
+        >>> released = session.release_lease(lease)
+        >>> session.queue.verify(claim)
+        Traceback (most recent call last):
+        casstore.errors.ClaimLostError: batch 'b1' of session 's' is not held by this claim
+        """
         self._bind(claim)
         lease_row = self._runtime.rows(self._session, [leases.lease_key(self._key)])[1]
         now_ms = self._runtime.engine.now_ms()
@@ -271,7 +310,13 @@ class Queue:
                 raise ClaimLostError(self._session, batch.id)
 
     def abandon(self, claim: Claim) -> int:
-        """Give batches back; how many of them this claim still held."""
+        """Give batches back; how many of them this claim still held.
+
+        >>> batch = session.queue.enqueue(["fix the test"])
+        >>> claim = session.queue.claim(session.claim_lease("worker-1", ttl_ms=30_000))
+        >>> len(session.queue.pending()), session.queue.abandon(claim), len(session.queue.pending())
+        (0, 1, 1)
+        """
         self._bind(claim)
         for _ in attempts(f"the queue of session {self._session!r}"):
             self._runtime.rows(self._session)
@@ -292,7 +337,14 @@ class Queue:
         raise AssertionError("attempts raises at its end")
 
     def cancel(self, batch_id: str) -> Batch | None:
-        """Remove a batch that nobody holds, and return it; None if it is held or not there."""
+        """Remove a batch that nobody holds, and return it; None if it is held or not there.
+
+        >>> batch = session.queue.enqueue(["fix the test"])
+        >>> session.queue.cancel(batch.id).items
+        ('fix the test',)
+        >>> session.queue.batches()
+        []
+        """
         name = keys.queue_id(self._key, batch_id)
         for _ in attempts(f"the queue of session {self._session!r}"):
             _, lease_row, at = self._runtime.rows(
@@ -324,7 +376,14 @@ class Queue:
     # --- looking ------------------------------------------------------------------------
 
     def batches(self) -> list[Batch]:
-        """Everything queued, claimed or not, in order."""
+        """Everything queued, claimed or not, in order.
+
+        >>> for text in ("one", "two"):
+        ...     batch = session.queue.enqueue([text])
+        >>> claim = session.queue.claim(session.claim_lease("worker-1", ttl_ms=30_000))
+        >>> [batch.items for batch in session.queue.batches()]
+        [('one',), ('two',)]
+        """
         return settled(self._batches)
 
     def _batches(self) -> list[Batch]:
@@ -334,7 +393,14 @@ class Queue:
         return self._public(queued)
 
     def pending(self) -> list[Batch]:
-        """What nobody holds, in order."""
+        """What nobody holds, in order.
+
+        >>> for text in ("one", "two"):
+        ...     batch = session.queue.enqueue([text])
+        >>> claim = session.queue.claim(session.claim_lease("worker-1", ttl_ms=30_000))
+        >>> [batch.items for batch in session.queue.pending()]
+        [('two',)]
+        """
         return settled(self._pending)
 
     def _pending(self) -> list[Batch]:

@@ -30,7 +30,16 @@ _LINES: Final = 64
 
 
 class ExpiredSession(NamedTuple):
-    """A session that retention took away, or would."""
+    """A session that retention took away, or would.
+
+    >>> import asyncio
+    >>> async def main():
+    ...     sessions = CasstoreSessionStore(store)
+    ...     await sessions.append({"project_key": "p", "session_id": "1"}, [{"type": "user"}])
+    ...     return [(gone.session_id, gone.entries) for gone in await sessions.expire(keep=0)]
+    >>> asyncio.run(main())
+    [('1', 1)]
+    """
 
     project_key: str
     session_id: str
@@ -44,6 +53,16 @@ class CasstoreSessionStore(SessionStore):
 
     The store stays the caller's, to be closed by the caller. May be used from several event
     loops, of asyncio or trio, and from several processes at once.
+
+    >>> import asyncio
+    >>> async def main():
+    ...     sessions = CasstoreSessionStore(store)  # ClaudeAgentOptions(session_store=sessions)
+    ...     key = {"project_key": "p", "session_id": "1"}
+    ...     entry = {"type": "user", "uuid": "u1", "message": {"role": "user", "content": "hi"}}
+    ...     await sessions.append(key, [entry])
+    ...     return [entry["message"]["content"] for entry in await sessions.load(key)]
+    >>> asyncio.run(main())
+    ['hi']
     """
 
     def __init__(self, store: Store) -> None:

@@ -67,6 +67,11 @@ class CasstoreStore(HoldsStore, BaseStore):
 
     A batch is one write, all or nothing; what it reads is from before it. There is no vector
     index: searching by ``query``, or asking for an index, raises NoVectorIndexError.
+
+    >>> memory = CasstoreStore(store)
+    >>> memory.put(("users", "ada"), "colour", {"likes": "blue"})
+    >>> memory.get(("users", "ada"), "colour").value
+    {'likes': 'blue'}
     """
 
     supports_ttl = True

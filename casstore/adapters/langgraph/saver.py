@@ -44,6 +44,16 @@ class CasstoreSaver(HoldsStore, BaseCheckpointSaver[str]):
     or pairs of module and name. ``serde`` replaces the strict serialiser altogether.
     ``on_branch`` says what becomes of a step on a checkpoint from which somebody else has gone
     on: ``keep`` stores it beside and warns in the log, ``refuse`` raises BranchedThreadError.
+
+    >>> from langgraph.graph import START, MessagesState, StateGraph
+    >>> builder = StateGraph(MessagesState)
+    >>> node = builder.add_node("answer", lambda state: {"messages": ["hello to you"]})
+    >>> edge = builder.add_edge(START, "answer")
+    >>> graph = builder.compile(checkpointer=CasstoreSaver(store))
+    >>> thread = {"configurable": {"thread_id": "a conversation"}}
+    >>> done = graph.invoke({"messages": ["hello"]}, thread)
+    >>> [message.content for message in graph.get_state(thread).values["messages"]]
+    ['hello', 'hello to you']
     """
 
     def __init__(

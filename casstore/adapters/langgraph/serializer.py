@@ -67,6 +67,15 @@ class StrictSerializer(JsonPlusSerializer):
     """Saves and loads only LangGraph's safe types and those in ``allowed``.
 
     ``allowed`` are classes, or pairs of module and name.
+
+    >>> loose = StrictSerializer(allowed=[casstore.Usage])
+    >>> loose.loads_typed(loose.dumps_typed(casstore.Usage("agent", "model-1"))).model
+    'model-1'
+    >>> try:
+    ...     StrictSerializer().dumps_typed(casstore.Usage("agent", "model-1"))
+    ... except casstore.errors.UnsafePayloadError:
+    ...     print("refused")
+    refused
     """
 
     def __init__(self, allowed: Collection[AllowedType] = ()) -> None:

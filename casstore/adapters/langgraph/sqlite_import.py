@@ -49,6 +49,14 @@ def import_sqlite(
     database was written with another serialiser than LangGraph's own, as for encryption: then
     state is loaded with it. Raising from ``progress`` stops; the next call goes on from there.
     ConflictError if the store has a checkpoint of the same name with other content.
+
+    >>> from langgraph.checkpoint.base import empty_checkpoint
+    >>> from langgraph.checkpoint.sqlite import SqliteSaver
+    >>> with SqliteSaver.from_conn_string(str(place / "old.sqlite")) as saver:
+    ...     thread = {"configurable": {"thread_id": "a conversation", "checkpoint_ns": ""}}
+    ...     config = saver.put(thread, empty_checkpoint(), {}, {})
+    >>> import_sqlite(place / "old.sqlite", store).checkpoints
+    1
     """
     with SqliteSource(file) as source:
         return move_in(_SqliteSaver(source, serde), store, progress)

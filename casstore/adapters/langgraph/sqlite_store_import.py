@@ -49,6 +49,13 @@ def import_sqlite_store(
     next call goes on from there. ItemConflictError if the store has an item of the same name
     with other content, unless ``replace``; BadItemError if one cannot be kept as it is. A
     ``dry_run`` finds the same, and writes nothing.
+
+    >>> from langgraph.store.sqlite import SqliteStore
+    >>> with SqliteStore.from_conn_string(str(place / "memory.sqlite")) as memory:
+    ...     memory.setup()
+    ...     memory.put(("users", "ada"), "colour", {"likes": "blue"})
+    >>> import_sqlite_store(place / "memory.sqlite", store).imported
+    1
     """
     with SqliteSource(file) as source:
         found = _SqliteStore(source)

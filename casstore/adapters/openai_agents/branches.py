@@ -23,7 +23,16 @@ _VERSION: Final = 1
 
 
 class Branch(NamedTuple):
-    """A way through a conversation. ``turns`` are messages of the user, ``items`` all."""
+    """A way through a conversation. ``turns`` are messages of the user, ``items`` all.
+
+    >>> import asyncio
+    >>> async def main():
+    ...     session = CasstoreSession(store, "a conversation")
+    ...     await session.add_items([{"role": "user", "content": "hello"}])
+    ...     return [(branch.name, branch.turns) for branch in await session.branches()]
+    >>> asyncio.run(main())
+    [('main', 1)]
+    """
 
     name: str
     #: The node that it ends in; None: it is empty.

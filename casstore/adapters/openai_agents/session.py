@@ -49,6 +49,17 @@ class CasstoreSession(SqliteNames):
     business; what the branches hold is shared by all objects with the same id, in all processes.
     Calls on one object take effect in the order in which they were made. The store stays the
     caller's, to be closed by the caller.
+
+    >>> import asyncio
+    >>> async def main():
+    ...     session = CasstoreSession(store, "a conversation")
+    ...     for text in ("hello", "which way?"):
+    ...         await session.add_items([{"role": "user", "content": text}])
+    ...     await session.branch(2, "another")  # from before the second message
+    ...     await session.add_items([{"role": "user", "content": "left or right?"}])
+    ...     return [item["content"] for item in await session.get_items()]
+    >>> asyncio.run(main())
+    ['hello', 'left or right?']
     """
 
     session_settings: SessionSettings | None

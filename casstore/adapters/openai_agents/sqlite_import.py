@@ -111,6 +111,14 @@ def import_sqlite(
     goes on; one that it has all of, or more, stays. ConflictError if the store has one of the
     same name with other content: nothing is written for that then. Raising from ``progress``
     stops between two commits; the next call goes on from there. ``dry_run`` writes nothing.
+
+    >>> import asyncio
+    >>> from agents import SQLiteSession
+    >>> talk = SQLiteSession("talk", place / "old.db")
+    >>> asyncio.run(talk.add_items([{"role": "user", "content": "hello"}]))
+    >>> talk.close()
+    >>> import_sqlite(place / "old.db", store).imported
+    1
     """
     check_text(sessions_table, "a table")
     check_text(messages_table, "a table")

@@ -8,6 +8,8 @@
 
 Each call is one transaction in a thread of the store. One that is cancelled is done or not as
 if nobody had cancelled; its thread goes on.
+
+What is said of a method, its example too, is what is said of the one that it awaits.
 """
 
 from __future__ import annotations

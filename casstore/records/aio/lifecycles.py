@@ -17,6 +17,15 @@ class AsyncAgentSession(Face[AgentSession]):
 
     Working state is in memory and needs no waiting. It is promoted in a thread: what a
     checkpoint is to hold must not be changed until that is done.
+
+    >>> import asyncio, casstore.aio
+    >>> async def main():
+    ...     async with casstore.aio.open(place / "new") as store:
+    ...         async with await AsyncLifecycles(store).create_session("s1") as work:
+    ...             work.working.set("draft", "a text")
+    ...             return (await work.checkpoint("first")).number
+    >>> asyncio.run(main())
+    1
     """
 
     @property
@@ -52,7 +61,17 @@ class AsyncAgentSession(Face[AgentSession]):
 
 
 class AsyncUserData(Face[UserData]):
-    """``UserData`` whose operations are awaited."""
+    """``UserData`` whose operations are awaited.
+
+    >>> import asyncio, casstore.aio
+    >>> async def main():
+    ...     async with casstore.aio.open(place / "new") as store:
+    ...         life = AsyncLifecycles(store)
+    ...         await life.users.put("anna", "language", "en")
+    ...         return await life.users.get("anna", "language")
+    >>> asyncio.run(main())
+    'en'
+    """
 
     def ref(self, user: str, name: str) -> Ref:
         """As ``UserData.ref``, at once."""
@@ -71,7 +90,19 @@ class AsyncUserData(Face[UserData]):
 
 
 class AsyncKeptRecords(Face[KeptRecords]):
-    """``KeptRecords`` whose operations are awaited."""
+    """``KeptRecords`` whose operations are awaited.
+
+    >>> import asyncio, casstore.aio
+    >>> from casstore.records.lifecycles import Annotation
+    >>> async def main():
+    ...     async with casstore.aio.open(place / "new") as store:
+    ...         life = AsyncLifecycles(store)
+    ...         about = Annotation(["learned_context"], subjects=["anna"])
+    ...         await life.records.put("facts", "city", "Ulm", about)
+    ...         return [record.ref.name async for record in life.records.list("facts")]
+    >>> asyncio.run(main())
+    ['city']
+    """
 
     put = awaited(KeptRecords.put)
     get = awaited(KeptRecords.get)
@@ -80,7 +111,17 @@ class AsyncKeptRecords(Face[KeptRecords]):
 
 
 class AsyncLifecycles(Face[Lifecycles]):
-    """``Lifecycles`` whose operations are awaited."""
+    """``Lifecycles`` whose operations are awaited.
+
+    >>> import asyncio, casstore.aio
+    >>> async def main():
+    ...     async with casstore.aio.open(place / "new") as store:
+    ...         life = AsyncLifecycles(store)
+    ...         await life.create_session("s1", user="anna")
+    ...         return [name async for name in life.sessions(user="anna")]
+    >>> asyncio.run(main())
+    ['s1']
+    """
 
     def __init__(
         self, store: AsyncStore, *, keys: KeyStore | None = None, secret: bytes | None = None

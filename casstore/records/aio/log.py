@@ -13,6 +13,17 @@ class AsyncSessionLog(Face[SessionLog]):
 
     What ``resume`` is given to run the calls with is called in a thread; what ``import_session``
     is given is read in one.
+
+    >>> import asyncio, casstore.aio
+    >>> from casstore.records.log import NewMessage
+    >>> async def main():
+    ...     async with casstore.aio.open(place / "new") as store:
+    ...         log = AsyncSessionLog(store)
+    ...         await log.create("chat")
+    ...         await log.append("chat", NewMessage("user", "hello"))
+    ...         return [message.content async for message in log.messages("chat")]
+    >>> asyncio.run(main())
+    ['hello']
     """
 
     def __init__(self, store: AsyncStore, *, depth_limit: int = DEPTH_LIMIT) -> None:

@@ -8,7 +8,17 @@ from casstore.records.runs import Runs
 
 
 class AsyncRuns(Face[Runs]):
-    """``Runs`` whose operations are awaited."""
+    """``Runs`` whose operations are awaited.
+
+    >>> import asyncio, casstore.aio
+    >>> async def main():
+    ...     async with casstore.aio.open(place / "new") as store:
+    ...         runs = AsyncRuns(store)
+    ...         await runs.create_thread("t", "helper")
+    ...         return (await runs.create_run("t", "r", "helper", "stream")).state
+    >>> asyncio.run(main())
+    'running'
+    """
 
     def __init__(self, store: AsyncStore) -> None:
         super().__init__(store.run, Runs(store.sync))

@@ -8,7 +8,17 @@ from casstore.records.scoped import RunState, Scope, ScopedState
 
 
 class AsyncScope(Face[Scope]):
-    """A ``Scope`` whose operations are awaited."""
+    """A ``Scope`` whose operations are awaited.
+
+    >>> import asyncio, casstore.aio
+    >>> async def main():
+    ...     async with casstore.aio.open(place / "new") as store:
+    ...         scope = AsyncScopedState(store).scope(context, "actor")
+    ...         await scope.put("language", "de")
+    ...         return (await scope.find("language")).value
+    >>> asyncio.run(main())
+    'de'
+    """
 
     @property
     def key(self) -> str:
@@ -26,7 +36,18 @@ class AsyncScope(Face[Scope]):
 
 
 class AsyncRunState(Face[RunState]):
-    """A ``RunState`` whose operations are awaited."""
+    """A ``RunState`` whose operations are awaited.
+
+    >>> import asyncio, casstore.aio
+    >>> async def main():
+    ...     async with casstore.aio.open(place / "new") as store:
+    ...         state = AsyncScopedState(store)
+    ...         await state.begin_run("run-1", context, caller="me/agent")
+    ...         reached = await state.run("run-1", caller="me/agent")
+    ...         return (await reached.put("actor", "language", "de")).value
+    >>> asyncio.run(main())
+    'de'
+    """
 
     scope = made(RunState.scope, AsyncScope)
     snapshot = awaited(RunState.snapshot)
@@ -38,7 +59,17 @@ class AsyncRunState(Face[RunState]):
 
 
 class AsyncScopedState(Face[ScopedState]):
-    """``ScopedState`` whose operations are awaited."""
+    """``ScopedState`` whose operations are awaited.
+
+    >>> import asyncio, casstore.aio
+    >>> async def main():
+    ...     async with casstore.aio.open(place / "new") as store:
+    ...         state = AsyncScopedState(store)
+    ...         await state.scope(context, "actor").put("language", "de")
+    ...         return (await state.snapshot(context))["actor"]
+    >>> asyncio.run(main())
+    {'language': 'de'}
+    """
 
     def __init__(self, store: AsyncStore) -> None:
         super().__init__(store.run, ScopedState(store.sync))

@@ -28,7 +28,14 @@ _MAX_TEXT: Final = 4096
 
 
 class Hold(NamedTuple):
-    """A duty to keep a record until a moment, and by which rule."""
+    """A duty to keep a record until a moment, and by which rule.
+
+    >>> in_ten_years = store.engine.now_ms() + 10 * 365 * 86_400_000
+    >>> about = Annotation(["compliance"], hold=Hold("tax law", in_ten_years, "DE"))
+    >>> invoice = life.records.put("invoices", "7", {"total": 90}, about)
+    >>> life.remove(invoice).stays.basis
+    'tax law'
+    """
 
     basis: str
     until_ms: int
@@ -36,7 +43,13 @@ class Hold(NamedTuple):
 
 
 class Seal(NamedTuple):
-    """That a record proves something, and must stay as it is: which action, and why."""
+    """That a record proves something, and must stay as it is: which action, and why.
+
+    >>> consent = life.users.put("anna", "consent", {"given": True})
+    >>> life.seal(consent, Seal(action="consent-1", basis="proof of consent"))
+    >>> life.remove(consent).stays.action
+    'consent-1'
+    """
 
     action: str
     basis: str
@@ -45,7 +58,14 @@ class Seal(NamedTuple):
 
 
 class Annotation(NamedTuple):
-    """What a writer says of a record."""
+    """What a writer says of a record.
+
+    >>> chat = life.users.put("anna", "chat", "I moved to Ulm")
+    >>> about = Annotation(["learned_context"], sources=[chat], processors=["crm"])
+    >>> fact = life.records.put("facts", "city", "Ulm", about)
+    >>> life.find_note(fact).processors
+    ('crm',)
+    """
 
     classes: Sequence[str] = ()
     #: Whom it is about, by name; only hashes of the names are kept.
@@ -69,7 +89,13 @@ class WriteSeal(NamedTuple):
 
 
 class Note(NamedTuple):
-    """What is kept beside a record."""
+    """What is kept beside a record.
+
+    >>> about = Annotation(["learned_context"], subjects=["anna"], processors=["crm"])
+    >>> note = life.find_note(life.records.put("facts", "city", "Ulm", about))
+    >>> note.classes, note.processors, note.hold
+    (('learned_context',), ('crm',), None)
+    """
 
     classes: tuple[str, ...]
     #: Hashes.
@@ -84,7 +110,12 @@ class Note(NamedTuple):
     reviews: tuple[str, ...] = ()
 
     def to_value(self) -> dict[str, Any]:
-        """As its row holds it."""
+        """As its row holds it.
+
+        >>> note = Note(("learned_context",), processors=("crm",))
+        >>> Note.from_value(note.to_value()) == note
+        True
+        """
         told: dict[str, Any] = {"c": list(self.classes), "t": self.derived_at_ms}
         if self.subjects:
             told["s"] = list(self.subjects)
@@ -102,7 +133,12 @@ class Note(NamedTuple):
 
     @staticmethod
     def from_value(told: Any) -> Note:
-        """What ``to_value`` gave; CorruptionError if it is anything else."""
+        """What ``to_value`` gave; CorruptionError if it is anything else.
+
+        >>> stored = store.put_value(Note(("learned_context",)).to_value())
+        >>> Note.from_value(store.get_value(stored)).classes
+        ('learned_context',)
+        """
         try:
             return Note(
                 tuple(told["c"]),

@@ -41,7 +41,12 @@ from casstore.session.arguments import check_text, list_of
 
 
 class CheckpointInfo(NamedTuple):
-    """A checkpoint as it is listed, without what it holds."""
+    """A checkpoint as it is listed, without what it holds.
+
+    >>> info = life.create_session("s1").checkpoint("begun")
+    >>> info.session, info.number, info.label
+    ('s1', 1, 'begun')
+    """
 
     session: str
     #: 1, 2, 3 … in the session.
@@ -52,12 +57,26 @@ class CheckpointInfo(NamedTuple):
 
     @property
     def ref(self) -> Ref:
-        """Its name, for what is derived from it."""
+        """Its name, for what is derived from it.
+
+        >>> info = life.create_session("s1", user="anna").checkpoint("begun")
+        >>> about = Annotation(["learned_context"], sources=[info.ref])
+        >>> fact = life.records.put("facts", "city", "Ulm", about)
+        >>> life.find_note(fact).sources == (info.ref,)
+        True
+        """
         return checkpoint_ref(self.session, self.number)
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint and what it holds."""
+    """A checkpoint and what it holds.
+
+    >>> work = life.create_session("s1")
+    >>> work.working.set("draft", "a text")
+    >>> info = work.checkpoint("first")
+    >>> work.find_checkpoint("first").payload
+    {'draft': 'a text'}
+    """
 
     info: CheckpointInfo
     payload: dict[str, Any]
@@ -92,6 +111,14 @@ class AgentSession:
 
     A context manager; leaving it closes the session, which forgets the working state and
     nothing else. For any number of threads, and of processes.
+
+    The examples use ``life``, a ``Lifecycles``.
+
+    >>> with life.create_session("s1") as work:
+    ...     work.working.set("draft", "a text")
+    ...     info = work.checkpoint("first", ["draft"])
+    >>> work.working.names(), [info.label for info in work.checkpoints()]
+    ([], ['first'])
     """
 
     def __init__(self, tables: Tables, subjects: Subjects, session: str) -> None:
@@ -107,7 +134,14 @@ class AgentSession:
         self.close()
 
     def close(self) -> None:
-        """Forget the working state; checkpoints stay."""
+        """Forget the working state; checkpoints stay.
+
+        >>> work = life.create_session("s1")
+        >>> work.working.set("draft", "a text")
+        >>> work.close()
+        >>> work.working.names()
+        []
+        """
         self.working.clear()
 
     def checkpoint(
@@ -119,6 +153,12 @@ class AgentSession:
         """Promote working state: these names where they exist; None: all; an empty list: nothing.
 
         InvalidValueError, with the path, if a value cannot be stored exactly as it is.
+
+        >>> work = life.create_session("s1")
+        >>> work.working.set("draft", "a text")
+        >>> work.working.set("scratch", object())
+        >>> work.checkpoint("first", ["draft"]).number
+        1
         """
         wanted = None if names is None else list_of(names, "names of working state")
         for name in wanted or ():
@@ -127,7 +167,15 @@ class AgentSession:
         return put_checkpoints(self._tables, self._subjects, [entry], annotation)[0]
 
     def find_checkpoint(self, label: str) -> Checkpoint | None:
-        """The newest checkpoint of this label; None if there is none."""
+        """The newest checkpoint of this label; None if there is none.
+
+        >>> work = life.create_session("s1")
+        >>> for text in ("a text", "a better text"):
+        ...     work.working.set("draft", text)
+        ...     info = work.checkpoint("draft")
+        >>> work.find_checkpoint("draft").payload
+        {'draft': 'a better text'}
+        """
 
         def read() -> Checkpoint | None:
             for index in self._tables.labels.scan(self.id, label, reverse=True, page=1):
@@ -141,7 +189,13 @@ class AgentSession:
         return self._tables.look(read)
 
     def get_checkpoint(self, number: int) -> Checkpoint:
-        """One checkpoint by its number; RecordNotFoundError if there is none."""
+        """One checkpoint by its number; RecordNotFoundError if there is none.
+
+        >>> work = life.create_session("s1")
+        >>> info = work.checkpoint("begun")
+        >>> work.get_checkpoint(info.number).info.label
+        'begun'
+        """
         ref = checkpoint_ref(self.id, number)
 
         def read() -> Checkpoint:
@@ -153,7 +207,14 @@ class AgentSession:
         return self._tables.look(read)
 
     def checkpoints(self) -> Iterator[CheckpointInfo]:
-        """All checkpoints, the oldest first."""
+        """All checkpoints, the oldest first.
+
+        >>> work = life.create_session("s1")
+        >>> for label in ("begun", "done"):
+        ...     info = work.checkpoint(label)
+        >>> [(info.number, info.label) for info in work.checkpoints()]
+        [(1, 'begun'), (2, 'done')]
+        """
         table = self._tables.checkpoints
         return table.read_each(table.scan(self.id), info_of)
 
@@ -161,6 +222,11 @@ class AgentSession:
         """Remove a checkpoint; False if there is none. Its number is not given again.
 
         RecordSealedError or RecordHeldError if it must stay.
+
+        >>> work = life.create_session("s1")
+        >>> info = work.checkpoint("begun")
+        >>> work.delete_checkpoint(1), work.checkpoint("again").number
+        (True, 2)
         """
         ref = checkpoint_ref(self.id, number)
 

@@ -30,14 +30,28 @@ _MISSING: Final = object()
 
 
 class KeptRecord(NamedTuple):
-    """A record as it is listed, without its content."""
+    """A record as it is listed, without its content.
+
+    >>> about = Annotation(["learned_context"], subjects=["anna"])
+    >>> ref = life.records.put("facts", "city", "Ulm", about)
+    >>> [record.ref.name for record in life.records.list("facts")]
+    ['city']
+    """
 
     ref: Ref
     written_at_ms: int
 
 
 class KeptRecords:
-    """Values by collection and name, each with its annotation."""
+    """Values by collection and name, each with its annotation.
+
+    ``Lifecycles(store).records``; the examples use ``life``, which is one.
+
+    >>> about = Annotation(["learned_context"], subjects=["anna"])
+    >>> ref = life.records.put("facts", "city", "Ulm", about)
+    >>> life.records.get("facts", "city")
+    'Ulm'
+    """
 
     def __init__(self, tables: Tables, subjects: Subjects) -> None:
         self._tables = tables
@@ -48,6 +62,11 @@ class KeptRecords:
 
         RecordSealedError or RecordHeldError if that one must stay; RecordNotFoundError if a
         source is not there.
+
+        >>> chat = life.users.put("anna", "chat", "I moved to Ulm")
+        >>> about = Annotation(["learned_context"], sources=[chat], processors=["crm"])
+        >>> life.records.put("facts", "city", "Ulm", about)
+        Ref(kind='record', owner='facts', name='city')
         """
         check_annotation(annotation)
         said = checked(annotation, has_subject=bool(annotation.sources), default=None)
@@ -79,7 +98,13 @@ class KeptRecords:
         return ref
 
     def get(self, collection: str, name: str, default: Any = _MISSING) -> Any:
-        """A value; the default, or RecordNotFoundError, if there is none."""
+        """A value; the default, or RecordNotFoundError, if there is none.
+
+        >>> about = Annotation(["learned_context"], subjects=["anna"])
+        >>> ref = life.records.put("facts", "city", "Ulm", about)
+        >>> life.records.get("facts", "city"), life.records.get("facts", "street", None)
+        ('Ulm', None)
+        """
 
         def read() -> Any:
             record = self._tables.records.find(collection, name)
@@ -93,7 +118,13 @@ class KeptRecords:
         return default
 
     def list(self, collection: str) -> Iterator[KeptRecord]:
-        """The records of a collection, in order of their names."""
+        """The records of a collection, in order of their names.
+
+        >>> about = Annotation(["learned_context"], subjects=["anna"])
+        >>> refs = [life.records.put("facts", name, "known", about) for name in ("street", "city")]
+        >>> [record.ref.name for record in life.records.list("facts")]
+        ['city', 'street']
+        """
         records = self._tables.records
         return records.read_each(records.scan_starting("", collection), _listed)
 
@@ -101,6 +132,11 @@ class KeptRecords:
         """Remove a record; False if there is none.
 
         RecordSealedError or RecordHeldError if it must stay.
+
+        >>> about = Annotation(["learned_context"], subjects=["anna"])
+        >>> ref = life.records.put("facts", "city", "Ulm", about)
+        >>> life.records.delete("facts", "city"), life.records.delete("facts", "city")
+        (True, False)
         """
         ref = Ref(RECORD, collection, name)
 

@@ -45,6 +45,11 @@ class FileKeys:
 
     The directory is made if it is not there. StorageError if others may read it,
     InvalidInputError if it lies inside a store.
+
+    >>> life = Lifecycles(store, keys=FileKeys(place / "keys"))
+    >>> ref = life.users.put("anna", "address", "Ulm")
+    >>> life.users.erase("anna").keys_destroyed  # what backups have of it is unreadable now
+    1
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -63,7 +68,12 @@ class FileKeys:
         self._directory = place
 
     def create(self, name: str) -> bytes:
-        """Make a key under a new name; ConflictError if it is, or was, in use."""
+        """Make a key under a new name; ConflictError if it is, or was, in use.
+
+        >>> keys = FileKeys(place / "keys")
+        >>> keys.create("k1") == keys.get("k1")
+        True
+        """
         file, gone = self._file(name, _KEY), self._file(name, _DESTROYED)
         key = secrets.token_bytes(KEY_BYTES)
         part = self._file(f"{name}.{secrets.token_hex(8)}", _PART)
@@ -84,7 +94,12 @@ class FileKeys:
         return key
 
     def get(self, name: str) -> bytes:
-        """The key; KeyDestroyedError if it was destroyed, KeyMissingError if it never was here."""
+        """The key; KeyDestroyedError if it was destroyed, KeyMissingError if it never was here.
+
+        >>> keys = FileKeys(place / "keys")
+        >>> len(keys.create("k1")), len(keys.get("k1"))
+        (32, 32)
+        """
         file = self._file(name, _KEY)
         try:
             self._require_private(file)
@@ -110,6 +125,16 @@ class FileKeys:
         """Overwrite a key and remove it; first of all its name is marked. False if unknown.
 
         A file system that never writes in place may keep a copy of the bytes for a while.
+
+        >>> keys = FileKeys(place / "keys")
+        >>> key = keys.create("k1")
+        >>> keys.destroy("k1")
+        True
+        >>> try:
+        ...     keys.get("k1")
+        ... except casstore.errors.KeyDestroyedError:
+        ...     print("gone for good")
+        gone for good
         """
         file, gone = self._file(name, _KEY), self._file(name, _DESTROYED)
         try:

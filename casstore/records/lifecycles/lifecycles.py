@@ -73,7 +73,12 @@ DEFAULT_CLASS: Final = {CHECKPOINT: PROCESS, USER: IDENTITY, RECORD: PROCESS}
 
 
 class SessionEnd(NamedTuple):
-    """What deleting a session did: it is gone unless some checkpoint stayed."""
+    """What deleting a session did: it is gone unless some checkpoint stayed.
+
+    >>> info = life.create_session("s1").checkpoint("begun")
+    >>> life.delete_session("s1")
+    SessionEnd(deleted=1, stayed=())
+    """
 
     deleted: int
     stayed: tuple[Stayed, ...]
@@ -84,6 +89,14 @@ class Lifecycles:
 
     ``keys`` encrypts user data, with a key for each user (``FileKeys``). ``secret`` makes the
     hashes of subjects impossible to guess; a store is used with one secret, or with none.
+
+    The examples use ``life``, in which nothing is yet. ``store`` is its store.
+
+    >>> with life.create_session("s1", user="anna") as work:
+    ...     work.working.set("plan", ["read", "write"])
+    ...     info = work.checkpoint("planned", ["plan"])
+    >>> life.restore("s1").find_checkpoint("planned").payload
+    {'plan': ['read', 'write']}
     """
 
     def __init__(
@@ -105,7 +118,13 @@ class Lifecycles:
     def create_session(
         self, session: str | None = None, *, user: str | None = None
     ) -> AgentSession:
-        """Begin a session, for a user if there is one; SessionExistsError if it is there."""
+        """Begin a session, for a user if there is one; SessionExistsError if it is there.
+
+        >>> with life.create_session("s1", user="anna") as work:
+        ...     info = work.checkpoint("begun")
+        >>> list(life.sessions(user="anna"))
+        ['s1']
+        """
         name = secrets.token_hex(16) if session is None else session
         create_sessions(self.tables, self.subjects, [name], user)
         return AgentSession(self.tables, self.subjects, name)
@@ -114,6 +133,11 @@ class Lifecycles:
         """A session, begun if it is not there; one that is nobody's becomes the user's.
 
         SessionUserError if it is for somebody else.
+
+        >>> life.open_session("s1").id, life.open_session("s1", user="anna").id
+        ('s1', 's1')
+        >>> life.is_for("s1", "anna")
+        True
         """
         if self.tables.sessions.find(session) is None:
             with suppress(SessionExistsError):  # somebody else began it just now
@@ -126,13 +150,24 @@ class Lifecycles:
         """A session that was begun before: empty working state, and all its checkpoints.
 
         SessionNotFoundError if there is none.
+
+        >>> info = life.create_session("s1").checkpoint("begun")
+        >>> again = life.restore("s1")  # in another process, as a rule
+        >>> [info.label for info in again.checkpoints()]
+        ['begun']
         """
         if self.tables.sessions.find(session) is None:
             raise SessionNotFoundError(session)
         return AgentSession(self.tables, self.subjects, session)
 
     def sessions(self, *, user: str | None = None) -> Iterator[str]:
-        """The ids of all sessions, or of a user's."""
+        """The ids of all sessions, or of a user's.
+
+        >>> for name, user in (("s1", "anna"), ("s2", "ben")):
+        ...     work = life.create_session(name, user=user)
+        >>> list(life.sessions()), list(life.sessions(user="ben"))
+        (['s1', 's2'], ['s2'])
+        """
         if user is None:
             return (record.key[0] for record in self.tables.sessions.scan())
         self.subjects.check()
@@ -141,7 +176,12 @@ class Lifecycles:
         )
 
     def is_for(self, session: str, user: str) -> bool:
-        """Is a session a user's? SessionNotFoundError if there is none."""
+        """Is a session a user's? SessionNotFoundError if there is none.
+
+        >>> work = life.create_session("s1", user="anna")
+        >>> life.is_for("s1", "anna"), life.is_for("s1", "ben")
+        (True, False)
+        """
         record = self.tables.sessions.find(session)
         if record is None:
             raise SessionNotFoundError(session)
@@ -152,6 +192,12 @@ class Lifecycles:
         """Remove a session and its checkpoints; what is held or sealed stays, and it with that.
 
         One write, up to 5,000 checkpoints. SessionNotFoundError if there is none.
+
+        >>> info = life.create_session("s1").checkpoint("begun")
+        >>> life.hold(info.ref, Hold("tax law", 2**42))
+        >>> end = life.delete_session("s1")
+        >>> end.deleted, [stayed.basis for stayed in end.stayed]
+        (0, ['tax law'])
         """
         if self.tables.sessions.find(session) is None:
             raise SessionNotFoundError(session)
@@ -162,7 +208,15 @@ class Lifecycles:
     # --- what is said of records ----------------------------------------------------------
 
     def find_note(self, ref: Ref) -> Note | None:
-        """What is said of a record, if anything; RecordNotFoundError if there is no record."""
+        """What is said of a record, if anything; RecordNotFoundError if there is no record.
+
+        >>> chat = life.users.put("anna", "chat", "I moved to Ulm")
+        >>> about = Annotation(["learned_context"], sources=[chat])
+        >>> fact = life.records.put("facts", "city", "Ulm", about)
+        >>> note = life.find_note(fact)
+        >>> note.classes, note.subjects == (chat.owner,)  # about whom its source is about
+        (('learned_context',), True)
+        """
         ref = checked_ref(ref)
 
         def read() -> Note | None:
@@ -174,7 +228,16 @@ class Lifecycles:
         return self.tables.look(read)
 
     def hold(self, ref: Ref, hold: Hold) -> None:
-        """Let a record stay until a moment. RecordHeldError if it is held for longer already."""
+        """Let a record stay until a moment. RecordHeldError if it is held for longer already.
+
+        >>> invoice = life.records.put("invoices", "7", {"total": 90}, Annotation(["compliance"]))
+        >>> life.hold(invoice, Hold("tax law", store.engine.now_ms() + 10 * 365 * 86_400_000))
+        >>> try:
+        ...     life.records.delete("invoices", "7")
+        ... except casstore.errors.RecordHeldError as exc:
+        ...     exc.basis
+        'tax law'
+        """
         check_hold(hold)
 
         def step(before: Note, now_ms: int, row: bytes) -> Note:
@@ -185,7 +248,16 @@ class Lifecycles:
         self._annotate(ref, step, is_kept=True)
 
     def seal(self, ref: Ref, seal: Seal) -> None:
-        """Let a record stay as it is until a review. RecordSealedError if it is sealed."""
+        """Let a record stay as it is until a review. RecordSealedError if it is sealed.
+
+        >>> consent = life.users.put("anna", "consent", {"given": True})
+        >>> life.seal(consent, Seal(action="consent-1", basis="proof of consent"))
+        >>> try:
+        ...     life.users.put("anna", "consent", {"given": False})
+        ... except casstore.errors.RecordSealedError as exc:
+        ...     exc.action
+        'consent-1'
+        """
         check_seal(seal)
 
         def step(before: Note, now_ms: int, row: bytes) -> Note:
@@ -196,7 +268,14 @@ class Lifecycles:
         self._annotate(ref, step, is_kept=True)
 
     def lift_hold(self, ref: Ref, *, review: str) -> None:
-        """End a hold before its time; why is kept with the record."""
+        """End a hold before its time; why is kept with the record.
+
+        >>> invoice = life.records.put("invoices", "7", {"total": 90}, Annotation(["compliance"]))
+        >>> life.hold(invoice, Hold("tax law", 2**42))
+        >>> life.lift_hold(invoice, review="the law has changed")
+        >>> life.records.delete("invoices", "7")
+        True
+        """
         check_reason(review, "a review")
         self._annotate(
             ref,
@@ -205,7 +284,14 @@ class Lifecycles:
         )
 
     def lift_seal(self, ref: Ref, *, review: str) -> None:
-        """Take the seal from a record; why is kept with the record."""
+        """Take the seal from a record; why is kept with the record.
+
+        >>> consent = life.users.put("anna", "consent", {"given": True})
+        >>> life.seal(consent, Seal(action="consent-1", basis="proof of consent"))
+        >>> life.lift_seal(consent, review="the case is closed")
+        >>> life.users.delete("anna", "consent")
+        True
+        """
         check_reason(review, "a review")
         self._annotate(
             ref,
@@ -217,6 +303,10 @@ class Lifecycles:
         """CorruptionError unless a record is as it was when it was sealed.
 
         InvalidInputError if it is not sealed.
+
+        >>> consent = life.users.put("anna", "consent", {"given": True})
+        >>> life.seal(consent, Seal(action="consent-1", basis="proof of consent"))
+        >>> life.verify_seal(consent)  # raises if it is another by now
         """
         ref = checked_ref(ref)
 
@@ -288,6 +378,10 @@ class Lifecycles:
         """Remove one record of any kind, unless its seal or hold speaks against it.
 
         With ``only``, not if its row (``Record.row``) is another by now.
+
+        >>> ref = life.users.put("anna", "language", "en")
+        >>> life.remove(ref).there, life.remove(ref).there
+        (True, False)
         """
         ref = checked_ref(ref)
         if only is not None and type(only) is not bytes:

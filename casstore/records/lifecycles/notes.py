@@ -28,7 +28,12 @@ HELD = "held"
 
 
 class Stayed(NamedTuple):
-    """A record that something kept from going, and what."""
+    """A record that something kept from going, and what.
+
+    >>> ref = life.users.put("anna", "tax id", "4711", Annotation(hold=Hold("tax law", 2**42)))
+    >>> [(stayed.reason, stayed.basis) for stayed in life.users.erase("anna").stayed]
+    [('held', 'tax law')]
+    """
 
     ref: Ref
     #: ``sealed``: somebody must review it; ``held``: until ``until_ms``.
@@ -41,7 +46,13 @@ class Stayed(NamedTuple):
     action: str | None
 
     def as_error(self) -> RecordSealedError | RecordHeldError:
-        """The error for a change that it does not allow."""
+        """The error for a change that it does not allow.
+
+        >>> ref = life.users.put("anna", "tax id", "4711", Annotation(hold=Hold("tax law", 2**42)))
+        >>> [stayed] = life.users.erase("anna").stayed
+        >>> type(stayed.as_error()).__name__
+        'RecordHeldError'
+        """
         if self.until_ms is None:
             return RecordSealedError(str(self.ref), self.action or "")
         return RecordHeldError(str(self.ref), self.basis, self.until_ms)

@@ -28,6 +28,11 @@ class Ref(NamedTuple):
 
     Of a checkpoint: the session and the number; of user data: the hashed user and the name;
     of a record: the collection and the name; of a session: its id, and nothing.
+
+    >>> life.create_session("s1").checkpoint("begun").ref.owner
+    's1'
+    >>> life.records.put("facts", "city", "Ulm", Annotation(["process"]))
+    Ref(kind='record', owner='facts', name='city')
     """
 
     kind: str
@@ -40,12 +45,21 @@ class Ref(NamedTuple):
         return f"{self.kind} {self.owner!r} {self.name!r}"
 
     def to_text(self) -> str:
-        """One text for it, as in a plan."""
+        """One text for it, as in a plan.
+
+        >>> ref = Ref("record", "facts", "city")
+        >>> Ref.from_text(ref.to_text()) == ref
+        True
+        """
         return json.dumps(list(checked_ref(self)), ensure_ascii=False)
 
     @staticmethod
     def from_text(text: str) -> Ref:
-        """What ``to_text`` spelled; InvalidInputError if it is anything else."""
+        """What ``to_text`` spelled; InvalidInputError if it is anything else.
+
+        >>> Ref.from_text(Ref("record", "facts", "city").to_text()).name
+        'city'
+        """
         try:
             return checked_ref(Ref(*json.loads(text)))
         except (ValueError, TypeError, RecursionError) as exc:

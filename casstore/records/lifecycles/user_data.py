@@ -34,7 +34,13 @@ _MISSING: Final = object()
 
 
 class NewValue(NamedTuple):
-    """A value on its way in; written at this time, or now."""
+    """A value on its way in; written at this time, or now.
+
+    >>> values = [NewValue("anna", "language", "en"), NewValue("anna", "city", "Ulm")]
+    >>> refs = life.users.put_many(values)
+    >>> list(life.users.names("anna"))
+    ['city', 'language']
+    """
 
     user: str
     name: str
@@ -50,7 +56,13 @@ class FoundValue(NamedTuple):
 
 
 class UserErasure(NamedTuple):
-    """What erasing a user's data did."""
+    """What erasing a user's data did.
+
+    >>> ref = life.users.put("anna", "language", "en")
+    >>> erased = life.users.erase("anna")
+    >>> erased.deleted, erased.stayed
+    (1, ())
+    """
 
     deleted: int
     stayed: tuple[Stayed, ...]
@@ -62,7 +74,16 @@ class UserErasure(NamedTuple):
 
 
 class UserData:
-    """Values by user and name."""
+    """Values by user and name.
+
+    ``Lifecycles(store).users``; the examples use ``life``, which is one.
+
+    >>> ref = life.users.put("anna", "language", "en")
+    >>> life.users.get("anna", "language")
+    'en'
+    >>> life.users.erase("anna").deleted
+    1
+    """
 
     def __init__(self, tables: Tables, subjects: Subjects, rows: UserRows) -> None:
         self._tables = tables
@@ -72,7 +93,11 @@ class UserData:
     # --- reading ------------------------------------------------------------------------
 
     def ref(self, user: str, name: str) -> Ref:
-        """The name of a value, for what is derived from it."""
+        """The name of a value, for what is derived from it.
+
+        >>> life.users.ref("anna", "language") == life.users.put("anna", "language", "en")
+        True
+        """
         check_text(name, "the name of a value")
         return Ref(USER, self._subjects.hash(user), name)
 
@@ -80,6 +105,10 @@ class UserData:
         """A value; the default, or RecordNotFoundError, if there is none.
 
         KeyDestroyedError or KeyMissingError if it is encrypted and cannot be read.
+
+        >>> ref = life.users.put("anna", "language", "en")
+        >>> life.users.get("anna", "language"), life.users.get("anna", "city", None)
+        ('en', None)
         """
 
         def read() -> Any:
@@ -94,7 +123,13 @@ class UserData:
         return default
 
     def find_many(self, places: Sequence[tuple[str, str]]) -> list[FoundValue | None]:
-        """Values of one moment, by user and name; None where there is none."""
+        """Values of one moment, by user and name; None where there is none.
+
+        >>> ref = life.users.put("anna", "language", "en")
+        >>> found, nothing = life.users.find_many([("anna", "language"), ("anna", "city")])
+        >>> found.value, nothing
+        ('en', None)
+        """
         refs = [self.ref(*_place(place)) for place in list_of(places, "places of values")]
         rows = [self._tables.payload(ref) for ref in refs]
 
@@ -111,13 +146,23 @@ class UserData:
         return self._tables.look(read)
 
     def names(self, user: str) -> Iterator[str]:
-        """What a user's values are called, in order."""
+        """What a user's values are called, in order.
+
+        >>> refs = [life.users.put("anna", name, "known") for name in ("language", "city")]
+        >>> list(life.users.names("anna"))
+        ['city', 'language']
+        """
         self._subjects.check()
         owner = self._subjects.hash(user)
         return (record.key[1] for record in self._tables.users.scan_starting("", owner))
 
     def written_at_ms(self, user: str, name: str) -> int | None:
-        """When a value was written; None if there is none."""
+        """When a value was written; None if there is none.
+
+        >>> [ref] = life.users.put_many([NewValue("anna", "language", "en", at_ms=1_000)])
+        >>> life.users.written_at_ms("anna", "language")
+        1000
+        """
 
         def read() -> int | None:
             _, record = self._find(user, name)
@@ -138,13 +183,23 @@ class UserData:
 
         Without an annotation, what was said of the value before still counts. RecordSealedError
         or RecordHeldError if the one that is there must stay.
+
+        >>> refs = [life.users.put("anna", "language", value) for value in ("de", "en")]
+        >>> life.users.get("anna", "language")
+        'en'
         """
         return self.put_many([NewValue(user, name, value)], annotation)[0]
 
     def put_many(
         self, items: Sequence[NewValue], annotation: Annotation | None = None
     ) -> list[Ref]:
-        """Write values, all or none; told twice, the last counts."""
+        """Write values, all or none; told twice, the last counts.
+
+        >>> values = [NewValue("anna", "city", "Ulm"), NewValue("ben", "city", "Bonn")]
+        >>> refs = life.users.put_many(values)
+        >>> life.users.get("ben", "city")
+        'Bonn'
+        """
         said = None
         if annotation is not None:
             said = checked(annotation, has_subject=True, default=IDENTITY)
@@ -168,6 +223,10 @@ class UserData:
         """Remove one value; False if there is none.
 
         RecordSealedError or RecordHeldError if it must stay.
+
+        >>> ref = life.users.put("anna", "language", "en")
+        >>> life.users.delete("anna", "language"), life.users.delete("anna", "language")
+        (True, False)
         """
         ref = self.ref(user, name)
         self._subjects.check()
@@ -209,12 +268,21 @@ class UserData:
         """Remove all values of a user and destroy the key; what is held or sealed stays.
 
         One write, up to 5,000 values. Nothing but user data is touched.
+
+        >>> refs = [life.users.put("anna", name, "known") for name in ("language", "city")]
+        >>> life.users.erase("anna").deleted, list(life.users.names("anna"))
+        (2, [])
         """
         self._subjects.check()
         return self.erase_hashed(self._subjects.hash(user))
 
     def erase_hashed(self, user: str) -> UserErasure:
-        """As ``erase``, for one who knows only the hash."""
+        """As ``erase``, for one who knows only the hash.
+
+        >>> ref = life.users.put("anna", "language", "en")
+        >>> life.users.erase_hashed(ref.owner).deleted
+        1
+        """
         erasing = _Erasing(self._tables, self._rows, user)
         erasing.run()
         destroyed, waiting = self._rows.destroy_doomed()
@@ -231,6 +299,9 @@ class UserData:
 
         Everything that removes user data ends with this; calling it finishes what a crash,
         or a lack of keys, left over.
+
+        >>> life.users.destroy_keys()  # nothing was left over
+        (0, 0)
         """
         return self._rows.destroy_doomed()
 

@@ -10,34 +10,68 @@ from casstore.session.arguments import list_of
 
 
 class WorkingState:
-    """Values by name, for any number of threads. Nothing here is ever written anywhere."""
+    """Values by name, for any number of threads. Nothing here is ever written anywhere.
+
+    >>> working = WorkingState()
+    >>> working.set("plan", ["read", "write"])
+    >>> working.get("plan")
+    ['read', 'write']
+    """
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._values: dict[str, Any] = {}
 
     def set(self, name: str, value: Any) -> None:
-        """Remember a value."""
+        """Remember a value.
+
+        >>> working = WorkingState()
+        >>> working.set("scratch", object())  # anything: it is never written
+        """
         with self._lock:
             self._values[name] = value
 
     def get(self, name: str, default: Any = None) -> Any:
-        """A value, or the default."""
+        """A value, or the default.
+
+        >>> WorkingState().get("plan", "none yet")
+        'none yet'
+        """
         with self._lock:
             return self._values.get(name, default)
 
     def names(self) -> list[str]:
-        """What there is, in order of setting."""
+        """What there is, in order of setting.
+
+        >>> working = WorkingState()
+        >>> for name in ("plan", "draft"):
+        ...     working.set(name, "text")
+        >>> working.names()
+        ['plan', 'draft']
+        """
         with self._lock:
             return list(self._values)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget everything.
+
+        >>> working = WorkingState()
+        >>> working.set("plan", ["read", "write"])
+        >>> working.clear()
+        >>> working.names()
+        []
+        """
         with self._lock:
             self._values.clear()
 
     def chosen(self, names: Iterable[str] | None) -> dict[str, Any]:
-        """The values of these names, where there are any; None: all. An empty list: nothing."""
+        """The values of these names, where there are any; None: all. An empty list: nothing.
+
+        >>> working = WorkingState()
+        >>> working.set("plan", ["read", "write"])
+        >>> working.chosen(["plan", "draft"]), working.chosen([])
+        ({'plan': ['read', 'write']}, {})
+        """
         wanted = None if names is None else list_of(names, "names of working state")
         with self._lock:
             if wanted is None:

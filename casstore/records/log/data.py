@@ -1,4 +1,7 @@
-"""What goes into a session log and what comes out: plain data, no behaviour."""
+"""What goes into a session log and what comes out: plain data, no behaviour.
+
+The examples use ``log`` as those of ``SessionLog`` do.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,12 @@ DEPTH_LIMIT: Final = 3
 
 
 class LogSession(NamedTuple):
-    """A session and where it stands among others."""
+    """A session and where it stands among others.
+
+    >>> made = log.create("research", parent="chat", prompt="be brief")
+    >>> made.id, made.kind, made.parent, made.depth
+    ('research', 'subagent', 'chat', 1)
+    """
 
     id: str
     created_at_ms: int
@@ -54,7 +62,15 @@ class LogSession(NamedTuple):
 
 
 class NewMessage(NamedTuple):
-    """A message on its way in. ``content`` may be any value, and comes back as it was."""
+    """A message on its way in. ``content`` may be any value, and comes back as it was.
+
+    >>> log.append("chat", NewMessage("user", [{"type": "text", "text": "why left?"}]))
+    3
+    >>> log.append("chat", NewMessage("assistant", tool_calls=[{"id": "c1", "name": "read"}]))
+    4
+    >>> log.append("chat", NewMessage("tool", "text of a file", tool_call_id="c1"))
+    5
+    """
 
     role: str
     content: Any = None
@@ -66,7 +82,12 @@ class NewMessage(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A message as it comes out. Numbers count from 1 on, without a gap, in order of arrival."""
+    """A message as it comes out. Numbers count from 1 on, without a gap, in order of arrival.
+
+    >>> message = log.message("chat", 2)
+    >>> message.role, message.content, message.state
+    ('assistant', 'left', 'active')
+    """
 
     number: int
     role: str
@@ -82,7 +103,12 @@ class Message(NamedTuple):
 
 
 class Fold(NamedTuple):
-    """Messages that a note stands for: their exact set, as runs from first to last."""
+    """Messages that a note stands for: their exact set, as runs from first to last.
+
+    >>> fold = log.fold("chat", [1, 2], "they chose the way")
+    >>> fold.note, fold.runs
+    (3, ((1, 2),))
+    """
 
     number: int
     note: int
@@ -94,22 +120,40 @@ class Fold(NamedTuple):
 
     @property
     def first(self) -> int:
-        """The lowest number folded."""
+        """The lowest number folded.
+
+        >>> log.fold("chat", [1, 2], "they chose the way").first
+        1
+        """
         return self.runs[0][0]
 
     @property
     def last(self) -> int:
-        """The highest number folded."""
+        """The highest number folded.
+
+        >>> log.fold("chat", [1, 2], "they chose the way").last
+        2
+        """
         return self.runs[-1][1]
 
     @property
     def messages(self) -> list[int]:
-        """Every number folded, ascending."""
+        """Every number folded, ascending.
+
+        >>> log.fold("chat", [1, 2], "they chose the way").messages
+        [1, 2]
+        """
         return [each for first, last in self.runs for each in range(first, last + 1)]
 
 
 class Pending(NamedTuple):
-    """Tool calls without a result, whole, as their message has them."""
+    """Tool calls without a result, whole, as their message has them.
+
+    >>> call = {"id": "c1", "name": "read"}
+    >>> number = log.append("chat", NewMessage("assistant", tool_calls=[call]))
+    >>> log.pending("chat")
+    Pending(number=3, round=None, calls=({'id': 'c1', 'name': 'read'},))
+    """
 
     #: The message that makes the calls.
     number: int
@@ -118,7 +162,13 @@ class Pending(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """What one round has used."""
+    """What one round has used.
+
+    >>> answer = NewMessage("assistant", "it is shorter", round=0)
+    >>> number = log.append("chat", answer, tokens=Tokens(prompt=12, completion=4, total=16))
+    >>> [used.tokens.total for used in log.usage("chat")]
+    [16]
+    """
 
     prompt: int | None = None
     completion: int | None = None
@@ -127,7 +177,12 @@ class Tokens(NamedTuple):
 
 
 class RoundUsage(NamedTuple):
-    """What a round of a send has used, and when that was written down."""
+    """What a round of a send has used, and when that was written down.
+
+    >>> log.record_usage("chat", Tokens(total=12), round=1)
+    >>> [(used.send, used.round, used.tokens.total) for used in log.usage("chat")]
+    [(0, 1, 12)]
+    """
 
     send: int
     round: int
@@ -136,7 +191,13 @@ class RoundUsage(NamedTuple):
 
 
 class UsageTotals(NamedTuple):
-    """What a session has used so far, also in rounds that were pruned since."""
+    """What a session has used so far, also in rounds that were pruned since.
+
+    >>> log.record_usage("chat", Tokens(prompt=10, completion=2, total=12))
+    >>> totals = log.totals("chat")
+    >>> totals.rounds, totals.prompt, totals.completion, totals.total
+    (1, 10, 2, 12)
+    """
 
     rounds: int = 0
     prompt: int = 0
@@ -145,7 +206,13 @@ class UsageTotals(NamedTuple):
 
 
 class Counters(NamedTuple):
-    """Where a session stands."""
+    """Where a session stands.
+
+    >>> fold = log.fold("chat", [1, 2], "they chose the way")
+    >>> counters = log.counters("chat")
+    >>> counters.next_number, counters.folds
+    (4, 1)
+    """
 
     next_number: int
     send: int

@@ -2,6 +2,8 @@
 
 Everything here is a NamedTuple. Times are milliseconds since 1970 by the engine's clock and
 end in ``_ms``; they are told, never compared: orders come from counters.
+
+The examples use ``runs`` as those of ``Runs`` do.
 """
 
 from __future__ import annotations
@@ -41,7 +43,13 @@ COMMITTED: Final = Given.COMMITTED
 
 
 class SessionCheckpoint(NamedTuple):
-    """A revision of a session of the same store: protected as long as a run may need it."""
+    """A revision of a session of the same store: protected as long as a run may need it.
+
+    >>> start = SessionCheckpoint("s", 1)
+    >>> run = runs.set_state("t", "r", "waiting_for_approval", checkpoint=start)
+    >>> [kept.revision for kept in store.session("s").protections()]
+    [1]
+    """
 
     session: str
     revision: int
@@ -54,7 +62,12 @@ NewCheckpoint = SessionCheckpoint | str | Literal[Given.KEEP, Given.COMMITTED] |
 
 
 class Thread(NamedTuple):
-    """A conversation, and how its latest run stands."""
+    """A conversation, and how its latest run stands.
+
+    >>> thread = runs.find_thread("t")
+    >>> thread.agent, thread.latest_run, thread.runs
+    ('helper', 'r', 1)
+    """
 
     id: str
     workspace: str
@@ -73,7 +86,12 @@ class Thread(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One execution of an agent in a thread."""
+    """One execution of an agent in a thread.
+
+    >>> run = runs.find_run("r")
+    >>> run.thread, run.mode, run.state
+    ('t', 'stream', 'running')
+    """
 
     id: str
     thread: str
@@ -94,17 +112,30 @@ class Run(NamedTuple):
 
     @property
     def resumable(self) -> bool:
-        """Does it wait for somebody's decision?"""
+        """Does it wait for somebody's decision?
+
+        >>> runs.find_run("r").resumable, runs.set_state("t", "r", "waiting_for_approval").resumable
+        (False, True)
+        """
         return self.state == WAITING
 
     @property
     def protected(self) -> bool:
-        """Has it a checkpoint that somebody may come back to?"""
+        """Has it a checkpoint that somebody may come back to?
+
+        >>> runs.set_state("t", "r", "waiting_for_approval", checkpoint="checkpoints/17").protected
+        True
+        """
         return self.checkpoint is not None and self.state not in TERMINAL
 
 
 class Event(NamedTuple):
-    """Something that happened in a run."""
+    """Something that happened in a run.
+
+    >>> event = runs.append_event("t", "r", {"type": "started"})
+    >>> event.run, event.sequence, event.event
+    ('r', 1, {'type': 'started'})
+    """
 
     thread: str
     run: str
@@ -114,7 +145,12 @@ class Event(NamedTuple):
 
 
 class Message(NamedTuple):
-    """Something that was said in a thread. ``number`` counts from 1 without gaps."""
+    """Something that was said in a thread. ``number`` counts from 1 without gaps.
+
+    >>> message = runs.append_message("t", "user", "Tidy up.", run="r")
+    >>> message.number, message.role, message.run
+    (1, 'user', 'r')
+    """
 
     thread: str
     number: int
@@ -125,7 +161,12 @@ class Message(NamedTuple):
 
 
 class Approval(NamedTuple):
-    """A question that a run waits with, and its answer."""
+    """A question that a run waits with, and its answer.
+
+    >>> asked = runs.request_approval("t", "r", "a1", "shell", checkpoint="checkpoints/17")
+    >>> asked.tool, asked.status, asked.decision
+    ('shell', 'pending', None)
+    """
 
     id: str
     thread: str
@@ -146,7 +187,12 @@ class Approval(NamedTuple):
 
 
 class RunRequest(NamedTuple):
-    """What to run, for whoever takes the run up after a restart."""
+    """What to run, for whoever takes the run up after a restart.
+
+    >>> request = runs.save_request("t", "r", {"text": "Tidy up."})
+    >>> request.run, request.input
+    ('r', {'text': 'Tidy up.'})
+    """
 
     thread: str
     run: str
@@ -156,7 +202,12 @@ class RunRequest(NamedTuple):
 
 
 class RecoveryIntent(NamedTuple):
-    """How to go on with a run about which somebody has decided, until that has succeeded."""
+    """How to go on with a run about which somebody has decided, until that has succeeded.
+
+    >>> intent = runs.save_intent("t", "r", {"decision": "approve"})
+    >>> intent.kind, intent.payload, intent.attempts
+    ('approval-decision', {'decision': 'approve'}, 0)
+    """
 
     thread: str
     run: str
@@ -168,7 +219,12 @@ class RecoveryIntent(NamedTuple):
 
 
 class Artifact(NamedTuple):
-    """Something that a run has made. ``digest`` names its content, which is read by itself."""
+    """Something that a run has made. ``digest`` names its content, which is read by itself.
+
+    >>> made = runs.put_artifact("t", "r", "map.png", b"pixels", "image")
+    >>> store.get_blob(made.digest)
+    b'pixels'
+    """
 
     thread: str
     run: str
@@ -184,7 +240,15 @@ class Artifact(NamedTuple):
 
 
 class Page(NamedTuple, Generic[Item]):
-    """Some of a list, and where the rest begins; None: that was all."""
+    """Some of a list, and where the rest begins; None: that was all.
+
+    >>> for number in range(3):
+    ...     event = runs.append_event("t", "r", number)
+    >>> page = runs.events("t", "r", limit=2)
+    >>> rest = runs.events("t", "r", limit=2, cursor=page.cursor)
+    >>> [event.event for event in page.items], [event.event for event in rest.items], rest.cursor
+    ([0, 1], [2], None)
+    """
 
     items: Sequence[Item]
     cursor: str | None

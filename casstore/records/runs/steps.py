@@ -1,6 +1,8 @@
 """What can be done to a thread, as plain data: any number of steps are one write.
 
 Each step sees what those before it did. One that is refused ends all of them.
+
+The examples use ``runs`` as those of ``Runs`` do.
 """
 
 from __future__ import annotations
@@ -19,7 +21,12 @@ DECISIONS: Final = ("approve", "edit", "reject")
 
 
 class CreateRun(NamedTuple):
-    """Begin a run. Repeated with the same agent, mode and adapter it gives what is there."""
+    """Begin a run. Repeated with the same agent, mode and adapter it gives what is there.
+
+    >>> [run] = runs.apply("t", CreateRun("r2", "helper", "stream"))
+    >>> run.id, run.state
+    ('r2', 'running')
+    """
 
     run: str
     agent: str
@@ -29,7 +36,12 @@ class CreateRun(NamedTuple):
 
 
 class SetState(NamedTuple):
-    """Move a run on; its thread follows if it is the latest run."""
+    """Move a run on; its thread follows if it is the latest run.
+
+    >>> [run] = runs.apply("t", SetState("r", "completed"))
+    >>> run.state, run.previous_state
+    ('completed', 'running')
+    """
 
     run: str
     state: str
@@ -38,13 +50,23 @@ class SetState(NamedTuple):
 
 
 class RenewProtection(NamedTuple):
-    """Protect the checkpoint of a run again, as it should be, whether or not it is."""
+    """Protect the checkpoint of a run again, as it should be, whether or not it is.
+
+    >>> [run] = runs.apply("t", RenewProtection("r"))
+    >>> run.id
+    'r'
+    """
 
     run: str
 
 
 class AppendEvent(NamedTuple):
-    """Write down an event. Repeated with the same content it counts once; with other, never."""
+    """Write down an event. Repeated with the same content it counts once; with other, never.
+
+    >>> [event] = runs.apply("t", AppendEvent("r", {"type": "started"}))
+    >>> event.sequence
+    1
+    """
 
     run: str
     event: Any
@@ -53,7 +75,12 @@ class AppendEvent(NamedTuple):
 
 
 class AppendMessage(NamedTuple):
-    """Add to what was said in the thread."""
+    """Add to what was said in the thread.
+
+    >>> [message] = runs.apply("t", AppendMessage("user", "Tidy up.", "r"))
+    >>> message.number, message.content
+    (1, 'Tidy up.')
+    """
 
     role: str
     content: Any
@@ -61,7 +88,16 @@ class AppendMessage(NamedTuple):
 
 
 class RequestApproval(NamedTuple):
-    """Ask for a decision. Repeated with the same content it gives what is there."""
+    """Ask for a decision. Repeated with the same content it gives what is there.
+
+    >>> run, asked = runs.apply(
+    ...     "t",
+    ...     SetState("r", "waiting_for_approval", checkpoint="checkpoints/17"),
+    ...     RequestApproval("r", "a1", "shell", preview={"cmd": "git clean -fd"}),
+    ... )
+    >>> asked.status, asked.checkpoint
+    ('pending', 'checkpoints/17')
+    """
 
     run: str
     approval: str
@@ -77,7 +113,13 @@ class RequestApproval(NamedTuple):
 
 
 class ResolveApproval(NamedTuple):
-    """Decide. Only one decision ever counts, whoever comes first."""
+    """Decide. Only one decision ever counts, whoever comes first.
+
+    >>> asked = runs.request_approval("t", "r", "a1", "shell", checkpoint="checkpoints/17")
+    >>> [answer] = runs.apply("t", ResolveApproval("r", "a1", "approve"))
+    >>> answer.status, answer.decision
+    ('approved', 'approve')
+    """
 
     run: str
     approval: str
@@ -85,7 +127,14 @@ class ResolveApproval(NamedTuple):
 
 
 class SaveRequest(NamedTuple):
-    """Keep what to run, in place of what was kept for this run before."""
+    """Keep what to run, in place of what was kept for this run before.
+
+    >>> run, request = runs.apply(
+    ...     "t", CreateRun("r2", "helper", "stream"), SaveRequest("r2", {"text": "Tidy up."})
+    ... )
+    >>> request.input
+    {'text': 'Tidy up.'}
+    """
 
     run: str
     input: Any
@@ -93,13 +142,27 @@ class SaveRequest(NamedTuple):
 
 
 class ClearRequest(NamedTuple):
-    """Forget what to run; it need not be there."""
+    """Forget what to run; it need not be there.
+
+    >>> request = runs.save_request("t", "r", {"text": "Tidy up."})
+    >>> run, cleared = runs.apply("t", SetState("r", "completed"), ClearRequest("r"))
+    >>> cleared
+    True
+    """
 
     run: str
 
 
 class SaveIntent(NamedTuple):
-    """Keep how to go on, in place of what was kept for this run before."""
+    """Keep how to go on, in place of what was kept for this run before.
+
+    >>> asked = runs.request_approval("t", "r", "a1", "shell", checkpoint="checkpoints/17")
+    >>> answer, intent = runs.apply(
+    ...     "t", ResolveApproval("r", "a1", "approve"), SaveIntent("r", {"decision": "approve"})
+    ... )
+    >>> intent.attempts
+    0
+    """
 
     run: str
     payload: Any
@@ -110,13 +173,25 @@ class SaveIntent(NamedTuple):
 
 
 class BeginAttempt(NamedTuple):
-    """Count an attempt to go on, before it is made."""
+    """Count an attempt to go on, before it is made.
+
+    >>> intent = runs.save_intent("t", "r", {"decision": "approve"})
+    >>> [intent] = runs.apply("t", BeginAttempt("r"))
+    >>> intent.attempts
+    1
+    """
 
     run: str
 
 
 class ClearIntent(NamedTuple):
-    """Forget how to go on, once that has succeeded; it need not be there."""
+    """Forget how to go on, once that has succeeded; it need not be there.
+
+    >>> intent = runs.save_intent("t", "r", {"decision": "approve"})
+    >>> run, cleared = runs.apply("t", SetState("r", "running"), ClearIntent("r"))
+    >>> cleared
+    True
+    """
 
     run: str
 
@@ -126,6 +201,12 @@ class PutArtifact(NamedTuple):
 
     Repeated with the same content it gives what is there; other content is refused
     unless it may ``replace`` what is there.
+
+    >>> run, made = runs.apply(
+    ...     "t", SetState("r", "completed"), PutArtifact("r", "map.png", b"pixels", "image")
+    ... )
+    >>> made.path, made.is_blob
+    ('map.png', True)
     """
 
     run: str

@@ -30,6 +30,13 @@ class ActorErasure:
 
     ``actor_of`` tells the type and id of the actor that a subject of sessions is; without,
     its id is the subject's name. As with ``erase_actor``, the place may be given.
+
+    >>> from casstore.maintenance import erasure
+    >>> entry = state.scope(context, "actor").put("language", "de")
+    >>> providers = [ActorErasure()]
+    >>> found = erasure.plan(store, "anna", providers=providers)
+    >>> erasure.execute(store, found, providers=providers).records_erased
+    1
     """
 
     def __init__(

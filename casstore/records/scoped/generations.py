@@ -33,6 +33,11 @@ class Generation(NamedTuple):
 
     ``note`` is what the caller wants to know later: where the history that it keeps
     elsewhere begins to count, for one.
+
+    >>> conversation = {"workspace_id": None, "bot_id": "bot", "conversation_id": "c1"}
+    >>> generation = state.reset(**conversation, note="bored")
+    >>> generation.number, generation.note
+    (1, 'bored')
     """
 
     number: int

@@ -14,7 +14,12 @@ _LISTS: Final = frozenset((tuple, list, set, frozenset))
 
 
 class Reason(StrEnum):
-    """Why state was refused. Of several reasons the first of these is told."""
+    """Why state was refused. Of several reasons the first of these is told.
+
+    >>> told = state.update(context, Policy(enabled=False), "actor", "language", "de")
+    >>> told.reason == Reason.DISABLED
+    True
+    """
 
     # The gate of a run.
     NO_RUN_ID = "no_run_id"
@@ -39,14 +44,24 @@ class Reason(StrEnum):
 
 
 class Quota(NamedTuple):
-    """What one scope may hold. Bytes: of the keys and of the values' JSON, as UTF-8."""
+    """What one scope may hold. Bytes: of the keys and of the values' JSON, as UTF-8.
+
+    >>> policy = Policy(quotas={"actor": Quota(max_keys=1)})
+    >>> [state.update(context, policy, "actor", key, 1).ok for key in ("a", "b")]
+    [True, False]
+    """
 
     max_keys: int | None = None
     max_bytes: int | None = None
 
 
 class Policy(NamedTuple):
-    """What a binding allows."""
+    """What a binding allows.
+
+    >>> policy = Policy(scopes=("actor",), quotas={"actor": Quota(max_keys=100)})
+    >>> [state.update(context, policy, scope, "k", 1).ok for scope in ("actor", "conversation")]
+    [True, False]
+    """
 
     enabled: bool = True
     scopes: tuple[str, ...] = ("conversation", "actor")
@@ -54,13 +69,23 @@ class Policy(NamedTuple):
     quotas: Mapping[str, Quota] = {}
 
     def plain(self) -> list[Any]:
-        """The policy as a value that can be stored."""
+        """The policy as a value that can be stored.
+
+        >>> policy = Policy(scopes=("actor",), quotas={"actor": Quota(max_keys=100)})
+        >>> Policy.from_plain(policy.plain()) == policy
+        True
+        """
         quotas = {scope: list(quota) for scope, quota in self.quotas.items()}
         return [self.enabled, list(self.scopes), quotas]
 
     @staticmethod
     def from_plain(told: Any) -> Policy:
-        """The policy that ``plain`` has spelled."""
+        """The policy that ``plain`` has spelled.
+
+        >>> stored = store.put_value(Policy(scopes=("actor",)).plain())
+        >>> Policy.from_plain(store.get_value(stored)).scopes
+        ('actor',)
+        """
         try:
             enabled, scopes, quotas = told
             return Policy(enabled, tuple(scopes), {s: Quota(*q) for s, q in quotas.items()})
@@ -73,7 +98,12 @@ DEFAULT: Final = Policy()
 
 
 class Outcome(NamedTuple):
-    """Whether an update was made, and if not, why: for a person, and for a program."""
+    """Whether an update was made, and if not, why: for a person, and for a program.
+
+    >>> told = state.update(context, Policy(), "actor", "language", "de")
+    >>> told.ok, told.reason
+    (True, None)
+    """
 
     ok: bool
     message: str | None = None

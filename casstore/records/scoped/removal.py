@@ -30,7 +30,13 @@ Pulse = Callable[[int], None]
 
 
 class Erased(NamedTuple):
-    """What an erasure removed."""
+    """What an erasure removed.
+
+    >>> entry = state.scope(context, "actor").put("language", "de")
+    >>> run = state.begin_run("run-1", context, caller="me/agent")
+    >>> state.erase_actor("anna")
+    Erased(values=1, runs=1)
+    """
 
     values: int
     runs: int

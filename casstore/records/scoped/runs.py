@@ -34,7 +34,12 @@ RUN_MS: Final = 86_400_000
 
 
 class Run(NamedTuple):
-    """What a run may do, as it was frozen."""
+    """What a run may do, as it was frozen.
+
+    >>> run = state.begin_run("run-1", context, caller="me/agent")
+    >>> run.caller, run.policy.scopes
+    ('me/agent', ('conversation', 'actor'))
+    """
 
     id: str
     caller: str

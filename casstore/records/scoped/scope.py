@@ -52,7 +52,12 @@ Built = TypeVar("Built")
 
 
 class Entry(NamedTuple):
-    """A value of state; a value of None is not the same as no entry."""
+    """A value of state; a value of None is not the same as no entry.
+
+    >>> entry = state.scope(context, "actor").put("language", "de")
+    >>> entry.key, entry.value, entry.expires_ms
+    ('language', 'de', None)
+    """
 
     key: str
     value: Any
@@ -68,7 +73,14 @@ class Entry(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Some keys in order. If there are more, ``cursor`` is what to list ``after``."""
+    """Some keys in order. If there are more, ``cursor`` is what to list ``after``.
+
+    >>> scope = state.scope(context, "actor")
+    >>> entries = [scope.put(key, "a value") for key in ("a", "b", "c")]
+    >>> page = scope.list_keys(limit=2)
+    >>> page.keys, page.has_more, scope.list_keys(after=page.cursor).keys
+    (['a', 'b'], True, ['c'])
+    """
 
     keys: list[str]
     has_more: bool
@@ -76,7 +88,13 @@ class Page(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """What a scope holds, as its quota counts; with what expired and was not yet removed."""
+    """What a scope holds, as its quota counts; with what expired and was not yet removed.
+
+    >>> scope = state.scope(context, "actor")
+    >>> entry = scope.put("language", "de")
+    >>> scope.usage().keys
+    1
+    """
 
     keys: int
     size_bytes: int
@@ -114,7 +132,15 @@ class _Look(NamedTuple):
 
 
 class Scope:
-    """The state of one scope. Made by ``ScopedState.scope`` or for a run; safe to share."""
+    """The state of one scope. Made by ``ScopedState.scope`` or for a run; safe to share.
+
+    The examples use ``state``, a ``ScopedState``, and ``context``.
+
+    >>> scope = state.scope(context, "actor")
+    >>> entry = scope.put("language", "de")
+    >>> scope.find("language").value
+    'de'
+    """
 
     def __init__(
         self, tables: Tables, spot: Spot, context: Context, quota: Quota, guard: Guard | None
@@ -129,7 +155,12 @@ class Scope:
 
     @property
     def key(self) -> str:
-        """What the scope is called in the store."""
+        """What the scope is called in the store.
+
+        >>> scope = state.scope(context, "actor")
+        >>> scope.key == state.scope(context._replace(conversation_id="c2"), "actor").key
+        True
+        """
         return self._spot.key
 
     # --- reading ------------------------------------------------------------------------
@@ -138,12 +169,23 @@ class Scope:
         """A value and its version; None if there is none.
 
         With ``generation``, as it was between two resets: 0 before the first.
+
+        >>> scope = state.scope(context, "actor")
+        >>> entry = scope.put("language", None)
+        >>> scope.find("language").value is None, scope.find("colour") is None
+        (True, True)
         """
         name = checked_key(key)
         return self._read(name, generation, lambda stored: entries(self._tables, [stored])[0])
 
     def origin(self, key: str) -> Context | None:
-        """Where a value was put first; None if there is none."""
+        """Where a value was put first; None if there is none.
+
+        >>> scope = state.scope(context, "actor")
+        >>> entry = scope.put("language", "de")
+        >>> scope.origin("language").conversation_id
+        'c1'
+        """
         store = self._tables.store
 
         def context(stored: Stored) -> Context:
@@ -180,7 +222,13 @@ class Scope:
         after: str | None = None,
         generation: int | None = None,
     ) -> Page:
-        """Keys that start with ``prefix``, in order; at most ``limit``, and never above 100."""
+        """Keys that start with ``prefix``, in order; at most ``limit``, and never above 100.
+
+        >>> scope = state.scope(context, "actor")
+        >>> entries = [scope.put(key, "a value") for key in ("ui.size", "language", "ui.colour")]
+        >>> scope.list_keys("ui.").keys
+        ['ui.colour', 'ui.size']
+        """
         check_text(prefix, "a prefix")
         check_count(limit, "a limit", least=1)
         if after is not None:
@@ -202,7 +250,13 @@ class Scope:
                 yield one.key[2]
 
     def usage(self, *, generation: int | None = None) -> Usage:
-        """How many keys there are, and how many bytes."""
+        """How many keys there are, and how many bytes.
+
+        >>> scope = state.scope(context, "actor")
+        >>> entry = scope.put("language", "de")
+        >>> scope.usage()  # the key, and the JSON of the value
+        Usage(keys=1, size_bytes=12)
+        """
         head = self._look([], generation).head
         return Usage(0, 0) if head is None else Usage(head.keys, head.size_bytes)
 
@@ -213,6 +267,11 @@ class Scope:
 
         After ``ttl_ms`` nobody sees it any more; without, it stays. StateRefusedError, and
         nothing changes, if it is no JSON, too large, or more than the quota allows.
+
+        >>> scope = state.scope(context, "actor")
+        >>> entries = [scope.put("language", value, ttl_ms=60_000) for value in ("de", "fr")]
+        >>> scope.find("language").value
+        'fr'
         """
         return self._put(key, value, ttl_ms, None)
 
@@ -222,6 +281,16 @@ class Scope:
         """Write a value if the key is at this version; None: if it is not there.
 
         StateConflictError, with the actual version, if not.
+
+        >>> scope = state.scope(context, "actor")
+        >>> entry = scope.swap("count", 1, expected=None)
+        >>> scope.swap("count", 2, expected=entry.version).value
+        2
+        >>> try:
+        ...     scope.swap("count", 2, expected=entry.version)
+        ... except casstore.errors.StateConflictError:
+        ...     scope.find("count").value
+        2
         """
         return self._put(key, value, ttl_ms, _Version(expected))
 
@@ -230,13 +299,25 @@ class Scope:
 
         ``Commit(beside=…)`` ends with ConditionFailedError if the scope has changed by then;
         prepare it again. One such write for one scope in one commit.
+
+        >>> scope = state.scope(context, "actor")
+        >>> step = Commit(append=[NodeDraft("n3", "I speak German")], lease=UNFENCED)
+        >>> result = session.commit(step._replace(beside=scope.prepare_put("language", "de")))
+        >>> scope.find("language").value
+        'de'
         """
         draft = Draft(self._tables.store)
         self._draft_put(draft, *_checked(key, value, ttl_ms), ttl_ms, None)
         return draft.as_write()
 
     def delete(self, key: str, *, expected: str | None = None) -> bool:
-        """Remove a value; was there one? With ``expected``, only if it is at this version."""
+        """Remove a value; was there one? With ``expected``, only if it is at this version.
+
+        >>> scope = state.scope(context, "actor")
+        >>> entry = scope.put("language", "de")
+        >>> scope.delete("language"), scope.delete("language")
+        (True, False)
+        """
         name = checked_key(key)
         for _ in attempts(f"state {name!r}"):
             look = self._look([name])

@@ -32,6 +32,12 @@ class Context(NamedTuple):
     """Where something happens: which runner, bound how, in which conversation, by and about whom.
 
     An empty id is none.
+
+    >>> context = Context("helper", bot_id="bot", conversation_id="c1", actor_id="anna")
+    >>> entry = state.scope(context, "actor").put("language", "de")
+    >>> ben = context._replace(actor_id="ben")
+    >>> state.scope(ben, "actor").find("language") is None
+    True
     """
 
     runner_id: str
@@ -47,12 +53,20 @@ class Context(NamedTuple):
 
     @property
     def actor(self) -> tuple[str, str] | None:
-        """The type and id of who acts; None if nobody is known to."""
+        """The type and id of who acts; None if nobody is known to.
+
+        >>> Context("helper", actor_id="anna").actor
+        ('user', 'anna')
+        """
         return (self.actor_type or ACTOR_TYPE, self.actor_id) if self.actor_id else None
 
     @property
     def subject(self) -> tuple[str, str] | None:
-        """The type and id of what it is about; None if that is not known."""
+        """The type and id of what it is about; None if that is not known.
+
+        >>> Context("helper", subject_id="7", subject_type="ticket").subject
+        ('ticket', '7')
+        """
         return (self.subject_type or SUBJECT_TYPE, self.subject_id) if self.subject_id else None
 
 
@@ -62,6 +76,9 @@ def binding_identity(
     """What a binding is called in keys: its id, else what it is bound to.
 
     Two things it could be bound to never have one name: a type has no colon.
+
+    >>> binding_identity("binding-1"), binding_identity(scope_type="bot", scope_id="b1")
+    ('binding-1', 'bot:b1')
     """
     for told in (binding_id, scope_type, scope_id):
         if told is not None:
@@ -93,7 +110,13 @@ def checked(context: Context) -> Context:
 
 
 def scope_key(context: Context, scope: str) -> str | None:
-    """The key of a scope; None if the context lacks the identity that it needs."""
+    """The key of a scope; None if the context lacks the identity that it needs.
+
+    >>> scope_key(context, "actor") == state.scope(context, "actor").key
+    True
+    >>> scope_key(context, "subject") is None  # it says of nothing what it is about
+    True
+    """
     return key_of(checked(context), scope)
 
 
