@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from casstore.errors import (
     ConflictError,
     CorruptionError,
-    RecordNotFoundError,
     SessionExistsError,
     SessionNotFoundError,
     SessionUserError,
@@ -31,7 +30,7 @@ from casstore.records.lifecycles.notes import (
     put_note,
     write_seal,
 )
-from casstore.records.lifecycles.references import AGENT, CHECKPOINT, Ref, checkpoint_ref
+from casstore.records.lifecycles.references import AGENT, CHECKPOINT, Ref, checkpoint_ref, not_found
 from casstore.records.lifecycles.subjects import Subjects
 from casstore.records.lifecycles.tables import Change, Place, Tables, fields
 from casstore.records.lifecycles.working_state import WorkingState
@@ -201,7 +200,7 @@ class AgentSession:
         def read() -> Checkpoint:
             record = self._tables.checkpoints.find(ref.owner, ref.name)
             if record is None:
-                raise RecordNotFoundError("record", str(ref))
+                raise not_found(ref)
             return self._read(record)
 
         return self._tables.look(read)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final, NamedTuple
 
-from casstore.errors import RecordNotFoundError
 from casstore.records.lifecycles.annotation import Annotation, check_annotation, checked
 from casstore.records.lifecycles.contents import content, read_content
 from casstore.records.lifecycles.notes import (
@@ -21,7 +20,7 @@ from casstore.records.lifecycles.notes import (
     put_note,
     write_seal,
 )
-from casstore.records.lifecycles.references import RECORD, Ref
+from casstore.records.lifecycles.references import RECORD, Ref, not_found
 from casstore.records.lifecycles.subjects import Subjects
 from casstore.records.lifecycles.tables import Change, Tables, fields
 from casstore.records.rows import Record
@@ -114,7 +113,7 @@ class KeptRecords:
         if found is not _MISSING:
             return found
         if default is _MISSING:
-            raise RecordNotFoundError("record", str(Ref(RECORD, collection, name)))
+            raise not_found(Ref(RECORD, collection, name))
         return default
 
     def list(self, collection: str) -> Iterator[KeptRecord]:

@@ -19,7 +19,6 @@ from casstore.errors import (
     CorruptionError,
     InvalidInputError,
     RecordHeldError,
-    RecordNotFoundError,
     RecordSealedError,
     SessionExistsError,
     SessionNotFoundError,
@@ -60,6 +59,7 @@ from casstore.records.lifecycles.references import (
     USER,
     Ref,
     checked_ref,
+    not_found,
 )
 from casstore.records.lifecycles.subjects import Subjects
 from casstore.records.lifecycles.tables import Change, Place, Tables, fields
@@ -222,7 +222,7 @@ class Lifecycles:
         def read() -> Note | None:
             row, noted = self.tables.find([self._row(ref), self.tables.note(ref)])
             if row is None:
-                raise RecordNotFoundError("record", str(ref))
+                raise not_found(ref)
             return note_of(noted)
 
         return self.tables.look(read)
@@ -341,7 +341,7 @@ class Lifecycles:
             fresh.begin()
             row, noted, *whose = change.read([self._row(ref), tables.note(ref)], owner)
             if row is None:
-                raise RecordNotFoundError("record", str(ref))
+                raise not_found(ref)
             now_ms, before = tables.store.engine.now_ms(), note_of(noted)
             stored = row.row
             if is_kept and ref.kind == USER:

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from casstore.engine.protocol import Condition, RowIs, RowStarts, Write
-from casstore.errors import RecordHeldError, RecordNotFoundError, RecordSealedError
+from casstore.errors import RecordHeldError, RecordSealedError
 from casstore.format.hashing import plain_hash
 from casstore.records.lifecycles.annotation import Annotation, Hold, Note, Seal, WriteSeal
-from casstore.records.lifecycles.references import CHECKPOINT, ROWS, SESSION, USER, Ref
+from casstore.records.lifecycles.references import CHECKPOINT, ROWS, SESSION, USER, Ref, not_found
 from casstore.records.lifecycles.subjects import Subjects
 from casstore.records.lifecycles.tables import Change, Place, Tables, fields
 from casstore.records.rows import Record
@@ -126,7 +126,7 @@ class Sources:
         for at, ref in enumerate(self._refs):
             payload, note = read[2 * at : 2 * at + 2]
             if payload is None:
-                raise RecordNotFoundError("record", str(ref))
+                raise not_found(ref)
             if (known := note_of(note)) is not None:
                 found.update(known.subjects)
             if ref.kind == USER:
@@ -148,7 +148,7 @@ class Sources:
             deleted, head, meta, about = self._tables.store.engine.get_rows(places)
             there = head_key(key) if head is not None else meta_key(key)
             if deleted is not None or (head is None and meta is None):
-                raise RecordNotFoundError("record", str(ref))
+                raise not_found(ref)
             conditions: list[Condition] = [
                 RowStarts(*there, b""),
                 RowIs(*keys.subjects(key), about),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Final, NamedTuple
 
-from casstore.errors import InvalidInputError
+from casstore.errors import InvalidInputError, RecordNotFoundError
 from casstore.session.arguments import check_count, check_text
 
 CHECKPOINT: Final = "checkpoint"
@@ -64,6 +64,15 @@ class Ref(NamedTuple):
             return checked_ref(Ref(*json.loads(text)))
         except (ValueError, TypeError, RecursionError) as exc:
             raise InvalidInputError(f"no name of a record: {text!r:.80}") from exc
+
+
+def not_found(ref: Ref) -> RecordNotFoundError:
+    """The error that there is no such record."""
+    if not ref.name:
+        return RecordNotFoundError(ref.kind, ref.owner)
+    if ref.kind == USER:
+        return RecordNotFoundError("value", ref.name, "of this user")
+    return RecordNotFoundError(ref.kind, ref.name, f"of {ref.owner!r}")
 
 
 def checked_ref(ref: Ref) -> Ref:

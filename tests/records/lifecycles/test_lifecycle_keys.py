@@ -361,7 +361,7 @@ def test_a_key_that_is_destroyed_on_the_way_to_it_is_looked_for_anew(
     keys.between = lambda: (locked.users.erase("anna"), locked.users.put("anna", "x", 4))
     assert other.users.get("anna", "x") == 4
     keys.between = lambda: locked.users.erase("anna")
-    with pytest.raises(LookupError, match="in this store"):
+    with pytest.raises(LookupError, match="of this user"):
         other.hold(other.users.ref("anna", "x"), Hold("law", 2**42))
 
 

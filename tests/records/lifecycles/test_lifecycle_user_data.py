@@ -63,6 +63,16 @@ def test_missing_is_told_apart_from_none(either: Lifecycles) -> None:
     assert either.users.get("anna", "none", "default") == "default"
 
 
+def test_what_is_not_there_is_named_as_it_was_asked_for(either: Lifecycles) -> None:
+    with pytest.raises(RecordNotFoundError, match=r"^no record 'city' of 'facts'$"):
+        either.records.get("facts", "city")
+    with pytest.raises(RecordNotFoundError, match=r"^no value 'city' of this user$"):
+        either.find_note(either.users.ref("anna", "city"))
+    about = Annotation(["process"], sources=[Ref("session", "nowhere")])
+    with pytest.raises(RecordNotFoundError, match=r"^no session 'nowhere' in this store$"):
+        either.records.put("facts", "f", 1, about)
+
+
 def test_replacing_sets_the_time_anew(either: Lifecycles, clock: Clock) -> None:
     either.users.put("anna", "x", 1)
     first = either.users.written_at_ms("anna", "x")
