@@ -297,15 +297,14 @@ class _Import:
     # --- writing ------------------------------------------------------------------------------
 
     def _store_objects(self) -> None:
-        reader, known = self._reader, self._proof.objects.known
-        proven = reader.totals
+        reader, proven = self._reader, self._reader.totals
         target = StoreTarget(self._engine)
         for block in reader.blocks():
             if block.type != layout.OBJECTS:
                 continue
             for packed in reader.objects(block):
                 item = new_object(packed)
-                if item.digest not in known:
+                if not self._proof.has_proven(item):
                     raise reader.fail(block.offset, "the file changed while it was read")
                 target.take(item)
             if self._progress is not None:
