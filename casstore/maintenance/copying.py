@@ -563,20 +563,16 @@ class _Copying:
 
     def _free(self, key: bytes | None, lineage: bytes) -> bool:
         """If this session of the target stands on this lineage, put it on one of its own."""
-        while key is not None:
-            there = self._target.get_rows([head_key(key)])[0]
-            row = None if there is None else decode_head(there)
-            if row is None or row.lineage != lineage:
-                break
-            manifest = graph.read_manifest(self._target_runtime.reader(), row.manifest)
-            moved = row._replace(lineage=new_lineage(), base=successor(row, manifest.next_seq))
-            is_there = RowIs(*head_key(key), there)
-            try:
-                self._write([PutRow(*head_key(key), encode_head(moved))], (), [is_there])
-            except ConditionFailedError:
-                continue
-            return True
-        return False
+        there = None if key is None else self._target.get_rows([head_key(key)])[0]
+        row = None if there is None else decode_head(there)
+        if key is None or row is None or row.lineage != lineage:
+            return False
+        manifest = graph.read_manifest(self._target_runtime.reader(), row.manifest)
+        moved = row._replace(lineage=new_lineage(), base=successor(row, manifest.next_seq))
+        # If it moves just now, the session that is copied is begun with again.
+        is_there = RowIs(*head_key(key), there)
+        self._write([PutRow(*head_key(key), encode_head(moved))], (), [is_there])
+        return True
 
     # --- what is gone --------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 
 from casstore import UNFENCED, Checkpoint, Store
 from casstore.engine.memory import MemoryEngine
-from casstore.engine.protocol import DeleteRow, PutRow, Row, Write
+from casstore.engine.protocol import DeleteRow, PutRow, Row, RowKey, Write
 from casstore.errors import CorruptionError, SessionDeletedError, SessionDivergedError
 from casstore.maintenance import findings as codes
 from casstore.maintenance import gc, retention, sending, vacuum
@@ -796,3 +796,65 @@ def test_retention_that_removes_a_revision_just_as_a_label_comes_takes_the_label
     assert engine.before is None
     assert [entry.labels for entry in target.session("s").history()] == [()]
     assert not check(target).findings
+
+
+# --- what goes from the source meanwhile --------------------------------------------------------
+
+
+class Going(MemoryEngine):
+    """Calls ``after`` once, when a row of ``got`` was asked for, or the rows of ``listed`` were."""
+
+    got = listed = ""
+    after: Callable[[], None] | None = None
+
+    def get_rows(self, keys: Sequence[RowKey]) -> list[bytes | None]:
+        rows = super().get_rows(keys)
+        self._tell(any(place.table == self.got for place in keys))
+        return rows
+
+    def scan_rows(self, table: str, **bounds: Any) -> list[Row]:
+        rows = super().scan_rows(table, **bounds)
+        self._tell(table == self.listed)
+        return rows
+
+    def _tell(self, is_it: bool) -> None:
+        if is_it and self.after is not None:
+            after, self.after = self.after, None
+            after()
+
+
+def test_a_session_that_goes_right_after_its_head_was_read_is_left_out() -> None:
+    """With its node table: that it has none is no damage."""
+    engine = Going()
+    source, target = Store(engine), Store(MemoryEngine())
+    step(source, "s", message("a"))
+    step(source, "z", message("a"))
+    engine.got = "heads"
+    done: list[str] = []
+
+    def delete() -> None:
+        source.delete_session("s")
+        gc.collect(source, grace_ms=0)
+        done.append("s")
+
+    engine.after = delete
+    copy(source, target)
+    assert done == ["s"]
+    assert [info.meta.session for info in target.sessions()] == ["z"]
+    assert not check(target).findings
+
+
+def test_a_pin_that_goes_with_what_it_kept_right_after_it_was_read_is_left_out() -> None:
+    engine = Going()
+    source, target = Store(engine), Store(MemoryEngine())
+    source.pin("gone", source.put_blob(b"gone"))
+    source.pin("kept", source.put_blob(b"kept"))
+    engine.listed = "pins"
+
+    def unpin() -> None:
+        source.unpin("gone")
+        assert gc.collect(source, grace_ms=0).objects_swept == 1
+
+    engine.after = unpin
+    copy(source, target)
+    assert [pin.name for pin in target.pins()] == ["kept"]
