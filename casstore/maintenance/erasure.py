@@ -205,6 +205,8 @@ class ErasureReport(NamedTuple):
     stays: tuple[Staying, ...] = ()
     #: Who was given what is gone, and must be told.
     to_tell: tuple[str, ...] = ()
+    #: Records about the subject that were not in the plan, each with its provider: plan again.
+    records_remaining: tuple[tuple[str, str], ...] = ()
 
 
 def plan(
@@ -381,6 +383,13 @@ def execute(
         for name, found in plan.records.items()
         if found
     )
+    # Before the sessions go, by which what was derived from them is found.
+    unplanned = [
+        (name, record)
+        for name, provider in given.items()
+        for record in provider.find(store, plan.subject)
+        if record not in plan.records.get(name, ())
+    ]
     deleted = gone = 0
     kept: list[str] = []
     for done, one in enumerate(plan.sessions):
@@ -414,6 +423,7 @@ def execute(
         STILL_TO_RUN,
         tuple(stays),
         plan.to_tell,
+        tuple(unplanned),
     )
 
 

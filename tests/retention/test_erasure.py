@@ -500,6 +500,28 @@ def test_providers_of_other_layers_take_part(store: Store, provider: Notes) -> N
         assert (plan.stays, report.stays, plan.to_tell) == ((), (), ())
 
 
+def test_records_that_came_after_the_plan_are_reported(store: Store) -> None:
+    """They stayed, and nothing said so."""
+    table, provider = Table(store, "notes", 2), Notes()
+
+    def note(*names: str) -> None:
+        draft = Draft(store)
+        for name in names:
+            draft.put(table, ("anna", name), name)
+        draft.commit()
+
+    note("1", "2")
+    plan = saved(erasure.plan(store, "anna", providers=[provider]))
+    note("3")
+    report = erasure.execute(store, plan, providers=[provider])
+    assert report.records_remaining == (("notes", "3"),)
+    # What was planned without a provider that is there has none of its records.
+    blind = saved(erasure.plan(store, "anna"))
+    report = erasure.execute(store, blind, providers=[provider])
+    assert report.records_remaining == (("notes", "2"), ("notes", "3"))
+    assert erase(store, "berta").records_remaining == ()
+
+
 def test_progress_is_told_and_may_stop_the_work(store: Store) -> None:
     for n in range(4):
         store.create_session(f"s{n}", subjects=["anna"])
