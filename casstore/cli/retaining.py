@@ -439,6 +439,7 @@ def _nobody(subject: str) -> NameNotFoundError:
             ),
             "sessions_deleted": "how many went, null for a plan",
             "remaining": "sessions about the subject that were not in the plan: run it again",
+            "records_remaining": "records about the subject that were not in the plan",
             "still_to_run": "commands after which the bytes are gone from the disk",
         },
     ),
@@ -491,6 +492,8 @@ def erase(
             with app.meter() as meter:
                 report = erasure.execute(store, plan, providers=providers, progress=meter)
     stays = plan.stays if report is None else report.stays
+    came = [] if report is None else list(report.remaining)
+    came_records = [] if report is None else [": ".join(one) for one in report.records_remaining]
     shared = plan.sharing
     document = {
         "subject": subject,
@@ -517,7 +520,8 @@ def erase(
             "sharers": [one.name for one in shared.sharers],
         },
         "sessions_deleted": None if report is None else report.sessions_deleted,
-        "remaining": [] if report is None else list(report.remaining),
+        "remaining": came,
+        "records_remaining": came_records,
         "still_to_run": ["casstore gc --grace 0", "casstore compact"],
     }
 
@@ -540,6 +544,8 @@ def erase(
             )
             for sharer in shared.sharers[:10]:
                 to.line(dim(f"  {sharer.name}: {size(sharer.bytes)}"))
+        for each in (*came, *came_records):
+            to.line(bad("remains "), name(each), dim("  it came meanwhile: erase again"))
         if report is not None:
             to.line(good("done"), "; the bytes are gone after ",
                     bold("casstore gc --grace 0; casstore compact"))  # fmt: skip

@@ -41,7 +41,9 @@ from casstore.errors import (
     SessionNotFoundError,
 )
 from casstore.format.node import NodeHeader
-from casstore.maintenance.carried import CARRIED
+from casstore.maintenance.arriving_labels import ArrivingLabels, arriving_labels
+from casstore.maintenance.carried import CARRIED, owner
+from casstore.maintenance.displaced import displaced
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.roots import ROOTS
 from casstore.maintenance.sameness import is_same_store
@@ -211,8 +213,9 @@ class _Copying:
             rows = [row for row in page if (table, row.key) != keys.removals()]
             try:
                 self._put(table, rows, self._named(table, rows))
-            except ObjectNotFoundError:
-                # A row went away and what it kept was collected, before it could be copied.
+            except (ObjectNotFoundError, ConditionFailedError):
+                # A row went away and what it kept was collected, before it could be copied; or a
+                # session was deleted in the target just now.
                 continue
             return page
         raise self._busy(f"rows of {table}")
@@ -225,11 +228,40 @@ class _Copying:
 
     def _put(self, table: str, rows: Sequence[Row], named: Sequence[bytes]) -> None:
         """Write those rows that are not in the target already."""
-        changes = self._changes(table, rows)
+        changes, conditions = self._of_the_living(table, self._changes(table, rows))
         if changes:
             self._sender.send(named)
             self._objects.flush()
-            self._write(changes, named)
+            gone = displaced(self._source, self._target, table, changes)
+            self._write([*changes, *gone], named, conditions)
+            self._rows -= len(gone)
+            self._removed += len(gone)
+
+    def _of_the_living(
+        self, table: str, changes: list[PutRow]
+    ) -> tuple[list[PutRow], list[Condition]]:
+        """The rows without those of sessions that only the target has deleted; that none is since.
+
+        SessionDeletedError if the source still has such a session: nothing would remove its rows
+        from the target again. What only speaks of one stays behind.
+        """
+        owners = [owner(table, change.key) for change in changes]
+        places = [tombstone_key(key) for key in sorted({key for key in owners if key is not None})]
+        deleted = self._target.get_rows(places) if places else []
+        conditions = [RowIs(*place, row) for place, row in zip(places, deleted, strict=True)]
+        gone: set[bytes | None] = set()
+        for _, key, row in conditions:
+            if row is None:
+                continue
+            there = [tombstone_key(key), head_key(key), meta_key(key)]
+            known, head, meta = self._source.get_rows(there)
+            if known is not None:
+                continue
+            if head is not None or meta is not None:
+                raise SessionDeletedError(catalogue.name_of(KnownSession(key, head, meta)))
+            gone.add(key)
+        left = [one for one, key in zip(changes, owners, strict=True) if key not in gone]
+        return left, list(conditions)
 
     def _changes(self, table: str, rows: Sequence[Row]) -> list[PutRow]:
         changes: list[PutRow] = []
@@ -326,17 +358,14 @@ class _Copying:
             if there != head:
                 changes.append(PutRow(*head_key(key), head))
             changes.append(marks.put_removals())
-        labels = [
-            label
-            for label in scan(self._source, "history", keys.labels(key), keys.past(key))
-            if int.from_bytes(label.value[:8], "big") <= row.revision
-        ]
-        changes += self._changes("history", labels)
+        labels = self._labels(key, row, there, revisions, moves=there != head)
+        changes += labels.changes
         if changes:
             conditions: list[Condition] = [
                 RowIs(*head_key(key), there),
                 RowIs(*tombstone_key(key), None),
                 *[prepared.is_there(first) for first in first_rows],
+                *labels.conditions,
             ]
             self._write(changes, named, conditions)
         if there != head:
@@ -355,6 +384,28 @@ class _Copying:
         low, high = keys.history(key, first), keys.history(key, row.revision)
         found = list(scan(self._source, "history", low, high))
         return [Row(change.key, change.value) for change in self._changes("history", found)]
+
+    def _labels(
+        self,
+        key: bytes,
+        row: HeadRow,
+        there: bytes | None,
+        revisions: Sequence[Row],
+        *,
+        moves: bool,
+    ) -> ArrivingLabels:
+        """The labels that the target has not, or has for others, of what it has or gets."""
+        labels = [
+            label
+            for label in scan(self._source, "history", keys.labels(key), keys.past(key))
+            if int.from_bytes(label.value[:8], "big") <= row.revision
+        ]
+        coming = {row.revision, *[decode_head(one.value).revision for one in revisions]}
+        if there is not None:
+            # It is the head, or becomes history in the same write.
+            coming.add(decode_head(there).revision)
+        changes = self._changes("history", labels)
+        return arriving_labels(self._target, key, changes, coming, moves=moves)
 
     def _forgotten(self, key: bytes, row: HeadRow, there: bytes | None) -> list[PutRow]:
         """The target's last revision as history, if retention has removed it in the source.
@@ -517,20 +568,16 @@ class _Copying:
 
     def _free(self, key: bytes | None, lineage: bytes) -> bool:
         """If this session of the target stands on this lineage, put it on one of its own."""
-        while key is not None:
-            there = self._target.get_rows([head_key(key)])[0]
-            row = None if there is None else decode_head(there)
-            if row is None or row.lineage != lineage:
-                break
-            manifest = graph.read_manifest(self._target_runtime.reader(), row.manifest)
-            moved = row._replace(lineage=new_lineage(), base=successor(row, manifest.next_seq))
-            is_there = RowIs(*head_key(key), there)
-            try:
-                self._write([PutRow(*head_key(key), encode_head(moved))], (), [is_there])
-            except ConditionFailedError:
-                continue
-            return True
-        return False
+        there = None if key is None else self._target.get_rows([head_key(key)])[0]
+        row = None if there is None else decode_head(there)
+        if key is None or row is None or row.lineage != lineage:
+            return False
+        manifest = graph.read_manifest(self._target_runtime.reader(), row.manifest)
+        moved = row._replace(lineage=new_lineage(), base=successor(row, manifest.next_seq))
+        # If it moves just now, the session that is copied is begun with again.
+        is_there = RowIs(*head_key(key), there)
+        self._write([PutRow(*head_key(key), encode_head(moved))], (), [is_there])
+        return True
 
     # --- what is gone --------------------------------------------------------------------------
 
@@ -561,10 +608,14 @@ class _Copying:
             gone = catalogue.burial(known).rows
             self._write([put, *[row for row in gone if row[:2] != tombstone_key(key)]])
         else:
+            # A copy that was cut short may have brought what is known beside a session, and not
+            # the session.
             self._remove_rows_of(key)
+            self._removed += catalogue.clear(self._target_runtime, keys.session_of(key) or "", key)
             unseen = [RowIs(*head_key(key), None), RowIs(*meta_key(key), None)]
+            beside = [DeleteRow(*keys.expiry(key)), DeleteRow(*keys.policy(key))]
             try:
-                self._write([put], conditions=unseen)
+                self._write([put, *beside], conditions=unseen)
             except ConditionFailedError:
                 return False
             return True

@@ -15,23 +15,23 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
-from casstore.engine.protocol import DeleteRow, RowIs, RowKey, Write
+from casstore.engine.protocol import RowIs, RowKey
 from casstore.errors import (
     BusyError,
     ConditionFailedError,
-    CorruptionError,
     InvalidInputError,
 )
 from casstore.format.digest import Digest
 from casstore.maintenance import sharing
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.sharing import Root, Shared, Sharer, Sharing
+from casstore.maintenance.subject_pins import decode_revision, revisions_of, unpin
 from casstore.records.log import leftovers
 from casstore.records.rows import row_links, row_name
 from casstore.session import attachments, catalogue, keys, pins, queue, subjects
 from casstore.session.arguments import check_count, check_flag, list_of
 from casstore.session.catalogue import KnownSession
-from casstore.session.heads import HeadRow, decode_head, head_key
+from casstore.session.heads import head_key
 from casstore.session.scanning import scan
 from casstore.session.state import Runtime, meta_key, tombstone_key
 from casstore.store import Store, check_store
@@ -222,6 +222,8 @@ class ErasureReport(NamedTuple):
     stays: tuple[Staying, ...] = ()
     #: Who was given what is gone, and must be told.
     to_tell: tuple[str, ...] = ()
+    #: Records about the subject that were not in the plan, each with its provider: plan again.
+    records_remaining: tuple[tuple[str, str], ...] = ()
 
 
 def plan(
@@ -294,14 +296,13 @@ def _session(
 ) -> ErasedSession:
     """What goes with a session; what it keeps alive is added to the sets."""
     key = keys.session_key(name)
-    head, about = runtime.engine.get_rows([head_key(key), keys.subjects(key)])
+    [about] = runtime.engine.get_rows([keys.subjects(key)])
     revisions = labels = batches = bytes_here = elsewhere = 0
-    for row_key, row in _revision_rows(runtime, key, head):
-        decoded = _head(row_key, row)
+    for row in revisions_of(runtime, key):
         revisions += 1
-        manifests.add(decoded.manifest)
-        if decoded.hidden is not None:
-            roots.add(decoded.hidden)
+        manifests.add(row.manifest)
+        if row.hidden is not None:
+            roots.add(row.hidden)
     labels = sum(1 for _ in scan(runtime.engine, "history", keys.labels(key), keys.past(key)))
     for item in scan(runtime.engine, "queue", key, keys.past(key)):
         digest = queue.items_digest(item.key, item.value)
@@ -316,24 +317,6 @@ def _session(
         elsewhere += attachment.uri is not None
     also = tuple([one for one in subjects.decode(about) if one != subject])
     return ErasedSession(name, revisions, labels, batches, bytes_here, elsewhere, also)
-
-
-def _revision_rows(
-    runtime: Runtime, key: bytes, head: bytes | None
-) -> Iterator[tuple[RowKey, bytes]]:
-    if head is not None:
-        yield head_key(key), head
-    for row in scan(runtime.engine, "history", keys.history(key, 0), keys.labels(key)):
-        yield RowKey("history", row.key), row.value
-
-
-def _head(place: RowKey, row: bytes) -> HeadRow:
-    try:
-        return decode_head(row)
-    except CorruptionError as exc:
-        raise CorruptionError(
-            f"row {place.key.hex()} of table {place.table} cannot be read: {exc}"
-        ) from exc
 
 
 def _others(
@@ -354,7 +337,7 @@ def _others(
                 continue
             whose = owner(row.key)
             if whose is not None:
-                head = _head(RowKey(table, row.key), row.value)
+                head = decode_revision(RowKey(table, row.key), row.value)
                 yield Root(whose, head.manifest)
                 if head.hidden is not None:
                     yield Root(whose, head.hidden)
@@ -422,12 +405,19 @@ def execute(
     if missing:
         raise InvalidInputError(f"the plan has records of {missing[0]!r}: give its provider")
     runtime = Runtime(store)
-    removed = sum(_unpin(runtime, name, digest) for name, digest in plan.pins)
+    removed = unpin(runtime, plan.subject, [one.session for one in plan.sessions], plan.pins)
     erased = sum(
         given[name].erase(store, plan.subject, found)
         for name, found in plan.records.items()
         if found
     )
+    # Before the sessions go, by which what was derived from them is found.
+    unplanned = [
+        (name, record)
+        for name, provider in given.items()
+        for record in provider.find(store, plan.subject)
+        if record not in plan.records.get(name, ())
+    ]
     deleted = gone = 0
     kept: list[str] = []
     for done, one in enumerate(plan.sessions):
@@ -461,22 +451,8 @@ def execute(
         STILL_TO_RUN,
         tuple(stays),
         plan.to_tell,
+        tuple(unplanned),
     )
-
-
-def _unpin(runtime: Runtime, name: str, digest: str) -> bool:
-    """Take a pin away if it still names what it did."""
-    place = RowKey("pins", keys.part(name, "a name"))
-    for _ in range(_MAX_ATTEMPTS):
-        row = runtime.engine.get_rows([place])[0]
-        if row is None or pins.decode(row).digest.hex() != digest:
-            return False
-        try:
-            runtime.engine.write(Write(conditions=[RowIs(*place, row)], rows=[DeleteRow(*place)]))
-        except ConditionFailedError:
-            continue
-        return True
-    raise BusyError(f"the pin {name!r} kept changing")
 
 
 def _erase(store: Store, runtime: Runtime, subject: str, session: str) -> bool | None:

@@ -36,6 +36,7 @@ from casstore.errors import (
     SessionExistsError,
 )
 from casstore.format import bundle as layout
+from casstore.maintenance.arriving_labels import ArrivingLabels, arriving_labels
 from casstore.maintenance.bundle import BundleReader
 from casstore.maintenance.node_tables import NodeTable, View
 from casstore.maintenance.progress import Progress, Step
@@ -165,7 +166,7 @@ class _Import:
         for _ in range(_MAX_ATTEMPTS):
             existing = self._existing()
             try:
-                changes, outcome, added, table = self._plan(existing)
+                changes, labels, outcome, added, table = self._plan(existing)
             except CorruptionError:
                 # Damage, unless it was vacuumed or deleted in the middle, and collected.
                 if self._existing() == existing:
@@ -175,7 +176,7 @@ class _Import:
                 try:
                     self._store_objects()
                     self._store_rows(table.rows())
-                    self._appear(existing, changes, table)
+                    self._appear(existing, changes, labels, table)
                 except (ConditionFailedError, ObjectNotFoundError):
                     # The session moved, or a collector took something before a row named it.
                     continue
@@ -206,7 +207,7 @@ class _Import:
 
     def _plan(
         self, existing: tuple[bytes | None, bytes | None]
-    ) -> tuple[list[PutRow], ImportOutcome, int, NodeTable]:
+    ) -> tuple[list[PutRow], ArrivingLabels, ImportOutcome, int, NodeTable]:
         """The rows by which the session appears, and what that makes of the one that is there."""
         head, meta = existing
         proof, rows = self._proof, self._rows
@@ -215,7 +216,8 @@ class _Import:
                 raise SessionExistsError(rows.session)
             heads = self._placed(rows.revisions, proof.views)
             changes = self._without_what_is_there(self._changes(heads, heads))
-            return changes, ImportOutcome.CREATED, len(heads), proof.table
+            labels = self._labels(heads, moves=True)
+            return changes, labels, ImportOutcome.CREATED, len(heads), proof.table
         state = self._runtime.decode(head)
         newer = self._require_ancestor(state)
         table = NodeTable(proof.objects, max_steps=1 << 62)
@@ -235,11 +237,12 @@ class _Import:
             place = keys.history(self._key, state.head.revision)
             changes.append(PutRow("history", place, head))
         changes = self._without_what_is_there(changes)
-        if not changes:
-            return [], ImportOutcome.UNCHANGED, 0, table
+        labels = self._labels([state.head, *placed], moves=bool(placed))
+        if not changes and not labels.changes:
+            return [], labels, ImportOutcome.UNCHANGED, 0, table
         if self._on_conflict != FAST_FORWARD:
             raise SessionExistsError(rows.session)
-        return changes, ImportOutcome.FORWARDED, len(newer), table
+        return changes, labels, ImportOutcome.FORWARDED, len(newer), table
 
     def _require_ancestor(self, state: State) -> list[HeadRow]:
         """The newer revisions, if the session that is there is an earlier state."""
@@ -277,7 +280,6 @@ class _Import:
             for row in heads[:-1]
         ]
         changes.append(PutRow(*head_key(key), encode_head(heads[-1])))
-        changes += [put_label(key, label, revision) for label, revision in rows.labels.items()]
         if rows.meta is not None:
             changes.append(catalogue.put_meta(rows.meta))
         changes += [attachments.put_as_is(one) for one in rows.attachments]
@@ -288,6 +290,13 @@ class _Import:
                 whole = receipt._replace(manifest=row.manifest, lineage=row.lineage, base=row.base)
                 changes.append(put_receipt(key, turn, whole))
         return changes
+
+    def _labels(self, coming: Sequence[HeadRow], *, moves: bool) -> ArrivingLabels:
+        """The labels of the file, as far as there are revisions for them here."""
+        puts = [put_label(self._key, *label) for label in self._rows.labels.items()]
+        revisions = {row.revision for row in coming}
+        new = self._without_what_is_there(puts)
+        return arriving_labels(self._engine, self._key, new, revisions, moves=moves)
 
     def _without_what_is_there(self, changes: list[PutRow]) -> list[PutRow]:
         """The changes that change something; what is known of an attachment here stays."""
@@ -301,15 +310,14 @@ class _Import:
     # --- writing ------------------------------------------------------------------------------
 
     def _store_objects(self) -> None:
-        reader, known = self._reader, self._proof.objects.known
-        proven = reader.totals
+        reader, proven = self._reader, self._reader.totals
         target = StoreTarget(self._engine)
         for block in reader.blocks():
             if block.type != layout.OBJECTS:
                 continue
             for packed in reader.objects(block):
                 item = new_object(packed)
-                if item.digest not in known:
+                if not self._proof.has_proven(item):
                     raise reader.fail(block.offset, "the file changed while it was read")
                 target.take(item)
             if self._progress is not None:
@@ -334,6 +342,7 @@ class _Import:
         self,
         existing: tuple[bytes | None, bytes | None],
         changes: Sequence[PutRow],
+        labels: ArrivingLabels,
         table: NodeTable,
     ) -> None:
         head, meta = existing
@@ -350,8 +359,9 @@ class _Import:
                 for change in changes
                 if change.table == "attachments"
             ],
+            *labels.conditions,
         ]
-        rows: list[RowChange] = [*changes, marks.put_removals()]
+        rows: list[RowChange] = [*changes, *labels.changes, marks.put_removals()]
         if self._about:
             place = keys.subjects(self._key)
             [row] = self._engine.get_rows([place])

@@ -267,13 +267,10 @@ class _Planner:
                 limit=_PAGE,
                 reverse=True,
             )
-            last = page[-1].revision
             yield page
             if not rows:
                 return
             page = [_revision(key, row) for row in rows]
-            if page[0].revision >= last:
-                raise CorruptionError(f"row {rows[0].key.hex()} of table history is misplaced")
 
 
 def _revision(key: bytes, row: Row) -> HeadRow:

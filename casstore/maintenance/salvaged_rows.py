@@ -7,6 +7,7 @@ out and listed. What the new store has already stays as it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Final, NamedTuple, Protocol
 
 from casstore.engine.protocol import (
@@ -268,8 +269,10 @@ def _retention_of_store(
     found: FoundRows, target: RowTarget, taken: Mapping[bytes, bool]
 ) -> Iterator[PutRow]:
     """The default policy and other rows that belong to no session; and those that lost theirs."""
-    first_index, _ = keys.subjects_index()
-    for row, rank in found.ranked_rows("retention", b"", first_index):
+    first_index, past_index = keys.subjects_index()
+    before = found.ranked_rows("retention", b"", first_index)
+    # Behind the index stands what only a newer release knows.
+    for row, rank in chain(before, found.ranked_rows("retention", past_index)):
         try:
             key = keys.retention_session(row.key)
         except CasstoreError as exc:

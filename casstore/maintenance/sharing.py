@@ -80,6 +80,7 @@ def survey(
     meetings = _Meetings(listed)
     remaining = iter(others)
     while roots := list(islice(remaining, _ROOTS_AT_ONCE)):
+        meetings.begin_pass()
         for info, owners in _owned(engine, roots, progress):
             if info.id in mine.ids:
                 meetings.add(info, owners)
@@ -187,8 +188,18 @@ class _Meetings:
         self._seen = _Ids()
         self._heap: list[tuple[int, bytes, int]] = []
         self._owners: dict[bytes, _Owners] = {}
+        # What somebody was met at in this pass, and the most in any before. Who has roots in
+        # several meets the same objects again, so of two counts the larger one is sure.
         self._by_name: dict[str, tuple[int, int]] = {}
+        self._most: dict[str, tuple[int, int]] = {}
         self.objects = self.size_bytes = 0
+
+    def begin_pass(self) -> None:
+        """From here on objects are met anew."""
+        for name, counts in self._by_name.items():
+            before = self._most.get(name, (0, 0))
+            self._most[name] = (max(counts[0], before[0]), max(counts[1], before[1]))
+        self._by_name = {}
 
     def add(self, info: ObjectInfo, owners: _Owners) -> None:
         """These others reach it."""
@@ -218,5 +229,6 @@ class _Meetings:
 
     def sharers(self) -> tuple[Sharer, ...]:
         """Those who share most."""
-        found = [Sharer(name, *counts) for name, counts in self._by_name.items()]
+        self.begin_pass()
+        found = [Sharer(name, *counts) for name, counts in self._most.items()]
         return tuple(sorted(found, key=lambda one: (-one.bytes, one.name))[: self._listed])

@@ -26,7 +26,7 @@ from casstore.format import bundle as layout
 from casstore.format import closure
 from casstore.format.closure import BlobFact, Fact, ManifestFact, ValueFact
 from casstore.format.digest import Digest
-from casstore.format.hashing import Kind, check_object, digest_of
+from casstore.format.hashing import Kind, check_object, digest_of, plain_hash
 from casstore.format.limits import DEFAULT_MAX_BYTES
 from casstore.maintenance import session_rows
 from casstore.maintenance.bundle import Block, BundleReader, Place
@@ -138,6 +138,8 @@ class Proof:
         self._left_out: dict[bytes, Fact | None] = {}
         self._lacking: dict[bytes, None] = {}
         self._unproven = 0
+        # What each rope's own bytes were, by the name that its content proved.
+        self._ropes: dict[bytes, bytes] = {}
         self._object_bytes = 0
         self._raw_rows: list[list[Any]] = []
         self._rows_at = 0
@@ -202,6 +204,12 @@ class Proof:
 
     # --- objects ------------------------------------------------------------------------------
 
+    def has_proven(self, item: NewObject) -> bool:
+        """Was this object proven when the file was read? Of a rope its name tells nothing."""
+        if item.kind == Kind.ROPE:
+            return self._ropes.get(item.digest) == plain_hash(item.data)
+        return item.digest in self.objects.known
+
     def _take_objects(self, block: Block) -> None:
         limits, known = self._limits, self.objects.known
         for packed in self._reader.objects(block):
@@ -235,6 +243,7 @@ class Proof:
         fact = closure.examine(name, kind, data, self._known)
         if kind == Kind.ROPE:
             fact = self._prove_rope(name, data, fact)
+            self._ropes[name] = plain_hash(data)
         self.objects.known[name] = _Known(fact, Place(offset, packed.at))
         self._loose[name] = offset
 

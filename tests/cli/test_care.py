@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import casstore
+from casstore.cli import retaining
 from casstore.records.lifecycles import Annotation, FileKeys, Hold, Lifecycles
 from casstore.records.scoped import Context, ScopedState
 from tests.cli.running import run
@@ -156,6 +157,22 @@ def test_erasing_a_subject_takes_its_sessions(own: str) -> None:
     assert done["sessions_deleted"] == 1
     again = run("erase", "bob", "--yes", store=own, ends=4).err
     assert "no session and no record is about 'bob'" in again
+
+
+def test_what_comes_while_erasing_waits_for_an_answer_is_told(
+    own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with casstore.open(own) as store:
+        store.session("other").add_subjects(["bob"])
+
+    def fork(**asked: object) -> None:
+        with casstore.open(own) as store:
+            store.fork("other", "another")
+
+    monkeypatch.setattr(retaining, "require_yes", fork)
+    told = run("erase", "bob", store=own).out
+    assert "erased other" in told
+    assert "remains another" in told
 
 
 def test_erasing_a_subject_takes_its_records_and_keys(own: str, tmp_path: Path) -> None:

@@ -189,15 +189,20 @@ def test_a_policy_that_makes_no_sense_is_not_taken_for_none(tmp_path: Path) -> N
         step(store, "s1", "a")
         step(store, "s1", "b")
         set_policy(store, Policy(last=1))
-        strange = PutRow(*keys.policy(keys.session_key("s1")), b"\x7fof a newer release")
-        store.engine.write(Write(rows=[strange]))
+        key = keys.session_key("s1")
+        places = [keys.policy(key), keys.subjects(key), keys.protection(key, 2, "run")]
+        strange = [PutRow(*place, b"\x7fof a newer release") for place in places]
+        store.engine.write(Write(rows=strange))
         before = retention_of(store)
-    assert salvage(path, tmp_path / "t").complete
+    report = salvage(path, tmp_path / "t")
+    assert report.complete
+    assert report.rows_from_strays == ()
     with open_store(tmp_path / "t") as store:
         assert retention_of(store) == before
 
 
-def test_rules_of_a_session_that_is_lost_are_listed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("left", ["subjects", "subject 'alice'"])
+def test_rules_of_a_session_that_is_lost_are_listed(tmp_path: Path, left: str) -> None:
     path = tmp_path / "s"
     with open_store(path) as store:
         step(store, "s1", "a")
@@ -209,11 +214,14 @@ def test_rules_of_a_session_that_is_lost_are_listed(tmp_path: Path) -> None:
         for table in ("heads", "sessions"):
             if any(row == key for row, _ in cut.rows(table)):
                 cut.delete(table, key)
+        if left != "subjects":
+            # Then the index alone tells whom it was about.
+            cut.delete(*keys.subjects(key))
         cut.fix_sum()
     report = salvage(path, tmp_path / "t")
     assert {(row.session, row.name, row.why) for row in report.rows_lost} == {
         ("s1", "policy", "its session is lost"),
-        ("s1", "subjects", "its session is lost"),
+        ("s1", left, "its session is lost"),
     }
     with open_store(tmp_path / "t") as store:
         assert retention_of(store) == []
@@ -239,6 +247,40 @@ def test_a_session_is_found_by_whom_it_is_about_though_only_half_says_so(
         assert store.session("s1").subjects() == ("alice", "bob")
 
 
+def test_a_rule_of_a_kind_that_is_not_known_is_listed_and_left_out(tmp_path: Path) -> None:
+    """It went without a word, and all was said to have been taken over."""
+    path = tmp_path / "s"
+    with open_store(path) as store:
+        step(store, "s1", "a")
+        set_policy(store, Policy(last=1))
+        strange = [PutRow("retention", kind + b"strange", b"") for kind in (b"\x0a", b"\xff")]
+        store.engine.write(Write(rows=strange))
+    report = salvage(path, tmp_path / "t")
+    assert [(row.table, row.name) for row in report.rows_lost] == [
+        ("retention", put.key.hex()) for put in strange
+    ]
+    assert not report.complete
+    with open_store(tmp_path / "t") as store:
+        assert [row.key for row in retention_of(store)] == [keys.policy(None).key]
+
+
+def test_what_cannot_be_made_out_among_the_rules_is_listed_and_left_out(tmp_path: Path) -> None:
+    """Of a subject too long for its key, the index alone has only the beginning."""
+    path = tmp_path / "s"
+    with open_store(path) as store:
+        step(store, "s1", "a")
+        store.session("s1").add_subjects(["alice " * 100])
+        gone = DeleteRow(*keys.subjects(keys.session_key("s1")))
+        store.engine.write(Write(rows=[gone]))
+    report = salvage(path, tmp_path / "t")
+    assert report.outcomes("whole") == ("s1",)
+    assert not report.complete
+    [row] = [row for row in report.rows_lost if row.why == "only the end of its index is left"]
+    assert (row.table, row.session) == ("retention", "s1")
+    with open_store(tmp_path / "t") as store:
+        assert store.session("s1").subjects() == ()
+
+
 def test_rules_from_old_pages_are_told(tmp_path: Path) -> None:
     """What stood there a commit earlier may have been changed since; nothing else says it."""
     path = tmp_path / "s"
@@ -247,6 +289,8 @@ def test_rules_from_old_pages_are_told(tmp_path: Path) -> None:
         set_policy(store, Policy(last=5))
         set_policy(store, Policy(last=1), "s1")
         store.session("s1").protect(by="run")
+        store.session("s1").add_subjects(["alice"])
+        store.engine.write(Write(rows=[DeleteRow(*keys.subjects(keys.session_key("s1")))]))
     lay_in_place(path)
     old = pages_of(path, "retention")[0]
     with open_store(path) as store:
@@ -259,6 +303,6 @@ def test_rules_from_old_pages_are_told(tmp_path: Path) -> None:
     assert "retention" in {gap.table for gap in report.gaps}
     told = {(row.session, row.name) for row in report.rows_from_strays}
     assert {("s1", "policy"), ("s1", "protection of revision 1 by 'run'"),
-            (None, "the default policy")} <= told  # fmt: skip
+            ("s1", "subject 'alice'"), (None, "the default policy")} <= told  # fmt: skip
     with open_store(tmp_path / "t") as store:
         assert find_policy(store, "s1") == Policy(last=1)

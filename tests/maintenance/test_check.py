@@ -17,7 +17,7 @@ from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.lmdb.index import index_key
 from casstore.engine.lmdb.rows import CHECKSUM_BYTES
 from casstore.engine.memory import MemoryEngine
-from casstore.engine.protocol import DeleteRow, NewObject, Write
+from casstore.engine.protocol import DeleteRow, NewObject, RowKey, Write
 from casstore.errors import CorruptionError, InvalidInputError
 from casstore.format.canonical import pack_checked, unpack_checked
 from casstore.format.digest import Digest
@@ -714,3 +714,75 @@ def test_nothing_is_written_but_the_mark(path: Path) -> None:
         check(store, level="full")
         again = {t: store.engine.scan_rows(t, limit=10**6) for t in ("heads", "history", "nodes")}
     assert rows == again
+
+
+# --- rows of a session, seen together -----------------------------------------------------------
+
+
+def told(path: Path) -> list[tuple[str, str | None, bytes | None]]:
+    """What a check finds: the code, the table and the key of the row."""
+    return [(one.code, one.where.table, one.where.key) for one in checked(path).findings]
+
+
+@pytest.fixture
+def short(tmp_path: Path) -> Path:
+    """A session of three revisions with a label, hidden nodes and work."""
+    path = tmp_path / "short"
+    with open_store(path) as store:
+        for name in ("a", "b", "c"):
+            step(store, "s", name)
+        session = store.session("s")
+        session.label("mark", 2)
+        session.tombstone(["a"])
+        session.queue.enqueue(["work"], batch_id="b", source_key="k")
+    return path
+
+
+def test_a_revision_that_is_missing_right_below_the_head_is_a_gap(short: Path) -> None:
+    with wounding(short) as cut:
+        cut.delete("history", keys.label(keys.session_key("s"), "mark"))
+        cut.delete("history", keys.history(keys.session_key("s"), 2))
+        cut.fix_sum()
+    assert told(short) == [(codes.HISTORY_GAP, "history", None)]
+
+
+def test_a_map_of_hidden_nodes_that_is_missing_is_told(short: Path) -> None:
+    key = keys.session_key("s")
+    with wounding(short) as cut:
+        hidden = decode_head(cut.value("heads", key)).hidden
+        assert hidden is not None
+        cut.unname(hidden)
+    assert (codes.ROOT_MISSING, "heads", key) in told(short)
+    assert [one.session for one in checked(short).affected] == ["s"]
+
+
+@pytest.mark.parametrize("found_by", [keys.queue_id, keys.queue_source])
+def test_what_finds_a_batch_that_is_not_there_is_told(
+    short: Path, found_by: Callable[[bytes, str], RowKey]
+) -> None:
+    place = found_by(keys.session_key("s"), "of another")
+    with wounding(short) as cut:
+        cut.put_row(*place, (9).to_bytes(8, "big"))
+        cut.fix_sum()
+    assert told(short) == [(codes.QUEUE_WRONG, *place)]
+
+
+@pytest.mark.parametrize("how", ["makes no sense", "is gone"])
+def test_rows_beside_a_head_that_says_nothing_are_not_blamed_for_it(short: Path, how: str) -> None:
+    key = keys.session_key("s")
+    with wounding(short) as cut:
+        # Then the label cannot be seen to name something by the history alone.
+        cut.delete("history", keys.history(key, 2))
+        if how == "is gone":
+            cut.delete("heads", key)
+        else:
+            cut.put_row("heads", key, b"nonsense")
+        cut.fix_sum()
+    found = {(code, table) for code, table, _ in told(short)}
+    if how == "is gone":
+        assert (codes.HEAD_MISSING, "history") in found
+        assert codes.ROW_MALFORMED not in {code for code, _ in found}
+    else:
+        assert [one for one in found if one[0] == codes.ROW_MALFORMED] == [
+            (codes.ROW_MALFORMED, "heads")
+        ]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from casstore import UNFENCED, Checkpoint, Store
 from casstore.engine.memory import MemoryEngine
-from casstore.engine.protocol import DeleteRow, PutRow, Row, Write
+from casstore.engine.protocol import DeleteRow, PutRow, Row, RowKey, Write
 from casstore.errors import CorruptionError, SessionDeletedError, SessionDivergedError
 from casstore.maintenance import findings as codes
 from casstore.maintenance import gc, retention, sending, vacuum
@@ -526,3 +527,334 @@ def test_damage_in_the_source_is_told_and_not_taken_for_somebody_at_work(
     with pytest.raises(CorruptionError):
         copy(source, target)
     assert rows_of(target)["heads"] == []
+
+
+# --- rows that belong together ----------------------------------------------------------------
+
+
+def with_work(store: Store, name: str, *, has_head: bool) -> None:
+    """A session of which something is known in every table that is copied row by row."""
+    store.create_session(name, subjects=["her"])
+    if has_head:
+        step(store, name, message("a"))
+    session = store.session(name)
+    session.queue.enqueue(["work"], batch_id="b")
+    session.attachments.put(b"bytes")
+    session.claim_lease("worker", 60_000)
+    session.expire_in(3_600_000)
+    retention.set_policy(store, Policy(last=3), name)
+
+
+@pytest.mark.parametrize("chosen", [None, ["s"]])
+@pytest.mark.parametrize("has_head", [False, True])
+def test_nothing_comes_of_a_session_that_only_the_target_has_deleted(
+    make_store: MakeStore, has_head: bool, chosen: list[str] | None
+) -> None:
+    """Work came before the copy was refused; one without a revision came back from the dead."""
+    source, target = make_store(), make_store()
+    source.create_session("s")
+    if has_head:
+        step(source, "s", message("a"))
+    copy(source, target)
+    target.delete_session("s")
+    before = rows_of(target)
+    with_work(source, "s", has_head=False)
+    for _ in range(2):
+        with pytest.raises(SessionDeletedError):
+            copy(source, target, sessions=chosen)
+        assert rows_of(target) == before
+    assert list(target.sessions()) == []
+
+
+@pytest.mark.parametrize("table", ["queue", "attachments", "leases", "retention", "sessions"])
+def test_a_session_deleted_in_the_target_just_as_a_row_of_it_comes_stays_deleted(
+    make_memory: MakeStore, table: str
+) -> None:
+    source, engine = make_memory(), Watched()
+    target = Store(engine)
+    source.create_session("s")
+    copy(source, target)
+    with_work(source, "s", has_head=False)
+    source.session("s").rename("another name")
+
+    def delete(write: Write) -> None:
+        if any(change.table == table for change in write.rows):
+            engine.before = None
+            target.delete_session("s")
+
+    engine.before = delete
+    with pytest.raises(SessionDeletedError):
+        copy(source, target)
+    assert engine.before is None
+    left = rows_of(target)
+    assert [name for name, rows in left.items() if rows] == ["tombstones"]
+
+
+def test_what_is_said_of_a_session_that_is_in_neither_store_is_left_out(
+    make_memory: MakeStore,
+) -> None:
+    """It must not stop the copy of all others."""
+    source, target = make_memory(), make_memory()
+    target.create_session("s")
+    target.delete_session("s")
+    source.session("s").queue.enqueue(["work for a session that is not there yet"])
+    step(source, "other", message("a"))
+    source.session("other").queue.enqueue(["work"])
+    copy(source, target)
+    assert ids(target, "other") == ["a"]
+    assert len(target.session("other").queue.batches()) == 1
+    assert not check(target).findings
+
+
+def test_a_session_that_came_in_part_and_was_deleted_since_leaves_nothing(
+    make_memory: MakeStore,
+) -> None:
+    """Whom it was about, its lease and its policy stayed for ever."""
+    for limit in range(40):
+        source, engine = make_memory(), Watched()
+        target, left = Store(engine), limit
+        with_work(source, "s", has_head=False)
+
+        def stop(write: Write) -> None:
+            nonlocal left
+            if not left:
+                raise KeyboardInterrupt
+            left -= 1
+
+        engine.before = stop
+        try:
+            copy(source, target)
+        except KeyboardInterrupt:
+            engine.before = None
+        source.delete_session("s")
+        # Stopped once more, right before it is called deleted.
+        engine.before = lambda write: _stop_at("tombstones", write)
+        with pytest.raises(KeyboardInterrupt):
+            copy(source, target)
+        engine.before = None
+        copy(source, target)
+        assert rows_of(target) == rows_of(source)
+        if left:
+            break
+    assert limit > 5
+
+
+def _stop_at(table: str, write: Write) -> None:
+    if any(change.table == table for change in write.rows):
+        raise KeyboardInterrupt
+
+
+def test_work_whose_id_the_source_has_given_anew_is_not_there_twice(make_store: MakeStore) -> None:
+    """It was found by nothing any more, and would have been done once more."""
+    source, target = make_store(), make_store()
+    step(source, "s", message("a"))
+    ours, theirs = source.session("s").queue, target.session("s").queue
+    ours.enqueue(["first"], batch_id="b", source_key="k")
+    ours.enqueue(["stays"], batch_id="c")
+    copy(source, target)
+    ours.cancel("b")
+    ours.enqueue(["second"], batch_id="b", source_key="another key")
+    report = copy(source, target)
+    assert theirs.batches() == ours.batches()
+    assert rows_of(target) == rows_of(source)
+    assert report.rows_removed == 2
+    assert not check(target).findings
+
+
+def test_work_that_the_source_has_done_is_left_to_a_mirror(make_store: MakeStore) -> None:
+    source, target = make_store(), make_store()
+    step(source, "s", message("a"))
+    source.session("s").queue.enqueue(["first"], batch_id="b", source_key="k")
+    copy(source, target)
+    source.session("s").queue.cancel("b")
+    source.session("s").queue.enqueue(["second"], batch_id="c")
+    copy(source, target)
+    assert [batch.id for batch in target.session("s").queue.batches()] == ["b", "c"]
+    assert not check(target).findings
+    copy(source, target, mirror=True)
+    assert rows_of(target) == rows_of(source)
+
+
+def test_work_that_takes_the_place_of_the_targets_is_all_that_is_found(
+    make_store: MakeStore,
+) -> None:
+    source, target = make_store(), make_store()
+    step(source, "s", message("a"))
+    copy(source, target)
+    source.session("s").queue.enqueue(["theirs"], batch_id="b", source_key="k")
+    target.session("s").queue.enqueue(["ours"], batch_id="ours", source_key="k")
+    copy(source, target)
+    assert rows_of(target) == rows_of(source)
+
+
+def test_nobody_is_found_whom_a_session_is_not_about_any_more(make_store: MakeStore) -> None:
+    """The index of the target still had her, and erasing her found a session that stayed."""
+    source, target = make_store(), make_store()
+    source.create_session("s", subjects=["her", "both"])
+    copy(source, target)
+    source.session("s").add_subjects(["him"])
+    source.session("s").remove_subjects(["her"])
+    copy(source, target)
+    assert {name: list(target.sessions_about(name)) for name in ("her", "him", "both")} == {
+        "her": [], "him": ["s"], "both": ["s"],
+    }  # fmt: skip
+    assert rows_of(target) == rows_of(source)
+    assert not check(target).findings
+
+
+# --- labels -----------------------------------------------------------------------------------
+
+
+def bring_by_copy(source: Store, target: Store, place: Path) -> None:
+    copy(source, target, sessions=["s"])
+
+
+def bring_by_file(source: Store, target: Store, place: Path) -> None:
+    export_session(source, "s", place / "bundle", replace=True)
+    import_session(target, place / "bundle", on_conflict="fast-forward")
+
+
+Bring = Callable[[Store, Store, Path], None]
+BRINGING = pytest.mark.parametrize("bring", [bring_by_copy, bring_by_file])
+
+
+@BRINGING
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_label_of_a_revision_that_retention_has_removed_here_does_not_come(
+    make_store: MakeStore, tmp_path: Path, bring: Bring, moves: bool
+) -> None:
+    """It named nothing."""
+    source, target = make_store(), make_store()
+    for name in "abcd":
+        step(source, "s", message(name))
+    bring(source, target, tmp_path)
+    retention.execute(target, retention.plan(target, policy=Policy(last=2)))
+    for revision in (2, 3, 4):
+        source.session("s").label(f"label {revision}", revision)
+    if moves:
+        step(source, "s", message("e"), label="label 5")
+    bring(source, target, tmp_path)
+    labels = [entry.labels for entry in target.session("s").history()]
+    assert labels == [("label 5",)] * moves + [("label 4",), ("label 3",)]
+    assert not check(target).findings
+
+
+@BRINGING
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_label_that_comes_keeps_its_revision_from_a_plan_that_was_made_before(
+    make_store: MakeStore, tmp_path: Path, bring: Bring, moves: bool
+) -> None:
+    """The revision went, and the label named nothing."""
+    source, target = make_store(), make_store()
+    for name in "abc":
+        step(source, "s", message(name))
+    bring(source, target, tmp_path)
+    plan = [*retention.plan(target, policy=Policy(last=1)).to_json()]
+    source.session("s").label("kept", 2)
+    if moves:
+        step(source, "s", message("d"))
+    bring(source, target, tmp_path)
+    report = retention.execute(target, retention.Plan.from_json(plan))
+    assert (report.revisions_removed, report.skipped[0].revision) == (1, 2)
+    assert target.session("s").entry("kept").revision == 2
+
+
+@BRINGING
+def test_a_label_that_comes_keeps_its_session_from_going_as_idle(
+    tmp_path: Path, bring: Bring
+) -> None:
+    clock = ManualClock()
+    source, target = [Store(MemoryEngine(clock=clock)) for _ in range(2)]
+    step(source, "s", message("a"))
+    bring(source, target, tmp_path)
+    clock.now_ms += 1000
+    plan = [*retention.plan(target, policy=Policy(last=1, idle_ms=1000)).to_json()]
+    source.session("s").label("kept", 1)
+    bring(source, target, tmp_path)
+    assert retention.execute(target, retention.Plan.from_json(plan)).sessions_deleted == 0
+    assert target.session("s").entry("kept").revision == 1
+
+
+@BRINGING
+def test_retention_that_removes_a_revision_just_as_a_label_comes_takes_the_label_along(
+    make_memory: MakeStore, tmp_path: Path, bring: Bring
+) -> None:
+    source, engine = make_memory(), Watched()
+    target = Store(engine)
+    for name in "abc":
+        step(source, "s", message(name))
+    bring(source, target, tmp_path)
+    source.session("s").label("late", 2)
+
+    def prune(write: Write) -> None:
+        if any(change.table == "history" for change in write.rows):
+            engine.before = None
+            retention.execute(target, retention.plan(target, policy=Policy(last=1)))
+
+    engine.before = prune
+    bring(source, target, tmp_path)
+    assert engine.before is None
+    assert [entry.labels for entry in target.session("s").history()] == [()]
+    assert not check(target).findings
+
+
+# --- what goes from the source meanwhile --------------------------------------------------------
+
+
+class Going(MemoryEngine):
+    """Calls ``after`` once, when a row of ``got`` was asked for, or the rows of ``listed`` were."""
+
+    got = listed = ""
+    after: Callable[[], None] | None = None
+
+    def get_rows(self, keys: Sequence[RowKey]) -> list[bytes | None]:
+        rows = super().get_rows(keys)
+        self._tell(any(place.table == self.got for place in keys))
+        return rows
+
+    def scan_rows(self, table: str, **bounds: Any) -> list[Row]:
+        rows = super().scan_rows(table, **bounds)
+        self._tell(table == self.listed)
+        return rows
+
+    def _tell(self, is_it: bool) -> None:
+        if is_it and self.after is not None:
+            after, self.after = self.after, None
+            after()
+
+
+def test_a_session_that_goes_right_after_its_head_was_read_is_left_out() -> None:
+    """With its node table: that it has none is no damage."""
+    engine = Going()
+    source, target = Store(engine), Store(MemoryEngine())
+    step(source, "s", message("a"))
+    step(source, "z", message("a"))
+    engine.got = "heads"
+    done: list[str] = []
+
+    def delete() -> None:
+        source.delete_session("s")
+        gc.collect(source, grace_ms=0)
+        done.append("s")
+
+    engine.after = delete
+    copy(source, target)
+    assert done == ["s"]
+    assert [info.meta.session for info in target.sessions()] == ["z"]
+    assert not check(target).findings
+
+
+def test_a_pin_that_goes_with_what_it_kept_right_after_it_was_read_is_left_out() -> None:
+    engine = Going()
+    source, target = Store(engine), Store(MemoryEngine())
+    source.pin("gone", source.put_blob(b"gone"))
+    source.pin("kept", source.put_blob(b"kept"))
+    engine.listed = "pins"
+
+    def unpin() -> None:
+        source.unpin("gone")
+        assert gc.collect(source, grace_ms=0).objects_swept == 1
+
+    engine.after = unpin
+    copy(source, target)
+    assert [pin.name for pin in target.pins()] == ["kept"]

@@ -24,7 +24,9 @@ from casstore.errors import (
     SessionNotFoundError,
     TargetExistsError,
 )
-from casstore.maintenance import gc, vacuum
+from casstore.format.hashing import Kind
+from casstore.maintenance import gc, importing, sending, vacuum
+from casstore.maintenance.bundle import BundleReader, BundleWriter
 from casstore.maintenance.check import check
 from casstore.maintenance.copying import copy
 from casstore.maintenance.expiring import expire_rows
@@ -32,7 +34,7 @@ from casstore.maintenance.exporting import Have, export_session, have_of, read_h
 from casstore.maintenance.importing import ImportOutcome, import_session
 from casstore.maintenance.progress import Step
 from casstore.maintenance.rebuild import rebuild_nodes
-from casstore.maintenance.verification import verify_bundle
+from casstore.maintenance.verification import new_object, verify_bundle
 from casstore.session import keys
 from casstore.testing.engine_fixtures import all_objects, all_rows
 from tests.maintenance import sessions
@@ -670,3 +672,87 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
     with pytest.raises(BundleError):
         import_session(target, file, progress=swap)
     assert target.session("s").head() is None
+
+
+class Swapping(MemoryEngine):
+    """Puts another file in the place of one as soon as that was proven."""
+
+    def __init__(self, file: Path, other: Path) -> None:
+        super().__init__()
+        self._file, self._other = file, other
+
+    def get_rows(self, keys: Sequence[RowKey]) -> list[bytes | None]:
+        # The first look for a session of that id comes between proving and storing.
+        self._file.write_bytes(self._other.read_bytes())
+        return super().get_rows(keys)
+
+
+def test_a_file_that_lost_something_since_it_was_proven_is_refused(
+    make_memory: MakeStore, file: Path
+) -> None:
+    source, other = make_memory(), file.with_name("other")
+    sessions.step(source, "s", sessions.message("a"))
+    export_session(source, "s", other)
+    sessions.step(source, "s", sessions.message("b"))
+    export_session(source, "s", file)
+    target = Store(Swapping(file, other))
+    with pytest.raises(BundleError, match="changed while it was read"):
+        import_session(target, file)
+    assert list(target.sessions()) == []
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_no_rope_comes_under_a_name_that_was_not_proven_for_it(
+    make_memory: MakeStore, file: Path, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    """Its own bytes do not prove its name; whoever puts that content later would rely on it."""
+    # Everything is written at once, not when there is enough of it.
+    monkeypatch.setattr(sending, "_WRITE_OBJECTS", 1)
+    source, other, good = make_memory(), file.with_name("other"), file.with_name("good")
+    texts = [letter * 200_000 for letter in "ab"]
+    sessions.step(source, "s", *[sessions.message(text[0], text) for text in texts])
+    export_session(source, "s", good)
+    file.write_bytes(good.read_bytes())
+    victim = "c" * 200_000
+    name = bytes(Digest.of_blob((texts[0] if known else victim).encode()))
+    with BundleReader(str(file)) as reader:
+        *blocks, last = reader.blocks()
+        objects = [new_object(one) for block in blocks for one in reader.objects(block)]
+        rope = next(one for one in objects if one.digest == Digest.of_blob(texts[1].encode()))
+        ahead = [one for one in objects if one.kind == Kind.BLOB]
+        behind = [one for one in objects if one.kind != Kind.BLOB and one.digest != name]
+        assert reader.header is not None
+        with BundleWriter(str(other), reader.header) as writer:
+            for one in (*ahead, rope._replace(digest=name), *behind):
+                writer.add_object(one.kind, one.digest, one.data)
+            for row in reader.rows(last):
+                writer.add_row(row)
+    target = Store(Swapping(file, other))
+    with pytest.raises(BundleError, match="changed while it was read"):
+        import_session(target, file)
+    assert target.missing([Digest(name)]) == [name]
+    assert target.get_blob(target.put_blob(victim.encode())) == victim.encode()
+    other.write_bytes(good.read_bytes())
+    import_session(target, good)
+    assert sessions.seen(target, "s") == sessions.seen(source, "s")
+
+
+def test_a_node_table_of_many_rows_comes_in_several_writes(
+    make_memory: MakeStore, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importing, "_WRITE_ROWS", 3)
+    source, engine = make_memory(), Watched()
+    sessions.step(source, "s", *[sessions.message(f"n{at}") for at in range(7)])
+    export_session(source, "s", file)
+    target = Store(engine)
+    sizes: list[int] = []
+
+    def count(write: Write) -> None:
+        if any(change.table == "nodes" for change in write.rows):
+            sizes.append(len(write.rows))
+
+    engine.before = count
+    import_session(target, file)
+    # A page, and a row for each node.
+    assert sizes == [3, 3, 2]
+    assert sessions.seen(target, "s") == sessions.seen(source, "s")

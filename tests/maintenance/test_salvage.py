@@ -620,3 +620,31 @@ def test_no_target_is_made_where_there_is_nothing_to_save(tmp_path: Path) -> Non
     with pytest.raises(StoreNotFoundError):
         salvage(tmp_path / "nowhere", tmp_path / "target")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("table", ["attachments", "history", "nodes", "pins", "queue", "receipts"])
+def test_a_row_that_is_gone_without_a_trace_is_told_by_the_sum_over_all(
+    tmp_path: Path, table: str
+) -> None:
+    """Everything that was there had been taken over, so it was called complete."""
+    make(tmp_path / "s")
+    with wounding(tmp_path / "s") as cut:
+        cut.delete(table, cut.rows(table)[0][0])
+    report = salvage(tmp_path / "s", tmp_path / "t")
+    assert [(gap.table, gap.low, gap.high) for gap in report.gaps] == [("any table", b"", None)]
+    assert "older or missing" in report.gaps[0].why
+    assert not report.complete
+
+
+@pytest.mark.parametrize("table", ["nodes", "pins", "journal"])
+def test_a_row_that_cannot_be_read_says_nothing_of_others(tmp_path: Path, table: str) -> None:
+    make(tmp_path / "s")
+    laid = table != "journal"
+    with wounding(tmp_path / "s", laid=laid) as cut:
+        if not laid:
+            assert cut.rows(table)
+        key, value = cut.rows(table)[0]
+        cut.put(table, key, flip(value))
+    report = salvage(tmp_path / "s", tmp_path / "t")
+    assert "any table" not in [gap.table for gap in report.gaps]
+    assert report.complete == (table == "nodes")

@@ -191,6 +191,21 @@ def test_lists_are_bounded_and_counts_are_not(
     assert erasure.plan(store, "anna", survey=False).sharing == sharing.NOTHING
 
 
+def test_nobody_shares_more_in_several_passes_than_in_one(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever was met in each of them was counted as often."""
+    step(store, "hers", "a", text=LONG)
+    store.session("hers").add_subjects(["anna"])
+    for name in "abcd":
+        step(store, "his", name, text=LONG if name == "a" else "")
+    step(store, "another", "a", text=LONG)
+    whole = erasure.plan(store, "anna").sharing
+    assert [one.name for one in whole.sharers] == ["session another", "session his"]
+    monkeypatch.setattr(sharing, "_ROOTS_AT_ONCE", 1)
+    assert erasure.plan(store, "anna").sharing == whole
+
+
 def test_only_the_subject_asked_for_goes(store: Store) -> None:
     for name, subjects in {"a": ["anna"], "b": ["ann"], "c": ["anna "], "d": []}.items():
         store.create_session(name, subjects=subjects)
@@ -237,6 +252,69 @@ def test_what_is_not_about_the_subject_any_more_stays(store: Store) -> None:
     late = interrupted(store, before=lambda: store.session("a").remove_subjects(["anna"]))
     assert erasure.execute(late, plan).kept == ("a",)
     assert sessions(store) == ["a"]
+
+
+@pytest.mark.parametrize("when", ["after planning", "right before the write"])
+def test_a_tag_of_what_is_not_about_the_subject_any_more_stays(store: Store, when: str) -> None:
+    """The session stayed, and what its tag was to keep was left to retention."""
+    for name in ("a", "b"):
+        store.create_session(name, subjects=["anna"])
+        step(store, name, name)
+        store.tag(f"tag of {name}", store.session(name).entry(1).manifest)
+    plan = saved(erasure.plan(store, "anna"))
+
+    def come() -> None:
+        store.session("a").remove_subjects(["anna"])
+
+    late = interrupted(store, before=come)
+    if when == "after planning":
+        come()
+        late = store
+    report = erasure.execute(late, plan)
+    assert (report.kept, report.pins_removed) == (("a",), 1)
+    assert [pin.name for pin in store.pins()] == ["tag of a"]
+
+
+def test_a_tag_that_an_erased_session_shares_with_one_that_stays_goes(store: Store) -> None:
+    store.create_session("a", subjects=["anna"])
+    step(store, "a", "x")
+    store.fork("a", "b")
+    store.tag("tag", store.session("a").entry(1).manifest)
+    plan = saved(erasure.plan(store, "anna"))
+    store.session("b").remove_subjects(["anna"])
+    report = erasure.execute(store, plan)
+    assert (report.kept, report.pins_removed, list(store.pins())) == (("b",), 1, [])
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_tag_that_came_after_the_plan_goes_with_its_session(store: Store, gone: bool) -> None:
+    """It kept everything, nothing told of it, and no later plan could find it."""
+    store.create_session("a", subjects=["anna"])
+    step(store, "a", "x")
+    store.tag("first", store.session("a").entry(1).manifest)
+    plan = saved(erasure.plan(store, "anna"))
+    step(store, "a", "y")
+    if gone:
+        store.delete_session("a")
+    else:
+        for revision in (1, 2):
+            store.tag(f"late {revision}", store.session("a").entry(revision).manifest)
+    report = erasure.execute(store, plan)
+    assert report.pins_removed == (1 if gone else 3)
+    assert list(store.pins()) == []
+
+
+def test_a_tag_goes_whose_session_somebody_deletes_right_then(store: Store) -> None:
+    """With the session goes whom it was about: that must not count as being about others."""
+    fill(store)
+    plan = saved(erasure.plan(store, "anna"))
+
+    def delete() -> None:
+        store.delete_session("hers")
+        store.delete_session("fork of hers")
+
+    report = erasure.execute(interrupted(store, before=delete), plan)
+    assert (report.already_gone, report.pins_removed, list(store.pins())) == (2, 1, [])
 
 
 def test_what_came_after_the_plan_is_reported(store: Store) -> None:
@@ -420,6 +498,28 @@ def test_providers_of_other_layers_take_part(store: Store, provider: Notes) -> N
     else:
         assert "record notes berta / 1" in others
         assert (plan.stays, report.stays, plan.to_tell) == ((), (), ())
+
+
+def test_records_that_came_after_the_plan_are_reported(store: Store) -> None:
+    """They stayed, and nothing said so."""
+    table, provider = Table(store, "notes", 2), Notes()
+
+    def note(*names: str) -> None:
+        draft = Draft(store)
+        for name in names:
+            draft.put(table, ("anna", name), name)
+        draft.commit()
+
+    note("1", "2")
+    plan = saved(erasure.plan(store, "anna", providers=[provider]))
+    note("3")
+    report = erasure.execute(store, plan, providers=[provider])
+    assert report.records_remaining == (("notes", "3"),)
+    # What was planned without a provider that is there has none of its records.
+    blind = saved(erasure.plan(store, "anna"))
+    report = erasure.execute(store, blind, providers=[provider])
+    assert report.records_remaining == (("notes", "2"), ("notes", "3"))
+    assert erase(store, "berta").records_remaining == ()
 
 
 def test_progress_is_told_and_may_stop_the_work(store: Store) -> None:

@@ -568,6 +568,19 @@ def test_a_row_that_cannot_be_read_refuses_the_session_by_name(
     assert store.engine.scan_rows("history", start=b"s", stop=b"t") == history
 
 
+def test_a_session_whose_id_only_a_damaged_row_has_is_refused_and_others_go_on(
+    store: Store,
+) -> None:
+    for name in ("a", "b" * 500, "c"):
+        grow(store, name, 3)
+    key = keys.session_key("b" * 500)
+    damage(store, RowKey("heads", key))
+    first, middle, last = retention.plan(store, policy=Policy(last=1))
+    assert (len(first.removed), len(last.removed)) == (2, 2)
+    assert middle.session == key.hex()
+    assert "heads" in (middle.refused or "")
+
+
 def test_a_row_of_another_revision_is_not_believed(store: Store) -> None:
     grow(store, "s", 4)
     key = keys.session_key("s")
@@ -677,15 +690,18 @@ def test_a_plan_looks_at_a_session_when_it_comes_to_it(store: Store) -> None:
 
 
 def test_sessions_are_chosen_by_name_or_prefix(store: Store) -> None:
-    for name in ("a", "ab", "b", "a" * 500):
+    # Of two ids too long for their keys, which begin alike for longer than a key tells.
+    alike = "a" * 300 + "b" * 200
+    for name in ("a", "ab", "b", "a" * 500, alike):
         grow(store, name, 1)
 
     def chosen(**which: Any) -> list[str]:
         return [part.session for part in retention.plan(store, policy=LAST_2, **which)]
 
-    assert chosen() == ["a", "a" * 500, "ab", "b"]
-    assert chosen(prefix="a") == ["a", "a" * 500, "ab"]
+    assert sorted(chosen()) == ["a", "a" * 500, alike, "ab", "b"]
+    assert sorted(chosen(prefix="a")) == ["a", "a" * 500, alike, "ab"]
     assert chosen(prefix="a" * 400) == ["a" * 500]
+    assert chosen(prefix="a" * 300 + "b") == [alike]
     assert chosen(sessions=["b", "a"]) == ["b", "a"]
     with pytest.raises(SessionNotFoundError):
         chosen(sessions=["nobody"])

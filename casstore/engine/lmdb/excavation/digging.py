@@ -29,7 +29,8 @@ from casstore.engine.lmdb.pages import (
     PageFile,
     read_record,
 )
-from casstore.engine.lmdb.rows import CHECKSUM_BYTES, prove_row
+from casstore.engine.lmdb.rows import CHECKSUM_BYTES, SUM_KEY, RowSum, prove_row
+from casstore.engine.protocol import TABLES
 from casstore.errors import CorruptionError
 
 # Tables whose rows tell, by a number that only grows or by being there at all, that they are
@@ -62,7 +63,19 @@ class Digging:
         #: Rows that are known to be gone.
         self._gone: set[tuple[str, bytes]] = set()
         self._visited = IdSet()
+        #: The sum over the rows of the newest tree, and what it was when they were written; None
+        #: if that, or a row, cannot be read.
+        self._sum = RowSum()
+        self._written_sum: bytes | None = None
         self.stray_rows = 0
+
+    @property
+    def has_other_rows(self) -> bool:
+        """Has the newest tree, as far as can be told, other rows than were last written?
+
+        Each of its pages and rows is in order, but a page may be one from before.
+        """
+        return self._written_sum not in (None, self._sum.encode())
 
     def run(self) -> list[Page]:
         """Take what the trees lead to and what lies about; runs of pages that nobody claims."""
@@ -89,10 +102,12 @@ class Digging:
         broken: list[Lost] = []
         if meta is not None:
             for _, entry in self._file.walk(meta.main.root, broken.append, self._visit):
+                # Format 1 ends names in a zero byte.
+                name = entry.key.rstrip(b"\0").decode(errors="replace")
                 if entry.is_database and entry.value is not None:
-                    # Format 1 ends names in a zero byte.
-                    name = entry.key.rstrip(b"\0").decode(errors="replace")
                     roots[name] = read_record(entry.value).root
+                elif name == SUM_KEY.decode() and rank == NEWEST:
+                    self._written_sum = entry.value
         for name in (SLABS, DICTIONARIES, *SAVED_TABLES):
             gaps = self._gaps.begin(rank, name)
             if name not in roots:
@@ -108,10 +123,15 @@ class Digging:
         self._gaps.begin(rank, JOURNAL)
         if JOURNAL in roots:
             self._dig_journal(roots[JOURNAL], rank)
-        # Only so that their pages are known to belong to somebody.
+        unread: list[Lost] = []
+        # Only so that their pages are known to belong to somebody, and for the sum.
         for name in sorted(roots.keys() - self._gaps.known(rank)):
-            for _, entry in self._file.walk(roots[name], lambda lost: None, self._visit):
+            for page, entry in self._file.walk(roots[name], unread.append, self._visit):
                 self._visit_run(entry)
+                if name in TABLES and rank == NEWEST and self._prove(name, entry, rank) is None:
+                    unread.append(Lost(page, entry.key, None, "a row is damaged"))
+        if rank == NEWEST and (unread or self._gaps.any_rows(rank)):
+            self._written_sum = None
 
     def _visit(self, page: int, pages: int) -> bool:
         # The tree before shares most pages with the newest.
@@ -147,7 +167,7 @@ class Digging:
         below, damaged = b"", False
         for page, entry in self._file.walk(root, gaps.append, self._visit):
             self._visit_run(entry)
-            value = self._prove(table, entry)
+            value = self._prove(table, entry, rank)
             if value is None:
                 damaged = True
                 continue
@@ -160,14 +180,17 @@ class Digging:
         if damaged:
             gaps.append(Lost(0, below, None, "a row is damaged"))
 
-    def _prove(self, table: str, entry: Entry) -> bytes | None:
+    def _prove(self, table: str, entry: Entry, rank: int) -> bytes | None:
         stored = self._file.value(entry)
         if stored is None or len(stored) < CHECKSUM_BYTES or not 0 < len(entry.key) < 512:
             return None
         try:
-            return prove_row(table, entry.key, stored)[0]
+            value, hashed = prove_row(table, entry.key, stored)
         except CorruptionError:
             return None
+        if rank == NEWEST:
+            self._sum.add(hashed)
+        return value
 
     # --- journals -------------------------------------------------------------------------
 
@@ -180,7 +203,9 @@ class Digging:
             if opened is None:
                 gaps.append(Lost(page, entry.key, entry.key + b"\0", "an entry is damaged"))
             else:
-                self._journals[rank][entry.key] = opened
+                self._journals[rank][entry.key], hashed = opened
+                if rank == NEWEST:
+                    self._sum.add(hashed)
         if gaps:
             # Any row may have been changed by what is lost.
             why = f"a part of the journal is lost: {gaps[0].why}"
@@ -227,7 +252,7 @@ class Digging:
             return
         for table in wounded:
             if self._may_be_stray(table, entry.key):
-                value = self._prove(table, entry)
+                value = self._prove(table, entry, STRAY)
                 if value is not None:
                     self._rows.take(table, entry.key, STRAY, value)
                     self.stray_rows += 1
@@ -235,7 +260,7 @@ class Digging:
         opened = find_entry(self._file, entry) if wounded else None
         if opened is None:
             return
-        for (table, key), value in fold({entry.key: opened}).items():
+        for (table, key), value in fold({entry.key: opened[0]}).items():
             if value is not None and self._may_be_stray(table, key):
                 self._rows.take(table, key, STRAY, value)
                 self.stray_rows += 1

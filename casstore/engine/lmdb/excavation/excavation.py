@@ -11,7 +11,7 @@ from casstore.engine.lmdb.excavation import reaching
 from casstore.engine.lmdb.excavation.digging import Digging, DigProgress
 from casstore.engine.lmdb.excavation.found_rows import FoundRows
 from casstore.engine.lmdb.excavation.found_slabs import FoundSlabs
-from casstore.engine.lmdb.excavation.gaps import Gaps, LostRows
+from casstore.engine.lmdb.excavation.gaps import ANY_TABLE, Gaps, LostRows
 from casstore.engine.lmdb.excavation.keyless import place_dictionaries, place_slabs
 from casstore.engine.lmdb.excavation.ranks import NEWEST
 from casstore.engine.lmdb.excavation.reaching import Marked
@@ -44,6 +44,7 @@ class Excavation:
             digging = Digging(self._file, self._rows, self._slabs, self._gaps, progress)
             runs = digging.run()
             self.stray_rows = digging.stray_rows
+            self._has_other_rows = digging.has_other_rows
             if self._gaps.of(NEWEST, SLABS):
                 place_slabs(self._file, self._slabs, runs)
             self._slabs.sort()
@@ -80,8 +81,12 @@ class Excavation:
         return self._rows.ranked(table, start, stop)
 
     def lost_rows(self) -> list[LostRows]:
-        """Where rows may be missing, table by table."""
-        return self._gaps.lost_rows()
+        """Where rows may be missing, table by table; or that some are, nobody knows where."""
+        found = self._gaps.lost_rows()
+        if self._has_other_rows:
+            why = "the rows are not those last written: some are older or missing"
+            found.append(LostRows(ANY_TABLE, b"", None, why))
+        return found
 
     # --- objects --------------------------------------------------------------------------
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from casstore.engine.lmdb.creation import JOURNAL
 from casstore.engine.lmdb.excavation.ranks import NEWEST, SAVED_TABLES
 from casstore.engine.lmdb.pages import Lost
+
+#: Stands where it is not known which table has lost rows.
+ANY_TABLE: Final = "any table"
 
 
 class LostRows(NamedTuple):
@@ -46,6 +50,10 @@ class Gaps:
     def wounded(self) -> list[str]:
         """The tables of which the newest tree has lost a part."""
         return [table for table in SAVED_TABLES if self._gaps[NEWEST][table]]
+
+    def any_rows(self, rank: int) -> bool:
+        """Could any row, or a part of the journal, not be read in a tree?"""
+        return any(self._gaps[rank][table] for table in (*SAVED_TABLES, JOURNAL))
 
     def lost_rows(self) -> list[LostRows]:
         """Where rows may be missing, table by table."""

@@ -15,15 +15,16 @@ _KEY_BYTES: Final = 8
 _SAVED: Final = frozenset(SAVED_TABLES)
 
 
-def find_entry(file: PageFile, entry: Entry) -> JournalEntry | None:
-    """What an entry of a page holds, if it is one of a journal and can be proven."""
+def find_entry(file: PageFile, entry: Entry) -> tuple[JournalEntry, bytes] | None:
+    """What an entry of a page holds, and its hash, if it is one of a journal and is proven."""
     stored = file.value(entry)
     if stored is None or len(entry.key) != _KEY_BYTES:
         return None
     try:
-        return open_entry(entry.key, stored)[0]
+        opened, _, hashed = open_entry(entry.key, stored)
     except CorruptionError:
         return None
+    return opened, hashed
 
 
 def fold(entries: Mapping[bytes, JournalEntry]) -> dict[tuple[str, bytes], bytes | None]:

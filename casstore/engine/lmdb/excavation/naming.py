@@ -24,7 +24,7 @@ def index_rows(file: PageFile) -> Iterator[tuple[bytes, int]]:
         for entry in page.entries:
             opened = find_entry(file, entry) if len(entry.key) == _ID_BYTES else None
             if opened is not None:
-                yield from opened.named.items()
+                yield from opened[0].named.items()
             elif entry.value is not None and not entry.size:
                 try:
                     yield entry.key[:PREFIX_BYTES], read_key(entry.key)
