@@ -556,10 +556,13 @@ class _Copying:
             gone = catalogue.burial(known).rows
             self._write([put, *[row for row in gone if row[:2] != tombstone_key(key)]])
         else:
+            # It may have been deleted before it began: then it has no head, and other rows.
             self._remove_rows_of(key)
+            first = keys.marks(key)
+            self._remove("retention", scan(self._target, "retention", first, keys.past(first)))
             unseen = [RowIs(*head_key(key), None), RowIs(*meta_key(key), None)]
             try:
-                self._write([put], conditions=unseen)
+                self._write([put, DeleteRow("leases", key)], conditions=unseen)
             except ConditionFailedError:
                 return False
             return True
