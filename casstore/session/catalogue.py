@@ -298,20 +298,23 @@ class _Rows:
 def delete(runtime: Runtime, session: str) -> bool:
     """Take a session away for good; False if it was not there, or no longer.
 
-    From the first transaction on it is gone for everybody. Its other rows follow in
-    batches; if that is cut short, calling again goes on with it.
+    It is there from its first row on: what waits for one that was never begun is found by its
+    id alone, so nobody else could remove it. From the first transaction on it is gone for
+    everybody. Its other rows follow in batches; if that is cut short, calling again goes on.
     """
     key = keys.session_key(session)
     there = False
     for _ in attempts(f"session {session!r}"):
         wanted = [tombstone_key(key), head_key(key), meta_key(key)]
         deleted, head, meta = runtime.engine.get_rows(wanted)
-        there = deleted is None and (head is not None or meta is not None)
+        begun = head is not None or meta is not None
+        there = deleted is None and (begun or _is_awaited(runtime, session, key))
         if not there:
             break
         try:
             # It goes wherever it has got to: who commits quickly must not be able to keep it.
-            runtime.engine.write(burial(KnownSession(key, head, meta), moving=True))
+            write = burial(KnownSession(key, head, meta), moving=True, session=session)
+            runtime.engine.write(write)
         except ConditionFailedError:
             continue
         break
@@ -339,10 +342,11 @@ def bury(runtime: Runtime, known: KnownSession, conditions: Sequence[Condition] 
     runtime.engine.write(write._replace(conditions=[*write.conditions, *conditions]))
 
 
-def burial(known: KnownSession, *, moving: bool = False) -> Write:
+def burial(known: KnownSession, *, moving: bool = False, session: str | None = None) -> Write:
     """The write that takes a session away, for it to happen together with others.
 
-    If it is still as known; ``moving``: its head may be another by then.
+    If it is still as known; ``moving``: its head may be another by then. ``session`` is its id,
+    which the rows of one that was never begun do not tell.
     """
     key = known.key
     head: Condition = RowIs(*head_key(key), known.head)
@@ -356,7 +360,7 @@ def burial(known: KnownSession, *, moving: bool = False) -> Write:
         ],
         rows=[
             PutRow(*tombstone_key(key), bytes(_CREATED_BYTES), (Stamp(0),)),
-            PutRow(*keys.unfinished(key), name_of(known).encode()),
+            PutRow(*keys.unfinished(key), (session or name_of(known)).encode()),
             DeleteRow(*head_key(key)),
             DeleteRow(*meta_key(key)),
             # The counter in it goes, and so does its id: no lease is given on it again.
@@ -416,6 +420,12 @@ def clear(runtime: Runtime, session: str, key: bytes) -> int:
     if changes:
         runtime.engine.write(Write(rows=changes))
     return cleared + len(changes)
+
+
+def _is_awaited(runtime: Runtime, session: str, key: bytes) -> bool:
+    """Did work, attachments or the holder of a lease come before the session itself?"""
+    # A mark keeps nothing, and goes by its age.
+    return any(change.table != "retention" for change in _leftovers(runtime, session, key))
 
 
 def _leftovers(runtime: Runtime, session: str, key: bytes) -> Iterator[RowChange]:

@@ -22,6 +22,7 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 import casstore
 from casstore.adapters.langgraph import CasstoreSaver
 from casstore.adapters.langgraph.layout import Place
+from casstore.adapters.langgraph.threads import Threads
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.protocol import Write
 from casstore.errors import (
@@ -695,6 +696,30 @@ def test_writes_may_come_before_their_checkpoint(saver: CasstoreSaver) -> None:
     checkpoint = empty_checkpoint()
     checkpoint["id"] = at
     saver.put(on(checkpoint_ns=""), checkpoint, {}, {})
+    found = saver.get_tuple(on())
+    assert found is not None
+    assert found.pending_writes == [("task", "x", 1)]
+
+
+def test_writes_that_came_too_late_for_their_checkpoint_go_when_the_thread_is_pruned_again(
+    store: Store, saver: CasstoreSaver
+) -> None:
+    # Once they stayed as long as the thread, and so did all that they held.
+    first = put(saver, {"n": 1})
+    second = put(saver, {"n": 2}, first)
+    saver.prune(["t"])
+    for gone in (first, str(uuid6())):
+        saver.put_writes(on(checkpoint_ns="", checkpoint_id=gone), [("x", "late" * 500)], "task")
+    third = put(saver, {"n": 3}, second)
+    for one in (third, str(uuid6())):  # of the latest, and of one that is yet to come
+        saver.put_writes(on(checkpoint_ns="", checkpoint_id=one), [("x", 1)], "task")
+    saver.put_writes(on("other", checkpoint_ns="", checkpoint_id=first), [("x", 1)], "task")
+    saver.prune(["t"])
+    writes = Threads(store).writes
+    assert [record.key[2] for record in writes.scan("t")] == [third, one]
+    assert len(list(writes.scan("other"))) == 1
+    gc.collect(store, grace_ms=0)
+    assert objects(store) == 1
     found = saver.get_tuple(on())
     assert found is not None
     assert found.pending_writes == [("task", "x", 1)]

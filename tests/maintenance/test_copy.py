@@ -226,6 +226,22 @@ def test_a_session_deleted_in_the_source_is_deleted_in_the_target(make_store: Ma
     assert rows_of(target) == rows_of(source)
 
 
+def test_what_came_for_a_session_that_never_began_is_deleted_in_the_target_as_well(
+    make_store: MakeStore,
+) -> None:
+    source, target = make_store(), make_store()
+    session = source.session("s")
+    session.queue.enqueue(["work"])
+    session.attachments.put(b"announced")
+    session.claim_lease("worker", 60_000)
+    copy(source, target)
+    assert source.delete_session("s") is True
+    copy(source, target)
+    assert rows_of(target) == rows_of(source)
+    with pytest.raises(SessionDeletedError):
+        target.session("s").claim_lease("worker", 60_000)
+
+
 @pytest.mark.parametrize("finishes", ["a copy", "a vacuum"])
 def test_a_deletion_that_is_cut_short_in_the_target_is_finished(finishes: str) -> None:
     """Once the tombstone told the next copy that all was done, and the rest was kept for ever."""

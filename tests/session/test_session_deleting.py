@@ -12,6 +12,8 @@ import pytest
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import TABLES, PutRow
 from casstore.errors import ConflictError, GraphError, NotFoundError, SessionDeletedError
+from casstore.maintenance import gc
+from casstore.maintenance.condemned import list_condemned
 from casstore.session import catalogue, keys
 from casstore.session.data import UNFENCED, Commit, NodeDraft
 from casstore.session.heads import head_key
@@ -20,7 +22,7 @@ from casstore.session.state import meta_key
 from casstore.store import Store
 from casstore.testing.engine_fixtures import all_rows
 from casstore.testing.session_deletion import CALLS
-from casstore.testing.session_fixtures import fill, hold, step
+from casstore.testing.session_fixtures import MINUTE_MS, fill, hold, interrupted, step
 from tests.session.test_in_the_midst import Interrupted
 
 NOW_MS: Final = 1_760_000_000_000
@@ -50,6 +52,55 @@ def test_who_keeps_committing_does_not_keep_a_session_from_being_deleted(any_sto
     with pytest.raises(SessionDeletedError):
         session.load()
     assert engine.scan_rows("history") == []
+
+
+# --- before its first commit ------------------------------------------------------------------
+
+_BEFORE: dict[str, Callable[[Session], object]] = {
+    "work": lambda session: session.queue.enqueue(["long " * 500], source_key="key"),
+    "lease": lambda session: session.claim_lease("worker", MINUTE_MS),
+    "attachment": lambda session: session.attachments.put(b"announced"),
+}
+
+
+@pytest.mark.parametrize("name", ["s", "long " * 100])
+@pytest.mark.parametrize("what", _BEFORE)
+def test_what_came_for_a_session_that_never_began_goes_with_it(
+    any_store: Store, what: str, name: str
+) -> None:
+    # Once there was no session to delete, and what waited for it stayed, with all its bytes.
+    _BEFORE[what](any_store.session(name))
+    assert any_store.delete_session(name) is True
+    gc.collect(any_store, grace_ms=0)
+    left = {table: len(all_rows(any_store.engine, table)) for table in TABLES}
+    assert {table: rows for table, rows in left.items() if rows} == {
+        "tombstones": 1,
+        "retention": 1,  # which says that something was ever removed
+    }
+    assert any_store.engine.scan_objects() == []
+    # No counter begins anew.
+    with pytest.raises(SessionDeletedError):
+        _BEFORE[what](any_store.session(name))
+    assert any_store.delete_session(name) is False
+
+
+def test_bytes_elsewhere_that_were_announced_to_a_session_that_never_began_stay_known(
+    any_store: Store,
+) -> None:
+    any_store.session("s").attachments.intend("video", uri="s3://bucket/video")
+    assert any_store.delete_session("s") is True
+    assert [one.uri for one in list_condemned(any_store)] == ["s3://bucket/video"]
+    assert any_store.delete_session("s") is False
+
+
+def test_a_session_that_begins_just_as_what_waits_for_it_is_deleted_goes_too(
+    any_store: Store,
+) -> None:
+    any_store.session("s").queue.enqueue(["first"])
+    amid = interrupted(any_store, before=lambda: step(any_store.session("s"), "a"))
+    assert amid.delete_session("s") is True
+    assert list(any_store.sessions()) == []
+    assert any_store.engine.scan_rows("queue") == []
 
 
 # --- in the midst of a call -------------------------------------------------------------------

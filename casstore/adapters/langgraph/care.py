@@ -99,7 +99,13 @@ def _keep_latest(threads: Threads, thread: str, namespace: str) -> None:
         rows = iter(threads.rows(thread, namespace))
         latest = next(rows, None)
         if latest is not None:
-            _remove(threads, draft, list(rows), [latest])
+            gone = list(rows)
+            _remove(threads, draft, gone, [latest])
+            known = {row.place.checkpoint for row in gone}
+            # A task may have written when its checkpoint was gone already: nobody comes to that.
+            for record in threads.writes.scan(thread, namespace, before=latest.place.checkpoint):
+                if record.key[2] not in known:
+                    draft.delete(threads.writes, record.key)
 
     retry(f"thread {thread!r}", attempt, threads)
 

@@ -397,5 +397,5 @@ class Lifecycles:
 
         removal = self.tables.change(str(ref), step)
         if ref.kind == USER and removal.there:
-            self._rows.destroy_doomed()
+            self._rows.destroy_here()
         return removal

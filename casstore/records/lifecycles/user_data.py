@@ -216,7 +216,7 @@ class UserData:
             with putting.fresh:
                 self._tables.change("the data of a user", putting.step)
             if putting.doomed:
-                self._rows.destroy_doomed()
+                self._rows.destroy_here()
         return refs
 
     def delete(self, user: str, name: str) -> bool:
@@ -238,7 +238,7 @@ class UserData:
             return removal.there
 
         removed = self._tables.change(str(ref), step)
-        self._rows.destroy_doomed()
+        self._rows.destroy_here()
         return removed
 
     def remove(self, change: Change, ref: Ref, only: bytes | None = None) -> Removal:
@@ -297,8 +297,8 @@ class UserData:
     def destroy_keys(self) -> tuple[int, int]:
         """Destroy keys that nothing needs any more: how many were, and how many could not be.
 
-        Everything that removes user data ends with this; calling it finishes what a crash,
-        or a lack of keys, left over.
+        Everything that removes user data with keys at hand ends with this; calling it finishes
+        what a crash, or a lack of keys, left over.
 
         >>> life.users.destroy_keys()  # nothing was left over
         (0, 0)

@@ -145,6 +145,12 @@ class UserRows:
         change.put((self._tables.doomed, (key,)), None)
         return True
 
+    def destroy_here(self) -> None:
+        """Destroy what is listed, if anything can be."""
+        # Who has no keys would read the whole list, which grows until somebody comes who has.
+        if self.keys is not None:
+            self.destroy_doomed()
+
     def destroy_doomed(self) -> tuple[int, int]:
         """Destroy what is listed: how many keys, and how many wait for the store that has them."""
         destroyed = waiting = 0

@@ -7,13 +7,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from casstore.compat.agent_state import UserStore
 from casstore.engine.lmdb.engine import LmdbEngine
-from casstore.engine.protocol import PutRow, Write
+from casstore.engine.protocol import Engine, PutRow, Write
 from casstore.errors import (
     ConflictError,
     CorruptionError,
@@ -32,6 +32,7 @@ from casstore.maintenance.lifecycle_erasure import LifecycleErasure
 from casstore.records.lifecycles import Annotation, FileKeys, Hold, Lifecycles, Ref, Seal
 from casstore.records.lifecycles.user_data import NewValue
 from casstore.store import Store
+from casstore.testing.session_fixtures import ReadCounter
 from tests.records.conftest import Clock
 from tests.records.lifecycles.raw_bytes import everything, raw_files
 
@@ -287,6 +288,30 @@ def test_keys_that_could_not_be_destroyed_are_not_forgotten(
         assert Lifecycles(store, keys=others).users.erase("anna").keys_waiting == 1
     assert Lifecycles(store, keys=keys).users.destroy_keys() == (1, 0)
     assert names(tmp_path / "keys") == []
+
+
+def _deleted(life: Lifecycles, user: str) -> bool:
+    return life.users.delete(user, "name")
+
+
+def _removed(life: Lifecycles, user: str) -> bool:
+    return life.remove(life.users.ref(user, "name")).there
+
+
+@pytest.mark.parametrize("remove", [_deleted, _removed])
+def test_keys_that_wait_are_not_read_by_who_removes_data_without_the_key_store(
+    store: Store, locked: Lifecycles, remove: Callable[[Lifecycles, str], bool]
+) -> None:
+    # Once each removal read the list of all keys that waited, and left one more.
+    def bytes_read(user: str) -> int:
+        locked.users.put(user, "name", 1)
+        counter = ReadCounter(store.engine)
+        assert remove(Lifecycles(Store(cast(Engine, counter))), user)
+        return counter.bytes_read
+
+    first = bytes_read("anna")
+    assert [bytes_read(f"user {n}") for n in range(8)] == [first] * 8
+    assert locked.users.destroy_keys() == (9, 0)
 
 
 def test_an_erasure_without_the_key_store_says_that_keys_wait(
