@@ -36,7 +36,7 @@ from casstore.records.json_values import loads, storable
 from casstore.session.data import UNFENCED, Commit, NodeDraft
 from casstore.session.keys import MAX_ID_BYTES
 from casstore.session.session import Session
-from casstore.store import Store
+from casstore.store import Store, check_store
 
 Format = Literal["claude", "pi", "messages"]
 
@@ -100,6 +100,7 @@ def import_jsonl(
     >>> import_jsonl(store, talk).imported  # again: only what is new
     0
     """
+    check_store(store)
     if format != "auto" and format not in _FORMATS:
         raise InvalidInputError(f"a format is auto or one of {', '.join(_FORMATS)}, not {format!r}")
     if type(max_line_bytes) is not int or max_line_bytes < 1:

@@ -43,7 +43,7 @@ def import_langgraph_sqlite(app: App, file: str) -> None:
     except ModuleNotFoundError as exc:
         raise click.UsageError(str(exc)) from exc
     with app.open(write=True) as store, app.meter() as meter:
-        report = import_sqlite(file, store, progress=meter)
+        report = import_sqlite(store, file, progress=meter)
     app.answer({"file": file, **report._asdict()}, lambda to: _tell(to, report, file))
 
 
@@ -73,7 +73,7 @@ def import_langgraph_postgres(app: App, url: str) -> None:
         raise click.UsageError(str(exc)) from exc
     place = shown(url)
     with app.open(write=True) as store, app.meter() as meter:
-        report = import_postgres(url, store, progress=meter)
+        report = import_postgres(store, url, progress=meter)
     app.answer({"source": place, **report._asdict()}, lambda to: _tell(to, report, place))
 
 

@@ -63,7 +63,7 @@ def import_langgraph_sqlite_store(app: App, file: str, dry_run: bool, replace: b
     except ModuleNotFoundError as exc:
         raise click.UsageError(str(exc)) from exc
     with app.open(write=not dry_run) as store, app.meter() as meter:
-        report = import_sqlite_store(file, store, replace=replace, dry_run=dry_run, progress=meter)
+        report = import_sqlite_store(store, file, replace=replace, dry_run=dry_run, progress=meter)
     app.answer({"file": file, **report._asdict()}, lambda to: _tell(to, report, file))
 
 
@@ -96,7 +96,7 @@ def import_langgraph_postgres_store(app: App, url: str, dry_run: bool, replace: 
         raise click.UsageError(str(exc)) from exc
     place = shown(url)
     with app.open(write=not dry_run) as store, app.meter() as meter:
-        report = import_postgres_store(url, store, replace=replace, dry_run=dry_run, progress=meter)
+        report = import_postgres_store(store, url, replace=replace, dry_run=dry_run, progress=meter)
     app.answer({"source": place, **report._asdict()}, lambda to: _tell(to, report, place))
 
 

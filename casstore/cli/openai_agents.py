@@ -79,8 +79,8 @@ def import_openai_sqlite(
         raise click.UsageError(str(exc)) from exc
     with app.open(write=not dry_run) as store, app.meter() as meter:
         report = import_sqlite(
-            file,
             store,
+            file,
             sessions=sessions or None,
             sessions_table=sessions_table,
             messages_table=messages_table,

@@ -19,7 +19,7 @@ from casstore.maintenance.progress import Progress
 from casstore.records.runs.inserting import Item, Made, insert, stored
 from casstore.records.runs.values import same_value
 from casstore.records.runs.working import Ground, ground_of
-from casstore.store import Store
+from casstore.store import Store, check_store
 
 _FAMILY: Final = "agent-harness-runtime"
 _VERSION: Final = "1"
@@ -42,6 +42,7 @@ def import_database(
     database of another family or version is refused, and so is one with only half of that. The
     report also counts what stays behind: rows that say something in a column not known here.
     """
+    check_store(store)
     with SqliteSource(file) as source:
         _require_schema(source)
         rows = RuntimeRows(source, Path(source.path.parent if root is None else root))

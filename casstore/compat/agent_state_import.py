@@ -42,7 +42,7 @@ from casstore.records.lifecycles.tables import fields
 from casstore.records.lifecycles.user_data import NewValue
 from casstore.records.rows import Record
 from casstore.session import keys as session_keys
-from casstore.store import Store
+from casstore.store import Store, check_store
 
 _PAGE: Final = 100
 _PAGE_BYTES: Final = 4 << 20
@@ -68,6 +68,7 @@ def import_agent_state(
     gone on with a session; ForeignSourceError if the file is of something else. The report also
     counts what stays behind: rows that say something in a column that is not known here.
     """
+    check_store(store)
     life = Lifecycles(store, keys=keys, secret=secret)
     life.subjects.check()
     with SqliteSource(file) as source:

@@ -22,7 +22,7 @@ from casstore.maintenance.progress import Progress, Step
 from casstore.records.scoped.adoption import Adoption, Arrival, ArrivedReset
 from casstore.records.scoped.contents import checked_key, content_of
 from casstore.records.scoped.scope_keys import ALIASES, SCOPES, Context, checked, scope_key
-from casstore.store import Store
+from casstore.store import Store, check_store
 
 _TABLES: Final = ("runner_state", "agent_runner_state")
 _RESETTER: Final = "__langbot_context_reset__"
@@ -57,6 +57,7 @@ def import_database(
     content; InvalidInputError, naming the row, if one contradicts itself or holds what is no
     JSON (NaN).
     """
+    check_store(store)
     with SqliteSource(file) as source:
         rows = _Rows(source, _table(source))
         adoption = Adoption(store)

@@ -37,7 +37,7 @@ from casstore.session.catalogue import decode_meta
 from casstore.session.data import SessionMeta
 from casstore.session.heads import head_key
 from casstore.session.state import Runtime, meta_key, tombstone_key
-from casstore.store import Store
+from casstore.store import Store, check_store
 
 #: Where a session's meta says that it came from lash: ``meta.extra["lash"]``.
 ORIGIN: Final = "lash"
@@ -95,6 +95,7 @@ def import_sessions(
     ConflictError if one is there that is another, SessionDeletedError. Raising from ``progress``
     stops it between two sessions or in one, which then is not there; calling again goes on.
     """
+    check_store(store)
     if not places:
         raise InvalidInputError("name a database of lash, or a directory of them")
     before = used_bytes(store)

@@ -43,7 +43,7 @@ from casstore.records.log.tree import Row
 from casstore.records.log.view import View, runs_of
 from casstore.records.rows import Draft
 from casstore.session import keys
-from casstore.store import Store
+from casstore.store import Store, check_store
 
 # A write holds so much at the most.
 _PAGE: Final = 500
@@ -81,6 +81,7 @@ def import_database(
     The report also counts rows that stay behind because their sessions are not there.
     ForeignSourceError if it is not one of power-loop 0.2.0.
     """
+    check_store(store)
     ground = Ground(store)
     with SqliteSource(file) as source:
         _require_known(source)

@@ -49,7 +49,7 @@ class SqliteMemory:
         return SqliteStore.from_conn_string(str(self.path), **how)
 
     def move(self, store: Store, **how: Any) -> ItemsReport:
-        return import_sqlite_store(self.path, store, **how)
+        return import_sqlite_store(store, self.path, **how)
 
     def execute(self, statement: str, *values: Any) -> list[Any]:
         with closing(sqlite3.connect(self.path)) as database, database:
@@ -74,7 +74,7 @@ class PostgresMemory:
         return PostgresStore.from_conn_string(self.url, **how)
 
     def move(self, store: Store, **how: Any) -> ItemsReport:
-        return import_postgres_store(self.url, store, **how)
+        return import_postgres_store(store, self.url, **how)
 
     def execute(self, statement: str, *values: Any) -> list[Any]:
         with psycopg.connect(self.url, autocommit=True) as connection:

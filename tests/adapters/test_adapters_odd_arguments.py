@@ -10,8 +10,16 @@ from typing import Any
 import pytest
 
 from casstore.adapters import jsonl, langgraph, openai_agents
-from casstore.compat import power_loop_import
-from casstore.errors import SourceNotFoundError
+from casstore.adapters.langgraph.postgres_import import import_postgres
+from casstore.adapters.langgraph.postgres_store_import import import_postgres_store
+from casstore.compat import (
+    agent_harness_import,
+    agent_state_import,
+    langbot,
+    lash,
+    power_loop_import,
+)
+from casstore.errors import InvalidInputError, SourceNotFoundError
 from casstore.store import Store
 from tests.records.refusals import SURROGATE, CountingEngine, assert_refused
 
@@ -58,26 +66,26 @@ def file(tmp_path: Path) -> Path:
 
 
 CALLS: dict[str, Callable[[Store, Path], object]] = {
-    "no file": lambda store, _: langgraph.import_sqlite(NONE, store),
-    "a file that is bytes": lambda store, _: langgraph.import_sqlite(BYTES, store),
-    "no file of items": lambda store, _: langgraph.import_sqlite_store(NONE, store),
-    "no file of the SDK": lambda store, _: openai_agents.import_sqlite(NONE, store),
+    "no file": lambda store, _: langgraph.import_sqlite(store, NONE),
+    "a file that is bytes": lambda store, _: langgraph.import_sqlite(store, BYTES),
+    "no file of items": lambda store, _: langgraph.import_sqlite_store(store, NONE),
+    "no file of the SDK": lambda store, _: openai_agents.import_sqlite(store, NONE),
     "a file that is a number": lambda store, _: power_loop_import.import_database(store, ODD),
     "no lines": lambda store, _: jsonl.import_jsonl(store, NONE),
     "lines that are a number": lambda store, _: jsonl.import_jsonl(store, ODD),
     "sessions that are a number": lambda store, file: openai_agents.import_sqlite(
-        file, store, sessions=ODD
+        store, file, sessions=ODD
     ),
     "sessions that are numbers": lambda store, file: openai_agents.import_sqlite(
-        file, store, sessions=[HUGE]
+        store, file, sessions=[HUGE]
     ),
     "a table that is a number": lambda store, file: openai_agents.import_sqlite(
-        file, store, sessions_table=HUGE
+        store, file, sessions_table=HUGE
     ),
     "a table that cannot be spelled": lambda store, file: openai_agents.import_sqlite(
-        file, store, messages_table=SURROGATE
+        store, file, messages_table=SURROGATE
     ),
-    "a dry run perhaps": lambda store, file: openai_agents.import_sqlite(file, store, dry_run=NONE),
+    "a dry run perhaps": lambda store, file: openai_agents.import_sqlite(store, file, dry_run=NONE),
     "types that are none": lambda store, _: langgraph.CasstoreSaver(store, allowed=NONE),
     "types that are lists": lambda store, _: langgraph.CasstoreSaver(store, allowed=[UNHASHABLE]),
     "one name of a type": lambda store, _: langgraph.CasstoreStore(store, allowed=TEXT),
@@ -93,6 +101,31 @@ def test_it_is_refused(engine: CountingEngine, store: Store, file: Path, call: s
 def test_a_name_too_long_for_a_file_is_that_of_none(store: Store) -> None:
     for bring_in in (langgraph.import_sqlite, openai_agents.import_sqlite):
         with pytest.raises(SourceNotFoundError):
-            bring_in("x" * 5000, store)
+            bring_in(store, "x" * 5000)
     with pytest.raises(SourceNotFoundError):
         jsonl.import_jsonl(store, "x" * 5000)
+
+
+IMPORTS: list[Callable[..., object]] = [
+    agent_harness_import.import_database,
+    agent_state_import.import_agent_state,
+    import_postgres,
+    import_postgres_store,
+    jsonl.import_jsonl,
+    langbot.import_database,
+    langgraph.import_sqlite,
+    langgraph.import_sqlite_store,
+    lash.import_sessions,
+    openai_agents.import_sqlite,
+    power_loop_import.import_database,
+]
+
+
+@pytest.mark.parametrize("bring_in", IMPORTS, ids=lambda one: f"{one.__module__}.{one.__name__}")
+def test_the_store_comes_first_and_is_open(
+    store: Store, file: Path, bring_in: Callable[..., object]
+) -> None:
+    """One order for all of them, and who turns it round is told."""
+    for other in (file, str(file), None):
+        with pytest.raises(InvalidInputError, match="a store is what"):
+            bring_in(other, store)

@@ -100,7 +100,7 @@ def test_everything_is_there_afterwards_and_the_source_is_as_it_was(
         # Nothing stands beside it in between, either.
         assert fingerprint(source) == before
 
-    report = import_sqlite(source, store, progress=look)
+    report = import_sqlite(store, source, progress=look)
     assert fingerprint(source) == before
     ours = CasstoreSaver(store, allowed=[Mine])
     with SqliteSaver.from_conn_string(str(source)) as theirs:
@@ -119,7 +119,7 @@ def test_everything_is_there_afterwards_and_the_source_is_as_it_was(
 
 
 def test_graphs_go_on_where_they_were(source: Path, store: Store) -> None:
-    import_sqlite(source, store)
+    import_sqlite(store, source)
     saver = CasstoreSaver(store, on_branch="refuse")
     asking = graphs.asking(saver)
     asking.invoke(Command(resume="Ada"), on("asking"))
@@ -136,7 +136,7 @@ def test_graphs_go_on_where_they_were(source: Path, store: Store) -> None:
 
 
 def test_types_of_the_application_move_without_being_imported(source: Path, store: Store) -> None:
-    import_sqlite(source, store)
+    import_sqlite(store, source)
     with pytest.raises(UnsafePayloadError, match=TYPES):
         list(CasstoreSaver(store).list(on("own")))
     [_, found] = CasstoreSaver(store, allowed=[Mine]).list(on("own"))
@@ -161,12 +161,12 @@ def test_an_import_that_was_stopped_goes_on(
             raise Stopped
 
     with pytest.raises(Stopped):
-        import_sqlite(source, store, progress=stop)
+        import_sqlite(store, source, progress=stop)
     there = len(list(CasstoreSaver(store, allowed=[Mine]).list(None)))
     assert there == 30
-    report = import_sqlite(source, store)
+    report = import_sqlite(store, source)
     assert report.imported == report.checkpoints - 30
-    again = import_sqlite(source, store)
+    again = import_sqlite(store, source)
     assert (again.imported, again.checkpoints) == (0, report.checkpoints)
     with SqliteSaver.from_conn_string(str(source)) as theirs:
         assert told(CasstoreSaver(store, allowed=[Mine])) == told(theirs)
@@ -186,7 +186,7 @@ def test_a_database_in_use_is_read_as_of_one_moment(tmp_path: Path, store: Store
                 assert [path.read_bytes(), Path(f"{path}-wal").read_bytes()] == before
                 chat.invoke(say("two"), on("other"))
 
-        report = import_sqlite(path, store, progress=meanwhile)
+        report = import_sqlite(store, path, progress=meanwhile)
         assert report.checkpoints == count
         assert len(list(saver.list(None))) > count
     assert len(list(CasstoreSaver(store).list(None))) == count
@@ -199,19 +199,19 @@ def test_a_database_that_changes_while_it_is_read_is_told(source: Path, store: S
                 graphs.chat(saver).invoke(say("late"), on("late"))
 
     with pytest.raises(ConflictError, match="once more"):
-        import_sqlite(source, store, progress=write)
-    report = import_sqlite(source, store)
+        import_sqlite(store, source, progress=write)
+    report = import_sqlite(store, source)
     assert report.imported == 3
 
 
 def test_other_content_under_the_same_name_is_told(source: Path, store: Store) -> None:
-    import_sqlite(source, store)
+    import_sqlite(store, source)
     saver = CasstoreSaver(store)
     latest = saver.get_tuple(on("chat"))
     assert latest is not None
     saver.put_writes(latest.config, [("x", 1)], "somebody")
     with pytest.raises(ConflictError, match="another store"):
-        import_sqlite(source, store)
+        import_sqlite(store, source)
 
 
 def test_what_was_written_to_a_checkpoint_since_it_was_moved_is_added(
@@ -223,16 +223,16 @@ def test_what_was_written_to_a_checkpoint_since_it_was_moved_is_added(
         asking.invoke({"log": ["x"], "answer": ""}, on("asking"))
         waiting = theirs.get_tuple(on("asking"))
         assert waiting is not None
-        import_sqlite(path, store)
+        import_sqlite(store, path)
         # One task more, one write more of a task that has some.
         config, task = waiting.config, (waiting.pending_writes or [])[0][0]
         theirs.put_writes(config, [("one", 1)], "other task")
         theirs.put_writes(config, [("two", 2), ("three", 3)], task)
         graphs.chat(theirs).invoke(say("new"), on("new"))
-        report = import_sqlite(path, store)
+        report = import_sqlite(store, path)
         assert (report.imported, report.updated) == (3, 1)
         assert told(CasstoreSaver(store)) == told(theirs)
-        again = import_sqlite(path, store)
+        again = import_sqlite(store, path)
         assert (again.imported, again.updated) == (0, 0)
 
 
@@ -240,9 +240,9 @@ def test_a_thread_that_was_resumed_where_it_was_moves_on_here(tmp_path: Path, st
     path = tmp_path / "live.sqlite"
     with SqliteSaver.from_conn_string(str(path)) as theirs:
         graphs.nested(theirs).invoke({"log": [], "answer": ""}, on("nested"))
-        import_sqlite(path, store)
+        import_sqlite(store, path)
         graphs.nested(theirs).invoke(Command(resume="Ada"), on("nested"))
-        assert import_sqlite(path, store).updated
+        assert import_sqlite(store, path).updated
         assert told(CasstoreSaver(store)) == told(theirs)
 
 
@@ -250,13 +250,13 @@ def test_nothing_is_added_to_a_thread_that_went_on_here(tmp_path: Path, store: S
     path = tmp_path / "live.sqlite"
     with SqliteSaver.from_conn_string(str(path)) as theirs:
         graphs.asking(theirs).invoke({"log": ["x"], "answer": ""}, on("asking"))
-        import_sqlite(path, store)
+        import_sqlite(store, path)
         ours = CasstoreSaver(store)
         for saver, answer in ((theirs, "there"), (ours, "here")):
             graphs.asking(saver).invoke(Command(resume=answer), on("asking"))
     before = records(store)
     with pytest.raises(ConflictError, match="another store"):
-        import_sqlite(path, store)
+        import_sqlite(store, path)
     assert records(store) == before
 
 
@@ -269,7 +269,7 @@ def test_writes_that_came_before_their_checkpoint_are_compared_too(
         theirs.put_writes(later, [("x", [1])], "task")
     CasstoreSaver(store).put_writes(later, [("x", [2])], "task")
     with pytest.raises(ConflictError, match="later of thread 'early'"):
-        import_sqlite(path, store)
+        import_sqlite(store, path)
 
 
 def test_a_checkpoint_that_comes_while_it_is_imported_is_not_overwritten(
@@ -283,9 +283,9 @@ def test_a_checkpoint_that_comes_while_it_is_imported_is_not_overwritten(
     checkpoint["id"] = at
     in_between(monkeypatch, lambda: saver.put(on(checkpoint_ns=""), checkpoint, {}, {}))
     with pytest.raises(ConflictError, match="import once more"):
-        import_sqlite(path, store)
+        import_sqlite(store, path)
     with pytest.raises(ConflictError, match="another store"):
-        import_sqlite(path, store)
+        import_sqlite(store, path)
     found = saver.get_tuple(on())
     assert found is not None
     assert found.checkpoint["channel_values"] == {}
@@ -298,11 +298,11 @@ def test_a_write_that_comes_while_writes_are_added_is_not_overwritten(
     saver = CasstoreSaver(store)
     with SqliteSaver.from_conn_string(str(path)) as theirs:
         at = on(checkpoint_ns="", checkpoint_id=put(theirs, {"n": 1}))
-        import_sqlite(path, store)
+        import_sqlite(store, path)
         theirs.put_writes(at, [("x", "there")], "task")
     in_between(monkeypatch, lambda: saver.put_writes(at, [("x", "here")], "task"))
     with pytest.raises(ConflictError, match="import once more"):
-        import_sqlite(path, store)
+        import_sqlite(store, path)
     found = saver.get_tuple(at)
     assert found is not None
     assert found.pending_writes == [("task", "x", "here")]
@@ -317,28 +317,28 @@ def test_what_cannot_be_moved_is_refused_by_name(
     source: Path, store: Store, tmp_path: Path
 ) -> None:
     with pytest.raises(StoreNotFoundError):
-        import_sqlite(tmp_path / "nothing", store)
+        import_sqlite(store, tmp_path / "nothing")
     assert not (tmp_path / "nothing").exists()
     (tmp_path / "text").write_text("no database " * 500)
     with pytest.raises(ForeignStoreError):
-        import_sqlite(tmp_path / "text", store)
+        import_sqlite(store, tmp_path / "text")
     sqlite3.connect(tmp_path / "empty").close()
     with pytest.raises(ForeignStoreError, match="SqliteSaver"):
-        import_sqlite(tmp_path / "empty", store)
+        import_sqlite(store, tmp_path / "empty")
     damage(source, "UPDATE checkpoints SET metadata = '{' WHERE thread_id = 'asking'")
     with pytest.raises(CorruptionError, match="metadata"):
-        import_sqlite(source, store)
+        import_sqlite(store, source)
     damage(source, "UPDATE checkpoints SET metadata = '{}' WHERE thread_id = 'asking'")
     damage(source, "UPDATE checkpoints SET type = 'pickle' WHERE thread_id = 'chat'")
     with pytest.raises(UnsafePayloadError, match="serde"):
-        import_sqlite(source, store)
+        import_sqlite(store, source)
     damage(
         source,
         "UPDATE checkpoints SET type = 'msgpack', checkpoint = ? WHERE thread_id = 'chat'",
         b"\x91",
     )
     with pytest.raises(CorruptionError):
-        import_sqlite(source, store)
+        import_sqlite(store, source)
 
 
 def without_paths(path: Path) -> None:
@@ -368,7 +368,7 @@ def test_older_databases_are_read(
     source: Path, store: Store, older: Callable[[Path], None]
 ) -> None:
     older(source)
-    import_sqlite(source, store)
+    import_sqlite(store, source)
     saver = CasstoreSaver(store)
     asking = graphs.asking(saver)
     asking.invoke(Command(resume="Ada"), on("asking"))
@@ -396,8 +396,8 @@ def test_an_encrypted_database_moves_with_its_serialiser_and_stays_encrypted(
         graphs.chat(stock).invoke(say("a secret " * 100), on())
         want = told(stock)
     with pytest.raises(UnsafePayloadError, match="serde"):
-        import_sqlite(path, store)
-    import_sqlite(path, store, serde=serde)
+        import_sqlite(store, path)
+    import_sqlite(store, path, serde=serde)
     assert told(CasstoreSaver(store, serde=serde)) == want
     content = b"".join(
         item.data
@@ -430,13 +430,13 @@ def test_writes_of_a_cipher_that_salts_are_the_same_if_what_they_say_is(
         graphs.asking(SqliteSaver(database, serde=serde)).invoke(
             {"log": ["x"], "answer": ""}, on("asking")
         )
-    assert import_sqlite(path, store, serde=serde).writes
-    assert import_sqlite(path, store, serde=serde).imported == 0
+    assert import_sqlite(store, path, serde=serde).writes
+    assert import_sqlite(store, path, serde=serde).imported == 0
     # Another value is told, although the bytes are others every time.
     changed = Path(shutil.copy(path, tmp_path / "changed.sqlite"))
     damage(changed, "UPDATE writes SET type = ?, value = ?", *serde.dumps_typed("other"))
     with pytest.raises(ConflictError, match="another store"):
-        import_sqlite(changed, store, serde=serde)
+        import_sqlite(store, changed, serde=serde)
 
     asking = graphs.asking(CasstoreSaver(store, serde=serde))
     asking.invoke(Command(resume="Ada"), on("asking"))
@@ -453,5 +453,5 @@ def test_the_async_saver_of_the_stock_package_writes_the_same_files(
             await graphs.chat(saver).ainvoke(say("hello"), on())
 
     asyncio.run(write())
-    import_sqlite(tmp_path / "a.sqlite", store)
+    import_sqlite(store, tmp_path / "a.sqlite")
     assert len(graphs.chat(CasstoreSaver(store)).get_state(on()).values["messages"]) == 2

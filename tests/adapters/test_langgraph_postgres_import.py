@@ -118,7 +118,7 @@ def test_everything_is_there_afterwards_and_the_source_is_as_it_was(
 ) -> None:
     before = filled.fingerprint()
     steps: list[Step] = []
-    report = import_postgres(filled.url, store, progress=steps.append)
+    report = import_postgres(store, filled.url, progress=steps.append)
     assert filled.fingerprint() == before
     ours = CasstoreSaver(store, allowed=[Mine])
     with filled.saver() as theirs:
@@ -137,7 +137,7 @@ def test_everything_is_there_afterwards_and_the_source_is_as_it_was(
 
 
 def test_graphs_go_on_where_they_were(filled: Team, store: Store) -> None:
-    import_postgres(filled.url, store)
+    import_postgres(store, filled.url)
     saver = CasstoreSaver(store, on_branch="refuse")
     asking = graphs.asking(saver)
     asking.invoke(Command(resume="Ada"), on("asking"))
@@ -159,11 +159,11 @@ def test_an_import_that_was_stopped_goes_on(
             raise Stopped
 
     with pytest.raises(Stopped):
-        import_postgres(filled.url, store, progress=stop)
+        import_postgres(store, filled.url, progress=stop)
     assert len(list(CasstoreSaver(store, allowed=[Mine]).list(None))) == 30
-    report = import_postgres(filled.url, store)
+    report = import_postgres(store, filled.url)
     assert report.imported == report.checkpoints - 30
-    again = import_postgres(filled.url, store)
+    again = import_postgres(store, filled.url)
     assert (again.imported, again.checkpoints) == (0, report.checkpoints)
 
 
@@ -178,7 +178,7 @@ def test_tables_in_use_are_read_as_of_one_moment(team: Team, store: Store) -> No
                 chat.invoke(say("two"), on("other"))
                 saver.delete_thread("t")
 
-        assert import_postgres(team.url, store, progress=meanwhile).checkpoints == count
+        assert import_postgres(store, team.url, progress=meanwhile).checkpoints == count
     assert {
         each.config["configurable"]["thread_id"] for each in CasstoreSaver(store).list(None)
     } == {"t"}
@@ -187,13 +187,13 @@ def test_tables_in_use_are_read_as_of_one_moment(team: Team, store: Store) -> No
 def test_other_content_under_the_same_name_is_told(team: Team, store: Store) -> None:
     with team.saver() as saver:
         put(saver, {"n": 1}, thread="chat")
-    import_postgres(team.url, store)
+    import_postgres(store, team.url)
     ours = CasstoreSaver(store)
     latest = ours.get_tuple(on("chat"))
     assert latest is not None
     ours.put_writes(latest.config, [("x", 1)], "somebody")
     with pytest.raises(ConflictError, match="another store"):
-        import_postgres(team.url, store)
+        import_postgres(store, team.url)
 
 
 def test_what_an_older_langgraph_had_to_do_next_is_still_done(team: Team, store: Store) -> None:
@@ -210,19 +210,19 @@ def test_what_an_older_langgraph_had_to_do_next_is_still_done(team: Team, store:
             )
         put(saver, {"n": 2}, parent, versions={"n": "2"})
         team.execute("UPDATE checkpoints SET checkpoint = jsonb_set(checkpoint, '{v}', '3')")
-        import_postgres(team.url, store)
+        import_postgres(store, team.url)
         latest = CasstoreSaver(store).get_tuple(on())
         assert latest is not None
         assert latest.checkpoint["channel_values"][TASKS] == sends
         assert told(CasstoreSaver(store)) == told(saver)
-    assert import_postgres(team.url, store).imported == 0
+    assert import_postgres(store, team.url).imported == 0
 
 
 def test_tables_from_before_a_column_are_read(team: Team, store: Store) -> None:
     with team.saver() as saver:
         graphs.asking(saver).invoke({"log": [], "answer": ""}, on("asking"))
     team.execute("ALTER TABLE checkpoint_writes DROP COLUMN task_path")
-    import_postgres(team.url, store)
+    import_postgres(store, team.url)
     asking = graphs.asking(CasstoreSaver(store))
     asking.invoke(Command(resume="Ada"), on("asking"))
     assert asking.invoke(Command(resume="red"), on("asking"))["log"][-1] == "last Ada"
@@ -235,8 +235,8 @@ def test_encrypted_state_moves_with_its_serialiser(team: Team, store: Store) -> 
         graphs.chat(saver).invoke(say("a secret " * 100), on())
         want = told(saver)
     with pytest.raises(UnsafePayloadError, match="serde"):
-        import_postgres(team.url, store)
-    import_postgres(team.url, store, serde=serde)
+        import_postgres(store, team.url)
+    import_postgres(store, team.url, serde=serde)
     assert told(CasstoreSaver(store, serde=serde)) == want
 
 
@@ -244,16 +244,16 @@ def test_what_cannot_be_moved_is_refused_by_name(
     team: Team, store: Store, postgres_server: Server
 ) -> None:
     with pytest.raises(ForeignSourceError, match="search_path"):
-        import_postgres(postgres_server.url(), store)
+        import_postgres(store, postgres_server.url())
     with pytest.raises(InvalidInputError, match="URL"):
-        import_postgres("checkpoints.sqlite", store)
+        import_postgres(store, "checkpoints.sqlite")
     for wrong in ("localhost/x?no_such=1", "[localhost/x"):
         with pytest.raises(InvalidInputError) as refused:
-            import_postgres(f"postgresql://me:secret@{wrong}", store)
+            import_postgres(store, f"postgresql://me:secret@{wrong}")
         assert "secret" not in str(refused.value)
         assert refused.value.__cause__ is None
     with pytest.raises(StorageUnavailableError) as away:
-        import_postgres("postgresql://me:secret@localhost:1/x", store)
+        import_postgres(store, "postgresql://me:secret@localhost:1/x")
     assert "secret" not in str(away.value)
     with team.saver() as saver:
         put(saver, {"n": [1]})
@@ -270,7 +270,7 @@ def test_what_cannot_be_moved_is_refused_by_name(
         )
         team.execute(statement)
         with pytest.raises(error):
-            import_postgres(team.url, store)
+            import_postgres(store, team.url)
     assert list(CasstoreSaver(store).list(None)) == []
 
 
@@ -283,7 +283,7 @@ def test_a_number_that_only_json_can_hold_is_refused(team: Team, store: Store) -
         document,
     )
     with pytest.raises(InvalidInputError, match="cannot spell"):
-        import_postgres(team.url, store)
+        import_postgres(store, team.url)
 
 
 def test_the_source_cannot_be_written_to(team: Team) -> None:
@@ -333,7 +333,7 @@ class TestOfShallowTables:
             graphs.nested(saver).invoke({"log": [], "answer": ""}, on("nested"))
             graphs.parallel(saver).invoke({"log": [], "answer": ""}, on("parallel"))
             before = shallow.fingerprint()
-            report = import_postgres(shallow.url, store)
+            report = import_postgres(store, shallow.url)
             assert shallow.fingerprint() == before
             ours = CasstoreSaver(store, on_branch="refuse")
             assert shown(ours) == shown(saver)
@@ -343,7 +343,7 @@ class TestOfShallowTables:
         assert len(records(store)) == report.checkpoints + len(
             {(str(each.config), write[0]) for each in shown(ours) for write in each.pending_writes}
         )
-        assert import_postgres(shallow.url, store).imported == 0
+        assert import_postgres(store, shallow.url).imported == 0
         asking = graphs.asking(ours)
         asking.invoke(Command(resume="Ada"), on("asking"))
         assert asking.invoke(Command(resume="red"), on("asking"))["log"][-1] == "last Ada"
@@ -353,9 +353,9 @@ class TestOfShallowTables:
     def test_a_later_import_brings_the_checkpoints_since(self, shallow: Team, store: Store) -> None:
         with shallow.saver() as saver:
             graphs.chat(saver).invoke(say("one"), on())
-            import_postgres(shallow.url, store)
+            import_postgres(store, shallow.url)
             graphs.chat(saver).invoke(say("two"), on())
-            report = import_postgres(shallow.url, store)
+            report = import_postgres(store, shallow.url)
             assert (report.checkpoints, report.imported) == (1, 1)
             latest = CasstoreSaver(store).get_tuple(on())
             assert latest is not None
@@ -374,7 +374,7 @@ class TestOfShallowTables:
             put(saver, {"n": 2}, parent, versions={"n": "2"})
             shallow.execute("UPDATE checkpoints SET checkpoint = jsonb_set(checkpoint, '{v}', '3')")
             assert saver.get_tuple(on()).checkpoint["pending_sends"] == sends
-        import_postgres(shallow.url, store)
+        import_postgres(store, shallow.url)
         latest = CasstoreSaver(store).get_tuple(on())
         assert latest is not None
         assert latest.checkpoint["channel_values"][TASKS] == sends
@@ -385,4 +385,4 @@ class TestOfShallowTables:
             put(saver, {"n": 1})
         shallow.execute("UPDATE checkpoints SET checkpoint = checkpoint - 'id'")
         with pytest.raises(CorruptionError):
-            import_postgres(shallow.url, store)
+            import_postgres(store, shallow.url)

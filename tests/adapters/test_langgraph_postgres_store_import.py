@@ -114,9 +114,9 @@ def test_a_time_that_is_none_is_told_by_name(
 
 def test_what_cannot_be_moved_is_refused_by_name(store: Store, postgres_server: Server) -> None:
     with pytest.raises(ForeignSourceError, match="search_path"):
-        import_postgres_store(postgres_server.url(), store)
+        import_postgres_store(store, postgres_server.url())
     with pytest.raises(InvalidInputError, match="URL"):
-        import_postgres_store("memory.sqlite", store)
+        import_postgres_store(store, "memory.sqlite")
     with pytest.raises(StorageUnavailableError) as away:
-        import_postgres_store("postgresql://me:secret@localhost:1/x", store)
+        import_postgres_store(store, "postgresql://me:secret@localhost:1/x")
     assert "secret" not in str(away.value)

@@ -68,7 +68,7 @@ def test_what_was_not_committed_is_not_read(
             shutil.copy(tmp_path / name, left / name)
         database.rollback()
     with pytest.raises(StorageError, match="in the middle of a write"):
-        import_sqlite_store(left / memory.path.name, store, dry_run=dry_run)
+        import_sqlite_store(store, left / memory.path.name, dry_run=dry_run)
     assert records(store) == []
     assert memory.move(store).imported == 1
 
@@ -199,7 +199,7 @@ def test_the_async_store_of_the_stock_package_writes_the_same_files(
             await theirs.aput(("a",), "k", {"n": 1}, ttl=5)
 
     asyncio.run(write())
-    assert import_sqlite_store(tmp_path / "a.sqlite", store).imported == 1
+    assert import_sqlite_store(store, tmp_path / "a.sqlite").imported == 1
     found = CasstoreStore(store).get(("a",), "k")
     assert found is not None
     assert found.value == {"n": 1}
@@ -207,12 +207,12 @@ def test_the_async_store_of_the_stock_package_writes_the_same_files(
 
 def test_what_is_no_such_database_is_refused(tmp_path: Path, store: Store) -> None:
     with pytest.raises(SourceNotFoundError):
-        import_sqlite_store(tmp_path / "nothing", store)
+        import_sqlite_store(store, tmp_path / "nothing")
     assert not (tmp_path / "nothing").exists()
     (tmp_path / "text").write_text("no database " * 500)
     with pytest.raises(ForeignSourceError):
-        import_sqlite_store(tmp_path / "text", store)
+        import_sqlite_store(store, tmp_path / "text")
     with closing(sqlite3.connect(tmp_path / "other")) as database, database:
         database.execute("CREATE TABLE store (prefix, key)")
     with pytest.raises(ForeignSourceError, match="SqliteStore"):
-        import_sqlite_store(tmp_path / "other", store)
+        import_sqlite_store(store, tmp_path / "other")

@@ -247,7 +247,7 @@ def test_everything_is_there_afterwards_and_the_source_is_as_it_was(
         # Nothing stands beside it in between, either.
         assert fingerprint(plain) == before
 
-    report = import_sqlite(plain, store, progress=look)
+    report = import_sqlite(store, plain, progress=look)
     assert fingerprint(plain) == before
     [[messages]] = rows(plain, "SELECT count(*) FROM agent_messages")
     assert report == ImportReport(
@@ -271,7 +271,7 @@ def test_times_are_those_of_the_source(plain: Path, store: Store) -> None:
     rows(plain, "UPDATE agent_messages SET created_at = '2024-02-29 12:30:01'")
     rows(plain, "UPDATE agent_sessions SET created_at = '2023-01-01 00:00:00'")
     rows(plain, "UPDATE agent_messages SET created_at = 'no time' WHERE session_id = 'odd'")
-    import_sqlite(plain, store)
+    import_sqlite(store, plain)
     session = CasstoreSession(store, "run")
     assert run(session.get_conversation_turns())[1]["timestamp"] == "2024-02-29 12:30:01"
     assert run(session.list_branches())[0]["created_at"] == "2023-01-01 00:00:00"
@@ -280,7 +280,7 @@ def test_times_are_those_of_the_source(plain: Path, store: Store) -> None:
 
 def test_branches_turns_and_usage_are_told_as_by_the_sdk(advanced: Path, store: Store) -> None:
     before = fingerprint(advanced)
-    report = import_sqlite(advanced, store)
+    report = import_sqlite(store, advanced)
     assert fingerprint(advanced) == before
     require_advanced_same(advanced, store)
     assert (report.sessions, report.new_sessions, report.branches) == (4, 4, 10)
@@ -302,7 +302,7 @@ def test_branches_turns_and_usage_are_told_as_by_the_sdk(advanced: Path, store: 
 
 
 def test_a_new_object_is_on_main_and_names_stay_taken(advanced: Path, store: Store) -> None:
-    import_sqlite(advanced, store)
+    import_sqlite(store, advanced)
     session = CasstoreSession(store, "talk")
     assert session.current_branch == "main"
     # Those of one second, too, in the order in which they were begun.
@@ -319,7 +319,7 @@ def test_a_new_object_is_on_main_and_names_stay_taken(advanced: Path, store: Sto
 
 
 def test_conversations_go_on_where_they_were(advanced: Path, store: Store) -> None:
-    import_sqlite(advanced, store)
+    import_sqlite(store, advanced)
     model = ScriptedModel("fourth answer", "again")
     agent = Agent(name="a", model=model)
     session = CasstoreSession(store, "talk")
@@ -353,9 +353,9 @@ def test_conversations_go_on_where_they_were(advanced: Path, store: Store) -> No
 
 
 def test_a_second_run_moves_only_what_is_new(advanced: Path, store: Store) -> None:
-    first = import_sqlite(advanced, store)
+    first = import_sqlite(store, advanced)
     before = {info.meta.session: info.head for info in store.sessions()}
-    again = import_sqlite(advanced, store)
+    again = import_sqlite(store, advanced)
     assert (again.imported, again.new_sessions, again.items) == (0, 0, first.items)
     assert {info.meta.session: info.head for info in store.sessions()} == before
     with closing(open_advanced(advanced)) as session:
@@ -372,7 +372,7 @@ def test_a_second_run_moves_only_what_is_new(advanced: Path, store: Store) -> No
         run(session.store_run_usage(Result(total=13)))
     with closing(open_advanced(advanced, "new")) as session:
         talk(session, "new")
-    report = import_sqlite(advanced, store)
+    report = import_sqlite(store, advanced)
     assert (report.imported, report.new_sessions) == (2 + 2 + 2 + 1 + 2, 1)
     require_advanced_same(advanced, store)
     assert store.session("other").head() == before["other"]
@@ -386,37 +386,37 @@ def test_a_name_that_was_only_taken_may_become_a_branch(tmp_path: Path, store: S
     with closing(open_advanced(path)) as session:
         talk(session, "one")
         run(session.create_branch_from_turn(1, "begun"))
-        import_sqlite(path, store)
+        import_sqlite(store, path)
         talk(session, "other")
-    assert import_sqlite(path, store).imported == 2
+    assert import_sqlite(store, path).imported == 2
     require_advanced_same(path, store)
 
 
 def test_a_session_that_went_on_in_the_store_stays(plain: Path, store: Store) -> None:
-    import_sqlite(plain, store)
+    import_sqlite(store, plain)
     session = CasstoreSession(store, "run")
     talk(session, "later")
-    report = import_sqlite(plain, store)
+    report = import_sqlite(store, plain)
     assert report.imported == 0
     assert texts(run(session.get_items(limit=2))) == ["later", "later!"]
 
 
 def test_what_was_noted_in_the_store_later_stays(advanced: Path, store: Store) -> None:
-    import_sqlite(advanced, store)
+    import_sqlite(store, advanced)
     session: Any = CasstoreSession(store, "talk")
     add(session, reply("of the same turn"))
     run(session.store_run_usage(Result(total=99)))
-    import_sqlite(advanced, store)
+    import_sqlite(store, advanced)
     assert run(session.get_turn_usage(3))["total_tokens"] == 99
 
 
 def test_a_session_that_stands_on_a_branch_here_is_left_there(advanced: Path, store: Store) -> None:
-    import_sqlite(advanced, store)
+    import_sqlite(store, advanced)
     talk(CasstoreSession(store, "talk", branch="left"), "went on here")
     before = store.session("talk").head()
     with closing(open_advanced(advanced)) as theirs:
         talk(theirs, "on main")
-    assert import_sqlite(advanced, store).imported == 2
+    assert import_sqlite(store, advanced).imported == 2
     after = store.session("talk").head()
     assert before is not None
     assert after is not None
@@ -429,7 +429,7 @@ def test_items_that_came_otherwise_are_known_by_their_content(plain: Path, store
         items = run(theirs.get_items())
     session = CasstoreSession(store, "run")
     run(session.add_items(items[:3]))
-    report = import_sqlite(plain, store, sessions=["run"])
+    report = import_sqlite(store, plain, sessions=["run"])
     assert (report.sessions, report.new_sessions) == (1, 0)
     assert report.imported == len(items) - 3
     assert spelled(run(session.get_items())) == spelled(items)
@@ -442,7 +442,7 @@ def test_branches_go_on_from_nodes_that_came_otherwise(advanced: Path, store: St
     # Without numbers of turns, as an import of lines makes them.
     drafts = [NodeDraft(f"line-{at}", item) for at, item in enumerate(items)]
     store.session("talk").commit(Commit(append=drafts, lease=UNFENCED))
-    import_sqlite(advanced, store, sessions=["talk"])
+    import_sqlite(store, advanced, sessions=["talk"])
     session = CasstoreSession(store, "talk")
     for name in ("left", "shorter", "deeper", "from nothing"):
         with closing(open_advanced(advanced)) as theirs:
@@ -509,7 +509,7 @@ def give_another_state(store: Store) -> None:
 def test_other_content_under_the_same_name_is_told_and_left(
     advanced: Path, store: Store, change: Callable[[Store], None]
 ) -> None:
-    import_sqlite(advanced, store)
+    import_sqlite(store, advanced)
     change(store)
     with closing(open_advanced(advanced)) as session:
         run(session.switch_to_branch("left"))
@@ -517,19 +517,19 @@ def test_other_content_under_the_same_name_is_told_and_left(
     before = store.session("talk").head()
     for dry_run in (True, False):
         with pytest.raises(ConflictError, match=r"'talk' .*another store"):
-            import_sqlite(advanced, store, dry_run=dry_run)
+            import_sqlite(store, advanced, dry_run=dry_run)
         assert store.session("talk").head() == before
     # The others can be moved all the same.
-    assert import_sqlite(advanced, store, sessions=["other", "popped"]).sessions == 2
+    assert import_sqlite(store, advanced, sessions=["other", "popped"]).sessions == 2
 
 
 def test_a_conversation_that_was_cleared_in_the_store_is_not_filled_again(
     plain: Path, advanced: Path, store: Store
 ) -> None:
     """Nothing is there any more by which it could be told that it was ever moved."""
-    import_sqlite(plain, store)
+    import_sqlite(store, plain)
     # Cleared in the source, too, and once less than here.
-    import_sqlite(advanced, store, sessions=["cleared", "talk"])
+    import_sqlite(store, advanced, sessions=["cleared", "talk"])
     # Never moved, but made and cleared here.
     talk(CasstoreSession(store, "other"), "mine")
     for file, name in (
@@ -544,7 +544,7 @@ def test_a_conversation_that_was_cleared_in_the_store_is_not_filled_again(
         before = store.session(name).head()
         for dry_run in (True, False):
             with pytest.raises(ConflictError, match="was cleared in the store"):
-                import_sqlite(file, store, sessions=[name], dry_run=dry_run)
+                import_sqlite(store, file, sessions=[name], dry_run=dry_run)
         assert store.session(name).head() == before
         assert run(session.get_items()) == []
 
@@ -556,7 +556,7 @@ def test_a_conversation_that_was_cleared_here_as_often_as_there_goes_on(
     talk(session, "gone")
     run(session.clear_session())
     add(session, say("anew"))
-    report = import_sqlite(advanced, store, sessions=["cleared"])
+    report = import_sqlite(store, advanced, sessions=["cleared"])
     assert (report.new_sessions, report.imported) == (0, 1)
     assert texts(run(session.get_items())) == ["anew", "anew!"]
 
@@ -573,7 +573,7 @@ def test_a_conversation_that_is_cleared_while_it_is_moved_stays_so(
             run(session.clear_session())
 
     with pytest.raises(ConflictError, match="was cleared in the store"):
-        import_sqlite(plain, store, sessions=["empty", session.session_id], progress=clear_it)
+        import_sqlite(store, plain, sessions=["empty", session.session_id], progress=clear_it)
     assert run(session.get_items()) == []
 
 
@@ -601,9 +601,9 @@ def items_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_what_branches_share_is_compared_once(
     advanced: Path, store: Store, items_read: list[int]
 ) -> None:
-    import_sqlite(advanced, store)
+    import_sqlite(store, advanced)
     items_read.clear()
-    report = import_sqlite(advanced, store, dry_run=True)
+    report = import_sqlite(store, advanced, dry_run=True)
     assert report.imported == 0
     # Each is looked at, whether it is an item at all, and then compared.
     assert sorted(items_read) == sorted([*set(items_read)] * 2)
@@ -620,7 +620,7 @@ def test_a_branch_that_does_not_share_its_beginning_here_is_compared_whole(
     run(session.branch(1, "left"))
     add(session, say("not one"), reply("one!"), say("three"), reply("three!"))
     with pytest.raises(ConflictError, match="another item 1 on branch 'left'"):
-        import_sqlite(path, store)
+        import_sqlite(store, path)
 
 
 def test_a_branch_that_has_more_here_than_what_it_leaves_is_compared_whole(
@@ -635,7 +635,7 @@ def test_a_branch_that_has_more_here_than_what_it_leaves_is_compared_whole(
     add(session, say("one"))
     run(session.branch(None, "left"))
     add(session, reply("one!"), say("three"))
-    report = import_sqlite(path, store)
+    report = import_sqlite(store, path)
     assert report.new_sessions == 0
     with closing(open_advanced(path)) as theirs:
         for name in ("main", "left", "left again"):
@@ -653,7 +653,7 @@ def test_a_node_that_has_the_name_of_a_message_is_told_and_left(plain: Path, sto
     store.session("run").commit(Commit(append=[taken], lease=UNFENCED))
     before = store.session("run").head()
     with pytest.raises(ConflictError, match=f"has node '{taken.id}' for something else"):
-        import_sqlite(plain, store, sessions=["run"])
+        import_sqlite(store, plain, sessions=["run"])
     assert store.session("run").head() == before
 
 
@@ -669,18 +669,18 @@ def test_numbers_that_python_takes_for_equal_are_other_content(
         rows(path, "UPDATE agent_messages SET session_id = ?", name)
         rows(path, "UPDATE agent_sessions SET session_id = ?", name)
         with pytest.raises(ConflictError, match="item 1"):
-            import_sqlite(path, store)
+            import_sqlite(store, path)
 
 
 def test_deleted_and_leased_sessions_are_not_written_to(plain: Path, store: Store) -> None:
-    import_sqlite(plain, store, sessions=["odd"])
+    import_sqlite(store, plain, sessions=["odd"])
     store.delete_session("odd")
     with pytest.raises(SessionDeletedError):
-        import_sqlite(plain, store, sessions=["odd"])
+        import_sqlite(store, plain, sessions=["odd"])
     lease = store.session("run").claim_lease("somebody", 60_000)
     assert lease is not None
     with pytest.raises(LeaseLostError):
-        import_sqlite(plain, store, sessions=["run"])
+        import_sqlite(store, plain, sessions=["run"])
 
 
 # --- stopped ------------------------------------------------------------------------------------
@@ -714,7 +714,7 @@ def test_an_import_that_was_stopped_anywhere_goes_on(
                         raise Stopped
 
                 try:
-                    report = import_sqlite(file, store, progress=stop)
+                    report = import_sqlite(store, file, progress=stop)
                 except Stopped:
                     continue
                 assert report.imported == 0 < after
@@ -740,7 +740,7 @@ def progress(step):
     if len(steps) == 7:
         os.kill(os.getpid(), signal.SIGKILL)
 with casstore.open(sys.argv[2], "process") as store:
-    import_sqlite(sys.argv[1], store, progress=progress)
+    import_sqlite(store, sys.argv[1], progress=progress)
 """
 
 
@@ -753,7 +753,7 @@ def test_an_import_that_was_killed_goes_on(advanced: Path, tmp_path: Path) -> No
     with casstore.open(place, "process") as store:
         heads = [info.head for info in store.sessions()]
         there = sum(head.node_count for head in heads if head is not None)
-        report = import_sqlite(advanced, store)
+        report = import_sqlite(store, advanced)
         assert 0 < there < report.items
         assert report.imported == report.items - there
         require_advanced_same(advanced, store)
@@ -766,9 +766,9 @@ def test_two_imports_at_once_both_get_through(advanced: Path, store: Store) -> N
     def meanwhile(step: Step) -> None:
         if len(inner) < 3:
             inner.append(0)
-            inner[-1] = import_sqlite(advanced, store, sessions=["talk"]).imported
+            inner[-1] = import_sqlite(store, advanced, sessions=["talk"]).imported
 
-    report = import_sqlite(advanced, store, progress=meanwhile)
+    report = import_sqlite(store, advanced, progress=meanwhile)
     assert sum(inner) + report.imported == report.items
     assert sum(inner) > 0
     require_advanced_same(advanced, store)
@@ -784,7 +784,7 @@ def test_who_goes_on_with_it_meanwhile_is_not_overwritten(plain: Path, store: St
             talk(CasstoreSession(store, "run"), *said)
 
     with pytest.raises(ConflictError, match="another item 4"):
-        import_sqlite(plain, store, sessions=["run"], progress=meanwhile)
+        import_sqlite(store, plain, sessions=["run"], progress=meanwhile)
     # A batch of the import, and what was said then.
     items = run(CasstoreSession(store, "run").get_items())
     assert len(items) == 5
@@ -806,7 +806,7 @@ def test_who_goes_on_with_it_right_after_a_commit_is_not_overwritten(
 
     monkeypatch.setattr(StoreSession, "commit", overtaken)
     with pytest.raises(ConflictError, match="another item 4"):
-        import_sqlite(plain, store, sessions=["run"])
+        import_sqlite(store, plain, sessions=["run"])
     items = run(CasstoreSession(store, "run").get_items())
     assert texts(items[3:]) == ["me first", "me first!"]
 
@@ -829,7 +829,7 @@ def test_what_is_not_there_when_all_is_compared_is_told(
             change(store)
 
     with pytest.raises(ConflictError, match="'talk'"):
-        import_sqlite(advanced, store, progress=meanwhile)
+        import_sqlite(store, advanced, progress=meanwhile)
 
 
 # --- what the SDK passes over -----------------------------------------------------------------
@@ -846,7 +846,7 @@ def test_messages_without_json_are_told(advanced: Path, store: Store) -> None:
     broken = shared[1][0], shared[-1][0]
     rows(advanced, "UPDATE agent_messages SET message_data = '{\"cut' WHERE id = ?", broken[0])
     rows(advanced, "UPDATE agent_messages SET message_data = '' WHERE id = ?", broken[1])
-    report = import_sqlite(advanced, store)
+    report = import_sqlite(store, advanced)
     assert report.unreadable == 2
     assert [(each.session, each.row) for each in report.unreadable_items] == [
         ("talk", row) for row in broken
@@ -862,13 +862,13 @@ def test_messages_without_json_are_told(advanced: Path, store: Store) -> None:
                 assert spelled(run(ours.get_items(branch_id=each[0]))) == spelled(items)
                 usage = run(theirs.get_turn_usage(branch_id=each[0]))
                 assert run(ours.get_turn_usage(branch_id=each[0])) == usage
-    assert import_sqlite(advanced, store).imported == 0
+    assert import_sqlite(store, advanced).imported == 0
 
 
 def test_usage_is_of_the_turns_as_they_are_counted_here(advanced: Path, store: Store) -> None:
     """The SDK goes on counting a turn whose first message it cannot read."""
     rows(advanced, "UPDATE agent_messages SET message_data = '{' WHERE id = 1")
-    assert import_sqlite(advanced, store).unreadable_items[0].row == 1
+    assert import_sqlite(store, advanced).unreadable_items[0].row == 1
     session = CasstoreSession(store, "talk")
     usage = run(session.get_turn_usage())
     assert [turn.number for turn in run(session.turns())] == [0, 1, 2]
@@ -877,7 +877,7 @@ def test_usage_is_of_the_turns_as_they_are_counted_here(advanced: Path, store: S
         told = run(theirs.get_turn_usage())
     assert [row["user_turn_number"] for row in told] == [1, 2, 3]
     assert [row["total_tokens"] for row in usage] == [row["total_tokens"] for row in told]
-    assert import_sqlite(advanced, store).imported == 0
+    assert import_sqlite(store, advanced).imported == 0
 
 
 def test_a_message_that_is_no_text_is_told_and_the_others_move(plain: Path, store: Store) -> None:
@@ -889,12 +889,12 @@ def test_a_message_that_is_no_text_is_told_and_the_others_move(plain: Path, stor
     # The SDK gives these back.
     rows(plain, change.format("X'7B2261223A317D'"), first + 3)
     rows(plain, change.format("'[NaN, 5]'"), first + 4)
-    report = import_sqlite(plain, store)
+    report = import_sqlite(store, plain)
     assert [each.row for each in report.unreadable_items] == [first, first + 1, first + 2]
     assert report.unreadable == 3
     items = run(CasstoreSession(store, "run").get_items())
     assert spelled(items[:2]) == ['{"a": 1}', "[NaN, 5]"]
-    assert import_sqlite(plain, store).imported == 0
+    assert import_sqlite(store, plain).imported == 0
 
 
 def test_many_bad_messages_are_counted_and_the_first_named(tmp_path: Path, store: Store) -> None:
@@ -902,7 +902,7 @@ def test_many_bad_messages_are_counted_and_the_first_named(tmp_path: Path, store
     with closing(SQLiteSession("s", path)) as session:
         add(session, *(say(str(n)) for n in range(150)))
     rows(path, "UPDATE agent_messages SET message_data = '{' WHERE id <= 120")
-    report = import_sqlite(path, store)
+    report = import_sqlite(store, path)
     assert (report.unreadable, len(report.unreadable_items), report.imported) == (120, 100, 30)
 
 
@@ -911,7 +911,7 @@ def test_messages_on_no_branch_are_told(advanced: Path, store: Store) -> None:
         talk(session, "beside the branches")
     with closing(SQLiteSession("plain", advanced)) as session:
         talk(session, "a plain one in the same file")
-    report = import_sqlite(advanced, store)
+    report = import_sqlite(store, advanced)
     assert (report.unlinked, report.unreadable) == (2, 0)
     assert texts(run(CasstoreSession(store, "plain").get_items()))[0].startswith("a plain one")
     with closing(open_advanced(advanced)) as theirs:
@@ -928,7 +928,7 @@ def test_a_message_on_no_branch_that_holds_no_json_is_told_once(
         "UPDATE agent_messages SET message_data = '{' "
         "WHERE id = (SELECT max(id) FROM agent_messages)",
     )
-    report = import_sqlite(advanced, store)
+    report = import_sqlite(store, advanced)
     assert (report.unlinked, report.unreadable) == (1, 1)
 
 
@@ -938,7 +938,7 @@ def test_messages_that_were_popped_by_the_plain_class_are_gone(
     with closing(SQLiteSession("talk", advanced)) as session:
         for _ in range(6):
             run(session.pop_item())
-    import_sqlite(advanced, store)
+    import_sqlite(store, advanced)
     ours = CasstoreSession(store, "talk")
     with closing(open_advanced(advanced)) as theirs:
         for each in run(theirs.list_branches()):
@@ -954,7 +954,7 @@ def test_messages_that_were_popped_by_the_plain_class_are_gone(
 
 def test_messages_without_a_session_are_moved_too(plain: Path, store: Store) -> None:
     rows(plain, "DELETE FROM agent_sessions WHERE session_id = 'run'")
-    assert import_sqlite(plain, store).sessions == 4
+    assert import_sqlite(store, plain).sessions == 4
     with closing(SQLiteSession("run", plain)) as theirs:
         ours = CasstoreSession(store, "run")
         assert spelled(run(ours.get_items())) == spelled(run(theirs.get_items()))
@@ -969,17 +969,17 @@ def test_tables_of_other_names(tmp_path: Path, store: Store) -> None:
     with closing(SQLiteSession("run", path, **tables)) as session:
         talk(session, "mine")
     with pytest.raises(ForeignStoreError, match="other names"):
-        import_sqlite(path, store)
-    import_sqlite(path, store, **tables)
+        import_sqlite(store, path)
+    import_sqlite(store, path, **tables)
     require_plain_same(path, store, **tables)
     # Branches of others are about others' messages, whose numbers are the same.
     with closing(open_advanced(path, "run")) as session:
         talk(session, "theirs")
         run(session.create_branch_from_turn(1, "b"))
         talk(session, "in a branch")
-    assert import_sqlite(path, store, **tables).branches == 1
+    assert import_sqlite(store, path, **tables).branches == 1
     with casstore.open(tmp_path / "second", "process") as second:
-        import_sqlite(path, second)
+        import_sqlite(second, path)
         require_advanced_same(path, second)
 
 
@@ -990,7 +990,7 @@ def test_branches_of_tables_of_other_names(tmp_path: Path, store: Store) -> None
         talk(theirs, "one", "two")
         run(theirs.create_branch_from_turn(2, "b"))
         talk(theirs, "three")
-        import_sqlite(path, store, sessions_table="s", messages_table="messages")
+        import_sqlite(store, path, sessions_table="s", messages_table="messages")
         run(theirs.switch_to_branch("main"))
         run(require_same(theirs, CasstoreSession(store, "talk")))
 
@@ -1004,7 +1004,7 @@ def test_the_async_session_of_the_sdk_writes_the_same_files(tmp_path: Path, stor
         await session.close()
 
     run(write())
-    import_sqlite(path, store)
+    import_sqlite(store, path)
     require_plain_same(path, store)
 
 
@@ -1016,7 +1016,7 @@ def test_items_that_were_encrypted_stay_so(tmp_path: Path, store: Store) -> None
 
     with closing(SQLiteSession("run", path)) as theirs:
         add(wrapped(theirs), *ODD[:2])
-    import_sqlite(path, store)
+    import_sqlite(store, path)
     ours = CasstoreSession(store, "run")
     assert spelled(run(wrapped(ours).get_items())) == spelled(ODD[:2])
     assert "größer" not in json.dumps(run(ours.get_items()), ensure_ascii=False)
@@ -1026,7 +1026,7 @@ def test_a_database_from_before_names_were_reserved(advanced: Path, store: Store
     rows(advanced, "DROP TABLE branch_reservations")
     rows(advanced, "DROP TABLE session_clear_generations")
     copy = Path(shutil.copy(advanced, advanced.with_name("copy.db")))
-    import_sqlite(advanced, store)
+    import_sqlite(store, advanced)
     require_advanced_same(copy, store)
 
 
@@ -1042,9 +1042,9 @@ def test_a_database_in_use_is_read_as_of_one_moment(tmp_path: Path, store: Store
                 assert [path.read_bytes(), Path(f"{path}-wal").read_bytes()] == before
                 talk(session, "two")
 
-        report = import_sqlite(path, store, progress=meanwhile)
+        report = import_sqlite(store, path, progress=meanwhile)
         assert (report.items, len(run(session.get_items()))) == (2, 4)
-        assert import_sqlite(path, store).imported == 2
+        assert import_sqlite(store, path).imported == 2
         run(require_same(session, CasstoreSession(store, "talk")))
 
 
@@ -1055,8 +1055,8 @@ def test_a_database_that_changes_while_it_is_read_is_told(plain: Path, store: St
                 talk(session, "late")
 
     with pytest.raises(ConflictError, match="once more"):
-        import_sqlite(plain, store, progress=write)
-    assert import_sqlite(plain, store).imported == 2
+        import_sqlite(store, plain, progress=write)
+    assert import_sqlite(store, plain).imported == 2
 
 
 def test_order_is_that_of_the_sdk_whatever_the_rows_say(tmp_path: Path, store: Store) -> None:
@@ -1075,20 +1075,20 @@ def test_order_is_that_of_the_sdk_whatever_the_rows_say(tmp_path: Path, store: S
             "('talk', 2, 'c', 'assistant', 61, 1, 1)",
         )
         rows(path, "UPDATE message_structure SET sequence_number = -1 WHERE id = 4")
-        import_sqlite(path, store)
+        import_sqlite(store, path)
         ours = CasstoreSession(store, "talk")
         for branch in ("main", "b", "c"):
             items = run(theirs.get_items(branch_id=branch))
             assert len(items) > 2
             assert spelled(run(ours.get_items(branch_id=branch))) == spelled(items)
-        assert import_sqlite(path, store).imported == 0
+        assert import_sqlite(store, path).imported == 0
 
 
 def test_messages_are_in_the_order_in_which_they_came_whatever_the_clock_said(
     plain: Path, store: Store
 ) -> None:
     rows(plain, "UPDATE agent_messages SET created_at = datetime('2024-01-01', -id || ' hours')")
-    import_sqlite(plain, store)
+    import_sqlite(store, plain)
     require_plain_same(plain, store)
 
 
@@ -1100,27 +1100,27 @@ def test_a_dry_run_tells_the_same_and_writes_nothing(advanced: Path, tmp_path: P
     phases: set[str] = set()
     with casstore.open(place, readonly=True) as store:
         told = import_sqlite(
-            advanced, store, dry_run=True, progress=lambda step: phases.add(step.phase)
+            store, advanced, dry_run=True, progress=lambda step: phases.add(step.phase)
         )
         assert [info.meta.session for info in store.sessions()] == ["popped"]
     assert phases == {"look"}
     with casstore.open(place, "process") as store:
-        report = import_sqlite(advanced, store)
+        report = import_sqlite(store, advanced)
         assert told.dry_run
         assert told.imported > 0
         assert told._replace(dry_run=False, store_bytes=report.store_bytes) == report._replace(
             store_bytes_before=told.store_bytes_before
         )
-        assert import_sqlite(advanced, store, dry_run=True).imported == 0
+        assert import_sqlite(store, advanced, dry_run=True).imported == 0
 
 
 def test_single_sessions(plain: Path, store: Store) -> None:
-    report = import_sqlite(plain, store, sessions=["odd", "run", "odd"])
+    report = import_sqlite(store, plain, sessions=["odd", "run", "odd"])
     assert (report.sessions, report.imported) == (2, report.items)
     with pytest.raises(InvalidInputError, match="no session 'cleared'"):
-        import_sqlite(plain, store, sessions=["empty", "cleared"])
+        import_sqlite(store, plain, sessions=["empty", "cleared"])
     assert store.session("empty").head() is None
-    assert import_sqlite(plain, store, sessions=[]).sessions == 0
+    assert import_sqlite(store, plain, sessions=[]).sessions == 0
 
 
 # --- what cannot be moved ---------------------------------------------------------------------
@@ -1130,17 +1130,17 @@ def test_what_is_no_such_database_is_refused_by_name(
     plain: Path, store: Store, tmp_path: Path
 ) -> None:
     with pytest.raises(SourceNotFoundError):
-        import_sqlite(tmp_path / "nothing", store)
+        import_sqlite(store, tmp_path / "nothing")
     assert not (tmp_path / "nothing").exists()
     (tmp_path / "text").write_text("no database " * 500)
     with pytest.raises(ForeignStoreError):
-        import_sqlite(tmp_path / "text", store)
+        import_sqlite(store, tmp_path / "text")
     sqlite3.connect(tmp_path / "empty").close()
     with pytest.raises(ForeignStoreError, match="SQLiteSession"):
-        import_sqlite(tmp_path / "empty", store)
+        import_sqlite(store, tmp_path / "empty")
     rows(plain, "ALTER TABLE agent_messages RENAME COLUMN message_data TO data")
     with pytest.raises(ForeignStoreError, match="SQLiteSession"):
-        import_sqlite(plain, store)
+        import_sqlite(store, plain)
     assert list(store.sessions()) == []
 
 
@@ -1150,7 +1150,7 @@ def test_a_file_that_was_cut_off_is_told(plain: Path, store: Store, tmp_path: Pa
         cut = tmp_path / f"cut-{keep}"
         cut.write_bytes(whole[:keep])
         with pytest.raises((StorageError, ForeignStoreError)):
-            import_sqlite(cut, store)
+            import_sqlite(store, cut)
 
 
 def test_a_file_that_somebody_writes_to_is_told(
@@ -1165,16 +1165,16 @@ def test_a_file_that_somebody_writes_to_is_told(
         writer.execute("BEGIN EXCLUSIVE")
         writer.execute("UPDATE agent_messages SET message_data = '{}'")
         with pytest.raises(BusyError):
-            import_sqlite(path, store)
+            import_sqlite(store, path)
         writer.execute("ROLLBACK")
-    import_sqlite(path, store)
+    import_sqlite(store, path)
     require_plain_same(path, store)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_file_that_may_not_be_written_to_is_read(plain: Path, store: Store) -> None:
     plain.chmod(0o400)
-    assert import_sqlite(plain, store).imported > 0
+    assert import_sqlite(store, plain).imported > 0
 
 
 @pytest.mark.parametrize("name", ["", "with \0 in it", "x" * 20_000])
@@ -1186,7 +1186,7 @@ def test_a_name_that_cannot_be_one_here_is_told_before_its_items_are_read(
         talk(session, "one")
     for dry_run in (True, False):
         with pytest.raises(InvalidInputError, match="session id"):
-            import_sqlite(path, store, dry_run=dry_run)
+            import_sqlite(store, path, dry_run=dry_run)
     assert items_read == []
     assert list(store.sessions()) == []
 
@@ -1208,7 +1208,7 @@ def test_rows_that_the_sdk_never_writes_are_told(
 ) -> None:
     rows(advanced, statement)
     with pytest.raises(CorruptionError):
-        import_sqlite(advanced, store)
+        import_sqlite(store, advanced)
 
 
 # --- much, and at random ------------------------------------------------------------------------
@@ -1229,7 +1229,7 @@ def test_a_commit_holds_a_batch_however_long_the_session_is(
         return commit(self, change)
 
     monkeypatch.setattr(StoreSession, "commit", spy)
-    assert import_sqlite(path, store).imported == 640
+    assert import_sqlite(store, path).imported == 640
     assert sum(len(each) for each in commits) == 640
     assert max(sum(each) for each in commits) < module._BATCH_BYTES + 300_000
     assert max(len(each) for each in commits) == module._BATCH_NODES
@@ -1275,7 +1275,7 @@ def test_whatever_was_done_with_a_session_it_moves(
             # What is taken away after it was moved is still in the store.
             kinds = "aaaabbsuppd" if part == 0 else "aaaabbsu"
             run(everything(range(part * 12, part * 12 + 12), kinds))
-            report = import_sqlite(path, store)
+            report = import_sqlite(store, path)
             imported += report.imported
             assert imported == report.items
             run(require_standing(session, CasstoreSession(store, "talk")))

@@ -24,7 +24,7 @@ from casstore.adapters.langgraph.moving_in import (
 from casstore.compat.postgres_source import PostgresSource
 from casstore.errors import CorruptionError, ForeignSourceError
 from casstore.maintenance.progress import Progress
-from casstore.store import Store
+from casstore.store import Store, check_store
 
 _TABLES: Final = ("checkpoints", "checkpoint_blobs", "checkpoint_writes")
 _KEYS: Final = b"""
@@ -81,8 +81,8 @@ _FIRST_VERSION: Final = f"{1:032}.{0:016}"
 
 
 def import_postgres(
-    url: str,
     store: Store,
+    url: str,
     *,
     serde: SerializerProtocol | None = None,
     progress: Progress | None = None,
@@ -96,6 +96,7 @@ def import_postgres(
     ``progress`` stops; the next call goes on from there. ConflictError if the store has a
     checkpoint of the same name with other content.
     """
+    check_store(store)
     with PostgresSource(url) as source:
         return move_in(_PostgresSaver(source, serde), store, progress)
 

@@ -17,7 +17,7 @@ from casstore.adapters.langgraph.moving_items import (
 from casstore.compat.postgres_source import PostgresSource
 from casstore.errors import ForeignSourceError
 from casstore.maintenance.progress import Progress
-from casstore.store import Store
+from casstore.store import Store, check_store
 
 _TABLE: Final = "store"
 _VECTORS: Final = "store_vectors"
@@ -37,8 +37,8 @@ _PAGE: Final = b"""
 
 
 def import_postgres_store(
-    url: str,
     store: Store,
+    url: str,
     *,
     replace: bool = False,
     dry_run: bool = False,
@@ -52,6 +52,7 @@ def import_postgres_store(
     name with other content, unless ``replace``; BadItemError if one cannot be kept as it is. A
     ``dry_run`` finds the same, and writes nothing.
     """
+    check_store(store)
     with PostgresSource(url) as source:
         found = _PostgresStore(source)
         return move_items(found, store, replace=replace, dry_run=dry_run, progress=progress)

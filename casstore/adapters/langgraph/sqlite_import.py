@@ -18,7 +18,7 @@ from casstore.adapters.langgraph.moving_in import (
 from casstore.compat.sqlite_source import SqliteSource
 from casstore.errors import CorruptionError, ForeignSourceError
 from casstore.maintenance.progress import Progress
-from casstore.store import Store
+from casstore.store import Store, check_store
 
 _KEYS: Final = """
     SELECT thread_id, checkpoint_ns, checkpoint_id FROM checkpoints
@@ -37,8 +37,8 @@ _EARLY: Final = """
 
 
 def import_sqlite(
-    file: str | os.PathLike[str],
     store: Store,
+    file: str | os.PathLike[str],
     *,
     serde: SerializerProtocol | None = None,
     progress: Progress | None = None,
@@ -55,9 +55,10 @@ def import_sqlite(
     >>> with SqliteSaver.from_conn_string(str(place / "old.sqlite")) as saver:
     ...     thread = {"configurable": {"thread_id": "a conversation", "checkpoint_ns": ""}}
     ...     config = saver.put(thread, empty_checkpoint(), {}, {})
-    >>> import_sqlite(place / "old.sqlite", store).checkpoints
+    >>> import_sqlite(store, place / "old.sqlite").checkpoints
     1
     """
+    check_store(store)
     with SqliteSource(file) as source:
         return move_in(_SqliteSaver(source, serde), store, progress)
 

@@ -19,7 +19,7 @@ from casstore.compat.sqlite_source import SqliteSource
 from casstore.compat.times import utc_us
 from casstore.errors import ForeignSourceError
 from casstore.maintenance.progress import Progress
-from casstore.store import Store
+from casstore.store import Store, check_store
 
 _TABLE: Final = "store"
 _VECTORS: Final = "store_vectors"
@@ -36,8 +36,8 @@ _TEXT: Final = "text"
 
 
 def import_sqlite_store(
-    file: str | os.PathLike[str],
     store: Store,
+    file: str | os.PathLike[str],
     *,
     replace: bool = False,
     dry_run: bool = False,
@@ -54,9 +54,10 @@ def import_sqlite_store(
     >>> with SqliteStore.from_conn_string(str(place / "memory.sqlite")) as memory:
     ...     memory.setup()
     ...     memory.put(("users", "ada"), "colour", {"likes": "blue"})
-    >>> import_sqlite_store(place / "memory.sqlite", store).imported
+    >>> import_sqlite_store(store, place / "memory.sqlite").imported
     1
     """
+    check_store(store)
     with SqliteSource(file) as source:
         found = _SqliteStore(source)
         return move_items(found, store, replace=replace, dry_run=dry_run, progress=progress)

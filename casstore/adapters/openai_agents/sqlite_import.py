@@ -47,7 +47,7 @@ from casstore.session.arguments import check_flag, check_text
 from casstore.session.data import NodeDraft, Usage
 from casstore.session.keys import session_key
 from casstore.session.nodes import Nodes
-from casstore.store import Store
+from casstore.store import Store, check_store
 
 _SESSIONS_TABLE: Final = "agent_sessions"
 _MESSAGES_TABLE: Final = "agent_messages"
@@ -94,8 +94,8 @@ class ImportReport(NamedTuple):
 
 
 def import_sqlite(
-    file: str | os.PathLike[str],
     store: Store,
+    file: str | os.PathLike[str],
     *,
     sessions: Sequence[str] | None = None,
     sessions_table: str = _SESSIONS_TABLE,
@@ -117,9 +117,10 @@ def import_sqlite(
     >>> talk = SQLiteSession("talk", place / "old.db")
     >>> asyncio.run(talk.add_items([{"role": "user", "content": "hello"}]))
     >>> talk.close()
-    >>> import_sqlite(place / "old.db", store).imported
+    >>> import_sqlite(store, place / "old.db").imported
     1
     """
+    check_store(store)
     check_text(sessions_table, "a table")
     check_text(messages_table, "a table")
     check_flag(dry_run, "whether nothing is written")
