@@ -9,6 +9,7 @@ import pytest
 import casstore
 from casstore.engine.lmdb import slab as slabs
 from casstore.errors import CorruptionError
+from casstore.format.hashing import plain_hash
 from casstore.maintenance import gc
 from casstore.maintenance.progress import Step
 from casstore.session.data import Checkpoint
@@ -54,6 +55,28 @@ def test_an_object_that_is_reached_and_in_no_slab_stops_it(
         cut.delete("slabs", key)
     with open_store(tmp_path / "s") as store:
         refused(store, "no slab holds it")
+
+
+@pytest.mark.parametrize("far", [0, 200])
+def test_an_object_that_links_to_itself_or_to_none_before_the_first_stops_it(
+    tmp_path: Path, slab_a_commit: None, far: int
+) -> None:
+    with open_store(tmp_path / "s") as store:
+        store.put_blob(INNER.encode())
+        outer = store.put_value({"text": INNER, "n": 1})
+        store.tag("tag", outer)
+    with wounding(tmp_path / "s") as cut:
+        for key, value in cut.rows("slabs"):
+            found = slabs.read_directory(key, value)
+            if found.digests == outer:
+                assert len(found.distances) == 1
+                links = value[: found.payload_at - 1] + bytes((far,))
+                covered = key + links[: slabs.HEADER_BYTES - 8] + links[slabs.HEADER_BYTES :]
+                proof = plain_hash(covered, 8)
+                sealed = links[: slabs.HEADER_BYTES - 8] + proof + links[slabs.HEADER_BYTES :]
+                cut.put("slabs", key, sealed + value[found.payload_at :])
+    with open_store(tmp_path / "s") as store:
+        refused(store, f"object {outer.hex()} is older than one it links to")
 
 
 @pytest.mark.parametrize("wound", ["name", "slab"])

@@ -139,17 +139,14 @@ class Marks:
                     below = first
                     count = stop - first
                     may_have_names = directory.kinds[:count].translate(_NAMES)
-                    if trusting:
-                        self._name(first, may_have_names)
-                    self._spread(directory, first, count)
+                    self._spread(directory, first, count, may_have_names if trusting else None)
                     states = self._states[first:stop]
                     reached, named = states.translate(_IS_REACHED), states.translate(_IS_NAMED)
-                    lengths = directory.lengths[:count]
                     kept += reached.count(1)
-                    kept_bytes += sum(compress(lengths, reached))
+                    kept_bytes += _size_of(directory, reached)
                     names += named.count(1)
                     held += may_have_names.count(_HAS_NAME)
-                    names_bytes += sum(compress(lengths, named))
+                    names_bytes += _size_of(directory, named)
                 if below > 1 and not self._more(txn, below):
                     self._require_nothing_between(1, below)
                     below = 1
@@ -161,12 +158,12 @@ class Marks:
         self.is_clean = held == names
         return MarkReport(roots, kept, names - kept, kept_bytes, names_bytes - kept_bytes)
 
-    def _name(self, first: int, names: bytes) -> None:
-        """Note that these have names, from this id on."""
-        count = len(names)
-        states = int.from_bytes(self._states[first : first + count], "big")
-        states |= int.from_bytes(names, "big")
-        self._states[first : first + count] = states.to_bytes(count, "big")
+    def _add(self, first: int, states: bytes) -> None:
+        """Note these, beside what is known already, from this id on."""
+        count = len(states)
+        both = int.from_bytes(self._states[first : first + count], "big")
+        both |= int.from_bytes(states, "big")
+        self._states[first : first + count] = both.to_bytes(count, "big")
 
     def _read_index(self) -> None:
         """Note which ids have names, as the index says or, at the beginning, the journal.
@@ -263,34 +260,43 @@ class Marks:
             self._states[object_id] |= _REACHED
             heapq.heappush(self._open, -object_id)
 
-    def _spread(self, directory: Directory, first: int, count: int) -> None:
-        """Mark the children of every reached object of a slab. Most of the time goes here."""
+    def _spread(self, directory: Directory, first: int, count: int, names: bytes | None) -> None:
+        """Mark the children of every reached object of a slab. Most of the time goes here.
+
+        ``names`` are those of its objects, if they are noted now, and not by the index before.
+        """
         states = self._states
         if directory.stored_at_ms >= self._keep_after_ms:
             # Young: all that have a name count as reached.
-            young = states[first : first + count]
-            self._require_named(directory, young)
-            states[first : first + count] = young.translate(_ALL_REACHED)
+            named = states[first : first + count] if names is None else names
+            self._add(first, named.translate(_ALL_REACHED))
         distances = directory.distances
         if distances:
             sound = max(distances) < first and 0 not in distances
+            # Until their names are noted nothing is known of this slab's objects, and of those
+            # below, than that they are reached: that is written without reading it before.
+            unnamed = sound and names is not None
             counts = directory.child_counts[:count]
-            at = sum(counts)
-            ids = range(first + count - 1, first - 1, -1)
-            for own, links in zip(ids, reversed(counts), strict=True):
-                if links:
-                    at -= links
-                    if states[own] & _REACHED:
-                        if links == 1 and sound:
-                            states[own - distances[at]] |= _REACHED
-                            continue
-                        for far in distances[at : at + links]:
-                            if not sound and not 0 < far < own:
-                                raise CorruptionError(
-                                    f"object {directory.digest(own - first).hex()} is older "
-                                    "than one it links to"
-                                )
-                            states[own - far] |= _REACHED
+            at = len(distances) if count == directory.objects else sum(counts)
+            backwards = counts[::-1]
+            ids = compress(range(first + count - 1, first - 1, -1), backwards)
+            for own, links in zip(ids, filter(None, backwards), strict=True):
+                at -= links
+                if not states[own] & _REACHED:
+                    continue
+                if unnamed:
+                    for far in distances[at : at + links]:
+                        states[own - far] = _REACHED
+                    continue
+                for far in distances[at : at + links]:
+                    if not sound and not 0 < far < own:
+                        raise CorruptionError(
+                            f"object {directory.digest(own - first).hex()} is older "
+                            "than one it links to"
+                        )
+                    states[own - far] |= _REACHED
+        if names is not None:
+            self._add(first, names)
         self._require_named(directory, states[first : first + count])
 
     def _require_named(self, directory: Directory, states: bytes) -> None:
@@ -304,6 +310,8 @@ class Marks:
 
     def _require_nothing_between(self, start: int, stop: int) -> None:
         """Raise if something is reached in a range of ids without slabs."""
+        if start == stop:
+            return  # one slab follows the other, as nearly always
         found = max(self._states.find(each, start, stop) for each in _REACHED_STATES)
         if found >= 0:
             raise CorruptionError(
@@ -536,3 +544,10 @@ class _Budget:
 def _last_id(env: Environment, txn: Txn) -> int:
     cursor: lmdb.Cursor[bytes] | lmdb.Cursor[memoryview] = txn.cursor(db=env.slabs)
     return int.from_bytes(cursor.key(), "big") if cursor.last() else 0
+
+
+def _size_of(directory: Directory, chosen: bytes) -> int:
+    """The bytes of those of a slab's first objects that are chosen: often all of them."""
+    if len(chosen) == directory.objects and b"\0" not in chosen:
+        return directory.size_bytes
+    return sum(compress(directory.lengths, chosen))

@@ -449,6 +449,8 @@ class Directory(NamedTuple):
     dictionary: int
     stored_at_ms: int
     payload_at: int
+    # The sum of the lengths.
+    size_bytes: int
 
     def digest(self, position: int) -> bytes:
         """The digest of the object at ``position``."""
@@ -528,7 +530,7 @@ def read_directory(
             raise CorruptionError(f"the slab ending in id {last_id} has a damaged directory")
     return Directory(
         last_id - count + 1, count, digests, kinds, lengths, counts, distances, widths_b >> 4,
-        codec, dictionary, stored_at_ms, at,
+        codec, dictionary, stored_at_ms, at, size_bytes,
     )  # fmt: skip
 
 
