@@ -23,6 +23,7 @@ from casstore.store import Store
 from casstore.testing import ManualClock
 from tests.postgres.engines import engines, postgres_schemas
 from tests.postgres.server import postgres_server, postgres_url, schema
+from tests.records.refusals import CountingEngine
 
 __all__ = ["any_store", "clock", "postgres_schemas", "postgres_server", "postgres_url", "schema"]
 
@@ -69,6 +70,12 @@ def _is_chosen(name: str) -> bool:
 def clock() -> ManualClock:
     """The time of ``any_store``."""
     return ManualClock()
+
+
+@pytest.fixture
+def engine() -> CountingEngine:
+    """Counts what is written: for tests of calls that are refused."""
+    return CountingEngine()
 
 
 @pytest.fixture

@@ -27,6 +27,19 @@ class Watched(MemoryEngine):
             self.before(write)
         return super().write(write)
 
+    def at_write(self, number: int, happen: Callable[[], object]) -> None:
+        """Let something happen once, before the so-manieth write; ``before`` is None then."""
+        left = number
+
+        def count(write: Write) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                self.before = None
+                happen()
+
+        self.before = count
+
 
 def message(node_id: str, text: str | None = None, **fields: Any) -> NodeDraft:
     """A node that says something."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +41,7 @@ def test_a_commit_in_the_target_meanwhile_is_not_lost(make_memory: MakeStore) ->
         step(source, "s", message("a"))
         copy(source, target)
         step(source, "s", message("theirs"))
-        left = ahead
-
-        def commit(write: Write, target: Store = target, engine: Watched = engine) -> None:
-            nonlocal left
-            left -= 1
-            if not left:
-                engine.before = None
-                step(target, "s", message("ours"))
-
-        engine.before = commit
+        engine.at_write(ahead, partial(step, target, "s", message("ours")))
         try:
             copy(source, target)
         except SessionDivergedError:
@@ -57,7 +49,7 @@ def test_a_commit_in_the_target_meanwhile_is_not_lost(make_memory: MakeStore) ->
             assert target.session("s").node("theirs") is None
             assert check(target, level="full").sound
         else:
-            assert left > 0
+            assert engine.before is not None
             break
     assert ahead > 2, "nothing was ever in between"
 
@@ -68,16 +60,8 @@ def test_a_session_that_appears_in_the_target_meanwhile_stays(make_memory: MakeS
     step(source, "s", message("b"))
     for ahead in range(1, 40):
         engine = Watched()
-        target, left = Store(engine), ahead
-
-        def create(write: Write, target: Store = target, engine: Watched = engine) -> None:
-            nonlocal left
-            left -= 1
-            if not left:
-                engine.before = None
-                step(target, "s", message("ours"))
-
-        engine.before = create
+        target = Store(engine)
+        engine.at_write(ahead, partial(step, target, "s", message("ours")))
         try:
             copy(source, target, sessions=["s"])
         except SessionDivergedError:
@@ -289,20 +273,12 @@ def test_what_is_collected_in_the_target_before_anything_names_it_is_sent_again(
     step(source, "s", message("b"))
     for ahead in range(1, 40):
         engine = Watched()
-        target, left = Store(engine), ahead
-
-        def collect(write: Write, target: Store = target, engine: Watched = engine) -> None:
-            nonlocal left
-            left -= 1
-            if not left:
-                engine.before = None
-                gc.collect(target, grace_ms=0)
-
-        engine.before = collect
+        target = Store(engine)
+        engine.at_write(ahead, partial(gc.collect, target, grace_ms=0))
         copy(source, target)
         assert ids(target, "s") == ["a", "b"]
         assert check(target, level="full").sound
-        if left > 0:
+        if engine.before is not None:
             break
     assert ahead > 2, "nothing was ever in between"
 

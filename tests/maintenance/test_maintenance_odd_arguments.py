@@ -62,11 +62,6 @@ def test_what_is_no_store_is_refused_by_name(item: Callable[..., Any]) -> None:
 
 
 @pytest.fixture
-def engine() -> CountingEngine:
-    return CountingEngine()
-
-
-@pytest.fixture
 def store(engine: CountingEngine) -> Iterator[Store]:
     with Store(engine) as store:
         for number in range(3):

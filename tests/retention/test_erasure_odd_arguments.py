@@ -20,11 +20,6 @@ NONE: Any = None
 
 
 @pytest.fixture
-def engine() -> CountingEngine:
-    return CountingEngine()
-
-
-@pytest.fixture
 def store(engine: CountingEngine) -> Iterator[Store]:
     with Store(engine) as store:
         store.create_session("s", subjects=["anna"])

@@ -19,11 +19,6 @@ STEP = steps.SetState("r", "running", COMMITTED)
 
 
 @pytest.fixture
-def engine() -> CountingEngine:
-    return CountingEngine()
-
-
-@pytest.fixture
 def store(engine: CountingEngine) -> Iterator[Store]:
     with Store(engine) as store:
         yield store

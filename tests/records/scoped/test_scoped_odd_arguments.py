@@ -27,11 +27,6 @@ ALL = Policy(scopes=SCOPES)
 
 
 @pytest.fixture
-def engine() -> CountingEngine:
-    return CountingEngine()
-
-
-@pytest.fixture
 def store(engine: CountingEngine) -> Iterator[Store]:
     with Store(engine) as store:
         states = ScopedState(store)
