@@ -28,6 +28,7 @@ from casstore.aio import (
     AsyncStore,
 )
 from casstore.engine.lmdb import watching
+from casstore.engine.lmdb.batches import WriteBatch
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import Watch, Write, WriteResult
@@ -358,11 +359,11 @@ def test_commits_awaited_together_share_their_flushes(tmp_path: Path) -> None:
             run_batch = queue._run
             deadline = time.monotonic() + TIMEOUT_S
 
-            def hold_the_first(batch: list[Any]) -> None:
+            def hold_the_first(batch: WriteBatch) -> None:
                 while not batches and len(queue._waiting) < 16:
                     assert time.monotonic() < deadline
                     time.sleep(0.001)
-                batches.append(len(batch))
+                batches.append(len(batch.tickets))
                 run_batch(batch)
 
             queue._run = hold_the_first

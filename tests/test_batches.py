@@ -12,9 +12,10 @@ from typing import Any
 import lmdb
 import pytest
 
+from casstore.engine.lmdb.batches import WriteBatch
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.lmdb.group import Ticket
-from casstore.engine.lmdb.transaction import Job, StaleError
+from casstore.engine.lmdb.transaction import Job, StaleError, Transaction
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import (
     DeleteRow,
@@ -61,10 +62,15 @@ def commit(
         engine._batches.prepare(together)
         jobs += together
     meanwhile()
-    tickets: list[Ticket[Job, WriteResult]] = [Ticket(jobs[at]) for at in order]
-    engine._batches.commit(tickets)
-    answers = [ticket.result or ticket.error for ticket in tickets]
-    return [answer for answer in answers if answer is not None]
+    return run(engine, [jobs[at] for at in order])
+
+
+def run(engine: LmdbEngine, jobs: list[Job]) -> list[WriteResult | CasstoreError]:
+    """Run prepared jobs as one transaction."""
+    batch = WriteBatch([Ticket(job) for job in jobs])
+    engine._batches.commit(batch)
+    assert batch.answers is not None
+    return list(batch.answers)
 
 
 def together(engine: LmdbEngine, *writes: Write) -> list[WriteResult | CasstoreError]:
@@ -260,30 +266,21 @@ def test_what_was_looked_up_at_several_moments_does_not_count(
         patch.setattr("casstore.engine.lmdb.batches.READ_BATCH", 1)
         patch.setattr(engine._env, "reading_bytes", Reading)
         engine._batches.prepare([job])
-    assert job.hits == [gone.digest, kept.digest]
-    ticket: Ticket[Job, WriteResult] = Ticket(job)
-    engine._batches.commit([ticket])
-    assert isinstance(ticket.error, StaleError)
-
-
-class Interrupted:
-    """A transaction that somebody stops at its very end."""
-
-    def __init__(self, txn: lmdb.Transaction[bytes]) -> None:
-        self._txn = txn
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._txn, name)
-
-    def commit(self) -> None:
-        raise KeyboardInterrupt
+    assert job.require_prepared().hits == [gone.digest, kept.digest]
+    assert isinstance(run(engine, [job])[0], StaleError)
 
 
 @contextlib.contextmanager
-def interrupted_commits(engine: LmdbEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    begin = engine._env.begin_write
+def interrupted_commits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Interrupt every transaction just before it is committed."""
+    finish = Transaction.finish
+
+    def interrupted(transaction: Transaction) -> None:
+        finish(transaction)
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patch:
-        patch.setattr(engine._env, "begin_write", lambda: Interrupted(begin()))
+        patch.setattr(Transaction, "finish", interrupted)
         yield
 
 
@@ -295,13 +292,10 @@ def test_a_batch_whose_commit_failed_runs_again_as_if_for_the_first_time(
     write = Write(objects=[blob, new_parent(blob)], rows=[PutRow("heads", b"key", blob.digest)])
     job = Job(write)
     engine._batches.prepare([job])
-    with interrupted_commits(engine, monkeypatch), pytest.raises(KeyboardInterrupt):
-        engine._batches.commit([Ticket(job)])
+    with interrupted_commits(monkeypatch), pytest.raises(KeyboardInterrupt):
+        run(engine, [job])
     assert all_objects(engine) == []
-    ticket: Ticket[Job, WriteResult] = Ticket(job)
-    engine._batches.commit([ticket])
-    assert ticket.result is not None
-    assert ticket.result.new_objects == 2
+    assert stored_anew(run(engine, [job])) == [2]
     assert_reads_back(engine, *write.objects)
     assert find_row(engine, "heads", b"key") == blob.digest
 
@@ -314,12 +308,10 @@ def test_a_write_refused_in_a_run_that_was_interrupted_may_pass_in_the_next(
     passes = Write(objects=[new_blob(b"early")])
     jobs = [Job(refused), Job(passes)]
     engine._batches.prepare(jobs)
-    with interrupted_commits(engine, monkeypatch), pytest.raises(KeyboardInterrupt):
-        engine._batches.commit([Ticket(job) for job in jobs])
+    with interrupted_commits(monkeypatch), pytest.raises(KeyboardInterrupt):
+        run(engine, jobs)
     engine.write(Write(rows=[PutRow("heads", b"key", b"there")]))
-    tickets: list[Ticket[Job, WriteResult]] = [Ticket(job) for job in jobs]
-    engine._batches.commit(tickets)
-    assert [ticket.error for ticket in tickets] == [None, None]
+    assert stored_anew(run(engine, jobs)) == [1, 1]
     assert_reads_back(engine, *refused.objects, *passes.objects)
 
 

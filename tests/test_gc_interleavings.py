@@ -226,9 +226,10 @@ def test_no_schedule_loses_anything(stage: Stage) -> None:
 
 def _believe_hits(self: Transaction, job: Job) -> None:
     """The first rule removed: what was looked up before the lock counts."""
-    self._ids.update(job.plan.ids)
-    if job.new:
-        self._link(job, job.new)
+    new, _, plan = job.require_prepared()
+    self._ids.update(plan.ids)
+    if new:
+        self._link(job, new, plan)
 
 
 def _do_not_catch_up(self: Marks, txn: Any, pending: Any, limit: int | None = None) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import _thread
 import gc
-import inspect
 import random
 import signal
 import subprocess
@@ -13,36 +12,38 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType, FunctionType
 from typing import Any
 
 import pytest
 
-from casstore.engine.lmdb import group
+from casstore.engine.lmdb import batches, environment, group, journal, transaction
 from casstore.engine.lmdb.engine import LmdbEngine
-from casstore.engine.lmdb.group import MAX_BATCH, CommitQueue, Ticket
+from casstore.engine.lmdb.group import MAX_BATCH, Batch, CommitQueue
 from casstore.engine.lmdb.transaction import Job
 from casstore.engine.protocol import PutRow, RowIs, RowKey, Write
 from casstore.errors import CasstoreError, ConditionFailedError
 from casstore.testing.engine_fixtures import all_objects, assert_reads_back, new_blob, new_parent
+from tests.interrupts import Interrupt
 
 # Long enough for any machine, short enough that a deadlock ends as a failure.
 TIMEOUT_S = 60.0
 
-Batch = list[Ticket[int, int]]
+IntBatch = Batch[int, int]
 
 
 class Refused(CasstoreError):
     """An answer of a fake run."""
 
 
-def answer(batch: Batch) -> None:
+def works(batch: IntBatch) -> list[int]:
+    return [ticket.work for ticket in batch.tickets]
+
+
+def answer(batch: IntBatch) -> None:
     """Twice the work; odd thousands are refused."""
-    for ticket in batch:
-        if ticket.work % 1000 == 999:
-            ticket.error = Refused(str(ticket.work))
-        else:
-            ticket.result = 2 * ticket.work
+    batch.answers = [
+        Refused(str(work)) if work % 1000 == 999 else 2 * work for work in works(batch)
+    ]
 
 
 class Threads:
@@ -73,32 +74,50 @@ def waiting(queue: CommitQueue[Any, Any]) -> int:
         return len(queue._waiting)
 
 
-def wait_for_writers(queue: CommitQueue[Any, Any], number: int) -> None:
-    """Wait until so many are queued. Nothing signals that, so it is looked at again and again."""
+def wait_until(happened: Callable[[], bool]) -> None:
+    """Poll until it is true: nothing signals the moment at which a writer is queued."""
     for _ in range(100_000):
-        if waiting(queue) >= number:
+        if happened():
             return
         threading.Event().wait(0.0005)
-    raise AssertionError(f"{waiting(queue)} of {number} writers arrived")
+    raise AssertionError("it never happened")
+
+
+def wait_for_writers(queue: CommitQueue[Any, Any], number: int) -> None:
+    """Wait until this number of writers is queued."""
+    wait_until(lambda: waiting(queue) >= number)
 
 
 class Held:
     """A run whose first batch is held until it is let go, so that others queue up behind it."""
 
-    def __init__(self, first: Callable[[Batch], None] = answer) -> None:
+    def __init__(
+        self,
+        first: Callable[[IntBatch], None] = answer,
+        then: Callable[[IntBatch], None] = answer,
+    ) -> None:
         self.batches: list[list[int]] = []
+        self._then = then
         self.entered, self.go = threading.Event(), threading.Event()
-        self._first: Callable[[Batch], None] | None = first
+        self._first: Callable[[IntBatch], None] | None = first
 
-    def __call__(self, batch: Batch) -> None:
-        self.batches.append([ticket.work for ticket in batch])
+    def __call__(self, batch: IntBatch) -> None:
+        self.batches.append(works(batch))
         if self._first is not None:
             first, self._first = self._first, None
             self.entered.set()
             assert self.go.wait(TIMEOUT_S)
             first(batch)
             return
-        answer(batch)
+        self._then(batch)
+
+
+def try_every_step(attempt: Callable[[int], bool], *, stride: int = 1) -> int:
+    """Try the steps 0, 1, 2, … until there is no such step; how many there were."""
+    for step in range(0, 100_000, stride):
+        if not attempt(step):
+            return step
+    raise AssertionError("it has no end")
 
 
 def queue_up(queue: CommitQueue[int, int], held: Held, works: range, threads: Threads) -> list[Any]:
@@ -125,8 +144,8 @@ def queue_up(queue: CommitQueue[int, int], held: Held, works: range, threads: Th
 def test_one_caller_alone_runs_its_own_work() -> None:
     seen: list[list[int]] = []
 
-    def run(batch: Batch) -> None:
-        seen.append([ticket.work for ticket in batch])
+    def run(batch: IntBatch) -> None:
+        seen.append(works(batch))
         answer(batch)
 
     queue: CommitQueue[int, int] = CommitQueue(run)
@@ -136,7 +155,6 @@ def test_one_caller_alone_runs_its_own_work() -> None:
     assert queue.submit(5) == 10
     assert seen == [[0], [1], [2], [999], [5]]
     assert waiting(queue) == 0
-    assert queue._leader is None
 
 
 def test_those_who_wait_together_share_a_batch_and_get_their_own_answers() -> None:
@@ -165,7 +183,7 @@ def test_a_batch_is_bounded() -> None:
 def test_a_leader_whose_run_raises_leaves_the_others_alive_and_served(
     error: type[BaseException],
 ) -> None:
-    def fail(batch: Batch) -> None:
+    def fail(batch: IntBatch) -> None:
         raise error
 
     held, threads = Held(fail), Threads()
@@ -197,8 +215,8 @@ def test_a_leader_interrupted_with_followers_in_its_batch_runs_nothing_of_theirs
     calls: list[list[int]] = []
     held = Held()
 
-    def run(batch: Batch) -> None:
-        calls.append([ticket.work for ticket in batch])
+    def run(batch: IntBatch) -> None:
+        calls.append(works(batch))
         if len(calls) == 1:
             held(batch)
         elif len(calls) == 2:
@@ -217,131 +235,94 @@ def test_a_leader_interrupted_with_followers_in_its_batch_runs_nothing_of_theirs
     ]  # fmt: skip
 
 
-def interrupt_at(function: FunctionType, step: int) -> list[int]:
-    """Interrupt this thread at a line of a function, counted in steps; the list gets that line.
+def interrupt_the_leader(step: int, followers: int) -> bool:
+    """Interrupt a leader at a place of the queue's code; False if there is no such place."""
+    ran: list[int] = []
+    interrupt = Interrupt(step, group)
 
-    Not at its ``with``: there Python itself does not interrupt.
-    """
-    lines, offset = inspect.getsourcelines(function)
-    seen: list[int] = []
-    interrupted: list[int] = []
+    def run(batch: IntBatch) -> None:
+        ran.extend(works(batch))
+        answer(batch)
 
-    def trace_lines(frame: FrameType, event: str, argument: object) -> Any:
-        line = frame.f_lineno
-        if interrupted or lines[line - offset].lstrip().startswith("with "):
-            return trace_lines
-        seen.append(line)
-        if len(seen) > step:
-            interrupted.append(line)
-            raise KeyboardInterrupt
-        return trace_lines
+    def first(batch: IntBatch) -> None:
+        interrupt.arm()
+        run(batch)
 
-    def trace(frame: FrameType, event: str, argument: object) -> Any:
-        return trace_lines(frame, event, argument) if frame.f_code is code else None
-
-    code = function.__code__
-    sys.settrace(trace)
-    return interrupted
+    held, threads = Held(first, then=run), Threads()
+    queue: CommitQueue[int, int] = CommitQueue(held)
+    answers = queue_up(queue, held, range(1 + followers), threads)
+    held.go.set()
+    threads.join()
+    assert queue.submit(7) == 14
+    assert not threads.errors
+    expected = [(work, 2 * work) for work in range(1, 1 + followers)]
+    assert sorted(pair for pair in answers if pair[0]) == expected
+    assert sorted(ran) == [*range(1 + followers), 7]
+    assert waiting(queue) == 0
+    assert not interrupt.came or (0, KeyboardInterrupt) in answers
+    return bool(interrupt.came)
 
 
 @pytest.mark.parametrize("followers", [0, 1, 3])
-def test_a_leader_interrupted_while_it_retires_leaves_nobody_waiting(followers: int) -> None:
-    """Its work is done; were the lead still its own, every later writer would sleep for ever."""
-    retire = CommitQueue._retire
-    assert isinstance(retire, FunctionType)
-    for step in range(1000):
-        lines: list[list[int]] = []
-
-        def first(batch: Batch, step: int = step, lines: list[list[int]] = lines) -> None:
-            answer(batch)
-            lines.append(interrupt_at(retire, step))
-
-        held, threads = Held(first), Threads()
-        queue: CommitQueue[int, int] = CommitQueue(held)
-        answers = queue_up(queue, held, range(1 + followers), threads)
-        held.go.set()
-        threads.join()
-        threads.start(lambda queue=queue: queue.submit(7))  # type: ignore[misc]
-        threads.join()
-        assert not threads.errors
-        assert sorted(answers)[1:] == [(work, 2 * work) for work in range(1, 1 + followers)]
-        assert (waiting(queue), queue._leader) == (0, None)
-        if not lines[0]:
-            assert step > 4
-            return
-        assert (0, KeyboardInterrupt) in answers
-    raise AssertionError("it has no end")
+def test_a_leader_interrupted_anywhere_leaves_no_other_writer_waiting(followers: int) -> None:
+    """Whether its batch was run or not: every other work runs once, and the queue goes on."""
+    assert try_every_step(lambda step: interrupt_the_leader(step, followers)) > 4
 
 
-def test_an_interrupted_sleeper_does_not_stall_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    sleep = Ticket.sleep
-    interrupted = {3, 4, 7}
-
-    def interruptible(ticket: Ticket[int, int]) -> None:
-        if ticket.work in interrupted:
-            raise KeyboardInterrupt
-        sleep(ticket)
-
-    monkeypatch.setattr(group.Ticket, "sleep", interruptible)
+def interrupt_a_follower(step: int) -> bool:
+    interrupt = Interrupt(step, group)
     held, threads = Held(), Threads()
     queue: CommitQueue[int, int] = CommitQueue(held)
-    answers: list[Any] = []
+    answers: dict[int, Any] = {}
 
     def submit(work: int) -> None:
+        if work == 1:
+            interrupt.arm()
         try:
-            answers.append((work, queue.submit(work)))
+            answers[work] = queue.submit(work)
         except KeyboardInterrupt:
-            answers.append((work, KeyboardInterrupt))
+            answers[work] = KeyboardInterrupt
 
     threads.start(lambda: submit(0))
     assert held.entered.wait(TIMEOUT_S)
-    for work in range(1, 10):
+    threads.start(lambda: submit(1))
+    wait_until(lambda: waiting(queue) > 1 or 1 in answers)
+    for work in range(2, 5):
         threads.start(lambda work=work: submit(work))  # type: ignore[misc]
     held.go.set()
     threads.join()
-    assert {work for work, got in answers if got is KeyboardInterrupt} <= interrupted
-    assert {work for work, got in answers if got == 2 * work} >= set(range(10)) - interrupted
-    assert (waiting(queue), queue._leader) == (0, None)
+    assert not threads.errors
+    assert answers == {0: 0, 1: KeyboardInterrupt if interrupt.came else 2, 2: 4, 3: 6, 4: 8}
+    # Interrupted while it leaves, it may leave finished tickets to the next writer.
+    assert queue.submit(7) == 14
+    assert waiting(queue) == 0
+    return bool(interrupt.came)
 
 
-def test_a_sleeper_interrupted_after_it_got_the_lead_passes_it_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    sleep = Ticket.sleep
-
-    def interruptible(ticket: Ticket[int, int]) -> None:
-        sleep(ticket)
-        if ticket.work == 1:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(group.Ticket, "sleep", interruptible)
-    held, threads = Held(), Threads()
-    queue: CommitQueue[int, int] = CommitQueue(held)
-    answers = queue_up(queue, held, range(5), threads)
-    held.go.set()
-    threads.join()
-    assert sorted(answers, key=lambda pair: int(pair[0])) == [
-        (0, 0), (1, KeyboardInterrupt), (2, 4), (3, 6), (4, 8),
-    ]  # fmt: skip
+def test_a_follower_interrupted_anywhere_does_not_stall_the_queue() -> None:
+    """A follower is interrupted as it queues up, asleep, woken, or as it becomes the leader."""
+    assert try_every_step(interrupt_a_follower) > 4
 
 
 def test_sixteen_threads_and_random_failures_never_hang_and_run_each_work_once() -> None:
     source, done = random.Random(1), Counter[int]()
     interrupts = 0
 
-    def run(batch: Batch) -> None:
+    def run(batch: IntBatch) -> None:
         nonlocal interrupts
-        assert 1 <= len(batch) <= MAX_BATCH
+        assert 1 <= len(batch.tickets) <= MAX_BATCH
         if source.random() < 0.05:
             interrupts += 1
             raise KeyboardInterrupt
-        for ticket in batch:
-            assert not ticket.done
+        answers: list[int | CasstoreError] = []
+        for ticket in batch.tickets:
+            assert ticket.answer is None
             if source.random() < 0.1:
-                ticket.error = Refused(str(ticket.work))
+                answers.append(Refused(str(ticket.work)))
             else:
                 done[ticket.work] += 1
-                ticket.result = 2 * ticket.work
+                answers.append(2 * ticket.work)
+        batch.answers = answers
 
     queue: CommitQueue[int, int] = CommitQueue(run)
     outcomes: list[tuple[int, Any]] = []
@@ -363,7 +344,7 @@ def test_sixteen_threads_and_random_failures_never_hang_and_run_each_work_once()
     for number, outcome in outcomes:
         assert done[number] == (1 if outcome == 2 * number else 0)
     assert sum(outcome is KeyboardInterrupt for _, outcome in outcomes) == interrupts > 0
-    assert (waiting(queue), queue._leader) == (0, None)
+    assert waiting(queue) == 0
 
 
 # --- on the engine --------------------------------------------------------------------------
@@ -444,82 +425,80 @@ def test_a_main_thread_interrupted_at_any_moment_loses_no_acknowledged_write(
     engine.close()
 
 
-def test_an_interrupt_right_after_the_commit_does_not_fail_those_who_shared_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The story behind the rule: a commit takes most of the time, so that is when Ctrl-C comes.
+def interrupt_a_commit(engine: LmdbEngine, step: int, again: int | None) -> bool:
+    """Interrupt the leader of a batch of three inside the engine; False if it ends before.
 
-    The signal is handled when the commit returns, before anybody is answered. The next
-    leader then ran the batch a second time, and every condition that the first run had
-    made false failed.
+    The condition of each write holds once: a write that ran twice fails the second time.
     """
-    engine = LmdbEngine(str(tmp_path / "s"), durability="process")
-    commit, fired = engine._batches.commit, threading.Event()
+    run = engine._batches.run
     entered, go = threading.Event(), threading.Event()
+    interrupt = Interrupt(step, group, batches, transaction, journal, environment, again=again)
 
-    def held(batch: list[Any]) -> None:
+    def held(batch: Any) -> None:
         if not entered.is_set():
             entered.set()
             assert go.wait(TIMEOUT_S)
-        elif not fired.is_set():
-            fired.set()
-            # The pending signal of a main thread that leads: it waits for the commit.
-            environment = engine._env.handle
+        elif len(batch.tickets) == 3 and not interrupt.came:
+            interrupt.arm()
+        run(batch)
 
-            class Interrupting:
-                """A transaction whose commit ends with Ctrl-C."""
-
-                def __init__(self, txn: Any) -> None:
-                    self._txn = txn
-
-                def __getattr__(self, name: str) -> Any:
-                    return getattr(self._txn, name)
-
-                def commit(self) -> None:
-                    self._txn.commit()
-                    raise KeyboardInterrupt
-
-            class Handle:
-                def begin(self, **options: Any) -> Any:
-                    return Interrupting(environment.begin(**options))
-
-                def __getattr__(self, name: str) -> Any:
-                    return getattr(environment, name)
-
-            engine._env.handle = Handle()  # type: ignore[assignment]
-            try:
-                commit(batch)
-            finally:
-                engine._env.handle = environment
-            return
-        commit(batch)
-
-    monkeypatch.setattr(engine._batches, "commit", held)
+    engine._queue._run = held
     outcomes: dict[int, Any] = {}
 
     def write(number: int) -> None:
-        key = b"%d" % number
+        key = b"%d of %d" % (number, step)
+        objects = [new_blob(key), new_blob(b"shared in %d" % step)]
+        objects.append(new_parent(*objects))
+        rows = [PutRow("heads", key, objects[-1].digest)]
         try:
-            engine.write(
-                Write(conditions=[RowIs("heads", key, None)], rows=[PutRow("heads", key, b"x")])
-            )
+            engine.write(Write(objects, [RowIs("heads", key, None)], rows))
             outcomes[number] = "written"
-        except (ConditionFailedError, KeyboardInterrupt) as exc:
+        except (CasstoreError, KeyboardInterrupt) as exc:
             outcomes[number] = type(exc)
 
     threads = Threads()
     threads.start(lambda: write(0))
     assert entered.wait(TIMEOUT_S)
-    for number in range(1, 5):
+    for number in range(1, 4):
         threads.start(lambda number=number: write(number))  # type: ignore[misc]
         wait_for_writers(engine._queue, number + 1)
     go.set()
     threads.join()
-    rows = {int(row.key) for row in engine.scan_rows("heads")}
-    assert rows == set(range(5))
-    failed = [number for number, got in outcomes.items() if got is ConditionFailedError]
-    assert failed == [], "written, but told that the condition failed"
+    assert threads.errors == []
+    write(4)
+    interrupted = outcomes.pop(1)
+    assert outcomes == dict.fromkeys((0, 2, 3, 4), "written")
+    there = engine.get_rows([RowKey("heads", b"%d of %d" % (number, step)) for number in range(5)])
+    assert None not in (there[0], *there[2:])
+    assert interrupted is KeyboardInterrupt or (interrupted == "written" and there[1] is not None)
+    return bool(interrupt.came)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[LmdbEngine]:
+    engine = LmdbEngine(str(tmp_path / "s"), durability="process")
+    yield engine
+    assert engine.verify() == len(all_objects(engine))
     engine.close()
+
+
+@pytest.mark.usefixtures("_no_collector")
+def test_a_leader_interrupted_anywhere_in_the_engine_answers_its_batch_once(
+    engine: LmdbEngine,
+) -> None:
+    """A commit takes most of the time, so that is when Ctrl-C comes.
+
+    The signal is handled when the commit returns, before any writer is answered. The next
+    leader ran the batch a second time, and acknowledged appends were stored twice.
+    """
+    assert try_every_step(lambda step: interrupt_a_commit(engine, step, None)) > 100
+
+
+@pytest.mark.usefixtures("_no_collector")
+@pytest.mark.parametrize("again", [0, 1, 2, 5])
+def test_a_leader_interrupted_twice_answers_its_batch_once(engine: LmdbEngine, again: int) -> None:
+    """The second interrupt hits what the first one left to do."""
+    try_every_step(lambda step: interrupt_a_commit(engine, step, again), stride=7)
 
 
 def interpose(engine: LmdbEngine, monkeypatch: pytest.MonkeyPatch, meanwhile: Write) -> None:

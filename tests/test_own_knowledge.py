@@ -14,6 +14,7 @@ import pytest
 import casstore
 from casstore import UNFENCED, Commit, NodeDraft
 from casstore.engine.lmdb import journal
+from casstore.engine.lmdb.batches import WriteBatch
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.lmdb.group import Ticket
 from casstore.engine.lmdb.journal import settle_now
@@ -245,9 +246,10 @@ def test_ids_go_on_behind_what_was_named_and_unnamed_in_one_transaction(
     jobs = [Job(Write(objects=[brief])), Job(Write(deletes=[brief.digest]))]
     engine._batches.prepare(jobs)
     before = engine._journal._newest[1]
-    tickets: list[Ticket[Job, WriteResult]] = [Ticket(job) for job in jobs]
-    engine._batches.commit(tickets)
-    assert [ticket.error for ticket in tickets] == [None, None]
+    batch = WriteBatch([Ticket(job) for job in jobs])
+    engine._batches.commit(batch)
+    assert batch.answers is not None
+    assert all(isinstance(answer, WriteResult) for answer in batch.answers)
     # Had the commit failed, that state would have been the last.
     assert before.next_id == 2
     # The slab is there, and nothing of it has a name.

@@ -23,7 +23,7 @@ from blake3 import blake3
 import casstore
 from benchmarks.measuring import Goal, at_least, at_most, messages, seconds, side_by_side
 from benchmarks.store import used_bytes
-from casstore.engine.lmdb.group import CommitQueue, Ticket
+from casstore.engine.lmdb.group import Batch, CommitQueue
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import NewObject, Write, WriteResult
 from casstore.session.data import UNFENCED, Checkpoint, Commit, Lease, NodeDraft
@@ -230,14 +230,16 @@ def _finished_threads(place: str, work: Sequence[Sequence[bytes]]) -> float:
     slabs, heads = env.open_db(b"slabs"), env.open_db(b"heads")
     numbers = iter(range(1, 1 << 30))
 
-    def run(batch: list[Ticket[tuple[int, bytes], int]]) -> None:
+    def run(batch: Batch[tuple[int, bytes], int]) -> None:
+        answers: list[int] = []
         with env.begin(write=True) as txn:
-            for ticket in batch:
+            for ticket in batch.tickets:
                 session, value = ticket.work
                 number = next(numbers)
                 txn.put(number.to_bytes(8, "big"), value, append=True, db=slabs)
                 txn.put(session.to_bytes(2, "big"), value[:80], db=heads)
-                ticket.result = number
+                answers.append(number)
+        batch.answers = answers
 
     queue = CommitQueue(run)
 

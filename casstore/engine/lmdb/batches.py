@@ -16,12 +16,12 @@ import lmdb
 from casstore.engine.compression import Compressor
 from casstore.engine.lmdb import notes
 from casstore.engine.lmdb import slab as slabs
-from casstore.engine.lmdb.environment import Environment, is_over
-from casstore.engine.lmdb.group import Ticket
+from casstore.engine.lmdb.environment import Environment
+from casstore.engine.lmdb.group import Batch
 from casstore.engine.lmdb.index import PREFIX_BYTES, Index, Proven, index_key
 from casstore.engine.lmdb.journal import Journal
 from casstore.engine.lmdb.tail import Tail
-from casstore.engine.lmdb.transaction import Job, Plan, Transaction
+from casstore.engine.lmdb.transaction import Job, Plan, Prepared, Transaction
 from casstore.engine.lmdb.translation import translate
 from casstore.engine.protocol import NewObject, WriteResult
 from casstore.errors import CasstoreError, StorageError
@@ -32,6 +32,8 @@ from casstore.format.hashing import Kind
 READ_BATCH: Final = 512
 _OF_ONE_PLACE: Final = frozenset((Kind.NODE, Kind.MANIFEST))
 _NO_IDS: Final[dict[bytes, int | None]] = {}
+
+WriteBatch = Batch[Job, WriteResult]
 
 
 class Batches:
@@ -108,6 +110,7 @@ class Batches:
                     wanted[child] = None
         commit, ids = self.look_up(list(wanted))
         together: list[NewObject] = []
+        found: list[tuple[list[NewObject], list[bytes]]] = []
         taken: dict[bytes, Job] = {}
         for job in jobs:
             new: list[NewObject] = []
@@ -123,12 +126,12 @@ class Batches:
                     # It comes with a job before this one: if that is refused, this one
                     # finds out inside the transaction and comes again.
                     hits.append(digest)
-            job.new, job.hits = new, hits
+            found.append((new, hits))
             together.extend(new)
         size_bytes = sum([len(item[2]) for item in together])
         plan = Plan(commit, ids, self._draft(together, size_bytes))
-        for job in jobs:
-            job.plan = plan
+        for job, (new, hits) in zip(jobs, found, strict=True):
+            job.prepared = Prepared(new, hits, plan)
 
     def _suppose_new(self, jobs: list[Job]) -> bool:
         """Prepare writes of nodes and manifests without looking whether they are stored.
@@ -149,7 +152,7 @@ class Batches:
             size_bytes += job.size_bytes
         plan = Plan(None, _NO_IDS, self._draft(objects, size_bytes), supposed=True)
         for job in jobs:
-            job.new, job.plan = job.write.objects, plan
+            job.prepared = Prepared(job.write.objects, (), plan)
         return True
 
     def _draft(
@@ -176,79 +179,71 @@ class Batches:
         drafts.append(slabs.draft(group, self._compressor.compress))
         return drafts
 
-    def run(self, batch: list[Ticket[Job, WriteResult]]) -> None:
-        """Answer every ticket: one transaction for all, or one for each if that fails."""
+    def run(self, batch: WriteBatch) -> None:
+        """Answer a batch: one transaction for all, or one for each if that fails."""
         env = self._env
-        unprepared = [ticket.work for ticket in batch if ticket.work.new is None]
-        if unprepared:
-            try:
-                if not self._suppose_new(unprepared):
-                    self.prepare(unprepared)
-            except CasstoreError as exc:
-                for ticket in batch:
-                    ticket.error = exc
-                return
-        with env.write_lock:
-            try:
+        unprepared = [ticket.work for ticket in batch.tickets if ticket.work.prepared is None]
+        try:
+            if unprepared and not self._suppose_new(unprepared):
+                self.prepare(unprepared)
+            with env.write_lock:
                 env.gate.check()
                 self.commit(batch)
-            except StorageError as exc:
-                if len(batch) == 1:
-                    batch[0].error = exc
-                    return
-                # One oversized write must not fail its neighbours.
-                for ticket in batch:
-                    self._commit_alone(ticket)
-            except CasstoreError as exc:
-                for ticket in batch:
-                    ticket.error = exc
-
-    def _commit_alone(self, ticket: Ticket[Job, WriteResult]) -> None:
-        try:
-            self.prepare([ticket.work])
-            self.commit([ticket])
+        except StorageError as exc:
+            if len(batch.tickets) == 1:
+                batch.answers = [exc]
+                return
+            # One oversized write must not fail its neighbours.
+            for ticket in batch.tickets:
+                ticket.work.prepared = None
+                self.run(WriteBatch([ticket]))
         except CasstoreError as exc:
-            ticket.error = exc
+            batch.answers = [exc] * len(batch.tickets)
 
-    def commit(self, batch: list[Ticket[Job, WriteResult]]) -> None:
-        """Run a batch as one transaction and answer all its tickets, or raise."""
+    def commit(self, batch: WriteBatch) -> None:
+        """Run a batch as one transaction and answer it, or raise without having changed anything.
+
+        An interrupt may come after any call. The transaction is LMDB's own context manager,
+        which aborts it in every case but one: the commit has returned. Then the batch is
+        answered before the interrupt goes on.
+        """
         env = self._env
         try:
-            txn = env.begin_write()
-            results: list[WriteResult | CasstoreError] = []
-            try:
+            with env.begin_write() as txn:
                 commit = txn.id()
-                pending = self._journal.at(txn, commit - 1)
-                jobs = [ticket.work for ticket in batch]
                 transaction = Transaction(
-                    env, txn, pending, self._clock(), jobs, self._touches, self._tail, self._proven
+                    env,
+                    txn,
+                    self._journal.at(txn, commit - 1),
+                    self._clock(),
+                    [ticket.work for ticket in batch.tickets],
+                    self._touches,
+                    self._tail,
+                    self._proven,
                 )
-                for ticket in batch:
-                    results.append(self._apply(transaction, ticket.work))
+                answers = [self._apply(transaction, ticket.work) for ticket in batch.tickets]
                 if transaction.changed:
                     transaction.finish()
-                    txn.commit()
-                    self._journal.note(commit, transaction.pending)
-                    transaction.committed()
-                    env.announce()
+                    try:
+                        txn.commit()
+                        batch.answers = answers
+                    except lmdb.Error:
+                        raise
+                    except BaseException:
+                        # py-lmdb raises nothing else: the commit is done, and this came after it.
+                        batch.answers = answers
+                        raise
+                    finally:
+                        if batch.answers is not None:
+                            env.announce()
                 else:
-                    txn.abort()
-            except lmdb.Error:
-                txn.abort()
-                raise
-            except BaseException:
-                if is_over(txn):
-                    # Interrupted (Ctrl-C) just after the commit: it counts, and the others
-                    # of the batch must learn so, or they would write a second time.
-                    _answer(batch, results)
-                    env.announce()
-                else:
-                    txn.abort()
-                raise
+                    batch.answers = answers
         except lmdb.Error as exc:
             raise translate(exc, env.path) from exc
-        _answer(batch, results)
-        env.cover()
+        if transaction.changed:
+            self._journal.note(commit, transaction.pending)
+            transaction.committed()
+            env.cover()
         self._committed()
 
     @staticmethod
@@ -259,13 +254,3 @@ class Batches:
             # Refused before anything was changed: the others of the batch go on.
             return exc
         return transaction.perform(job)
-
-
-def _answer(
-    batch: list[Ticket[Job, WriteResult]], results: list[WriteResult | CasstoreError]
-) -> None:
-    for ticket, result in zip(batch, results, strict=True):
-        if isinstance(result, WriteResult):
-            ticket.result = result
-        else:
-            ticket.error = result

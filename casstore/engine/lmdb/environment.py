@@ -377,14 +377,14 @@ class Environment:
 
     def announce(self) -> None:
         """After a commit: wake those who watch the file, here and in other processes."""
-        if self.keeper is not None and not self.keeper.unkept.is_set():
-            self.keeper.unkept.set()
         try:
             os.utime(self.data_handle)
         except OSError:
             # The commit is done and must not look failed. Its writes have woken them too, if
             # perhaps a moment early (see ``watching``).
-            return
+            pass
+        if self.keeper is not None and not self.keeper.unkept.is_set():
+            self.keeper.unkept.set()
 
     def flush(self) -> None:
         """Make everything committed so far survive a power loss."""

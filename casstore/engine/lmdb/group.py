@@ -1,19 +1,24 @@
 """Group commit: writers that wait at the same time share one transaction and one flush.
 
-The first writer to arrive leads: it runs everything queued so far as one batch.
-Writers that arrive meanwhile queue up; when the batch is done, the leader wakes its
-members with their own results and hands the lead to the first of those still
-waiting, who lingers a moment until those just answered are back. Nobody but the writers
-themselves does any work, so a single writer pays nothing for it.
+The first writer to arrive leads: it runs everything queued so far as one batch. Writers that
+arrive meanwhile queue up and sleep. When the batch is done, the leader wakes its members, and
+the first writer that is still waiting, which leads the next batch. The writers do all the work
+themselves, so a single writer pays nothing for the queue.
+
+An interrupt (Ctrl-C) may hit the leader anywhere. Three rules keep the other writers safe:
+
+1. One assignment, ``Batch.answers``, answers a whole batch. A batch is never half-answered.
+2. The lead is a lock that is only ever taken by a ``with`` statement, so an interrupt cannot
+   leave it held. Python handles signals after calls, not between them and the next operation.
+3. A sleeping writer looks up now and then. An interrupted leader may not have woken it.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import islice
-from typing import Generic, TypeVar
+from contextlib import suppress
+from typing import Final, Generic, TypeVar
 
 from casstore.errors import CasstoreError
 
@@ -21,153 +26,119 @@ Work = TypeVar("Work")
 Result = TypeVar("Result")
 
 # A batch is bounded so that no writer waits for the work of thousands.
-MAX_BATCH = 64
-# How long a leader waits at the most for the others to gather: a few flushes.
-LINGER_S = 0.001
+MAX_BATCH: Final = 64
+# How often a sleeping writer looks whether its leader was interrupted.
+_RECHECK_S: Final = 0.05
 
 
 class Ticket(Generic[Work, Result]):
-    """One writer's place in the queue. The leader fills in ``result`` or ``error``."""
+    """One writer's place in the queue."""
 
-    __slots__ = ("_wake", "error", "result", "wakes", "work")
+    __slots__ = ("abandoned", "batch", "place", "wake", "work")
 
     def __init__(self, work: Work) -> None:
         self.work = work
-        self.result: Result | None = None
-        self.error: CasstoreError | None = None
-        # Only who follows ever sleeps.
-        self._wake: threading.Lock | None = None
-        #: Those whom this writer has to wake, once it has led.
-        self.wakes: Sequence[Ticket[Work, Result]] = ()
+        #: The batch that ran, or runs, this ticket last, and its place there.
+        self.batch: Batch[Work, Result] | None = None
+        self.place = 0
+        #: The writer was interrupted and has left; no further batch should run its work.
+        self.abandoned = False
+        #: A follower sleeps by acquiring this lock, which is held from the start.
+        self.wake: threading.Lock | None = None
 
     @property
-    def done(self) -> bool:
-        """Has a leader answered this writer?"""
-        return self.result is not None or self.error is not None
+    def answer(self) -> Result | CasstoreError | None:
+        """The result or the error of this writer; None until its batch is answered."""
+        batch = self.batch
+        if batch is None or batch.answers is None:
+            return None
+        return batch.answers[self.place]
 
-    def follow(self) -> None:
-        """Be ready to sleep; call before anybody can wake this writer."""
-        # Held from the start: acquiring it again is how a follower sleeps.
-        self._wake = threading.Lock()
-        self._wake.acquire()
+    @property
+    def finished(self) -> bool:
+        """Is there nothing left to run for this ticket?"""
+        return self.abandoned or self.answer is not None
 
-    def sleep(self) -> None:
-        """Wait for an answer, or for the lead."""
-        assert self._wake is not None
-        self._wake.acquire()
 
-    def wake(self) -> None:
-        """Let the writer look: it is answered, or it leads. Waking twice is harmless."""
-        if self._wake is not None and self._wake.locked():
-            self._wake.release()
+class Batch(Generic[Work, Result]):
+    """Tickets that run together; assigning ``answers`` answers all of them at once."""
+
+    __slots__ = ("answers", "tickets")
+
+    def __init__(self, tickets: Sequence[Ticket[Work, Result]]) -> None:
+        self.tickets = tickets
+        #: One result or error for each ticket, in their order.
+        self.answers: Sequence[Result | CasstoreError] | None = None
+        for place, ticket in enumerate(tickets):
+            # The place first: whoever sees the batch must see the ticket's place in it.
+            ticket.place = place
+            ticket.batch = self
 
 
 class CommitQueue(Generic[Work, Result]):
     """Runs tickets in batches.
 
-    ``run`` answers every ticket of its batch, or raises having answered and changed
-    nothing; a batch then stays queued.
+    ``run`` assigns the answers of its batch, or raises. If it raises without having assigned
+    them, it has changed nothing, and the next leader runs the other tickets of the batch.
     """
 
-    def __init__(self, run: Callable[[list[Ticket[Work, Result]]], None]) -> None:
+    def __init__(self, run: Callable[[Batch[Work, Result]], None]) -> None:
         self._run = run
+        self._lead = threading.Lock()
+        # Guards the queue. Tickets leave it only once they are answered or abandoned, so an
+        # interrupted leader loses none.
         self._lock = threading.Lock()
-        # Tickets leave the queue only once they are answered or given up, so an
-        # interrupted leader loses nobody's.
-        self._waiting: deque[Ticket[Work, Result]] = deque()
-        self._leader: Ticket[Work, Result] | None = None
-        # How many writers were about when the last batch ended: those it answered, and
-        # those who waited.
-        self._crowd = 1
-        self._lingers = False
-        # Held but for the moment in which the crowd is complete: cheaper than an Event.
-        self._gathered = threading.Lock()
-        self._gathered.acquire()
+        self._waiting: list[Ticket[Work, Result]] = []
 
     def submit(self, work: Work) -> Result:
         """Run ``work`` in some batch; return its own result or raise its own error."""
         ticket: Ticket[Work, Result] = Ticket(work)
         try:
             with self._lock:
+                if self._lead.locked():
+                    ticket.wake = threading.Lock()
+                    ticket.wake.acquire()
                 self._waiting.append(ticket)
-                if self._leader is None:
-                    self._leader = ticket
-                else:
-                    ticket.follow()
-                    if self._lingers and len(self._waiting) >= self._crowd:
-                        self._lingers = False
-                        if self._gathered.locked():  # an interrupted leader may have left it open
-                            self._gathered.release()
-            if self._leader is not ticket:
-                ticket.sleep()
-            if ticket.result is None and ticket.error is None:
-                self._lead()
-            if self._leader is ticket:
-                self._retire(ticket)
+            if ticket.wake is not None:
+                self._follow(ticket, ticket.wake)
+            if ticket.answer is None:
+                with self._lead:
+                    self._lead_until_answered(ticket)
+                self._pass_on()
         except BaseException:
-            # Interrupted (Ctrl-C), asleep, leading or about to end: the queue goes on without us.
-            self._retire(ticket)
+            # No call before the assignment: a second interrupt could come with it.
+            ticket.abandoned = True
+            self._pass_on()
             raise
-        if ticket.error is not None:
-            raise ticket.error
-        assert ticket.result is not None
-        return ticket.result
+        answer = ticket.answer
+        if isinstance(answer, CasstoreError):
+            raise answer
+        assert answer is not None
+        return answer
 
-    def _lead(self) -> None:
-        with self._lock:
-            self._lingers = lingers = len(self._waiting) < self._crowd
-            batch = self._batch()
-        if lingers:
-            self._linger()
-            with self._lock:
-                batch = self._batch()
-        self._run(batch)
-
-    def _batch(self) -> list[Ticket[Work, Result]]:
-        return [ticket for ticket in islice(self._waiting, MAX_BATCH) if not ticket.done]
-
-    def _linger(self) -> None:
-        """Wait a moment for writers who were just answered and will be back.
-
-        Without it writers fall into two halves that take turns, and each flush serves
-        one half. A lone writer never waits.
-        """
-        if self._gathered.acquire(timeout=LINGER_S):
-            return
-        with self._lock:
-            if not self._lingers:
-                # They came just now: take back what the last of them released.
-                self._gathered.acquire(blocking=False)
-            # They have other things to do.
-            self._lingers = False
-            self._crowd = len(self._waiting)
-
-    def _retire(self, ticket: Ticket[Work, Result]) -> None:
-        """Take ``ticket`` out; if it led, wake those it answered and pass the lead on.
-
-        Interrupted, it can be done again. Between attributes that are set in a row, with no call,
-        Python does not interrupt.
-        """
-        with self._lock:
-            waiting = self._waiting
-            if self._leader is not ticket:
-                if ticket in waiting:
-                    waiting.remove(ticket)
-            elif len(waiting) == 1 and waiting[0] is ticket:
-                # Nobody else is about.
-                waiting.clear()
-                self._leader, self._crowd = None, 1
+    def _follow(self, ticket: Ticket[Work, Result], wake: threading.Lock) -> None:
+        """Sleep until this ticket is answered, or has to lead."""
+        while not wake.acquire(timeout=_RECHECK_S):
+            if ticket.answer is not None or not self._lead.locked():
                 return
-            else:
-                answered: list[Ticket[Work, Result]] = []
-                left: deque[Ticket[Work, Result]] = deque()
-                for other in waiting:
-                    (answered if other.done or other is ticket else left).append(other)
-                leader = left[0] if left else None
-                crowd = min(len(left) + len(answered), MAX_BATCH)
-                wakes = answered if leader is None else [leader, *answered]
-                ticket.wakes = wakes
-                self._waiting, self._leader, self._crowd = left, leader, crowd
-        # Outside the lock, which the woken will want at once; the next leader first.
-        for other in ticket.wakes:
-            other.wake()
+
+    def _lead_until_answered(self, ticket: Ticket[Work, Result]) -> None:
+        while ticket.answer is None:
+            with self._lock:
+                unfinished = [other for other in self._waiting if not other.finished]
+                batch = Batch(unfinished[:MAX_BATCH])
+            self._run(batch)
+
+    def _pass_on(self) -> None:
+        """Wake the writer that leads next, then those that were answered."""
+        with self._lock:
+            waiting = [ticket for ticket in self._waiting if not ticket.finished]
+            wakes = [ticket for ticket in self._waiting if ticket.wake and ticket.finished]
+            self._waiting = waiting
+            if waiting and waiting[0].wake:
+                wakes.insert(0, waiting[0])
+        # Outside the lock, which the woken writers will want at once.
+        for ticket in wakes:
+            assert ticket.wake is not None
+            with suppress(RuntimeError):  # another thread has woken it
+                ticket.wake.release()

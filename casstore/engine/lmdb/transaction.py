@@ -47,30 +47,37 @@ class Plan(NamedTuple):
     supposed: bool = False
 
 
-_NO_PLAN: Final = Plan(None, {}, [])
+class Prepared(NamedTuple):
+    """One write, prepared: its new objects, the digests of those that were stored, and the plan."""
+
+    new: Sequence[NewObject]
+    hits: Sequence[bytes]
+    plan: Plan
 
 
 class Job:
     """A write on its way.
 
-    ``new`` are its objects that were not stored when it was prepared, None until then;
-    ``hits`` the digests of those that were. ``again``: it was prepared before, in vain.
-    ``named`` and ``links`` are found out inside each transaction: the ids that its objects get,
-    and those of all that they link to, by their own.
+    ``prepared`` is assigned in one step, so that an interrupted leader leaves it whole or None.
+    ``again``: an earlier preparation was stale. ``named`` and ``links`` belong to one transaction:
+    the ids that its objects get, and by id those of the objects that they link to.
     """
 
-    __slots__ = ("again", "hits", "links", "named", "new", "plan", "size_bytes", "write")
+    __slots__ = ("again", "links", "named", "prepared", "size_bytes", "write")
 
     def __init__(self, write: Write, size_bytes: int = 0, *, again: bool = False) -> None:
         self.write = write
-        #: How long its objects are.
+        #: The bytes of its objects.
         self.size_bytes = size_bytes
         self.again = again
-        self.new: Sequence[NewObject] | None = None
-        self.hits: list[bytes] = []
-        self.plan = _NO_PLAN
+        self.prepared: Prepared | None = None
         self.named: dict[bytes, int]
         self.links: dict[int, list[int]]
+
+    def require_prepared(self) -> Prepared:
+        """What was prepared; a job without that never reaches a transaction."""
+        assert self.prepared is not None
+        return self.prepared
 
 
 #: The ids that the new objects of a plan will have, by digest.
@@ -127,7 +134,7 @@ class Transaction:
         # this transaction sees the very same state.
         next_id = self._next_id
         for job in jobs:
-            plan = job.plan
+            plan = job.require_prepared().plan
             if id(plan) in self._places:
                 continue
             if plan.commit is not None and plan.commit == self._txn.id() - 1:
@@ -145,13 +152,14 @@ class Transaction:
         if write.conditions:
             find = self._find_row if self._rows else self._find_stored
             conditions.require(write.conditions, find, self._has_object, self._now_ms)
-        for digest in job.hits:
+        new, hits, plan = job.require_prepared()
+        for digest in hits:
             # A hit counts only if the row is still there: the collector may have removed
             # the object after this write was prepared (the first rule of collection).
             if self._find_id(digest) is None:
                 raise StaleError(digest.hex())
-        if job.new:
-            self._link(job, job.new)
+        if new:
+            self._link(job, new, plan)
 
     def perform(self, job: Job) -> WriteResult:
         """Make the changes of a write that ``check`` passed.
@@ -159,8 +167,9 @@ class Transaction:
         An error here leaves the transaction half-changed: the caller must abort it.
         """
         write = job.write
+        new, hits, _ = job.require_prepared()
         new_objects = 0
-        if job.new:
+        if new:
             named = job.named
             new_objects = len(named)
             self._ids.update(named)
@@ -177,8 +186,8 @@ class Transaction:
         if write.deletes:
             for digest in write.deletes:
                 self._unname(digest)
-        if job.hits and not write.rows:
-            self._touch(job)
+        if hits and not write.rows:
+            self._touch(write, hits)
         # A delete of what is not there leaves nothing to write, and LMDB counts no transaction
         # that writes nothing: the journal's state must not be kept under its number.
         self.changed = self.changed or bool(
@@ -213,12 +222,12 @@ class Transaction:
         self._ids[digest] = object_id
         return object_id
 
-    def _link(self, job: Job, objects: Sequence[NewObject]) -> None:
+    def _link(self, job: Job, objects: Sequence[NewObject], plan: Plan) -> None:
         """Find out which ids these objects get, and which those have that they link to.
 
         Raise if a child is neither stored nor one of the objects before it.
         """
-        places, supposed = self._places[id(job.plan)], job.plan.supposed
+        places, supposed = self._places[id(plan)], plan.supposed
         ids, find = self._ids, self._find_id
         named: dict[bytes, int] = {}
         links: dict[int, list[int]] = {}
@@ -247,11 +256,11 @@ class Transaction:
             # objects may link to it already; ours stays behind unnamed.
         job.named, job.links = named, links
 
-    def _touch(self, job: Job) -> None:
+    def _touch(self, write: Write, hits: Sequence[bytes]) -> None:
         """Make what was put again as young as what is new: no row says yet that it counts."""
         # What another object of this write links to lives as long as that does.
-        linked = {child for item in job.write.objects for child in item.children}
-        for digest in job.hits:
+        linked = {child for item in write.objects for child in item.children}
+        for digest in hits:
             object_id = self._ids[digest]
             if (
                 digest not in linked
