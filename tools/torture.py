@@ -53,6 +53,7 @@ CAMPAIGNS = {
     "kill": _Entry("kill", 200, "kills"),
     "sessions": _Entry("session_kill", 200, "kills of agent runtimes that share sessions"),
     "care": _Entry("care", 200, "kills of agents beside keepers, which are killed as often"),
+    "interrupts": _Entry("interrupts", 5000, "interrupts of a main thread beside other writers"),
     "replay": _Entry("crash_workload", 1000, "crash images per durability (needs strace)"),
     "compact": _Entry(
         "compact_workload", 500, "crash images per engine, besides a kill at every call (strace)"
@@ -66,7 +67,7 @@ CAMPAIGNS = {
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     listed = "\n".join(
-        f"  {name:<9} {entry.counts} (usually {entry.usual_count})"
+        f"  {name:<10} {entry.counts} (usually {entry.usual_count})"
         for name, entry in CAMPAIGNS.items()
     )
     parser = argparse.ArgumentParser(

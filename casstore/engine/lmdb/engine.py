@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Final
@@ -45,6 +46,7 @@ from casstore.engine.lmdb.environment import (
 from casstore.engine.lmdb.group import CommitQueue
 from casstore.engine.lmdb.index import Index
 from casstore.engine.lmdb.journal import Journal, Pending, merge
+from casstore.engine.lmdb.keeping import Wake
 from casstore.engine.lmdb.reader import SlabReader
 from casstore.engine.lmdb.rows import open_row, seek_first, seek_last
 from casstore.engine.lmdb.transaction import Job, StaleError
@@ -136,7 +138,8 @@ class LmdbEngine:
         self._cache = SlabCache(cache_bytes)
         self._commits = 0
         self._pid = os.getpid()
-        self._stop_syncing = threading.Event()
+        self._stop_syncing = False
+        self._wake_sync = Wake()
         self._sync_failure: CasstoreError | None = None
         # How much was stored when a dictionary was last tried, and after how much more one is next.
         self._auto_train = auto_train
@@ -439,7 +442,7 @@ class LmdbEngine:
         self._env.flush()
 
     def _sync_now_and_then(self) -> None:
-        while not self._stop_syncing.wait(_SYNC_INTERVAL_S):
+        while not self._wake_sync.wait(_SYNC_INTERVAL_S):
             try:
                 self._env.flush()
             except ClosedError:
@@ -456,9 +459,10 @@ class LmdbEngine:
         """
         keeper = self._env.keeper
         assert keeper is not None
-        while not self._stop_syncing.is_set():
+        while not self._stop_syncing:
             keeper.unkept.wait(_SYNC_INTERVAL_S)
-            if self._stop_syncing.wait(_GATHER_S):
+            time.sleep(_GATHER_S)
+            if self._stop_syncing:
                 return
             try:
                 keeper.keep()
@@ -473,7 +477,8 @@ class LmdbEngine:
             # A forked child has let go already, and has none of the threads. One of them may
             # have held a lock at that moment, which nobody will ever release here.
             return
-        self._stop_syncing.set()
+        self._stop_syncing = True
+        self._wake_sync.set()
         if self._env.keeper is not None:
             self._env.keeper.unkept.set()
         if self.packer is not None:

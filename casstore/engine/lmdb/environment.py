@@ -383,7 +383,7 @@ class Environment:
             # The commit is done and must not look failed. Its writes have woken them too, if
             # perhaps a moment early (see ``watching``).
             pass
-        if self.keeper is not None and not self.keeper.unkept.is_set():
+        if self.keeper is not None:
             self.keeper.unkept.set()
 
     def flush(self) -> None:

@@ -26,7 +26,6 @@ class Gate:
         self._inside: dict[int, bool] = {}
         self._refusal: CasstoreError | None = None
         self._paused = False
-        self._resumed = threading.Condition()
 
     def enter(self) -> None:
         """Count this thread as inside, or raise if the gate is shut for good.
@@ -40,8 +39,9 @@ class Gate:
                 return
             del self._inside[me]
             self.check()
-            with self._resumed:
-                self._resumed.wait_for(lambda: not self._paused)
+            # Rare and short. A Condition would be left locked by an interrupt.
+            while self._paused:
+                time.sleep(_DRAIN_PAUSE_S)
 
     def leave(self) -> None:
         """Count this thread out."""
@@ -80,15 +80,12 @@ class Gate:
     def resume(self) -> None:
         """Let those in who wait."""
         self._paused = False
-        with self._resumed:
-            self._resumed.notify_all()
 
     def shut_in_child(self, refusal: CasstoreError) -> None:
         """Refuse everybody in a forked child, where nobody else is left."""
         self._refusal = refusal
         self._inside.clear()
         self._paused = False
-        self._resumed = threading.Condition()
 
     def _drain(self) -> None:
         # The caller is outside by definition; an interruption between its last entering

@@ -82,7 +82,7 @@ class Index:
         #: Is there this row (see ``index_key``)? For those who know the id already.
         self.has_row: Callable[[bytes], bool] = self._names.set_key
         self._slabs: AnyCursor | None = None
-        self._digest_of = digest_of or self._listed
+        self._digest_of = digest_of
 
     def find(self, digest: bytes) -> int | None:
         """The id of an object; None if it is certainly not named."""
@@ -102,7 +102,7 @@ class Index:
             if key[:PREFIX_BYTES] != prefix:
                 break
             object_id = read_key(key)
-            if self._digest_of(object_id) == digest:
+            if self._listed(object_id) == digest:
                 if proven is not None:
                     proven.note(digest, object_id)
                 return object_id
@@ -125,7 +125,7 @@ class Index:
                 if prefix > last[:PREFIX_BYTES]:
                     return
             object_id = read_key(key)
-            digest = self._digest_of(object_id)
+            digest = self._listed(object_id)
             if digest[:PREFIX_BYTES] != prefix:
                 self._require_prefix(object_id, prefix)
             if first <= digest <= last:
@@ -135,6 +135,8 @@ class Index:
 
     def _listed(self, object_id: int) -> bytes:
         """What a slab lists under an id, unchecked."""
+        if self._digest_of is not None:
+            return self._digest_of(object_id)
         _, value, position = self._seek(object_id)
         return slabs.digest_at(value, position)
 

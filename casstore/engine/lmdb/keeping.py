@@ -109,6 +109,32 @@ def _is_whole(data_path: str, state: KeptState) -> bool:
     return True
 
 
+class Wake:
+    """Wakes the one thread that waits for it; a wake that comes early is kept.
+
+    An Event does the same with Python code around its lock, and an interrupt inside that code
+    leaves the lock held for ever.
+    """
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def set(self) -> None:
+        """Wake the waiting thread, or the next one that waits."""
+        try:
+            self._lock.release()
+        except RuntimeError:
+            # Not locked: it is set already.
+            return
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until it is set, and clear it; False when the time is up."""
+        return self._lock.acquire(timeout=timeout_s)
+
+
 class Keeper:
     """Keeps states of one environment, and has readers stand on what was kept last."""
 
@@ -127,7 +153,7 @@ class Keeper:
         # the pages that the first one lost.
         self._lost: StorageError | None = None
         #: Set by every commit: there is something to keep.
-        self.unkept = threading.Event()
+        self.unkept = Wake()
         boot = directory.boot()
         self._file = KeptFile(directory.kept_path, boot, FILE_MODE)
         try:
@@ -153,7 +179,6 @@ class Keeper:
         with self._keeping:
             with env.write_lock:
                 env.gate.check()
-                self.unkept.clear()
                 if self._is_kept():
                     return
                 state = self._stand()

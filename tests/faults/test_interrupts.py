@@ -1,0 +1,19 @@
+"""Interrupts of the main thread, sampled; ``tools/torture.py interrupts`` makes thousands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from campaigns import interrupts
+
+
+@pytest.mark.parametrize("durability", interrupts.DURABILITIES)
+def test_interrupts_of_the_main_thread_repeat_and_lose_no_other_threads_write(
+    scratch: Path, durability: str
+) -> None:
+    report = interrupts.run(scratch / durability, count=400, seed=3, durabilities=[durability])
+    assert report.findings == ()
+    assert report.kept()
+    assert report.total("acknowledged") > 100
