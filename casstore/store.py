@@ -60,7 +60,7 @@ def open(
     *,
     create: bool = True,
     verify: bool = False,
-    map_bytes: int = 1 << 40,
+    map_bytes: int | None = None,
     cache_bytes: int = 32 << 20,
     lmdb_version: int | None = None,
     auto_train: bool = True,
@@ -77,10 +77,10 @@ def open(
     are none.
     ``readonly`` never writes and never creates. ``verify`` checks the whole file before
     LMDB maps it and every digest after; it needs the store for itself.
-    ``map_bytes`` bounds the file (address space, not disk) and must be the same in every
-    process; ``cache_bytes`` bounds the inflated content kept in memory; ``lmdb_version``
-    (0 or 1) picks LMDB's file format for a new store. ``auto_train`` tries compression
-    dictionaries now and then, in a thread of its own, as content grows; ``auto_pack``
+    ``map_bytes`` bounds the file (address space, not disk); by default the file may grow as long
+    as the disk has space. ``cache_bytes`` bounds the inflated content kept in memory;
+    ``lmdb_version`` (0 or 1) picks LMDB's file format for a new store. ``auto_train`` tries
+    compression dictionaries now and then, in a thread of its own, as content grows; ``auto_pack``
     does so with ``pack``, for programs that run long and have nobody else to call it.
 
     >>> with casstore.open(place / "new") as store:
@@ -91,7 +91,7 @@ def open(
     place = path_text(path)
     if is_server(place):
         told = (verify, map_bytes, lmdb_version, auto_train, auto_pack)
-        if told != (False, 1 << 40, None, True, False):
+        if told != (False, None, None, True, False):
             raise InvalidInputError(
                 "verify, map_bytes, lmdb_version, auto_train and auto_pack are for stores in "
                 "a directory, not on a server"

@@ -14,6 +14,7 @@ with ``isinstance``. An engine that wraps another has those methods itself: from
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Final, NamedTuple, Protocol, Self, runtime_checkable
 
@@ -466,6 +467,20 @@ class Packing(Protocol):
         between two steps.
         """
         ...
+
+
+@runtime_checkable
+class Reserving(Protocol):
+    """An engine that reserves disk space, so that deleting works when the disk is full."""
+
+    def reclaiming(self) -> AbstractContextManager[None]:
+        """Let this thread use the reserved space inside the ``with`` statement."""
+        ...
+
+
+def reclaiming(engine: Engine) -> AbstractContextManager[None]:
+    """Use the space that ``engine`` reserves for operations that reclaim space, if it does."""
+    return engine.reclaiming() if isinstance(engine, Reserving) else nullcontext()
 
 
 class TableSpace(NamedTuple):

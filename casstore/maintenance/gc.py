@@ -18,7 +18,13 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Final, NamedTuple
 
-from casstore.engine.protocol import MAX_STAMP_MS, Collecting, Collection, MarkReport
+from casstore.engine.protocol import (
+    MAX_STAMP_MS,
+    Collecting,
+    Collection,
+    MarkReport,
+    reclaiming,
+)
 from casstore.errors import (
     BusyError,
     CasstoreError,
@@ -202,10 +208,11 @@ def _run(
     if stop is not None:
         check_callable(stop, "what is asked whether to stop")
     objects, lineages = (None, None) if plan is None else (plan.unreached, plan.lineages)
-    report = _sweep_objects(store, grace_ms, objects, batch, progress, stop)
-    if report.outcome not in (Outcome.SWEPT, Outcome.NOTHING):
-        return report
-    return _sweep_rows(store, report, lineages, batch, progress, stop)
+    with reclaiming(store.engine):
+        report = _sweep_objects(store, grace_ms, objects, batch, progress, stop)
+        if report.outcome not in (Outcome.SWEPT, Outcome.NOTHING):
+            return report
+        return _sweep_rows(store, report, lineages, batch, progress, stop)
 
 
 def _sweep_objects(

@@ -16,8 +16,14 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
-from casstore.engine.protocol import Packing, PackReport
-from casstore.errors import BusyError, CasstoreError, CorruptionError, SessionDeletedError
+from casstore.engine.protocol import Packing, PackReport, reclaiming
+from casstore.errors import (
+    BusyError,
+    CasstoreError,
+    CorruptionError,
+    SessionDeletedError,
+    StorageFullError,
+)
 from casstore.maintenance import gc, keepers
 from casstore.maintenance.expiring import expire_rows
 from casstore.maintenance.gc import DEFAULT_GRACE_MS, GcReport
@@ -193,7 +199,8 @@ def _rewrite(
             progress(Step("revise", done, None, "revisions"))
 
     try:
-        done = rewriting.rewrite_hidden(runtime, session, pulse=pulse)
+        with reclaiming(runtime.engine):
+            done = rewriting.rewrite_hidden(runtime, session, pulse=pulse)
     except SessionDeletedError:
         return SessionReport(session, Outcome.GONE), set()
     except BusyError as exc:
@@ -220,5 +227,6 @@ def _pack(store: Store, report: VacuumReport, progress: Progress | None) -> Vacu
 
     try:
         return report._replace(packed=engine.pack(tell))
-    except CorruptionError as exc:
+    except (CorruptionError, StorageFullError) as exc:
+        # What was hidden is removed and collected; only the space within slabs is not reclaimed.
         return report._replace(problem=exc)

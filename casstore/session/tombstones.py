@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from casstore.engine.protocol import PutRow, RowIs, Write
+from casstore.engine.protocol import PutRow, RowIs, Write, reclaiming
 from casstore.errors import BusyError, ConditionFailedError
 from casstore.format import splitting
 from casstore.format.manifest import FIELD_ROOM, NOTHING
@@ -59,13 +59,14 @@ def hide(runtime: Runtime, session: str, node_ids: Sequence[str]) -> Hidden:
         try:
             # The revision stays: nothing was committed. Writers who read the row before
             # find it changed and read it again.
-            runtime.engine.write(
-                Write(
-                    writer.objects,
-                    [RowIs("heads", key, state.row)],
-                    [PutRow("heads", key, encode_head(head))],
+            with reclaiming(runtime.engine):
+                runtime.engine.write(
+                    Write(
+                        writer.objects,
+                        [RowIs("heads", key, state.row)],
+                        [PutRow("heads", key, encode_head(head))],
+                    )
                 )
-            )
         except ConditionFailedError:
             continue
         return outcome

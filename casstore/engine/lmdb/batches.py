@@ -189,16 +189,18 @@ class Batches:
             with env.write_lock:
                 env.gate.check()
                 self.commit(batch)
-        except StorageError as exc:
-            if len(batch.tickets) == 1:
-                batch.answers = [exc]
-                return
-            # One oversized write must not fail its neighbours.
-            for ticket in batch.tickets:
-                ticket.work.prepared = None
-                self.run(WriteBatch([ticket]))
         except CasstoreError as exc:
-            batch.answers = [exc] * len(batch.tickets)
+            if batch.answers is not None:
+                # The commit is done and must not look failed. If the store is unusable now, the
+                # next call finds out.
+                return
+            if isinstance(exc, StorageError) and len(batch.tickets) > 1:
+                # One oversized write must not fail its neighbours.
+                for ticket in batch.tickets:
+                    ticket.work.prepared = None
+                    self.run(WriteBatch([ticket]))
+            else:
+                batch.answers = [exc] * len(batch.tickets)
 
     def commit(self, batch: WriteBatch) -> None:
         """Run a batch as one transaction and answer it, or raise without having changed anything.

@@ -6,6 +6,7 @@
     locks/               empty files, held with flock while a process has the store open
     unsynced             the boot under which writes were last made without a flush
     kept                 the state to return to if that boot ended with some of them lost
+    reserve              disk space for deleting (see ``reserve``)
 
 flock belongs to the open file, not to the process, so an unrelated close elsewhere
 in the program cannot drop it, and the kernel lets go when the holder dies. A forked child has
@@ -30,8 +31,10 @@ from casstore.engine.files import flush_file, write_at
 from casstore.engine.files import storage_error as storage_error
 from casstore.engine.files import sync_directory as sync_directory
 from casstore.engine.lmdb.kept import KEPT_FILE
+from casstore.engine.lmdb.reserve import RESERVE_FILE
 from casstore.errors import (
     BusyError,
+    CorruptionError,
     ForeignStoreError,
     InvalidInputError,
     StorageError,
@@ -50,7 +53,17 @@ _LOST: Final = " lost"
 _MARKER_CHARS: Final = 1024
 _COMPACT: Final = "compact"
 _OWN_NAMES: Final = frozenset(
-    (DATA_FILE, NEW_FILE, NEW_LOCK_FILE, LOCK_FILE, LOCKS, _MARKER, KEPT_FILE, _COMPACT)
+    (
+        DATA_FILE,
+        NEW_FILE,
+        NEW_LOCK_FILE,
+        LOCK_FILE,
+        LOCKS,
+        _MARKER,
+        KEPT_FILE,
+        _COMPACT,
+        RESERVE_FILE,
+    )
 )
 
 FILE_MODE: Final = 0o600
@@ -133,6 +146,7 @@ class StoreDirectory:
             raise ForeignStoreError(
                 f"{self.path} holds no store and is not empty ({sorted(strangers)[0]!r} is there)"
             )
+        self._require_not_lost()
         if not create:
             raise StoreNotFoundError(f"no store at {self.path}")
         try:
@@ -140,6 +154,19 @@ class StoreDirectory:
             sync_directory(os.path.dirname(os.path.abspath(self.path)))
         except OSError as exc:
             raise storage_error(f"cannot create {self.path}", exc) from exc
+
+    def _require_not_lost(self) -> None:
+        """Refuse a directory whose store has lost its data file; a new store would hide that.
+
+        LMDB's lock file appears when a complete store is first opened. It is looked for first:
+        another process may be creating the store.
+        """
+        had_store = os.path.lexists(os.path.join(self.path, LOCK_FILE))
+        if had_store and not os.path.lexists(self.data_path):
+            raise CorruptionError(
+                f"{self.path} held a store, but its {DATA_FILE} is gone; restore it from a backup, "
+                "or delete the directory to begin with an empty store"
+            )
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -351,6 +378,13 @@ class StoreDirectory:
             return os.open(self.data_path, os.O_RDONLY if self._readonly else os.O_RDWR)
         except OSError as exc:
             raise storage_error(f"cannot open {self.data_path}", exc) from exc
+
+    def open_place(self) -> forks.Descriptor:
+        """A descriptor of the directory itself."""
+        try:
+            return forks.open_file(self.path, os.O_RDONLY | os.O_DIRECTORY, 0)
+        except OSError as exc:
+            raise storage_error(f"cannot open {self.path}", exc) from exc
 
     def holds(self, handle: int) -> bool:
         """Is the open file with this descriptor still the data file here?"""

@@ -39,7 +39,6 @@ from casstore.engine.lmdb.directory import (
     StoreDirectory,
 )
 from casstore.engine.lmdb.engine import LmdbEngine
-from casstore.engine.lmdb.environment import DEFAULT_MAP_BYTES
 from casstore.engine.protocol import NewObject, StoredObject, Write
 from casstore.errors import CasstoreError, ClosedError, CorruptionError
 from casstore.format.hashing import KIND_NAMES, Kind, check_object
@@ -325,7 +324,7 @@ class DiskCache:
             _require_sound(path)
             engine = sharing.acquire(
                 path, durability=PROCESS, readonly=False, create=True, verify=False,
-                map_bytes=DEFAULT_MAP_BYTES, cache_bytes=_SLAB_BYTES, lmdb_version=None,
+                map_bytes=None, cache_bytes=_SLAB_BYTES, lmdb_version=None,
                 auto_train=False, auto_pack=False,
             )  # fmt: skip
             inode = os.stat(os.path.join(path, DATA_FILE)).st_ino

@@ -16,6 +16,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -39,20 +40,19 @@ from casstore.engine.lmdb.dictionaries import (
     try_dictionary,
 )
 from casstore.engine.lmdb.directory import ANY, DURABILITIES, FULL, PROCESS, RELAXED
-from casstore.engine.lmdb.environment import (
-    DEFAULT_MAP_BYTES,
-    Environment,
-)
+from casstore.engine.lmdb.environment import Environment
 from casstore.engine.lmdb.group import CommitQueue
 from casstore.engine.lmdb.index import Index
 from casstore.engine.lmdb.journal import Journal, Pending, merge
 from casstore.engine.lmdb.keeping import Wake
 from casstore.engine.lmdb.reader import SlabReader
+from casstore.engine.lmdb.reserve import Reserve
 from casstore.engine.lmdb.rows import open_row, seek_first, seek_last
 from casstore.engine.lmdb.transaction import Job, StaleError
 from casstore.engine.lmdb.verification import verify_content
 from casstore.engine.protocol import (
     COLD_AGE_MS,
+    DeleteRow,
     ObjectInfo,
     Row,
     RowKey,
@@ -68,6 +68,7 @@ from casstore.errors import (
     CorruptionError,
     InvalidInputError,
     StorageError,
+    StorageFullError,
 )
 
 if TYPE_CHECKING:
@@ -100,6 +101,11 @@ _GATHER_S: Final = 0.005
 _LONG_WRITE_BYTES: Final = 64 << 10
 
 
+def _reclaims(write: Write) -> bool:
+    """Does this write only delete rows and change some? Then it may use the reserved space."""
+    return not write.objects and any(isinstance(change, DeleteRow) for change in write.rows)
+
+
 class LmdbEngine:
     """Objects and rows in one LMDB environment, for many threads and processes."""
 
@@ -111,7 +117,7 @@ class LmdbEngine:
         readonly: bool = False,
         create: bool = True,
         verify: bool = False,
-        map_bytes: int = DEFAULT_MAP_BYTES,
+        map_bytes: int | None = None,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
         lmdb_version: int | None = None,
         auto_train: bool = True,
@@ -157,6 +163,9 @@ class LmdbEngine:
         except BaseException:
             self._env.close()
             raise
+        self._reserve = Reserve(path, self._env.place)
+        if not readonly:
+            self._reserve.allocate(self._env.file_bytes())
         #: The thread that packs now and then, if this engine was opened with one.
         self.packer: BackgroundPacker | None = None
         if not readonly:
@@ -367,18 +376,32 @@ class LmdbEngine:
             failure, self._sync_failure = self._sync_failure, None
             raise failure
         job = Job(write, conditions.validate(write))
+        if self._reserve.is_released and not _reclaims(write):
+            self._reserve.require_free()
         if job.size_bytes >= _LONG_WRITE_BYTES:
             self._batches.prepare([job])
+        try:
+            return self._submit(job)
+        except StorageFullError:
+            if not (self._reserve.may_use or _reclaims(write)):
+                raise
+            with self._reserve.reclaiming():
+                self._reserve.release()
+                return self._submit(Job(write, job.size_bytes, again=True))
+
+    def _submit(self, job: Job) -> WriteResult:
         for _ in range(_MAX_ATTEMPTS):
             try:
                 return self._queue.submit(job)
             except StaleError:
-                job = Job(write, job.size_bytes, again=True)
+                job = Job(job.write, job.size_bytes, again=True)
         raise BusyError(f"a collector kept removing what a write to {self.path} relies on")
 
     def _committed(self) -> None:
         """See to what is due now and then; called after every transaction of ours."""
         self._commits += 1
+        if self._env.covered_bytes > self._reserve.enough_for_bytes:
+            self._reserve.allocate(self._env.covered_bytes)
         if self._commits % _HOUSEKEEPING_COMMITS == 0:
             self._keep_house()
         untried_bytes = self._batches.drafted_bytes - self._tried_at_bytes
@@ -498,13 +521,18 @@ class LmdbEngine:
         from casstore.engine.lmdb.packing import pack
 
         cold_before_ms = self._clock() - min_age_ms if min_age_ms else None
-        return pack(
-            self._env,
-            self._compressor,
-            cold_before_ms=cold_before_ms,
-            prepare=self._adopt_cold_dictionary,
-            progress=progress,
-        )
+        with self.reclaiming():
+            return pack(
+                self._env,
+                self._compressor,
+                cold_before_ms=cold_before_ms,
+                prepare=self._adopt_cold_dictionary,
+                progress=progress,
+            )
+
+    def reclaiming(self) -> AbstractContextManager[None]:
+        """Let this thread use the disk space that is reserved for reclaiming space."""
+        return self._reserve.reclaiming()
 
     def _adopt_cold_dictionary(self, scope: Scope) -> None:
         from casstore.engine.lmdb.cold_dictionary import try_cold_dictionary

@@ -35,6 +35,7 @@ from casstore.engine.lmdb.creation import (
     create_store,
 )
 from casstore.engine.lmdb.directory import (
+    DATA_FILE,
     FILE_MODE,
     FULL,
     LOCK_FILE,
@@ -42,6 +43,7 @@ from casstore.engine.lmdb.directory import (
     PROCESS,
     RELAXED,
     StoreDirectory,
+    storage_error,
 )
 from casstore.engine.lmdb.gate import Gate
 from casstore.engine.lmdb.keeping import Keeper, return_to_kept
@@ -60,9 +62,10 @@ from casstore.format.header import require_header
 if TYPE_CHECKING:
     from casstore.engine.watches import DescriptorWatch
 
-# Address space, not disk: the same in every process, so that no process ever has to
-# grow the map under another's feet.
-DEFAULT_MAP_BYTES: Final = 1 << 40
+# Address space, not disk. A process has 128 TiB of it, and may open a thousand stores.
+FIRST_MAP_BYTES: Final = 64 << 30
+# An automatic map has space for the file to become this many times as long.
+_MAP_GROWTH: Final = 4
 
 # How long an opener waits for a short file to be covered by its writer.
 _COVER_TRIES: Final = 50
@@ -85,24 +88,28 @@ class Environment:
         readonly: bool = False,
         create: bool = True,
         verify: bool = False,
-        map_bytes: int = DEFAULT_MAP_BYTES,
+        map_bytes: int | None = None,
         lmdb_version: int | None = None,
         prove: Callable[[Environment], object],
         directory: StoreDirectory | None = None,
     ) -> None:
         """Open; ``prove`` verifies all content, and is called if that was asked for or is due.
 
-        ``directory``: the store's own, by somebody who holds its mutex already.
+        ``map_bytes`` bounds the file; None: as long as the disk allows. ``directory``: the
+        store's own, by a caller that holds its mutex already.
         """
         self.path = path
         self.durability = durability
         self.readonly = readonly
-        self.map_bytes = map_bytes
+        self._map_limit = map_bytes
+        #: The address space that the file is mapped to.
+        self.map_bytes = map_bytes or FIRST_MAP_BYTES
         self._lmdb_version = 0 if lmdb_version is None else lmdb_version
         self._directory = directory or StoreDirectory(path, readonly=readonly)
         self.gate = Gate()
         self.write_lock = threading.Lock()
-        self._covered_bytes = 0
+        #: The length that the file is known to have.
+        self.covered_bytes = 0
         #: Who keeps a state behind the writers, if they do not flush (``relaxed``).
         self.keeper: Keeper | None = None
         # To be woken when this closes; they belong to those who wait. Add inside the gate.
@@ -123,7 +130,11 @@ class Environment:
                 with _fork_lock:
                     self._open()
                     self.data_handle = self._directory.open_data()
+                    #: The store's directory, held open.
+                    self.place = self._directory.open_place()
                     _OPEN.add(self)
+                opened = os.fstat(self.data_handle)
+                self._data_identity = opened.st_dev, opened.st_ino
             except BaseException:
                 self._directory.release()
                 raise
@@ -221,6 +232,8 @@ class Environment:
 
     def _open(self) -> None:
         self._require_first()
+        if self._map_limit is None:
+            self.map_bytes = self._automatic_map()
         self._lock_file = self._directory.reserve_lock_file(LOCK_FILE, MAX_READERS)
         try:
             handle = lmdb.open(
@@ -257,6 +270,17 @@ class Environment:
             raise
         self.handle = handle
         self._page_bytes = handle.stat()["psize"]
+
+    def _automatic_map(self) -> int:
+        """Address space for the file as it is now, and for what may come."""
+        try:
+            file_bytes = os.stat(self._directory.data_path).st_size
+        except OSError as exc:
+            raise storage_error(f"cannot read {self._directory.data_path}", exc) from exc
+        map_bytes = FIRST_MAP_BYTES
+        while map_bytes < _MAP_GROWTH * file_bytes:
+            map_bytes *= 2
+        return map_bytes
 
     def _require_first(self) -> None:
         """Raise if this process has the store open already, under whatever name.
@@ -306,18 +330,41 @@ class Environment:
         """The file that holds everything."""
         return self._directory.data_path
 
+    def file_bytes(self) -> int:
+        """The length of the data file."""
+        return os.fstat(self.data_handle).st_size
+
     # --- transactions -------------------------------------------------------------------
 
     def begin_write(self) -> lmdb.Transaction[bytes]:
         """Begin the process's one write transaction; hold ``write_lock``."""
         self._require_flushed()
+        self._require_present()
         try:
             return self.handle.begin(write=True)
-        except lmdb.PanicError:
-            # An earlier commit could not write its meta page, and LMDB takes no more
-            # writes until it is opened anew. The file holds the last good commit.
+        except (lmdb.PanicError, lmdb.MapResizedError):
+            # Panic: an earlier commit could not write its meta page, and LMDB takes no more
+            # writes until it is opened again. The file holds the last good commit. Resized:
+            # another process has made the file longer than the map of this one.
             self.reopen()
             return self.handle.begin(write=True)
+
+    def _require_present(self) -> None:
+        """Raise if the open file is no longer the store's: what is written there would be lost."""
+        try:
+            # By the open directory, which may have been renamed, and the process may have
+            # changed its own.
+            there = os.stat(DATA_FILE, dir_fd=self.place.fileno())
+            present = (there.st_dev, there.st_ino) == self._data_identity
+        except FileNotFoundError:
+            present = False
+        except OSError as exc:
+            raise storage_error(f"cannot find {self.data_path}", exc) from exc
+        if not present:
+            raise StorageError(
+                f"{self.data_path} was deleted or replaced while it was open, and nothing more is "
+                "written to it; close the store, and open it again when the file is in place"
+            )
 
     @contextmanager
     def writing(self) -> Iterator[lmdb.Transaction[bytes]]:
@@ -371,9 +418,16 @@ class Environment:
     def cover(self) -> None:
         """After a commit: see that the file is as long as its meta page says."""
         needed_bytes = (self.handle.info()["last_pgno"] + 1) * self._page_bytes
+        if (
+            self._map_limit is None
+            and needed_bytes > self.map_bytes // 2
+            and self._automatic_map() > self.map_bytes
+        ):
+            # Early, so that no transaction finds the map full.
+            self.reopen()
         # A file never gets shorter, so what was long enough once need not be asked for again.
-        if needed_bytes > self._covered_bytes and guard.cover(self.data_handle, needed_bytes):
-            self._covered_bytes = needed_bytes
+        if needed_bytes > self.covered_bytes and guard.cover(self.data_handle, needed_bytes):
+            self.covered_bytes = needed_bytes
 
     def announce(self) -> None:
         """After a commit: wake those who watch the file, here and in other processes."""
@@ -467,6 +521,7 @@ class Environment:
         if self.keeper is not None:
             self.keeper.close()
         os.close(self.data_handle)
+        self.place.close()
         self._directory.release()
         _OPEN.discard(self)
 
@@ -539,7 +594,15 @@ class Reading(Generic[Stored]):
         env.gate.enter()
         try:
             began_s = perf_counter()
-            self._txn = self._begin()
+            try:
+                self._txn = self._begin()
+            except lmdb.MapResizedError:
+                # Another process has made the file longer than the map of this one.
+                env.gate.leave()
+                with env.write_lock:
+                    env.reopen()
+                env.gate.enter()
+                self._txn = self._begin()
             if env.refuses_newer or perf_counter() - began_s > _HELD_UP_S:
                 self._require_newest()
         except lmdb.Error as exc:

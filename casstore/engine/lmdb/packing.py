@@ -35,12 +35,15 @@ from casstore.engine.lmdb.reader import SlabReader
 from casstore.engine.lmdb.slab import Slab
 from casstore.engine.lmdb.tidying import tidy
 from casstore.engine.protocol import DamagedSlab, PackReport
-from casstore.errors import CorruptionError
+from casstore.errors import CorruptionError, StorageFullError
 from casstore.format.hashing import check_object
 
 # A slab with this much in it is left as it is, unless part of it is dead: joining it with
 # another would make one that is too large.
 SMALL_RAW_BYTES: Final = slabs.PACKED_RAW_BYTES // 2
+# On a full disk slabs are joined into smaller ones, down to this size. LMDB stores a slab in
+# neighbouring pages, and finds short runs of free ones where it finds no long run.
+_LEAST_RAW_BYTES: Final = slabs.PACKED_RAW_BYTES // 16
 # One part in so many of a slab must be dead for a slab to be rewritten for that alone.
 _MANY_DEAD: Final = 4
 # A slab that is not joined is written anew only if it becomes smaller by one part in so many.
@@ -109,6 +112,8 @@ class Scope(NamedTuple):
     packed_to: int
     #: One part dead in so many makes a slab worth rewriting; 0: any.
     many_dead: int = _MANY_DEAD
+    #: How much one slab is to hold.
+    target_bytes: int = slabs.PACKED_RAW_BYTES
 
 
 class Look(NamedTuple):
@@ -146,19 +151,24 @@ def pack(
     packed_to = None
     while next_id <= scope.newest:
         look = read_run(env, compressor, next_id, scope)
-        next_id = look.next_id
         if packed_to is None and look.young:
             # Times grow with ids, but for clocks that were set back.
             packed_to = look.left[0].directory.first_id - 1
         if look.damaged:
             report = report.plus(NOTHING._replace(damaged=tuple(look.damaged)))
-        if look.run is None:
-            continue
-        new = rewritten(look.run, compressor, scope)
-        if new != [(piece.key, piece.value) for piece in look.run.pieces]:
-            report = report.plus(_replace(env, look.run, new))
-        if progress is not None:
-            progress(report)
+        if look.run is not None:
+            new = rewritten(look.run, compressor, scope)
+            if new != [(piece.key, piece.value) for piece in look.run.pieces]:
+                try:
+                    report = report.plus(_replace(env, look.run, new))
+                except StorageFullError:
+                    if scope.target_bytes <= _LEAST_RAW_BYTES:
+                        raise
+                    scope = scope._replace(target_bytes=scope.target_bytes // 2)
+                    continue
+            if progress is not None:
+                progress(report)
+        next_id = look.next_id
     _note_packed(env, scope, scope.newest if packed_to is None else packed_to)
     tidied = tidy(env)
     report = report.plus(tidied)
@@ -218,7 +228,7 @@ def read_run(
             # Where slabs were dropped ids are missing, and a slab is a run of ids without a gap.
             missing = piece.directory.first_id - next_id if pieces else 0
             room = (
-                raw_bytes + piece.live_bytes <= slabs.PACKED_RAW_BYTES
+                raw_bytes + piece.live_bytes <= scope.target_bytes
                 and objects + missing + piece.directory.objects <= slabs.MAX_OBJECTS
             )
             if pieces and (full or not room or missing >= _LONG_GAP):

@@ -51,8 +51,8 @@ def translate(exc: lmdb.Error, path: str) -> CasstoreError:
         return StorageFullError(f"no room for {path}: {exc}")
     if exc.code == errno.ENOMEM:
         return AddressSpaceError(
-            f"no address space to map {path}: raise this process's limit (ulimit -v), or open it "
-            "with a smaller map_bytes, the same in every process"
+            f"no address space to map {path}: raise this process's limit (ulimit -v), close other "
+            "stores, or open it with a smaller map_bytes"
         )
     if "closed" in str(exc):
         return ClosedError(f"{path} was closed")
