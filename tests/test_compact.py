@@ -99,7 +99,7 @@ def test_everything_is_there_in_a_shorter_file(tmp_path: Path, version: int) -> 
     assert report.file_bytes_after < 0.7 * report.file_bytes_before
     assert report.slabs_after < 5
     assert (new.lmdb_version, new.map_bytes) == (version, old.map_bytes) == (version, 1 << 28)
-    assert sorted(os.listdir(path)) == ["data.mdb", "lock.mdb", "locks"]
+    assert sorted(os.listdir(path)) == ["data.mdb", "lock.mdb", "locks", "reserve"]
     with casstore.open(path, verify=True) as store:
         assert everything(store) == before
         assert report.objects == len(before[2])

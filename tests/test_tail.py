@@ -277,7 +277,7 @@ def test_a_transaction_that_was_not_committed_is_not_joined(
             # The last thing that a transaction does, when its slabs are written.
             patch.setattr(notes, "touch", interrupt)
             patch.setattr(
-                transaction.Transaction, "_touch", lambda self, job: self._touched.update({1: None})
+                transaction.Transaction, "_touch", lambda self, *_: self._touched.update({1: None})
             )
             with pytest.raises(KeyboardInterrupt):
                 engine_of(store).write(Write(objects=[new_blob(b"one"), new_blob(b"never")]))

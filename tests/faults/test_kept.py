@@ -129,7 +129,7 @@ def test_whatever_pages_arrived_later_the_kept_state_is_whole(
             (place / name).write_bytes(content)
         with casstore.open(place, verify=True) as store:
             assert latest(store) == b"before 29"
-            assert sorted(os.listdir(place)) == ["data.mdb", "lock.mdb", "locks"]
+            assert sorted(os.listdir(place)) == ["data.mdb", "lock.mdb", "locks", "reserve"]
             digest = put(store, "and on it goes")
             assert digest in store
         casstore.open(place, verify=True).close()
@@ -427,7 +427,7 @@ def test_where_the_system_has_no_fdatasync_a_state_is_kept_as_well(
         store.flush()
         assert "kept" in flushed
         assert standing(store) == [engine_of(store)._env.handle.info()["last_txnid"]]
-    assert sorted(os.listdir(place)) == ["data.mdb", "lock.mdb", "locks"]
+    assert sorted(os.listdir(place)) == ["data.mdb", "lock.mdb", "locks", "reserve"]
 
 
 @pytest.fixture
@@ -523,7 +523,7 @@ def test_flushing_and_closing_keep_and_a_clean_end_leaves_nothing(
         assert newest is not None
         assert newest.transaction == second
         put(store, "two")
-    assert sorted(os.listdir(place)) == ["data.mdb", "lock.mdb", "locks"]
+    assert sorted(os.listdir(place)) == ["data.mdb", "lock.mdb", "locks", "reserve"]
 
 
 def test_a_kept_state_goes_by_its_transaction_and_is_kept_once(
@@ -635,7 +635,7 @@ def test_a_store_moved_while_open_is_closed_where_it_is(place: Path, durability:
     assert not place.exists()
     with casstore.open(moved) as store:
         assert latest(store) == b"two"
-    assert sorted(os.listdir(moved)) == ["data.mdb", "lock.mdb", "locks"]
+    assert sorted(os.listdir(moved)) == ["data.mdb", "lock.mdb", "locks", "reserve"]
 
 
 def test_behind_a_commit_a_state_is_kept_without_anybody_asking(place: Path) -> None:
@@ -774,7 +774,7 @@ def test_a_flush_that_failed_is_not_made_good_by_a_later_one(
         casstore.open(place, readonly=True)
     with casstore.open(place, verify=True) as store:
         assert latest(store) == b"zero"
-        assert sorted(os.listdir(place)) == ["data.mdb", "lock.mdb", "locks"]
+        assert sorted(os.listdir(place)) == ["data.mdb", "lock.mdb", "locks", "reserve"]
 
 
 READ = """
@@ -853,7 +853,7 @@ def test_after_a_flush_that_failed_a_store_that_keeps_nothing_proves_itself(
     with casstore.open(place, "process") as store:
         assert latest(store) == b"two"
     assert len(proven) == 1
-    assert sorted(os.listdir(place)) == ["data.mdb", "lock.mdb", "locks"]
+    assert sorted(os.listdir(place)) == ["data.mdb", "lock.mdb", "locks", "reserve"]
 
 
 @pytest.mark.parametrize("sound", [True, False])
@@ -1148,4 +1148,4 @@ def test_a_file_that_was_made_endless_is_not_read_to_its_end(
         file.truncate(1 << 42)
     with casstore.open(place, durability) as store:
         assert latest(store) == b"one"
-    assert sorted(os.listdir(place)) == ["data.mdb", "lock.mdb", "locks"]
+    assert sorted(os.listdir(place)) == ["data.mdb", "lock.mdb", "locks", "reserve"]

@@ -99,20 +99,6 @@ class TestFork:
         assert in_child(use) == "refused"
         assert store.get_value(digest) == {"before": "the fork"}
 
-    def test_closing_in_the_child_waits_for_no_thread_of_the_parent(
-        self, store: casstore.Store
-    ) -> None:
-        """The thread that flushes may hold its event's lock at the moment of the fork."""
-        engine = store.engine
-        assert isinstance(engine, LmdbEngine)
-
-        def close() -> str:
-            store.close()
-            return "closed"
-
-        with engine._stop_syncing._cond:  # type: ignore[attr-defined]
-            assert in_child(close) == "closed"
-
     def test_a_child_opens_the_store_again_and_both_go_on(
         self, store: casstore.Store, place: Path
     ) -> None:

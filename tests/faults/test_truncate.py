@@ -15,7 +15,7 @@ from campaigns.tally import Report
 from casstore.engine.lmdb import guard
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.protocol import PutRow, Write
-from casstore.errors import ObjectNotFoundError, StorageError, StoreNotFoundError
+from casstore.errors import StorageError
 
 
 @pytest.fixture(scope="module")
@@ -40,19 +40,6 @@ def test_a_writer_killed_before_it_covered_the_file_leaves_a_store_that_opens(
     report: Report,
 ) -> None:
     assert report.total("writer killed before cover: opened, all there") == 2
-
-
-def test_a_store_whose_file_is_missing_is_not_found_or_new(tmp_path: Path) -> None:
-    place = tmp_path / "store"
-    with casstore.open(place) as store:
-        digest = store.put_value({"a": 1})
-    (place / "data.mdb").unlink()
-    with pytest.raises(StoreNotFoundError):
-        casstore.open(place, create=False)
-    with pytest.raises(StoreNotFoundError):
-        casstore.open(place, readonly=True)
-    with casstore.open(place) as store, pytest.raises(ObjectNotFoundError):
-        store.get_value(digest)
 
 
 def test_a_store_whose_file_is_on_a_disk_that_is_not_there_is_not_made_anew(
