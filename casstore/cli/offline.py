@@ -48,6 +48,8 @@ class Care(NamedTuple):
     #: Prune by this policy; None: by those that the store has, if ``prune``.
     policy: Policy | None = None
     prune: bool = False
+    #: Does ``policy`` decide also for sessions that have a policy of their own?
+    override_policies: bool = False
     vacuum: bool = False
     pack: bool = False
     durability: str = "any"
@@ -55,8 +57,8 @@ class Care(NamedTuple):
 
 # What a configuration may say of a store, and of what type it is.
 _KEYS: Final[dict[str, type | tuple[type, ...]]] = {
-    "grace": str, "batch": int, "retention": (dict, bool), "vacuum": bool, "pack": bool,
-    "durability": str,
+    "grace": str, "batch": int, "retention": (dict, bool), "override_policies": bool,
+    "vacuum": bool, "pack": bool, "durability": str,
 }  # fmt: skip
 
 
@@ -283,7 +285,12 @@ def _steps(
     codes = [0]
     stopping = _stopping(progress, stop)
     if care.prune and not stop():
-        plan = retention.plan(store, policy=care.policy, progress=stopping)
+        plan = retention.plan(
+            store,
+            policy=care.policy,
+            override_policies=care.override_policies and care.policy is not None,
+            progress=stopping,
+        )
         if dry_run:
             pruned, listed = planned(plan)
             report["pruned"] = prune_document(pruned, None, listed)
@@ -295,6 +302,11 @@ def _steps(
             f"{'would prune' if dry_run else 'pruned'} {pruned.revisions_removed} revisions, "
             f"{pruned.sessions_deleted} sessions"
         )
+        if pruned.overridden:
+            names = ", ".join([one.session for one in pruned.overridden])
+            words.append(
+                f"{'would override' if dry_run else 'overrode'} the stored policy of {names}"
+            )
         codes.append(8 if pruned.refused_count else 0)
     if care.vacuum and not dry_run:
         from casstore.cli.vacuuming import vacuum_document, vacuum_exit_code

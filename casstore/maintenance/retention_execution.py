@@ -27,7 +27,7 @@ from casstore.errors import (
     FormatError,
     InvalidInputError,
 )
-from casstore.maintenance.policy import DAY_MS, decode_policy
+from casstore.maintenance.policy import DAY_MS, Policy, decode_policy
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.retention_plan import Plan, Removed, SessionPlan
 from casstore.records.log import leftovers
@@ -64,6 +64,22 @@ class Skipped(NamedTuple):
     why: str
 
 
+class Overridden(NamedTuple):
+    """A session that was pruned by a given policy, and the stored policy that would have decided.
+
+    >>> from casstore.maintenance import retention
+    >>> retention.set_policy(store, retention.Policy(everything=True), "s")
+    >>> found = retention.plan(
+    ...     store, policy=retention.Policy(last=1, labelled=False), override_policies=True
+    ... )
+    >>> [(one.session, one.policy.everything) for one in retention.execute(store, found).overridden]
+    [('s', True)]
+    """
+
+    session: str
+    policy: Policy
+
+
 class RetentionReport(NamedTuple):
     """What carrying out a plan did.
 
@@ -86,27 +102,48 @@ class RetentionReport(NamedTuple):
     #: Sessions of which the plan itself said that they cannot be decided about.
     refused_count: int
     refused: tuple[Skipped, ...]
+    #: Sessions whose stored policy the given one overrode; the first of them with it.
+    overridden_count: int = 0
+    overridden: tuple[Overridden, ...] = ()
+    #: Sessions that the policy stored for them decided about.
+    own_policies: int = 0
 
 
-class _Tally:
-    """Counts, and lists what is worth it up to a limit."""
+class Tally:
+    """Counts what a plan does, or would do; lists single cases up to ``listed``, None: all."""
 
-    def __init__(self) -> None:
+    def __init__(self, listed: int | None) -> None:
+        self._listed = listed
         self.sessions = self.deleted = self.revisions = self.labels = self.gone = 0
-        self.skipped_count = self.refused_count = 0
+        self.skipped_count = self.refused_count = self.overridden_count = self.own = 0
         self.skipped: list[Skipped] = []
         self.refused: list[Skipped] = []
+        self.overridden: list[Overridden] = []
+
+    def begin(self, part: SessionPlan) -> None:
+        """Count a session, when its first part comes."""
+        if part.part:
+            return
+        self.sessions += 1
+        self.own += part.own
+        if part.overridden is not None:
+            self.overridden_count += 1
+            if self._has_room(self.overridden):
+                self.overridden.append(Overridden(part.session, part.overridden))
+
+    def _has_room(self, cases: Sequence[object]) -> bool:
+        return self._listed is None or len(cases) < self._listed
 
     def skip(self, session: str, revision: int | None, why: str) -> None:
         """Something stays."""
         self.skipped_count += 1
-        if len(self.skipped) < LISTED:
+        if self._has_room(self.skipped):
             self.skipped.append(Skipped(session, revision, why))
 
     def refuse(self, session: str, why: str) -> None:
         """A session was not decided about."""
         self.refused_count += 1
-        if len(self.refused) < LISTED:
+        if self._has_room(self.refused):
             self.refused.append(Skipped(session, None, why))
 
     def report(self) -> RetentionReport:
@@ -121,6 +158,9 @@ class _Tally:
             tuple(self.skipped),
             self.refused_count,
             tuple(self.refused),
+            self.overridden_count,
+            tuple(self.overridden),
+            self.own,
         )
 
 
@@ -147,10 +187,9 @@ def execute(store: Store, plan: Plan, *, progress: Progress | None = None) -> Re
     if age_ms < -MAX_CLOCK_BACK_MS:
         # By the clock of now it would be young for longer than marks are kept.
         raise InvalidInputError("the plan is of a time to come, the clock was set back: plan again")
-    tally = _Tally()
+    tally = Tally(LISTED)
     for part in plan:
-        if not part.part:
-            tally.sessions += 1
+        tally.begin(part)
         if part.refused is not None:
             tally.refuse(part.session, part.refused)
         elif part.deleted:
@@ -169,11 +208,13 @@ class _ChangedError(Exception):
 def _policy_conditions(
     part: SessionPlan, key: bytes, rows: Sequence[bytes | None]
 ) -> list[Condition]:
-    """That the policy is the one that decided."""
-    if part.given:
-        return []
+    """That the policy is the one that decided, and that a given one overrides what it may."""
     own, default = rows
     found = decode_policy(own)
+    if part.given:
+        if found != part.overridden:
+            raise _ChangedError("its own policy was changed, or the plan does not override it")
+        return [RowIs(*keys.policy(key), own)]
     if found is None:
         found = decode_policy(default)
     if found != part.policy:
@@ -184,7 +225,7 @@ def _policy_conditions(
 # --- sessions -------------------------------------------------------------------------------
 
 
-def _delete(store: Store, runtime: Runtime, part: SessionPlan, tally: _Tally) -> None:
+def _delete(store: Store, runtime: Runtime, part: SessionPlan, tally: Tally) -> None:
     key = keys.session_key(part.session)
     for _ in range(_MAX_ATTEMPTS):
         try:
@@ -257,7 +298,7 @@ class _Doomed(NamedTuple):
     conditions: list[Condition]
 
 
-def _trim(runtime: Runtime, part: SessionPlan, tally: _Tally) -> None:
+def _trim(runtime: Runtime, part: SessionPlan, tally: Tally) -> None:
     key = keys.session_key(part.session)
     for start in range(0, len(part.removed), _BATCH):
         left = part.removed[start : start + _BATCH]
@@ -276,7 +317,7 @@ def _trim(runtime: Runtime, part: SessionPlan, tally: _Tally) -> None:
 
 
 def _remove(
-    runtime: Runtime, part: SessionPlan, key: bytes, planned: Sequence[Removed], tally: _Tally
+    runtime: Runtime, part: SessionPlan, key: bytes, planned: Sequence[Removed], tally: Tally
 ) -> None:
     """Remove these revisions in one write; ConditionFailedError if something moved right now."""
     places: list[RowKey] = [head_key(key), keys.policy(key), keys.policy(None)]

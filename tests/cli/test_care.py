@@ -135,6 +135,26 @@ def test_pruning_by_a_plan_or_at_once(own: str, tmp_path: Path) -> None:
     assert run("prune", "--everything", "--idle", "1d", "-y", "--json", store=own).json["sessions"]
 
 
+def test_pruning_leaves_a_session_to_its_own_policy_unless_that_is_overridden(own: str) -> None:
+    run("policy", "--session", "agent", "--everything", store=own)
+    for arguments in (("prune", "--last", "3"), ("prune", "agent", "--last", "3")):
+        plan = run(*arguments, "--dry-run", "--json", store=own).json
+        assert (plan["revisions_removed"], plan["own_policies"]) == (0, 1)
+        assert plan["overridden"] == []
+    kept = run("prune", "--last", "3", "--yes", store=own).out
+    assert "own policy  decided for 1 session\n" in kept
+    assert len(run("history", "agent", "--json", store=own).json["revisions"]) == 15
+    asked = ("prune", "--last", "3", "--override-policies")
+    told = run(*asked, "--dry-run", store=own).out
+    assert "policy overridden: agent  stored policy: everything\n" in told
+    [named] = run(*asked, "--dry-run", "--json", store=own).json["overridden"]
+    assert (named["session"], named["policy"]["everything"]) == ("agent", True)
+    done = run(*asked, "--yes", "--json", store=own).json
+    assert (done["revisions_removed"], done["overridden"]) == (9, [named])
+    run("prune", "--override-policies", "--yes", store=own, ends=2)
+    run("prune", "--from", "plan", "--override-policies", "--yes", store=own, ends=2)
+
+
 def test_vacuum_of_a_session_that_is_not_there_is_no_success(own: str) -> None:
     """Who misspells a session must not believe that what it hides is gone."""
     told = run("vacuum", "--session", "agent", "--session", "agnet", store=own, ends=4).err

@@ -71,6 +71,26 @@ def test_many_stores_are_cared_for_by_one_run(own: str, tmp_path: Path) -> None:
     assert json.loads(gc(own, "--report", "-").stdout)["stores"][0]["path"] == own
 
 
+def test_a_session_goes_by_its_own_policy_unless_that_is_overridden(
+    own: str, tmp_path: Path
+) -> None:
+    run("policy", "--session", "agent", "--everything", store=own)
+    config = tmp_path / "gc.toml"
+    config.write_text("[retention]\nlast = 3\n")
+    for given in (("--last", "3"), ("--config", str(config))):
+        assert "pruned 0 revisions" in gc(own, *given).stdout
+    assert "needs a policy" in gc(own, "--prune", "--override-policies", ends=2).stderr
+    config.write_text("override_policies = true\n[retention]\nlast = 3\n")
+    told = gc(own, "--config", str(config), "--dry-run").stdout
+    assert "would prune 9 revisions, 0 sessions; would override the stored policy of agent" in told
+    told = gc(own, "--config", str(config), "--no-override-policies").stdout
+    assert "pruned 0 revisions" in told
+    report = gc(own, "--last", "3", "--override-policies", "--report", "-").stdout
+    [store] = json.loads(report)["stores"]
+    assert store["pruned"]["revisions_removed"] == 9
+    assert [one["session"] for one in store["pruned"]["overridden"]] == ["agent"]
+
+
 def test_one_bad_store_does_not_keep_others_from_care(own: str, tmp_path: Path) -> None:
     nowhere, letter = str(tmp_path / "nowhere"), tmp_path / "letter"
     letter.write_text("dear")
