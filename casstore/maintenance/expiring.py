@@ -22,21 +22,20 @@ from typing import Final, NamedTuple
 from casstore.engine.protocol import (
     MAX_STAMP_MS,
     Condition,
-    DeleteRow,
     Row,
     RowIs,
     RowKey,
     RowLapsed,
-    Write,
 )
-from casstore.errors import ConditionFailedError, CorruptionError, InvalidInputError
+from casstore.errors import CorruptionError, InvalidInputError
+from casstore.maintenance.lapsed_rows import remove_pins, remove_rows
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.retention_execution import MAX_CLOCK_BACK_MS, MAX_PLAN_AGE_MS
 from casstore.maintenance.unneeded_lineages import sweep_lineages
 from casstore.records.log import leftovers
 from casstore.records.runs import Runs
 from casstore.records.scoped import expiry as scoped
-from casstore.session import catalogue, keys, marks, pins, protection
+from casstore.session import catalogue, keys, marks, protection
 from casstore.session.heads import decode_head, head_key
 from casstore.session.receipts import SettledReceipt, decode_receipt
 from casstore.session.scanning import scan
@@ -45,7 +44,6 @@ from casstore.store import Store, check_store
 
 _MARK_AGE_MS: Final = MAX_PLAN_AGE_MS + MAX_CLOCK_BACK_MS
 _REPORT_EVERY: Final = 1024
-_DELETE_BATCH: Final = 1024
 
 
 class ExpiredRows(NamedTuple):
@@ -93,7 +91,7 @@ def expire_rows(
     expiring = _Expiring(runtime, progress)
     finished = _finish_deletions(runtime) + Runs(store).finish_deletions()
     finished += leftovers.sweep(store, expiring.pulse("sessions of logs"))
-    removed_pins = expiring.remove("pins", (b"", None), expiring.pin)
+    removed_pins = remove_pins(runtime.engine, progress)
     removed_protections = expiring.remove("retention", keys.all_protections(), expiring.protection)
     removed_marks = expiring.remove("retention", keys.all_marks(), expiring.mark)
     receipts = 0
@@ -143,37 +141,7 @@ class _Expiring:
         condition_of: Callable[[Row], Condition | None],
     ) -> int:
         """Remove the rows that there is a condition for, under it."""
-        removed = 0
-        waiting: list[tuple[Condition, DeleteRow]] = []
-        for seen, row in enumerate(scan(self._runtime.engine, table, *bounds)):
-            if self._progress is not None and not (seen + 1) % _REPORT_EVERY:
-                self._progress(Step("expire", seen + 1, None, f"rows of {table}"))
-            condition = condition_of(row)
-            if condition is not None:
-                waiting.append((condition, DeleteRow(table, row.key)))
-                if len(waiting) >= _DELETE_BATCH:
-                    removed += self._delete(waiting)
-                    waiting = []
-        return removed + self._delete(waiting)
-
-    def _delete(self, waiting: list[tuple[Condition, DeleteRow]]) -> int:
-        while waiting:
-            conditions = [condition for condition, _ in waiting]
-            rows = [row for _, row in waiting]
-            try:
-                self._runtime.engine.write(Write(conditions=conditions, rows=rows))
-            except ConditionFailedError as exc:
-                # It was given another time, or went, just now.
-                del waiting[exc.index]
-                continue
-            break
-        return len(waiting)
-
-    def pin(self, row: Row) -> Condition | None:
-        """A pin whose time is up."""
-        if pins.kept_digest(row.value, self.now_ms) is not None:
-            return None
-        return RowLapsed("pins", row.key, row.value, pins.EXPIRES_AT)
+        return remove_rows(self._runtime.engine, table, bounds, condition_of, self._progress)
 
     def protection(self, row: Row) -> Condition | None:
         """A protection whose time is up."""

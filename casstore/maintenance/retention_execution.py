@@ -9,12 +9,14 @@ try, which goes on from there.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Final, NamedTuple
 
 from casstore.engine.protocol import (
     Condition,
     DeleteRow,
     PutRow,
+    Row,
     RowChange,
     RowIs,
     RowKey,
@@ -30,11 +32,14 @@ from casstore.errors import (
 from casstore.maintenance.policy import DAY_MS, Policy, decode_policy
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.retention_plan import Plan, Removed, SessionPlan
+from casstore.maintenance.retention_planning import labels_of
 from casstore.records.log import leftovers
-from casstore.session import catalogue, expiry, keys, leases, marks
+from casstore.session import catalogue, expiry, keys, leases, marks, protection
 from casstore.session.catalogue import KnownSession
 from casstore.session.commit import receipt_key, settle_receipt
+from casstore.session.data import Protection
 from casstore.session.heads import HeadRow, decode_head, head_key
+from casstore.session.scanning import scan
 from casstore.session.state import Runtime, meta_key, tombstone_key
 from casstore.store import Store, check_store
 
@@ -279,10 +284,15 @@ def _doomed(
         conditions.append(RowLapsed(*keys.expiry(key), expires, expiry.EXPIRES_AT))
     elif any(reason.startswith("idle") for reason in part.deleted):
         conditions += _policy_conditions(part, key, policies)
+        if part.policy is not None and part.policy.labelled and labels_of(runtime, key):
+            raise _ChangedError("it is labelled")
     else:
         raise _ChangedError("its time was extended")
     if leases.live_generation(lease, now_ms):
         raise _ChangedError("somebody holds its lease")
+    # The clock may have been set back since the plan was made: then these are live again.
+    for _, one in chain.from_iterable(_protections(runtime, key).values()):
+        _require_lapsed(one, now_ms)
     conditions.append(leases.free(key, lease))
     return KnownSession(key, head, meta), conditions
 
@@ -330,6 +340,8 @@ def _remove(
         tally.gone += len(planned)
         return
     conditions = _policy_conditions(part, key, (own, default))
+    now_labels, protections = labels_of(runtime, key), _protections(runtime, key)
+    now_ms = runtime.engine.now_ms()
     changes: list[RowChange] = []
     skipped: list[tuple[int, str]] = []
     gone = revisions = labels = 0
@@ -340,6 +352,12 @@ def _remove(
             continue
         try:
             found = _unchanged(one, row, mark, pin_mark)
+            for name in now_labels.get(one.revision, ()):
+                if name not in one.labels:
+                    raise _ChangedError(f"it is labelled {name}")
+            lapsed = protections.get(one.revision, [])
+            for _, protected in lapsed:
+                _require_lapsed(protected, now_ms)
             needs, goes, names = _with_it(runtime, key, one, found)
         except _ChangedError as exc:
             skipped.append((one.revision, str(exc)))
@@ -348,11 +366,15 @@ def _remove(
             RowIs("history", keys.history(key, one.revision), row),
             RowIs(*keys.mark(key, one.revision), mark),
             RowIs(*keys.pin_mark(found.manifest), pin_mark),
+            *[RowLapsed("retention", *row, protection.UNTIL) for row, _ in lapsed],
             *needs,
         ]
         changes += [
             DeleteRow("history", keys.history(key, one.revision)),
             DeleteRow(*keys.mark(key, one.revision)),
+            # In the same write: a clock that is set back must not bring back a protection of a
+            # revision that is gone.
+            *[DeleteRow("retention", row.key) for row, _ in lapsed],
             *goes,
         ]
         revisions += 1
@@ -365,6 +387,21 @@ def _remove(
     tally.gone += gone
     for revision, why in skipped:
         tally.skip(part.session, revision, why)
+
+
+def _protections(runtime: Runtime, key: bytes) -> dict[int, list[tuple[Row, Protection]]]:
+    """The protections of a session by revision, as rows and decoded."""
+    found: dict[int, list[tuple[Row, Protection]]] = {}
+    start = keys.protections(key)
+    for row in scan(runtime.engine, "retention", start, keys.past(start)):
+        one = protection.decode("", row.key, row.value)
+        found.setdefault(one.revision, []).append((row, one))
+    return found
+
+
+def _require_lapsed(one: Protection, now_ms: int) -> None:
+    if not protection.is_lapsed(one, now_ms):
+        raise _ChangedError(f"it is protected by {one.by}")
 
 
 def _unchanged(planned: Removed, row: bytes, mark: bytes | None, pin_mark: bytes | None) -> HeadRow:

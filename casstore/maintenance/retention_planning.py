@@ -197,7 +197,7 @@ class _Planner:
                 for _, one in protection.scan_protections(runtime, session)
                 if not protection.is_lapsed(one, self._now_ms)
             ],
-            _labels(runtime, key),
+            labels_of(runtime, key),
             found,
         )
 
@@ -319,7 +319,7 @@ def _decoded(place: RowKey, row: Stored, decode: Callable[[Stored], Meaning]) ->
         ) from exc
 
 
-def _labels(runtime: Runtime, key: bytes) -> dict[int, tuple[str, ...]]:
+def labels_of(runtime: Runtime, key: bytes) -> dict[int, tuple[str, ...]]:
     """The labels of a session by revision; one that cannot be read is an error."""
     found: dict[int, tuple[str, ...]] = {}
     for row in scan(runtime.engine, "history", keys.labels(key), keys.past(key)):
