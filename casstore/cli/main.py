@@ -39,6 +39,7 @@ _MODULES: Final = {
     "graph_log": ("log",),
     "history": ("history", "label"),
     "keeping": ("tag", "pin"),
+    "attachments": ("attachments",),
     "comparing": ("diff",),
     "reclaiming": ("gc", "pack"),
     "vacuuming": ("vacuum",),

@@ -76,6 +76,8 @@ def parser() -> argparse.ArgumentParser:
         keep.add_argument(f"--{name}", type=int, metavar="N", help="keep so many")
     keep.add_argument("--within", metavar="TIME", help="keep all that is younger: 7d")
     keep.add_argument("--idle", metavar="TIME", help="take sessions away that are idle so long")
+    made.add_argument("--attachments", metavar="TIME",
+                      help="give up attachments that were not committed within it")  # fmt: skip
     yes_no = argparse.BooleanOptionalAction
     keep.add_argument("--override-policies", action=yes_no,
                       help="also for sessions that have a policy of their own")  # fmt: skip
@@ -92,7 +94,15 @@ def configured(given: argparse.Namespace) -> Config:
     config = Config((), Care(), {}) if given.config is None else read_config(given.config)
     changes: dict[str, object] = {
         key: getattr(given, key)
-        for key in ("grace", "batch", "durability", "override_policies", "vacuum", "pack")
+        for key in (
+            "grace",
+            "batch",
+            "durability",
+            "override_policies",
+            "attachments",
+            "vacuum",
+            "pack",
+        )
         if getattr(given, key) is not None
     }
     keep = {

@@ -15,6 +15,7 @@ from casstore.cli.output import Cells, Column, Printer, bad, bold, dim, good, na
 from casstore.cli.quantities import DURATION, count, duration, size
 from casstore.cli.shapes import Fields, Part, Shape
 from casstore.cli.spelling import clip_name, safe
+from casstore.engine.overlay import OverlayEngine
 from casstore.errors import InvalidInputError, StorageError
 from casstore.maintenance import erasure, expiring, retention
 from casstore.maintenance.lifecycle_erasure import LifecycleErasure, records_of
@@ -23,6 +24,7 @@ from casstore.maintenance.retention import Plan, Policy, RetentionReport, Sessio
 from casstore.maintenance.retention_execution import Tally
 from casstore.maintenance.whole_files import whole_file
 from casstore.records.scoped import ActorErasure
+from casstore.store import Store
 
 _SECTION: Final = "Giving space back"
 _LISTED: Final = 100
@@ -172,7 +174,7 @@ PRUNE_FIELDS: Final[Fields] = {
     ),
     "own_policies": "how many sessions the policy stored for them decided about",
     "expired_rows": Part(
-        "rows that kept nothing any more and went; null for a plan",
+        "rows that kept nothing any more and went, or would",
         {
             "pins": "pins whose time was up",
             "protections": "protections whose time was up",
@@ -183,6 +185,8 @@ PRUNE_FIELDS: Final[Fields] = {
             "lineage_rows": "and their rows",
             "complete": "false: run it again",
             "records": "scoped state and its runs whose time was up",
+            "attachments": "attachments that were never committed, with --attachments",
+            "condemned": "the same with bytes elsewhere: listed until these are deleted",
         },
     ),
     "plan": Part(
@@ -198,11 +202,11 @@ PRUNE_FIELDS: Final[Fields] = {
 
 
 def prune_document(
-    report: RetentionReport, expired: expiring.ExpiredRows | None, plan: list[dict[str, Any]]
+    report: RetentionReport, expired: expiring.ExpiredRows, plan: list[dict[str, Any]] | None
 ) -> dict[str, Any]:
-    """What pruning did, as JSON."""
+    """What pruning did, or would do by this plan, as JSON."""
     return {
-        "dry_run": expired is None,
+        "dry_run": plan is not None,
         "sessions": report.sessions,
         "sessions_deleted": report.sessions_deleted,
         "revisions_removed": report.revisions_removed,
@@ -215,8 +219,8 @@ def prune_document(
             for one in report.overridden
         ],
         "own_policies": report.own_policies,
-        "expired_rows": None if expired is None else dict(expired._asdict()),
-        "plan": plan,
+        "expired_rows": dict(expired._asdict()),
+        "plan": plan or [],
     }
 
 
@@ -236,6 +240,10 @@ def prune_document(
     help="The given policy decides also for sessions that have a policy of their own.",
 )  # fmt: skip
 @click.option("--receipts", type=DURATION, help="Also receipts of turns older than this.")
+@click.option(
+    "--attachments", type=DURATION,
+    help="Also attachments announced longer ago than this and never committed.",
+)  # fmt: skip
 @click.option("--dry-run", "-n", is_flag=True, help="The plan: say what would go, change nothing.")
 @click.option("--plan", "plan_file", metavar="FILE", help="Write the plan down, with --dry-run.")
 @click.option("--from", "from_file", metavar="FILE", help="Carry out a plan that was written down.")
@@ -246,6 +254,7 @@ def prune(
     prefix: str,
     override_policies: bool,
     receipts: int | None,
+    attachments: int | None,
     dry_run: bool,
     plan_file: str | None,
     from_file: str | None,
@@ -270,9 +279,9 @@ def prune(
         raise click.UsageError("--from carries out a plan as it is; it takes no other choice")
     if not dry_run:
         require_yes(yes=yes, question="Take away what the policy does not keep?")
-    listed: list[dict[str, Any]] = []
-    expired: expiring.ExpiredRows | None = None
-    with app.open(write=not dry_run) as store, app.meter() as meter:
+    listed: list[dict[str, Any]] | None = None
+    with app.open(write=not dry_run) as opened, app.meter() as meter:
+        store = opened
         if from_file is not None:
             report = _execute_from(
                 from_file, lambda plan: retention.execute(store, plan, progress=meter)
@@ -288,10 +297,17 @@ def prune(
             )
             if dry_run:
                 report, listed = planned(plan, plan_file)
+                # What expires once the revisions are gone: found out on a copy in memory.
+                store = Store(OverlayEngine(store.engine))
+                retention.execute(store, plan, progress=meter)
             else:
                 report = retention.execute(store, plan, progress=meter)
-        if not dry_run:
-            expired = expiring.expire_rows(store, receipts_older_than_ms=receipts, progress=meter)
+        expired = expiring.expire_rows(
+            store,
+            receipts_older_than_ms=receipts,
+            attachments_older_than_ms=attachments,
+            progress=meter,
+        )
     if report.refused_count:
         app.exit_code = 8
     app.answer(
@@ -353,11 +369,11 @@ def _count(parts: Iterator[SessionPlan]) -> tuple[RetentionReport, list[dict[str
 def write_prune(
     to: Printer,
     report: RetentionReport,
-    expired: expiring.ExpiredRows | None,
-    plan: list[dict[str, Any]],
+    expired: expiring.ExpiredRows,
+    plan: list[dict[str, Any]] | None,
 ) -> None:
-    """What pruning did, for a person."""
-    planned = expired is None
+    """What pruning did, or would do by this plan, for a person."""
+    planned = plan is not None
     if plan:
         rows: list[Cells] = [
             [
@@ -376,11 +392,13 @@ def write_prune(
             ("sessions", f"{report.sessions:,} looked at, {report.sessions_deleted:,} {verb}"),
             ("revisions", f"{report.revisions_removed:,} {verb}"),
             ("labels", f"{report.labels_removed:,} {verb}"),
+            ("expired rows", f"{expired.removed:,} {verb}"),
         ]
     )
-    if expired is not None:
-        rows_gone = sum(expired[:5]) + expired.lineage_rows + expired.records
-        to.facts([("expired rows", f"{rows_gone:,} gone")])
+    if expired.condemned:
+        listed = count(expired.condemned, "attachment")
+        done = "would be condemned" if planned else "condemned"
+        to.line(f"{listed} {done}: casstore attachments lists the bytes to delete")
     for overridden in report.overridden:
         words = policy_words(overridden.policy)
         to.line(bad("policy overridden: "), name(overridden.session), f"  stored policy: {words}")

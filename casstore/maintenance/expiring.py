@@ -8,6 +8,9 @@
                     short, and what a session log knows of sessions that were deleted
     lineages        rows of the node table that no revision needs
     records         those of other systems whose time is up
+    attachments     announced longer ago than the caller says and never committed, of all
+                    sessions, also of those that never began; those whose bytes are elsewhere
+                    are condemned, and stay listed until the bytes are deleted
 
 Two kinds stay on purpose. The lease of a session counts its holders, and the count must
 never go back, so its row stays as long as the session. The tombstone of a session says
@@ -31,6 +34,7 @@ from casstore.errors import CorruptionError, InvalidInputError
 from casstore.maintenance.lapsed_rows import remove_pins, remove_rows
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.retention_execution import MAX_CLOCK_BACK_MS, MAX_PLAN_AGE_MS
+from casstore.maintenance.uncommitted import GivenUp, sweep_uncommitted
 from casstore.maintenance.unneeded_lineages import sweep_lineages
 from casstore.records.log import leftovers
 from casstore.records.runs import Runs
@@ -61,18 +65,30 @@ class ExpiredRows(NamedTuple):
     complete: bool
     #: Scoped state and runs of it.
     records: int = 0
+    #: Attachments that were never committed: rows removed, and rows condemned.
+    attachments: int = 0
+    condemned: int = 0
+
+    @property
+    def removed(self) -> int:
+        """All rows that are gone."""
+        by_kind = (self.pins, self.protections, self.marks, self.receipts, self.deletions)
+        return sum(by_kind) + self.lineage_rows + self.records + self.attachments
 
 
 def expire_rows(
     store: Store,
     *,
     receipts_older_than_ms: int | None = None,
+    attachments_older_than_ms: int | None = None,
     progress: Progress | None = None,
 ) -> ExpiredRows:
     """Remove rows that keep nothing any more, each if it is still as it was read.
 
     ``receipts_older_than_ms`` is the age of turns that nobody will repeat any more: repeated
-    after that, they are committed a second time. CorruptionError if a row cannot be read.
+    after that, they are committed a second time. ``attachments_older_than_ms`` is the age of
+    attachments that nobody will commit any more (``maintenance.uncommitted``). CorruptionError
+    if a row cannot be read.
 
     >>> import time
     >>> pin = store.pin("worker-1/plan", store.put_blob(b"a plan"), ttl_ms=1)
@@ -81,12 +97,8 @@ def expire_rows(
     1
     """
     check_store(store)
-    if receipts_older_than_ms is not None and (
-        type(receipts_older_than_ms) is not int or not 0 <= receipts_older_than_ms <= MAX_STAMP_MS
-    ):
-        raise InvalidInputError(
-            f"an age of receipts is a time of 0 ms or more, not {receipts_older_than_ms!r}"
-        )
+    _check_age(receipts_older_than_ms, "receipts_older_than_ms")
+    _check_age(attachments_older_than_ms, "attachments_older_than_ms")
     runtime = Runtime(store)
     expiring = _Expiring(runtime, progress)
     finished = _finish_deletions(runtime) + Runs(store).finish_deletions()
@@ -100,11 +112,27 @@ def expire_rows(
         receipts = expiring.remove(
             "receipts", (b"", None), lambda row: expiring.receipt(row, oldest_ms)
         )
+    given_up = GivenUp(0, 0)
+    if attachments_older_than_ms is not None:
+        announced_ms = max(0, expiring.now_ms - attachments_older_than_ms)
+        given_up = sweep_uncommitted(store, older_than_ms=announced_ms)
     swept = sweep_lineages(runtime.engine, progress)
     records = sum(scoped.sweep(store, expiring.pulse("records of scoped state")))
     return ExpiredRows(
-        removed_pins, removed_protections, removed_marks, receipts, finished, *swept, records
+        removed_pins,
+        removed_protections,
+        removed_marks,
+        receipts,
+        finished,
+        *swept,
+        records,
+        *given_up,
     )
+
+
+def _check_age(age_ms: int | None, name: str) -> None:
+    if age_ms is not None and (type(age_ms) is not int or not 0 <= age_ms <= MAX_STAMP_MS):
+        raise InvalidInputError(f"{name} is an age of 0 ms or more, or None, not {age_ms!r}")
 
 
 def _finish_deletions(runtime: Runtime) -> int:

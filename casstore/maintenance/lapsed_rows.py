@@ -7,17 +7,57 @@ brings nothing back: what a collection may take has no row any more.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
 
-from casstore.engine.protocol import Condition, DeleteRow, Engine, Row, RowLapsed, Write
+from casstore.engine.protocol import (
+    Condition,
+    DeleteRow,
+    Engine,
+    Row,
+    RowChange,
+    RowLapsed,
+    Write,
+)
 from casstore.errors import ConditionFailedError
 from casstore.maintenance.progress import Progress, Step
 from casstore.session import pins
 from casstore.session.scanning import scan
 
 _REPORT_EVERY: Final = 1024
-_DELETE_BATCH: Final = 1024
+_BATCH: Final = 1024
+
+
+class Change(NamedTuple):
+    """What happens to rows, and under which condition."""
+
+    condition: Condition
+    rows: Sequence[RowChange]
+
+
+def apply_changes(engine: Engine, changes: Iterable[Change]) -> Iterator[Change]:
+    """Write changes, many in one transaction; those that were made, without the others."""
+    waiting: list[Change] = []
+    for change in changes:
+        waiting.append(change)
+        if len(waiting) >= _BATCH:
+            yield from _apply(engine, waiting)
+            waiting = []
+    yield from _apply(engine, waiting)
+
+
+def _apply(engine: Engine, waiting: list[Change]) -> list[Change]:
+    while waiting:
+        conditions = [one.condition for one in waiting]
+        rows = [row for one in waiting for row in one.rows]
+        try:
+            engine.write(Write(conditions=conditions, rows=rows))
+        except ConditionFailedError as exc:
+            # The row was changed or removed since it was read.
+            del waiting[exc.index]
+            continue
+        break
+    return waiting
 
 
 def remove_rows(
@@ -28,32 +68,16 @@ def remove_rows(
     progress: Progress | None = None,
 ) -> int:
     """Remove the rows for which ``condition_of`` gives a condition, under it; how many."""
-    removed = 0
-    waiting: list[tuple[Condition, DeleteRow]] = []
-    for seen, row in enumerate(scan(engine, table, *bounds)):
-        if progress is not None and not (seen + 1) % _REPORT_EVERY:
-            progress(Step("expire", seen + 1, None, f"rows of {table}"))
-        condition = condition_of(row)
-        if condition is not None:
-            waiting.append((condition, DeleteRow(table, row.key)))
-            if len(waiting) >= _DELETE_BATCH:
-                removed += _delete(engine, waiting)
-                waiting = []
-    return removed + _delete(engine, waiting)
 
+    def removals() -> Iterator[Change]:
+        for seen, row in enumerate(scan(engine, table, *bounds)):
+            if progress is not None and not (seen + 1) % _REPORT_EVERY:
+                progress(Step("expire", seen + 1, None, f"rows of {table}"))
+            condition = condition_of(row)
+            if condition is not None:
+                yield Change(condition, [DeleteRow(table, row.key)])
 
-def _delete(engine: Engine, waiting: list[tuple[Condition, DeleteRow]]) -> int:
-    while waiting:
-        conditions = [condition for condition, _ in waiting]
-        rows = [row for _, row in waiting]
-        try:
-            engine.write(Write(conditions=conditions, rows=rows))
-        except ConditionFailedError as exc:
-            # The row was given another time, or removed, since it was read.
-            del waiting[exc.index]
-            continue
-        break
-    return len(waiting)
+    return sum(1 for _ in apply_changes(engine, removals()))
 
 
 def remove_pins(engine: Engine, progress: Progress | None = None) -> int:

@@ -155,6 +155,50 @@ def test_pruning_leaves_a_session_to_its_own_policy_unless_that_is_overridden(ow
     run("prune", "--from", "plan", "--override-policies", "--yes", store=own, ends=2)
 
 
+def test_attachments_of_sessions_that_never_began_are_listed_and_given_up(own: str) -> None:
+    assert run("attachments", "--json", store=own).json["attachments"] == []
+    with casstore.open(own) as store:
+        never = store.session("never began").attachments
+        image = never.put(b"pixels")
+        never.intend("video", uri="s3://bucket/video", owner="host")
+    listed = run("attachments", "--json", store=own).json["attachments"]
+    assert [(one["session"], one["id"], one["state"]) for one in listed] == [
+        ("never began", image.id, "intent"),
+        ("never began", "video", "intent"),
+    ]
+    assert (listed[0]["digest"], listed[1]["uri"]) == (image.id, "s3://bucket/video")
+    assert "s3://bucket/video" in run("attachments", store=own).out
+    assert run("attachments", "--older", "1h", store=own).out == ""
+    plan = run("prune", "--attachments", "0", "--dry-run", "--json", store=own).json
+    done = run("prune", "--attachments", "0", "--yes", "--json", store=own).json
+    for told in (plan, done):
+        rows = told["expired_rows"]
+        assert (rows["attachments"], rows["condemned"]) == (1, 1)
+    [left] = run("attachments", "--json", store=own).json["attachments"]
+    assert (left["id"], left["state"]) == ("video", "condemned")
+    assert "0 would go" in run("prune", "--attachments", "0", "--dry-run", store=own).out
+
+
+def test_a_dry_run_of_vacuum_says_what_the_run_does(own: str) -> None:
+    with casstore.open(own) as store:
+        store.session("agent").tombstone(["n3", "n5"])
+        store.pin("moment", store.put_blob(b"pinned for a moment"), ttl_ms=1)
+        store.put_blob(b"nobody's")
+    before = count(own)
+    plan = run("vacuum", "--grace", "0", "--dry-run", "--json", store=own).json
+    assert count(own) == before
+    assert "expired row would go" in run("vacuum", "--grace", "0", "-n", store=own).out
+    done = run("vacuum", "--grace", "0", "--json", store=own).json
+    assert (plan["outcome"], done["outcome"]) == ("planned", "done")
+    assert plan["collected"]["objects_unreached"] == done["collected"]["objects_swept"] > 10
+    assert plan["expired_rows"] == done["expired_rows"] == 1
+    for told in (plan, done):
+        [session] = told["sessions"]
+        assert (session["session"], session["nodes_removed"]) == ("agent", 2)
+    again = run("vacuum", "--grace", "0", "--dry-run", "--json", store=own).json
+    assert again["outcome"] == "nothing to do"
+
+
 def test_vacuum_of_a_session_that_is_not_there_is_no_success(own: str) -> None:
     """Who misspells a session must not believe that what it hides is gone."""
     told = run("vacuum", "--session", "agent", "--session", "agnet", store=own, ends=4).err
