@@ -17,10 +17,10 @@ from casstore.cli.command import App, command
 from casstore.cli.completing import complete_name
 from casstore.cli.differences import BLOB, CHECKPOINT, Difference, Place, compare, unified
 from casstore.cli.output import Printer, Styled, bad, bold, dim, good, name, needs_ascii, other
-from casstore.cli.places import read_nodes
+from casstore.cli.places import HIDDEN, node_summary, read_nodes
 from casstore.cli.quantities import count, size
 from casstore.cli.shapes import Part, Shape
-from casstore.cli.spelling import brief, clip_name, plain, short, summary
+from casstore.cli.spelling import brief, clip_name, plain, short
 from casstore.errors import InvalidInputError, LimitError, render_path
 from casstore.objects.diff import ADDED, CHANGED, REMOVED, Change
 from casstore.session.compare import NodeRef
@@ -35,7 +35,8 @@ _NODE: Final = {
     "seq": "its place in insertion order",
     "depth": "how many nodes its path has",
     "digest": "names it and its whole path",
-    "summary": "who says what, its beginning",
+    "summary": "who says what, its beginning; null if it is hidden",
+    "hidden": "true: a tombstone hides it in this session, or in any if no session was named",
 }
 _SIDE: Final = {
     "name": "the name, spelled so that it means nothing else",
@@ -261,7 +262,8 @@ class _Listing:
         }
 
     def _nodes(self, place: Place, nodes: Sequence[NodeRef]) -> list[dict[str, Any]]:
-        listed = read_nodes(place.store, [node.digest for node in self.cut(nodes)])
+        digests = [node.digest for node in self.cut(nodes)]
+        listed = read_nodes(place.store, digests, place.target.session)
         return [
             {
                 "id": node.id,
@@ -269,7 +271,8 @@ class _Listing:
                 "seq": node.seq,
                 "depth": node.depth,
                 "digest": node.digest.hex(),
-                "summary": summary(node.payload, 200),
+                "summary": None if node.payload is HIDDEN else node_summary(node, 200),
+                "hidden": node.payload is HIDDEN,
             }
             for node in listed
         ]
@@ -347,9 +350,10 @@ class _Page:
             ("+", "green", self._found.new, listing.added),
         ):
             shown = listing.cut(nodes)
-            for node in read_nodes(place.store, [node.digest for node in shown]):
+            digests = [node.digest for node in shown]
+            for node in read_nodes(place.store, digests, place.target.session):
                 node_id = clip_name(node.id)
-                said = summary(node.payload, self._to.room(len(node_id) + 6, 120))
+                said = node_summary(node, self._to.room(len(node_id) + 6, 120))
                 self._to.line(Styled(f"  {mark} {node_id}  {said}", fg=colour))
             if len(nodes) > len(shown) and not listing.stat:
                 more = len(nodes) - len(shown)

@@ -44,7 +44,7 @@ VACUUM_FIELDS: Final[Fields] = {
     ),
     "collected": Part("what gc did, null: not come to", GC_FIELDS),
     "packed": Part("what pack did, null: not come to", PACK_FIELDS),
-    "objects_kept": "removed nodes, and parts of them, that are stored still",
+    "objects_kept": "nodes removed now or earlier, and parts of them, that are stored still",
     "keepers": Part(
         "who keeps them",
         {"kind": "session, pin, queue or attachment", "name": "which", "rows": "how many rows"},

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from casstore.engine.overlay import OverlayEngine
 from casstore.engine.protocol import Packing, PackReport
 from casstore.errors import BusyError, CasstoreError, CorruptionError, SessionDeletedError
-from casstore.maintenance import gc, keepers
+from casstore.maintenance import gc, keepers, removed_nodes
 from casstore.maintenance.expiring import expire_rows
 from casstore.maintenance.gc import DEFAULT_GRACE_MS, GcReport
 from casstore.maintenance.keepers import Keeper
@@ -70,7 +70,8 @@ class VacuumReport(NamedTuple):
     sessions: tuple[SessionReport, ...] = ()
     collected: GcReport | None = None
     packed: PackReport | None = None
-    #: How many of the removed nodes, and of the long parts of their payloads, are stored still.
+    #: How many of the nodes that this or an earlier vacuum removed, and of the long parts of
+    #: their payloads, are stored still.
     objects_kept: int = 0
     #: Who keeps them. Nobody: they, or what was appended to them, are younger than the grace,
     #: or collecting was not finished.
@@ -134,7 +135,6 @@ def vacuum(
     expired = expire_rows(store, progress=progress).removed
     report = VacuumReport(expired_rows=expired, dry_run=dry_run)
     done: list[SessionReport] = []
-    removed: set[bytes] = set()
     todo = list(sessions_with_hidden(store)) if named is None else named
     for session in todo:
         if stop is not None and stop():
@@ -143,14 +143,16 @@ def vacuum(
             progress(Step("rewrite", len(done), len(todo), "sessions"))
         became, digests = _rewrite(runtime, session, progress)
         done.append(became)
-        removed |= digests
+        if digests:
+            # Before they are collected: a run that is stopped leaves it to the next to look.
+            removed_nodes.remember(store, session, digests)
     collected = gc.collect(store, grace_ms=grace_ms, dry_run=dry_run, progress=progress, stop=stop)
     report = report._replace(sessions=tuple(done), collected=collected)
     if dry_run:
         return report
     if collected.outcome in _COLLECTED:
         report = _pack(store, report, progress)
-    kept = keepers.still_stored(store.engine, removed)
+    kept = removed_nodes.find_kept(store)
     return report._replace(objects_kept=len(kept), keepers=keepers.find_keepers(store.engine, kept))
 
 
