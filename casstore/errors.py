@@ -460,10 +460,11 @@ class SessionUserError(ConflictError):
 
 
 class NameTakenError(ConflictError):
-    """A tag or pin of this name points elsewhere."""
+    """A tag or pin of this name points elsewhere, or a pin was to take the name of a tag."""
 
-    def __init__(self, name: str, digest: bytes) -> None:
-        super().__init__(f"{name!r} names {digest.hex()} already")
+    def __init__(self, name: str, digest: bytes, *, is_tag: bool = False) -> None:
+        kind = "tag" if is_tag else "pin"
+        super().__init__(f"{name!r} is a {kind} of {digest.hex()} already")
         self.name = name
         self.digest = digest
 

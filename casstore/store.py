@@ -633,7 +633,7 @@ class Store:
     ) -> Pin:
         """Let a name keep an object and all it links to, for ``ttl_ms``; given again, anew.
 
-        NameTakenError if the name is a tag of another object.
+        NameTakenError if the name is a tag: a pin must not end what a tag keeps for good.
 
         >>> digest = store.put_value({"plan": "not in a session yet"})
         >>> pin = store.pin("worker-1/plan", digest, ttl_ms=3_600_000)

@@ -211,6 +211,9 @@ def test_tags_and_pins_keep_what_they_name(own: str) -> None:
     run("pin", "soon", "--delete", "soon", store=own, ends=2)
     run("pin", "x", "text", "--for", "soon", store=own, ends=2)
     run("pin", "x", "empty", store=own, ends=3)
+    refused = run("pin", "release", "release", "--for", "1h", store=own, ends=5).err
+    assert "'release' is a tag of" in refused
+    assert "casstore tag --delete NAME" in refused
 
 
 def test_nothing_is_deleted_without_being_asked_for(own: str) -> None:

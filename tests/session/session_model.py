@@ -756,9 +756,11 @@ class Model:
     ) -> Pin:
         """Let a name keep something; what a tag keeps it gives up only if moved."""
         known = self.pins.get(name)
-        kept = known is not None and self.is_pinned(name) and known.digest != digest
-        if known is not None and kept and not move and (tag or name in self.tags):
-            raise NameTakenError(name, known.digest)
+        if known is not None and not move:
+            if not tag and name in self.tags:
+                raise NameTakenError(name, known.digest)
+            if tag and self.is_pinned(name) and known.digest != digest:
+                raise NameTakenError(name, known.digest)
         expires = None if ttl_ms is None else self.now_ms + ttl_ms
         self.pins[name] = Pin(name, digest, self.now_ms, expires, None)
         (self.tags.add if tag else self.tags.discard)(name)
