@@ -156,7 +156,8 @@ def _on_server(url: str, **options: Any) -> Engine:
         if exc.name is None or exc.name.partition(".")[0] not in ("psycopg", "psycopg_pool"):
             raise
         raise InvalidInputError(
-            "a store on PostgreSQL needs psycopg: pip install 'casstore[postgres]'"
+            "a store on PostgreSQL needs psycopg: "
+            "pip install '.[postgres]' in the clone of casstore"
         ) from exc
     where = address.parse(url)
     if where.cache is not None:

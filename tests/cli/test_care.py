@@ -240,7 +240,7 @@ def test_what_comes_while_erasing_waits_for_an_answer_is_told(
 
 
 def test_erasing_a_subject_takes_its_records_and_keys(own: str, tmp_path: Path) -> None:
-    pytest.importorskip("cryptography", reason="needs the extra: pip install 'casstore[sealing]'")
+    pytest.importorskip("cryptography", reason="needs the extra: pip install '.[sealing]'")
     keys, secret = tmp_path / "keys", tmp_path / "secret"
     secret.write_bytes(b"s" * 32)
     with casstore.open(own) as store:
