@@ -93,7 +93,7 @@ class CycleError(GraphError):
 
 
 class SessionBindingError(InvalidInputError):
-    """A commit, lease or claim of one session was handed to another."""
+    """A commit, lease, claim or entry of one session was handed to another."""
 
     def __init__(self, bound: str, attempted: str) -> None:
         super().__init__(f"this is session {bound!r}, not {attempted!r}")
