@@ -198,11 +198,14 @@ def pack(app: App, min_age_ms: int) -> None:
     with app.open(write=True) as store, app.meter() as meter:
         report = packing.pack(store, min_age_ms=min_age_ms, progress=meter)
     app.exit_code = 1 if report.damaged else 0
-    app.answer(pack_document(report), lambda to: write_pack(to, report))
+    app.answer(pack_document(report), lambda to: write_pack(to, report, min_age_ms))
 
 
-def write_pack(to: Printer, report: PackReport) -> None:
+def write_pack(to: Printer, report: PackReport, min_age_ms: int = 0) -> None:
     """What packing did, for a person."""
+    if not report.slabs_before:
+        left = f"; what was stored within {duration(min_age_ms)} is left alone (--min-age 0)"
+        to.line("nothing to pack" + (left if min_age_ms else ""))
     to.facts(
         [
             ("slabs", f"{report.slabs_before:,} → {report.slabs_after:,}"),

@@ -15,6 +15,7 @@ from casstore.cli.output import Cells, Column, Printer, bad, bold, dim, good, na
 from casstore.cli.quantities import DURATION, count, duration, size
 from casstore.cli.shapes import Fields, Part, Shape
 from casstore.cli.spelling import clip_name, safe
+from casstore.engine.files import source_error
 from casstore.engine.overlay import OverlayEngine
 from casstore.errors import InvalidInputError, StorageError
 from casstore.maintenance import erasure, expiring, retention
@@ -323,8 +324,10 @@ def _execute_from(path: str, execute: Any) -> RetentionReport:
         with open(path, encoding="utf-8") as lines:
             report: RetentionReport = execute(Plan.from_json(lines))
             return report
-    except (OSError, UnicodeDecodeError) as exc:
-        raise StorageError(f"cannot read {path}: {exc}") from exc
+    except OSError as exc:
+        raise source_error(path, exc) from exc
+    except UnicodeDecodeError as exc:
+        raise InvalidInputError(f"{path} is no retention plan: {exc}") from exc
 
 
 def planned(

@@ -89,7 +89,7 @@ def show(app: App, name_: str, path: str | None, full: bool) -> None:
             value = at_path(store, target, parse_path(path))
             document = _document(store, target)
             document.update(checkpoint=None, node=None, value=plain(value))
-            app.answer(document, lambda to: _write_value(to, document["value"], full=True))
+            app.answer(document, lambda to: _write_value(to, document["value"], full=full))
             return
         document = _document(store, target)
         app.answer(document, lambda to: _Shown(store, target, document, to, full=full).write())

@@ -68,10 +68,12 @@ def test_packing_joins_slabs(own: str) -> None:
         for number in range(50):
             store.tag(f"t{number}", store.put_blob(b"small" + bytes([number])))
     assert run("pack", "--json", store=own).json["slabs_before"] == 0
+    young = "nothing to pack; what was stored within 15 min is left alone (--min-age 0)\n"
+    assert run("pack", store=own).out.startswith(young)
     done = run("pack", "--min-age", "0", "--json", store=own).json
     assert done["slabs_before"] > done["slabs_after"] > 0
     assert done["damaged"] == []
-    assert "slabs" in run("pack", "--min-age", "0", store=own).out
+    assert run("pack", "--min-age", "0", store=own).out.startswith("nothing to pack\nslabs ")
 
 
 def test_compacting_makes_the_file_shorter(own: str) -> None:
@@ -127,7 +129,12 @@ def test_pruning_by_a_plan_or_at_once(own: str, tmp_path: Path) -> None:
     assert "0 gone" in run("prune", "--last", "3", "--yes", "--receipts", "7d", store=own).out
     for wrong in (("--plan", "x"), ("--from", "x", "--last", "1"), ("agent", "--prefix", "a")):
         run("prune", *wrong, "--yes", store=own, ends=2)
-    run("prune", "--from", str(tmp_path / "nowhere"), "--yes", store=own, ends=10)
+    run("prune", "--from", str(tmp_path / "nowhere"), "--yes", store=own, ends=4)
+    (tmp_path / "latin").write_bytes(b"\xff")
+    assert (
+        "no retention plan"
+        in run("prune", "--from", str(tmp_path / "latin"), "--yes", store=own, ends=3).err
+    )
     run(
         "prune", "--hourly", "1", "--daily", "1", "--weekly", "1", "--monthly", "1", "--yearly",
         "1", "--within", "1s", "--unlabelled", "--yes", store=own,
@@ -276,6 +283,16 @@ def test_erasing_a_subject_takes_its_scoped_state(own: str) -> None:
     assert run("erase", "bob", "--yes", "--json", store=own).json["records_erased"] == 2
     with casstore.open(own) as store:
         assert ScopedState(store).scope(here, "actor").list_keys().keys == []
+
+
+def test_check_lists_no_gaps_that_a_prune_has_left(own: str) -> None:
+    run("prune", "--last", "1", "--yes", store=own)
+    told = run("check", store=own).out
+    assert told.count("\n") == 1
+    assert re.search("^sound  .*; [0-9]+ harmless notes, listed by --json", told)
+    document = run("check", "--json", store=own).json
+    codes = {one["code"] for one in document["findings"]}
+    assert (document["sound"], codes) == (True, {"history_gap"})
 
 
 def test_a_sound_store_is_sound_at_every_level(own: str) -> None:
