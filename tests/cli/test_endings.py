@@ -25,6 +25,7 @@ from casstore.cli.advice import advice
 from casstore.cli.main import MODULE_OF
 from casstore.engine.lmdb import directory
 from tests.cli.running import run
+from tests.faults.children import killed_at_the_end
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -251,9 +252,12 @@ def test_ctrl_c_stops_a_collection_and_its_report_is_printed(tmp_path: Path) -> 
     place = str(tmp_path / "full")
     with casstore.open(place, durability="process") as store:
         store.put_many([number.to_bytes(4, "big") for number in range(4000)])
-    worker = process("gc", "--store", place, "--grace", "0", "--batch", "1", "--json",
-                     "--durability", "process")  # fmt: skip
-    with casstore.open(place, readonly=True) as watching:
+    collecting = process("gc", "--store", place, "--grace", "0", "--batch", "1", "--json",
+                         "--durability", "process")  # fmt: skip
+    with (
+        killed_at_the_end(collecting) as worker,
+        casstore.open(place, readonly=True) as watching,
+    ):
 
         def begun() -> bool:
             return sum(1 for _ in watching.engine.scan_objects(limit=10**6)) < 3990
@@ -275,9 +279,11 @@ def test_ctrl_c_anywhere_else_ends_quietly(tmp_path: Path) -> None:
     run("init", place)
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    worker = process("put", str(fifo), "--store", place)
     # Opening it for writing waits until the command has opened it; then it sleeps in reading.
-    with open(fifo, "wb"):
+    with (
+        killed_at_the_end(process("put", str(fifo), "--store", place)) as worker,
+        open(fifo, "wb"),
+    ):
         status = Path(f"/proc/{worker.pid}/stat")
         until(lambda: status.read_text().rpartition(")")[2].split()[0] == "S", worker)
         worker.send_signal(signal.SIGINT)
@@ -342,16 +348,17 @@ def test_a_command_that_is_told_to_end_leaves_nothing_half_written(
     with casstore.open(own) as store:
         long = [NodeDraft(f"long{at}", "x" * 100_000) for at in range(4)]
         store.session("agent").commit(Commit(append=long, lease=UNFENCED))
-    worker = subprocess.Popen(
+    comparing = subprocess.Popen(
         [sys.executable, "-m", "casstore", "diff", bundle, "agent", "--patch", "--store", own],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(TMPDIR=str(place)),
     )  # fmt: skip
-    assert worker.stdout is not None
-    # From here on it waits for somebody to read the rest, which no pipe has room for.
-    worker.stdout.read(1)
-    assert os.listdir(place)
-    worker.send_signal(number)
-    _, err = worker.communicate(timeout=60)
+    with killed_at_the_end(comparing) as worker:
+        assert worker.stdout is not None
+        # From here on it waits for somebody to read the rest, which no pipe has room for.
+        worker.stdout.read(1)
+        assert os.listdir(place)
+        worker.send_signal(number)
+        _, err = worker.communicate(timeout=60)
     assert (worker.returncode, err) == (-number, b"")
     assert os.listdir(place) == []
 

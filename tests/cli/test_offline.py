@@ -26,6 +26,7 @@ from casstore.maintenance.progress import Progress
 from casstore.maintenance.retention import Policy
 from tests.cli.running import run
 from tests.cli.test_endings import environment, until
+from tests.faults.children import killed_at_the_end
 
 
 def said(node: str, text: str) -> Commit:
@@ -266,12 +267,15 @@ def test_a_signal_stops_a_run_and_the_report_says_so(tmp_path: Path) -> None:
     place, report = str(tmp_path / "full"), tmp_path / "report"
     with casstore.open(place, durability="process") as store:
         store.put_many([number.to_bytes(4, "big") for number in range(4000)])
-    worker = subprocess.Popen(
+    collecting = subprocess.Popen(
         [sys.executable, str(ROOT / "tools" / "gc.py"), place, "--grace", "0", "--batch", "1",
          "--durability", "process", "--report", str(report)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(),
     )  # fmt: skip
-    with casstore.open(place, readonly=True) as watching:
+    with (
+        killed_at_the_end(collecting) as worker,
+        casstore.open(place, readonly=True) as watching,
+    ):
         until(lambda: sum(1 for _ in watching.engine.scan_objects(limit=10**6)) < 3990, worker)
         worker.send_signal(signal.SIGTERM)
         _, err = worker.communicate(timeout=60)
