@@ -18,11 +18,11 @@ from casstore.cli.advice import advice
 from casstore.cli.command import DURABILITIES
 from casstore.cli.main import INTERRUPTED
 from casstore.cli.opening import open_to_read
-from casstore.cli.quantities import parse_duration, size
+from casstore.cli.quantities import duration, parse_duration, size
 from casstore.cli.reclaiming import gc_document, gc_exit_code, pack_document
 from casstore.cli.retaining import planned, prune_document
 from casstore.engine.overlay import OverlayEngine
-from casstore.engine.protocol import PackReport
+from casstore.engine.protocol import COLD_AGE_MS, PackReport
 from casstore.errors import (
     BusyError,
     CasstoreError,
@@ -332,7 +332,7 @@ def _steps(
         packed = pack.pack(store, progress=stopping)
     if packed is not None:
         report["packed"] = pack_document(packed)
-        words.append(f"packed {packed.slabs_before} slabs into {packed.slabs_after}")
+        words.append(_packed(packed, COLD_AGE_MS if report["vacuumed"] is None else 0))
         codes.append(8 if packed.damaged else 0)
     return max(codes)
 
@@ -374,6 +374,14 @@ def _pruned(
             f"{'would condemn' if dry_run else 'condemned'} {expired.condemned}"
         )
     return words
+
+
+def _packed(report: PackReport, min_age_ms: int) -> str:
+    if report.slabs_before:
+        return f"packed {report.slabs_before} slabs into {report.slabs_after}"
+    if not min_age_ms:
+        return "nothing to pack"
+    return f"nothing to pack that is older than {duration(min_age_ms)}"
 
 
 def _swept(report: gc.GcReport) -> str:

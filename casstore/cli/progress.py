@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Where nobody watches, a line is written so often.
 LINE_INTERVAL_S: Final = 5.0
-# A rate needs so much time to be measured in: what is done in a moment says nothing of it.
+# A rate measured over less time is noise.
 _RATE_AFTER_S: Final = 1.0
 
 
@@ -125,7 +125,7 @@ def amount(number: int, unit: str) -> str:
 
 
 def told(step: Step, elapsed_s: float, began_at: int = 0) -> str:
-    """How far work has come since it was at ``began_at``; how fast, once that can be told."""
+    """The amount done, and after a second of work the rate since ``began_at`` and the time left."""
     line = amount(step.done, step.unit)
     if step.total is not None:
         line += f" of {amount(step.total, step.unit)}"

@@ -298,7 +298,7 @@ def prune(
             )
             if dry_run:
                 report, listed = planned(plan, plan_file)
-                # What expires once the revisions are gone: found out on a copy in memory.
+                # Executed in memory, so that the rows that expire with the revisions are counted.
                 store = Store(OverlayEngine(store.engine))
                 retention.execute(store, plan, progress=meter)
             else:

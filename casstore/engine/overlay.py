@@ -50,7 +50,7 @@ class OverlayEngine:
         return [one for one in self._base.missing(digests) if one not in self._objects]
 
     def get_many(self, digests: Sequence[bytes]) -> list[StoredObject | None]:
-        """The objects in the order asked for; None where there is none."""
+        """The objects in the order of ``digests``; None for those that are not stored."""
         found = self._base.get_many(digests)
         for at, digest in enumerate(digests):
             new = self._objects.get(digest)
@@ -80,7 +80,7 @@ class OverlayEngine:
         return WriteResult(now_ms, len(arriving))
 
     def get_rows(self, keys: Sequence[RowKey]) -> list[bytes | None]:
-        """Rows in the order asked for; None where there is none."""
+        """The rows in the order of ``keys``; None for those that do not exist."""
         found = self._base.get_rows(keys)
         return [
             self._rows[table].get(key, value)

@@ -86,9 +86,9 @@ def expire_rows(
     """Remove rows that keep nothing any more, each if it is still as it was read.
 
     ``receipts_older_than_ms`` is the age of turns that nobody will repeat any more: repeated
-    after that, they are committed a second time. ``attachments_older_than_ms`` is the age of
-    attachments that nobody will commit any more (``maintenance.uncommitted``). CorruptionError
-    if a row cannot be read.
+    after that, they are committed a second time. Attachments that were announced at least
+    ``attachments_older_than_ms`` ago and never committed are given up
+    (``maintenance.uncommitted``). CorruptionError if a row cannot be read.
 
     >>> import time
     >>> pin = store.pin("worker-1/plan", store.put_blob(b"a plan"), ttl_ms=1)

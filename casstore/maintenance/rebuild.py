@@ -56,8 +56,8 @@ def rebuild(
     check_grace(grace_ms)
     if progress is not None:
         progress(Step("index", 0, None, "objects"))
-    # Without its row: an object that only such a pin names may have been collected already, and
-    # the rebuilt index does not name it.
+    # The index names what rows reach. An expired pin must not keep an object, nor stay behind
+    # without it.
     remove_pins(engine, progress)
     index = engine.rebuild_index(ROOTS, grace_ms=grace_ms)
     dropped = engine.drop_damaged_rows("nodes")

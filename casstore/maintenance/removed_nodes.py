@@ -1,11 +1,11 @@
-"""What vacuum has removed from sessions and what is stored all the same.
+"""The digests of nodes that vacuum removed from sessions, until the objects are collected.
 
-    vacuum.removed / session / number → the digests, joined (32 bytes each)
+    record vacuum.removed / session / number = the digests, joined (32 bytes each)
 
-A tag, a pin or a fork may keep a hidden node after the session has lost it. Nothing in the
-session says so any more, so vacuum writes down the digests, as bytes, which keep nothing alive.
-Each further vacuum looks which of them are stored still, reports who keeps them, and forgets
-the others.
+A tag, a pin or a fork may keep a hidden node after vacuum has removed it from its session, and
+then no row of the session names it any more. So vacuum stores the digests in records, as bytes,
+not as links: they keep nothing alive. Each vacuum checks which of these objects are still
+stored, reports the rows that keep them, and removes the digests of the others.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _table(store: Store) -> Table:
 
 
 def remember(store: Store, session: str, digests: Collection[bytes]) -> None:
-    """Write down what a session has lost."""
+    """Store the digests of what vacuum removed from a session."""
     draft = Draft(store)
     ordered = sorted(digests)
     for start in range(0, len(ordered), _A_RECORD):
@@ -39,12 +39,12 @@ def remember(store: Store, session: str, digests: Collection[bytes]) -> None:
 
 
 def remembered(store: Store) -> set[bytes]:
-    """All that was written down, whether or not it is still stored."""
+    """The stored digests, whether or not their objects are still stored."""
     return {digest for record in _table(store).scan() for digest in _digests(record)}
 
 
 def find_kept(store: Store) -> set[bytes]:
-    """What is still stored of all that was written down; what is not is forgotten."""
+    """The digests whose objects are still stored; the others are removed from the records."""
     table = _table(store)
     kept: set[bytes] = set()
     for record in table.scan():

@@ -138,7 +138,9 @@ def test_what_vacuum_has_packed_is_counted(own: str) -> None:
     with casstore.open(own) as store:
         for number in range(50, 60):
             store.tag(f"t{number}", store.put_blob(b"small" + bytes([number])))
+    assert "nothing to pack that is older than 15 min" in gc(own, "--pack").stdout
     assert re.search("packed [1-9][0-9]* slabs into 1", gc(own, "--vacuum", "--pack").stdout)
+    assert "nothing to pack; file" in gc(own, "--vacuum", "--pack").stdout
 
 
 def test_one_bad_store_does_not_keep_others_from_care(own: str, tmp_path: Path) -> None:
