@@ -122,8 +122,9 @@ class OverlayEngine:
         """The rows below with the changes of this table; both in the order of keys."""
         ordered = self._keys[table]
         end = len(ordered) if stop is None else bisect_left(ordered, stop)
-        keys = ordered[bisect_left(ordered, start) : end]
-        ahead = iter(reversed(keys) if reverse else keys)
+        places = range(bisect_left(ordered, start), end)
+        # Not a slice: a page of a few rows must not cost a copy of all changed keys.
+        ahead = (ordered[at] for at in (reversed(places) if reverse else places))
         key = next(ahead, None)
         for row in below:
             while key is not None and (key > row.key if reverse else key < row.key):
