@@ -29,7 +29,12 @@ def _table(store: Store) -> Table:
 
 
 def remember(store: Store, session: str, digests: Collection[bytes]) -> None:
-    """Store the digests of what vacuum removed from a session."""
+    """Store the digests of what vacuum removed from a session.
+
+    >>> remember(store, "s", [store.put_blob(b"hidden")])
+    >>> len(remembered(store))
+    1
+    """
     draft = Draft(store)
     ordered = sorted(digests)
     for start in range(0, len(ordered), _A_RECORD):
@@ -39,12 +44,21 @@ def remember(store: Store, session: str, digests: Collection[bytes]) -> None:
 
 
 def remembered(store: Store) -> set[bytes]:
-    """The stored digests, whether or not their objects are still stored."""
+    """The stored digests, whether or not their objects are still stored.
+
+    >>> remembered(store)  # nothing was removed yet
+    set()
+    """
     return {digest for record in _table(store).scan() for digest in _digests(record)}
 
 
 def find_kept(store: Store) -> set[bytes]:
-    """The digests whose objects are still stored; the others are removed from the records."""
+    """The digests whose objects are still stored; the others are removed from the records.
+
+    >>> remember(store, "s", [store.put_blob(b"kept"), Digest.of_blob(b"gone")])
+    >>> len(find_kept(store)), len(remembered(store))
+    (1, 1)
+    """
     table = _table(store)
     kept: set[bytes] = set()
     for record in table.scan():
