@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from casstore.cli.main import main
-
 if __name__ == "__main__":
+    from casstore_command import main
+
     main()

@@ -93,7 +93,7 @@ class CycleError(GraphError):
 
 
 class SessionBindingError(InvalidInputError):
-    """A commit, lease or claim of one session was handed to another."""
+    """A commit, lease, claim or entry of one session was handed to another."""
 
     def __init__(self, bound: str, attempted: str) -> None:
         super().__init__(f"this is session {bound!r}, not {attempted!r}")
@@ -460,10 +460,11 @@ class SessionUserError(ConflictError):
 
 
 class NameTakenError(ConflictError):
-    """A tag or pin of this name points elsewhere."""
+    """A tag or pin of this name points elsewhere, or a pin was to take the name of a tag."""
 
-    def __init__(self, name: str, digest: bytes) -> None:
-        super().__init__(f"{name!r} names {digest.hex()} already")
+    def __init__(self, name: str, digest: bytes, *, is_tag: bool = False) -> None:
+        kind = "tag" if is_tag else "pin"
+        super().__init__(f"{name!r} is a {kind} of {digest.hex()} already")
         self.name = name
         self.digest = digest
 

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 # sessions by the methods that do so: together they are most of what importing all would cost.
 
 _READ_BATCH = 256
+_DURABILITIES = ("full", "relaxed", "process", "any")
 _SERVERS = ("postgresql://", "postgres://")
 # What somebody writes who means a server, be it one of another kind or misspelled.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|postgres(ql)?:", re.IGNORECASE)
@@ -89,6 +90,17 @@ def open(
     'hello'
     """
     place = path_text(path)
+    _check_options(
+        durability,
+        map_bytes,
+        cache_bytes,
+        lmdb_version,
+        readonly=readonly,
+        create=create,
+        verify=verify,
+        auto_train=auto_train,
+        auto_pack=auto_pack,
+    )
     if is_server(place):
         told = (verify, map_bytes, lmdb_version, auto_train, auto_pack)
         if told != (False, None, None, True, False):
@@ -128,6 +140,25 @@ def open(
     return Store(engine, close=lambda: sharing.release(engine))
 
 
+def _check_options(
+    durability: str, map_bytes: int, cache_bytes: int, lmdb_version: int | None, **flags: bool
+) -> None:
+    """Refuse values that are wrong for any store, also for one that is open already."""
+    from casstore.session.arguments import check_count, check_flag
+
+    if durability not in _DURABILITIES:
+        raise InvalidInputError(
+            f"durability is one of {', '.join(_DURABILITIES)}, not {durability!r:.40}; any is what "
+            "others use who have the store open"
+        )
+    for name, flag in flags.items():
+        check_flag(flag, name)
+    check_count(map_bytes, "map_bytes", least=1)
+    check_count(cache_bytes, "cache_bytes")
+    if lmdb_version is not None and (type(lmdb_version) is not int or lmdb_version not in (0, 1)):
+        raise InvalidInputError(f"lmdb_version is 0, 1 or None, not {lmdb_version!r:.40}")
+
+
 def is_server(place: str) -> bool:
     """Does this name a store on a server, and not a directory?"""
     return place.startswith(_SERVERS)
@@ -156,7 +187,8 @@ def _on_server(url: str, **options: Any) -> Engine:
         if exc.name is None or exc.name.partition(".")[0] not in ("psycopg", "psycopg_pool"):
             raise
         raise InvalidInputError(
-            "a store on PostgreSQL needs psycopg: pip install 'casstore[postgres]'"
+            "a store on PostgreSQL needs psycopg: "
+            "pip install '.[postgres]' in the clone of casstore"
         ) from exc
     where = address.parse(url)
     if where.cache is not None:
@@ -633,7 +665,7 @@ class Store:
     ) -> Pin:
         """Let a name keep an object and all it links to, for ``ttl_ms``; given again, anew.
 
-        NameTakenError if the name is a tag of another object.
+        NameTakenError if the name is a tag: a pin must not end what a tag keeps for good.
 
         >>> digest = store.put_value({"plan": "not in a session yet"})
         >>> pin = store.pin("worker-1/plan", digest, ttl_ms=3_600_000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,6 +42,22 @@ _LONG_ON_POSTGRES = (
     "agree_with_the_model",
     "meanwhile_counts",
 )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hear signals, in the tests and in the processes that they start.
+
+    What a process ignores, all that it starts ignore, too: under nohup, or in the background of a
+    script, tests that interrupt a process would wait for ever. What it handles is back at its
+    default in a process that it starts.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        # The run itself goes on when its terminal closes: that is what nohup is for.
+        signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("power_loop", reason="needs the extra: pip install 'casstore[dev]'")
+pytest.importorskip("power_loop", reason="needs the extra: pip install '.[dev]'")
 pytest.importorskip("langgraph.checkpoint.sqlite", reason="needs casstore[dev]")
 pytest.importorskip("agents", reason="needs casstore[dev]")
 

@@ -48,7 +48,7 @@ def lacks_extra(code: str) -> bool:
 @pytest.mark.parametrize(("name", "code"), blocks(), ids=[name for name, _ in blocks()])
 def test_every_python_block_runs(name: str, code: str, tmp_path: Path) -> None:
     if lacks_extra(code):
-        pytest.skip("needs the extra: pip install 'casstore[dev]'")
+        pytest.skip("needs the extra: pip install '.[dev]'")
     if "postgresql://" in code:
         pytest.skip("needs a server, and is run on one: tests/postgres/test_postgres_doc.py")
     (tmp_path / "README.md").write_text((ROOT / "README.md").read_text())
@@ -89,6 +89,13 @@ def test_every_link_leads_somewhere(document: Path) -> None:
     for target in LINK.findall(document.read_text()):
         if "://" not in target:
             assert (document.parent / target).exists(), target
+
+
+def test_no_text_installs_casstore_by_its_name() -> None:
+    """It is installed from a clone: pip knows no package of this name elsewhere."""
+    sources = [*DOCUMENTS, *(ROOT / "casstore").rglob("*.py"), *(ROOT / "tools").rglob("*.py")]
+    found = [path for path in sources if re.search("pip install '?casstore", path.read_text())]
+    assert found == []
 
 
 def test_every_command_that_a_document_names_exists() -> None:

@@ -29,7 +29,7 @@ from casstore.testing import EngineFactory
 from casstore.testing.engine_fixtures import put_row
 from casstore.testing.engine_threads import TIMEOUT_S, start
 from casstore.testing.engine_watch import WatchContract, falls_silent, watch_heads
-from tests.faults.children import in_child
+from tests.faults.children import in_child, killed_at_the_end
 from tests.faults.test_processes import finish, first_line, python
 
 COMMITS = 10_000
@@ -358,13 +358,13 @@ try:
 except KeyboardInterrupt:
     print("interrupted")
 """
-    waiter = python(script, tmp_path / "s", native)
-    assert (first_line(waiter) == "PollingWatch") is not native
-    # Time to begin the wait; the answer is the same if it begins later.
-    time.sleep(0.2)
-    assert waiter.poll() is None
-    waiter.send_signal(signal.SIGINT)
-    assert finish(waiter) == "interrupted"
+    with killed_at_the_end(python(script, tmp_path / "s", native)) as waiter:
+        assert (first_line(waiter) == "PollingWatch") is not native
+        # Time to begin the wait; the answer is the same if it begins later.
+        time.sleep(0.2)
+        assert waiter.poll() is None
+        waiter.send_signal(signal.SIGINT)
+        assert finish(waiter) == "interrupted"
 
 
 def test_a_process_that_waits_in_a_thread_can_end(tmp_path: Path) -> None:

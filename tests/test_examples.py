@@ -181,7 +181,7 @@ NEEDED = {
 def imported(module: str) -> ModuleType:
     for named, package in NEEDED.items():
         if f"{module}.".startswith(f"{named}."):
-            pytest.importorskip(package, reason="needs the extra: pip install 'casstore[dev]'")
+            pytest.importorskip(package, reason="needs the extra: pip install '.[dev]'")
     return importlib.import_module(module)
 
 

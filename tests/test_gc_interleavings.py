@@ -137,7 +137,7 @@ D = made("d", B)
 FIRST, SECOND = RowKey("records", b"first"), RowKey("records", b"second")
 
 
-def _named(table: str, row: Row, now_ms: int) -> list[bytes]:
+def _named(table: str, row: Row) -> list[bytes]:
     return [row.value]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import inspect
 import io
@@ -201,6 +202,36 @@ def test_options_that_change_nothing_for_others_may_differ(tmp_path: Path) -> No
         casstore.open(tmp_path / "s", create=False, cache_bytes=0, lmdb_version=0) as second,
     ):
         assert first.engine is second.engine
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"durability": "fast"},
+        {"durability": None},
+        {"map_bytes": -1},
+        {"map_bytes": "1G"},
+        {"cache_bytes": -1},
+        {"lmdb_version": 2},
+        {"readonly": "yes"},
+        {"create": None},
+        {"verify": 1},
+        {"auto_train": "no"},
+        {"auto_pack": "no"},
+    ],
+    ids=str,
+)
+def test_a_wrong_value_is_named_whether_or_not_the_store_is_open(
+    tmp_path: Path, wrong: dict[str, Any], *, is_open: bool
+) -> None:
+    [name] = wrong
+    with contextlib.ExitStack() as stack:
+        if is_open:
+            stack.enter_context(casstore.open(tmp_path / "s"))
+        with pytest.raises(InvalidInputError, match=name):
+            casstore.open(tmp_path / "s", **wrong)
+    assert (tmp_path / "s").exists() is is_open
 
 
 def test_a_failed_open_leaves_nothing_open(tmp_path: Path) -> None:

@@ -19,8 +19,9 @@ if __name__ == "__main__":
     # Run as a program, with whatever Python is found first.
     use_checkout()
     from casstore.cli.main import main
+    from casstore_command import started
 
     if len(sys.argv) == 1:
         sys.argv.append("--help")
     sys.argv.insert(1, "diff")
-    main()
+    main(begin=started)

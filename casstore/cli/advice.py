@@ -62,6 +62,7 @@ _OF_COMMAND: Final[dict[str, tuple[tuple[type[CasstoreError], str], ...]]] = {
         (errors.NameTakenError, "take away the tag, or choose another id with --name"),
         (errors.ConflictError, "take it under another id: casstore import-lash FILE --name ID"),
     ),
+    "pin": ((errors.NameTakenError, "choose another name, or: casstore tag --delete NAME"),),
     "copy": (
         (errors.StoreNotFoundError, "name another; a TARGET that is not there: --create makes it"),
     ),

@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import click
 
@@ -17,13 +17,15 @@ from casstore.cli.command import App, command
 from casstore.cli.completing import complete_name
 from casstore.cli.differences import BLOB, CHECKPOINT, Difference, Place, compare, unified
 from casstore.cli.output import Printer, Styled, bad, bold, dim, good, name, needs_ascii, other
-from casstore.cli.places import read_nodes
+from casstore.cli.places import HIDDEN, checkpoint_document, node_summary, read_nodes
 from casstore.cli.quantities import count, size
 from casstore.cli.shapes import Part, Shape
-from casstore.cli.spelling import brief, clip_name, plain, short, summary
+from casstore.cli.spelling import brief, clip_name, plain, short
 from casstore.errors import InvalidInputError, LimitError, render_path
+from casstore.format.digest import Digest
 from casstore.objects.diff import ADDED, CHANGED, REMOVED, Change
 from casstore.session.compare import NodeRef
+from casstore.session.data import Usage
 from casstore.store import Store, is_server, shown_place
 
 _SECTION: Final = "Comparing"
@@ -35,7 +37,8 @@ _NODE: Final = {
     "seq": "its place in insertion order",
     "depth": "how many nodes its path has",
     "digest": "names it and its whole path",
-    "summary": "who says what, its beginning",
+    "summary": "who says what, its beginning; null if it is hidden",
+    "hidden": "true: a tombstone hides it in this session, or in any if no session was named",
 }
 _SIDE: Final = {
     "name": "the name, spelled so that it means nothing else",
@@ -79,6 +82,14 @@ SHAPE: Final = Shape(
                 "old_path": "where, in the old one; null if it was added",
                 "before": "the old value, null if there was none",
                 "after": "the new value, null if there is none",
+                "usage": Part(
+                    "of a change of usage, what is counted; else null",
+                    {
+                        "source": "who used it",
+                        "model": "the model",
+                        "field": "input, output …; null: the whole entry",
+                    },
+                ),
             },
         ),
         "omitted": Part(
@@ -198,6 +209,23 @@ class _Listing:
         self.added: Sequence[NodeRef] = () if comparison is None else comparison.added
         self.dropped: Sequence[NodeRef] = () if comparison is None else comparison.dropped
         self.changes = found.changes
+        # By place, the entries of the ledgers; read if a change is of one.
+        self._ledgers: dict[Digest, list[dict[str, Any]]] = {}
+
+    def usage_of(self, change: Change) -> _UsageField | None:
+        """What a change of usage counts; None for other changes."""
+        found = self.found
+        if found.kind != CHECKPOINT or change.path[:1] != ("usage",) or len(change.path) < 2:
+            return None
+        place = found.old if change.op == REMOVED else found.new
+        if place.digest not in self._ledgers:
+            document = checkpoint_document(place.store, place.digest, hydrate=False)
+            self._ledgers[place.digest] = document["usage"]
+        _, at, *rest = change.path
+        assert isinstance(at, int)
+        entry = self._ledgers[place.digest][at]
+        field = Usage._fields[rest[0]] if rest and isinstance(rest[0], int) else None
+        return _UsageField(entry["source"], entry["model"], field)
 
     def cut(self, what: Sequence[Any]) -> Sequence[Any]:
         """As much as is listed."""
@@ -248,7 +276,7 @@ class _Listing:
                 for part, counts in self.by_part().items()
             },
             "nodes": nodes,
-            "changes": [_change(change) for change in listed] if with_values else [],
+            "changes": [self._change(change) for change in listed] if with_values else [],
             "omitted": {
                 "nodes": len(self.added) + len(self.dropped) - listed_nodes,
                 "changes": len(self.changes) - len(listed),
@@ -261,7 +289,8 @@ class _Listing:
         }
 
     def _nodes(self, place: Place, nodes: Sequence[NodeRef]) -> list[dict[str, Any]]:
-        listed = read_nodes(place.store, [node.digest for node in self.cut(nodes)])
+        digests = [node.digest for node in self.cut(nodes)]
+        listed = read_nodes(place.store, digests, place.target.session)
         return [
             {
                 "id": node.id,
@@ -269,10 +298,22 @@ class _Listing:
                 "seq": node.seq,
                 "depth": node.depth,
                 "digest": node.digest.hex(),
-                "summary": summary(node.payload, 200),
+                "summary": None if node.payload is HIDDEN else node_summary(node, 200),
+                "hidden": node.payload is HIDDEN,
             }
             for node in listed
         ]
+
+    def _change(self, change: Change) -> dict[str, Any]:
+        usage = self.usage_of(change)
+        return {
+            "op": change.op,
+            "path": list(change.path),
+            "old_path": None if change.old_path is None else list(change.old_path),
+            "before": plain(change.before),
+            "after": plain(change.after),
+            "usage": None if usage is None else usage._asdict(),
+        }
 
 
 def _side(place: Place) -> dict[str, Any]:
@@ -283,14 +324,21 @@ def _side(place: Place) -> dict[str, Any]:
     }
 
 
-def _change(change: Change) -> dict[str, Any]:
-    return {
-        "op": change.op,
-        "path": list(change.path),
-        "old_path": None if change.old_path is None else list(change.old_path),
-        "before": plain(change.before),
-        "after": plain(change.after),
-    }
+class _UsageField(NamedTuple):
+    """Where usage is counted; field None: a whole entry."""
+
+    source: str
+    model: str
+    field: str | None
+
+    def __str__(self) -> str:
+        return f"{self.source}, {self.model}" + ("" if self.field is None else f": {self.field}")
+
+
+def _usage_words(entry: Any) -> str:
+    """An entry of a ledger, as it is stored, in words."""
+    counts = zip(Usage._fields[2:], entry[2:], strict=False)
+    return ", ".join([f"{name} {number:,}" for name, number in counts if number]) or "nothing"
 
 
 class _Page:
@@ -347,9 +395,10 @@ class _Page:
             ("+", "green", self._found.new, listing.added),
         ):
             shown = listing.cut(nodes)
-            for node in read_nodes(place.store, [node.digest for node in shown]):
+            digests = [node.digest for node in shown]
+            for node in read_nodes(place.store, digests, place.target.session):
                 node_id = clip_name(node.id)
-                said = summary(node.payload, self._to.room(len(node_id) + 6, 120))
+                said = node_summary(node, self._to.room(len(node_id) + 6, 120))
                 self._to.line(Styled(f"  {mark} {node_id}  {said}", fg=colour))
             if len(nodes) > len(shown) and not listing.stat:
                 more = len(nodes) - len(shown)
@@ -379,12 +428,33 @@ class _Page:
                     total = sum(counts[part].values())
                     self._to.line(bold(part), dim(f"  {count(total, 'change')}"))
                 path = path[1:]
-            self._change(change, render_path(path))
+            usage = listing.usage_of(change)
+            if usage is not None:
+                self._usage(change, usage)
+            elif part == "usage" and not path:
+                # All of the ledger, where the other side has none.
+                mark, entries = ("+", change.after) if change.op == ADDED else ("-", change.before)
+                for entry in entries:
+                    self._entry(mark, f"{entry[0]}, {entry[1]}", entry)
+            else:
+                self._change(change, render_path(path))
         if len(listing.changes) > len(shown):
             more = len(listing.changes) - len(shown)
             self._to.line(dim(f"… {count(more, 'more change')}: --limit 0, or --stat"))
         if self._found.comparison is not None and not listing.changes:
             self._to.line(dim("the state beside the graph is the same"))
+
+    def _usage(self, change: Change, usage: _UsageField) -> None:
+        if usage.field is not None or change.op == CHANGED:
+            self._change(change, str(usage))
+        elif change.op == ADDED:
+            self._entry("+", str(usage), change.after)
+        else:
+            self._entry("-", str(usage), change.before)
+
+    def _entry(self, mark: str, where: str, entry: Any) -> None:
+        style = good if mark == "+" else bad
+        self._to.line(style(f"  {mark} {where}"), "  ", _usage_words(entry))
 
     def _change(self, change: Change, where: str) -> None:
         room = 1_000_000 if self._full else self._to.room(6, 160)

@@ -97,7 +97,8 @@ class Difference(NamedTuple):
                 yield {"op": "replace", "path": "/leaf", "value": found.new_leaf}
             for node in found.dropped:
                 yield {"op": "remove", "path": _node_pointer(node.id)}
-            for added in read_nodes(self.new.store, [node.digest for node in found.added]):
+            digests = [node.digest for node in found.added]
+            for added in read_nodes(self.new.store, digests, self.new.target.session):
                 value = plain(node_document(added))
                 yield {"op": "add", "path": _node_pointer(added.id), "value": value}
         yield from operations(self.changes)
@@ -180,7 +181,7 @@ def _nodes(old: Place, new: Place, engine: Engine) -> tuple[Change, ...]:
     reader = PendingReader(engine, writer)
     digests: list[bytes] = []
     for place in (old, new):
-        document = node_document(read_node(place.store, place.digest))
+        document = node_document(read_node(place.store, place.digest, place.target.session))
         digests.append(bytes(splitting.split(document, writer.emit)))
     before, after = reader.get_many(digests)
     return tuple(

@@ -145,7 +145,10 @@ _COLOURS: Final = {codes.ERROR: "red", codes.WARNING: "yellow", codes.INFO: "cya
 
 
 def _write_check(to: Printer, told: dict[str, Any]) -> None:
+    notes = sum([told["counts"].get(code, 0) for code in codes.HARMLESS])
     for one in told["findings"]:
+        if one["code"] in codes.HARMLESS:
+            continue
         to.line(Styled(one["severity"], fg=_COLOURS[one["severity"]]), f"  {one['what']}")
         to.line(dim(f"    {one['code']}: {one['meaning']}"))
         to.line(dim(f"    do: {one['remedy']}"))
@@ -159,6 +162,8 @@ def _write_check(to: Printer, told: dict[str, Any]) -> None:
     looked = f"{count(told['objects_checked'], 'object')}, {count(told['rows_checked'], 'row')}"
     if told["contents_checked"]:
         looked += f"; {told['contents_checked']:,} read and proven"
+    if notes:
+        looked += f"; {count(notes, 'harmless note')}, listed by --json"
     if told["sound"]:
         to.line(good("sound"), f"  {looked} (level {told['level']})")
     else:

@@ -168,7 +168,7 @@ def pin(
 ) -> None:
     """Let PIN keep PLACE for a time, take a pin away, or list pins and tags.
 
-    Given again, its time starts anew.
+    Pinning again restarts its time. The name of a tag is refused.
     """
     _keep(
         app,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from keyword import iskeyword
 from types import FrameType
@@ -39,6 +39,7 @@ _MODULES: Final = {
     "graph_log": ("log",),
     "history": ("history", "label"),
     "keeping": ("tag", "pin"),
+    "attachments": ("attachments",),
     "comparing": ("diff",),
     "reclaiming": ("gc", "pack"),
     "vacuuming": ("vacuum",),
@@ -298,12 +299,19 @@ def cli(**common: Any) -> None:
     """Look into a casstore store, compare what is in it, and care for it."""
 
 
-def main() -> NoReturn:
-    """Run the command line."""
-    prepare_streams()
+def main(begin: Callable[[], None] | None = None) -> NoReturn:
+    """Run the command line; ``begin`` is called once an interrupt ends it as it should."""
     try:
+        if begin is not None:
+            begin()
+        prepare_streams()
         _heed_signals()
         cli.main()
+    except KeyboardInterrupt:
+        # Before the command began, or behind its answer.
+        failure = _Failure("Interrupted", "interrupted", None, INTERRUPTED)
+        _report(failure, as_json="--json" in sys.argv)
+        sys.exit(INTERRUPTED)
     except _ToldToEnd as exc:
         let_go(sys.stdout)
         os.kill(os.getpid(), exc.number)

@@ -19,7 +19,7 @@ from casstore.format.digest import Digest
 from casstore.format.hashing import Kind
 from casstore.maintenance.object_pass import newest_first
 from casstore.maintenance.progress import Progress
-from casstore.maintenance.roots import ROOTS
+from casstore.maintenance.roots import live_roots
 from casstore.objects.pieces import PieceReader
 from casstore.session import keys
 from casstore.session.heads import decode_head
@@ -90,10 +90,10 @@ class Share(NamedTuple):
 
 def _roots(engine: Engine) -> Iterator[tuple[str, Row, bytes]]:
     """Every digest that a row names: the table, the row, the digest."""
-    now_ms = engine.now_ms()
-    for table in ROOTS.tables:
+    roots = live_roots(engine.now_ms())
+    for table in roots.tables:
         for row in scan(engine, table, b"", None):
-            for digest in ROOTS.named(table, row, now_ms):
+            for digest in roots.named(table, row):
                 yield table, row, digest
 
 

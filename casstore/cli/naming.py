@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -37,6 +37,7 @@ from casstore.format.digest import Digest
 from casstore.format.hashing import DIGEST_BYTES, KIND_NAMES, Kind
 from casstore.objects.pieces import PieceReader
 from casstore.session.data import Entry
+from casstore.session.state import Runtime
 from casstore.store import Store, is_server
 
 SESSION: Final = "session"
@@ -375,6 +376,9 @@ def _not_found(store: Store, text: str) -> Exception:
                 what = "node" if mark == "#" else "revision or label"
                 shown = rest if mark != "~" else f"~{rest}"
                 error.args = (f"{described(store, where)} has no {what} {shown!r}",)
+                if mark == "#" and rest in _hidden_ids(store, where.session):
+                    told = f"node {rest!r} of session {where.session!r} is hidden by a tombstone"
+                    error.args = (told,)
                 return error
     try:
         store.session(text).head()
@@ -385,3 +389,9 @@ def _not_found(store: Store, text: str) -> Exception:
     return NameNotFoundError(
         text, "casstore sessions, casstore tag; a digest needs at least 4 digits"
     )
+
+
+def _hidden_ids(store: Store, session: str) -> Collection[str]:
+    runtime = Runtime(store)
+    state = runtime.find(session)
+    return () if state is None else runtime.hidden(state.head).values()

@@ -21,7 +21,8 @@ from casstore.cli.places import at_path, json_text, load, parse_path
 from casstore.cli.quantities import size
 from casstore.cli.shapes import Part, Shape
 from casstore.cli.spelling import parse_json, plain
-from casstore.errors import InvalidInputError, StorageError
+from casstore.engine.files import source_error
+from casstore.errors import InvalidInputError
 from casstore.format.digest import Digest
 from casstore.format.hashing import Kind
 from casstore.maintenance.whole_files import whole_file
@@ -105,7 +106,7 @@ def _put(store: Store, source: str, *, as_value: bool) -> dict[str, Any]:
         with open(source, "rb") as found:
             return _put_open(store, source, found, as_value=as_value)
     except OSError as exc:
-        raise StorageError(f"cannot read {source}: {exc.strerror or exc}") from exc
+        raise source_error("standard input" if source == "-" else source, exc) from exc
 
 
 def _put_open(store: Store, source: str, found: IO[bytes], *, as_value: bool) -> dict[str, Any]:

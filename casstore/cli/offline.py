@@ -18,9 +18,11 @@ from casstore.cli.advice import advice
 from casstore.cli.command import DURABILITIES
 from casstore.cli.main import INTERRUPTED
 from casstore.cli.opening import open_to_read
-from casstore.cli.quantities import parse_duration, size
+from casstore.cli.quantities import duration, parse_duration, size
 from casstore.cli.reclaiming import gc_document, gc_exit_code, pack_document
 from casstore.cli.retaining import planned, prune_document
+from casstore.engine.overlay import OverlayEngine
+from casstore.engine.protocol import COLD_AGE_MS, PackReport
 from casstore.errors import (
     BusyError,
     CasstoreError,
@@ -31,7 +33,8 @@ from casstore.errors import (
 from casstore.maintenance import expiring, gc, pack, retention
 from casstore.maintenance.policy import policy_from
 from casstore.maintenance.progress import Progress, Step
-from casstore.maintenance.retention import Policy
+from casstore.maintenance.retention import Policy, RetentionReport
+from casstore.maintenance.retention_execution import Tally
 from casstore.store import Store, is_server, shown_place
 from casstore.store import open as open_store
 
@@ -48,6 +51,10 @@ class Care(NamedTuple):
     #: Prune by this policy; None: by those that the store has, if ``prune``.
     policy: Policy | None = None
     prune: bool = False
+    #: Does ``policy`` decide also for sessions that have a policy of their own?
+    override_policies: bool = False
+    #: Give up attachments announced longer ago than this and never committed; None: none.
+    attachments_ms: int | None = None
     vacuum: bool = False
     pack: bool = False
     durability: str = "any"
@@ -55,8 +62,8 @@ class Care(NamedTuple):
 
 # What a configuration may say of a store, and of what type it is.
 _KEYS: Final[dict[str, type | tuple[type, ...]]] = {
-    "grace": str, "batch": int, "retention": (dict, bool), "vacuum": bool, "pack": bool,
-    "durability": str,
+    "grace": str, "batch": int, "retention": (dict, bool), "override_policies": bool,
+    "attachments": str, "vacuum": bool, "pack": bool, "durability": str,
 }  # fmt: skip
 
 
@@ -122,6 +129,8 @@ def change_care(care: Care, changes: Mapping[str, Any], where: str) -> Care:
             raise InvalidInputError(f"{where}: durability is one of {', '.join(_DURABILITIES)}")
         if key == "grace":
             care = care._replace(grace_ms=_duration(value, f"{where}: grace"))
+        elif key == "attachments":
+            care = care._replace(attachments_ms=_duration(value, f"{where}: attachments"))
         elif key == "retention":
             care = _with_retention(care, value, where)
         else:
@@ -282,28 +291,29 @@ def _steps(
 ) -> int:
     codes = [0]
     stopping = _stopping(progress, stop)
-    if care.prune and not stop():
-        plan = retention.plan(store, policy=care.policy, progress=stopping)
-        if dry_run:
-            pruned, listed = planned(plan)
-            report["pruned"] = prune_document(pruned, None, listed)
-        else:
-            pruned = retention.execute(store, plan, progress=stopping)
-            expired = expiring.expire_rows(store, progress=stopping)
-            report["pruned"] = prune_document(pruned, expired, [])
-        words.append(
-            f"{'would prune' if dry_run else 'pruned'} {pruned.revisions_removed} revisions, "
-            f"{pruned.sessions_deleted} sessions"
+    if dry_run:
+        # The steps are carried out in memory: each finds what the ones before it have left.
+        store = Store(OverlayEngine(store.engine))
+    if (care.prune or care.attachments_ms is not None) and not stop():
+        pruned, listed = _prune(store, care, dry_run=dry_run, progress=stopping)
+        expired = expiring.expire_rows(
+            store, attachments_older_than_ms=care.attachments_ms, progress=stopping
         )
+        report["pruned"] = prune_document(pruned, expired, listed)
+        words += _pruned(pruned, expired, care, dry_run=dry_run)
         codes.append(8 if pruned.refused_count else 0)
-    if care.vacuum and not dry_run:
+    packed: PackReport | None = None
+    if care.vacuum:
         from casstore.cli.vacuuming import vacuum_document, vacuum_exit_code
         from casstore.maintenance import vacuum
 
-        done = vacuum.vacuum(store, grace_ms=care.grace_ms, progress=progress, stop=stop)
+        done = vacuum.vacuum(
+            store, grace_ms=care.grace_ms, dry_run=dry_run, progress=progress, stop=stop
+        )
         report["vacuumed"] = vacuum_document(done, care.grace_ms)
         words.append(f"vacuum {done.outcome.value}")
         codes.append(vacuum_exit_code(done, interrupted=stop()))
+        packed = done.packed
         if done.collected is not None:
             words.append(_swept(done.collected))
     else:
@@ -318,12 +328,60 @@ def _steps(
         report["collected"] = gc_document(collected, care.grace_ms)
         words.append(_swept(collected))
         codes.append(gc_exit_code(collected, interrupted=stop()))
-    if care.pack and not dry_run and not stop() and not max(codes):
+    if care.pack and packed is None and not dry_run and not stop() and not max(codes):
         packed = pack.pack(store, progress=stopping)
+    if packed is not None:
         report["packed"] = pack_document(packed)
-        words.append(f"packed {packed.slabs_before} slabs into {packed.slabs_after}")
+        words.append(_packed(packed, COLD_AGE_MS if report["vacuumed"] is None else 0))
         codes.append(8 if packed.damaged else 0)
     return max(codes)
+
+
+def _prune(
+    store: Store, care: Care, *, dry_run: bool, progress: Progress
+) -> tuple[RetentionReport, list[dict[str, Any]] | None]:
+    """Prune by the policies, if that is asked for; of a dry run also the plan."""
+    if not care.prune:
+        return Tally(None).report(), [] if dry_run else None
+    plan = retention.plan(
+        store,
+        policy=care.policy,
+        override_policies=care.override_policies and care.policy is not None,
+        progress=progress,
+    )
+    if not dry_run:
+        return retention.execute(store, plan, progress=progress), None
+    counted, listed = planned(plan)
+    retention.execute(store, plan, progress=progress)
+    return counted, listed
+
+
+def _pruned(
+    pruned: RetentionReport, expired: expiring.ExpiredRows, care: Care, *, dry_run: bool
+) -> list[str]:
+    words: list[str] = []
+    if care.prune:
+        words.append(
+            f"{'would prune' if dry_run else 'pruned'} {pruned.revisions_removed} revisions, "
+            f"{pruned.sessions_deleted} sessions"
+        )
+    if pruned.overridden:
+        names = ", ".join([one.session for one in pruned.overridden])
+        words.append(f"{'would override' if dry_run else 'overrode'} the stored policy of {names}")
+    if care.attachments_ms is not None:
+        words.append(
+            f"{'would give up' if dry_run else 'gave up'} {expired.attachments} attachments, "
+            f"{'would condemn' if dry_run else 'condemned'} {expired.condemned}"
+        )
+    return words
+
+
+def _packed(report: PackReport, min_age_ms: int) -> str:
+    if report.slabs_before:
+        return f"packed {report.slabs_before} slabs into {report.slabs_after}"
+    if not min_age_ms:
+        return "nothing to pack"
+    return f"nothing to pack that is older than {duration(min_age_ms)}"
 
 
 def _swept(report: gc.GcReport) -> str:

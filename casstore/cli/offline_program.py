@@ -27,7 +27,7 @@ from casstore.cli.output import is_terminal
 from casstore.cli.progress import Meter
 from casstore.cli.spelling import safe
 from casstore.cli.streams import let_go, prepare_streams
-from casstore.errors import CasstoreError, StorageError
+from casstore.errors import CasstoreError, InvalidInputError, StorageError
 from casstore.maintenance.whole_files import whole_file
 from casstore.store import shown_place
 from casstore.version import __version__
@@ -76,7 +76,11 @@ def parser() -> argparse.ArgumentParser:
         keep.add_argument(f"--{name}", type=int, metavar="N", help="keep so many")
     keep.add_argument("--within", metavar="TIME", help="keep all that is younger: 7d")
     keep.add_argument("--idle", metavar="TIME", help="take sessions away that are idle so long")
+    made.add_argument("--attachments", metavar="TIME",
+                      help="give up attachments that were not committed within it")  # fmt: skip
     yes_no = argparse.BooleanOptionalAction
+    keep.add_argument("--override-policies", action=yes_no,
+                      help="also for sessions that have a policy of their own")  # fmt: skip
     made.add_argument("--vacuum", action=yes_no, help="remove hidden nodes for good as well")
     made.add_argument("--pack", action=yes_no, help="rewrite small slabs into large ones")
     made.add_argument("--report", metavar="FILE", help="write a JSON report there; - for stdout")
@@ -90,7 +94,15 @@ def configured(given: argparse.Namespace) -> Config:
     config = Config((), Care(), {}) if given.config is None else read_config(given.config)
     changes: dict[str, object] = {
         key: getattr(given, key)
-        for key in ("grace", "batch", "durability", "vacuum", "pack")
+        for key in (
+            "grace",
+            "batch",
+            "durability",
+            "override_policies",
+            "attachments",
+            "vacuum",
+            "pack",
+        )
         if getattr(given, key) is not None
     }
     keep = {
@@ -102,6 +114,8 @@ def configured(given: argparse.Namespace) -> Config:
         changes["retention"] = keep
     elif given.prune:
         changes["retention"] = True
+    if given.override_policies and not keep and given.config is None:
+        raise InvalidInputError("--override-policies needs a policy, such as --last 10")
     own = {path: {**theirs, **changes} for path, theirs in config.own.items()}
     care = change_care(config.care, changes, "options")
     return Config((*config.stores, *given.stores), care, own)

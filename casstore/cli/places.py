@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any, Final
 
 from casstore.cli.naming import Target
-from casstore.cli.spelling import plain, safe_json
+from casstore.cli.spelling import plain, safe_json, summary
 from casstore.errors import InvalidInputError, PathNotFoundError, PathStep
 from casstore.format.canonical import Link
 from casstore.format.digest import Digest
 from casstore.format.hashing import Kind
+from casstore.maintenance.removed_nodes import remembered
 from casstore.objects import graph
 from casstore.objects.pieces import PieceReader
 from casstore.objects.view import View
 from casstore.session.checkpoint import read_checkpoint, read_usage
 from casstore.session.data import Node
+from casstore.session.heads import decode_head
+from casstore.session.scanning import scan
+from casstore.session.state import Runtime
 from casstore.store import Store
 
 _STEP: Final = re.compile(r"""\.?([^.\[\]"]+)|\[(\d+)\]|\[?"((?:[^"\\]|\\.)*)"\]?""")
@@ -49,8 +53,39 @@ def parse_path(text: str) -> tuple[PathStep, ...]:
     return tuple(steps)
 
 
+class _Hidden:
+    """Stands in the place of a payload that a tombstone hides."""
+
+
+HIDDEN: Final = _Hidden()
+
+
+def hidden_nodes(store: Store, session: str | None) -> Container[bytes]:
+    """The digests of nodes that tombstones hide in a session; without one, in any session.
+
+    A digest or a tag names a node outside of all sessions: then also those count that vacuum has
+    removed and that something keeps.
+    """
+    runtime = Runtime(store)
+    if session is not None:
+        state = runtime.find(session)
+        return () if state is None else runtime.hidden(state.head)
+    found = remembered(store)
+    for row in scan(store.engine, "heads", b"", None):
+        head = decode_head(row.value)
+        if head.hidden is not None:
+            found.update(runtime.hidden(head))
+    return found
+
+
+def node_summary(node: Node, width: int) -> str:
+    """Who says what in a node, its beginning."""
+    return "(hidden)" if node.payload is HIDDEN else summary(node.payload, width)
+
+
 def node_document(node: Node) -> dict[str, Any]:
-    """A node as it is shown."""
+    """A node as it is shown; of one that is hidden, without its content."""
+    is_hidden = node.payload is HIDDEN
     return {
         "id": node.id,
         "parent": node.parent,
@@ -59,21 +94,28 @@ def node_document(node: Node) -> dict[str, Any]:
         "frame": node.frame,
         "time": node.time,
         "cause": node.cause,
-        "payload": node.payload,
+        "payload": None if is_hidden else node.payload,
+        "hidden": is_hidden,
     }
 
 
-def read_node(store: Store, digest: bytes) -> Node:
-    """A node by its digest."""
-    return next(read_nodes(store, [digest]))
+def read_node(store: Store, digest: bytes, session: str | None) -> Node:
+    """A node by its digest, as it is seen in a session (None: outside of all)."""
+    return next(read_nodes(store, [digest], session))
 
 
-def read_nodes(store: Store, digests: Sequence[bytes]) -> Iterator[Node]:
-    """Nodes by their digests, in pages: on a server, a page is one round trip."""
+def read_nodes(store: Store, digests: Sequence[bytes], session: str | None) -> Iterator[Node]:
+    """Nodes by their digests, in pages: on a server, a page is one round trip.
+
+    The payload of one that a tombstone hides is ``HIDDEN``, and its cause is left out.
+    """
+    hidden = hidden_nodes(store, session) if digests else ()
     for start in range(0, len(digests), _PAGE):
         page = digests[start : start + _PAGE]
         found = graph.read_nodes(PieceReader(store.engine), page)
         for digest, (header, cause, payload) in zip(page, found, strict=True):
+            if digest in hidden:
+                cause, payload = None, HIDDEN
             yield Node(
                 header.id, payload, header.parent_id, cause, header.frame, header.time,
                 header.seq, header.depth, Digest(digest),
@@ -100,7 +142,7 @@ def load(store: Store, target: Target) -> Any:
     assert target.digest is not None
     kind = PieceReader(store.engine).get(target.digest).kind
     if kind == Kind.NODE:
-        return node_document(read_node(store, target.digest))
+        return node_document(read_node(store, target.digest, target.session))
     if kind == Kind.MANIFEST:
         return checkpoint_document(store, target.digest, hydrate=True)
     if kind in (Kind.BLOB, Kind.ROPE):
@@ -117,7 +159,7 @@ def at_path(store: Store, target: Target, path: tuple[PathStep, ...]) -> Any:
     if kind in (Kind.BLOB, Kind.ROPE):
         raise InvalidInputError("a blob has no parts to name; print it whole")
     if kind == Kind.NODE:
-        return _descend(node_document(read_node(store, target.digest)), path)
+        return _descend(node_document(read_node(store, target.digest, target.session)), path)
     if kind == Kind.MANIFEST:
         whole = checkpoint_document(store, target.digest, hydrate=False)
         component = whole.get(str(path[0]))

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # Where nobody watches, a line is written so often.
 LINE_INTERVAL_S: Final = 5.0
+# A rate measured over less time is noise.
+_RATE_AFTER_S: Final = 1.0
 
 
 class Meter:
@@ -39,7 +41,9 @@ class Meter:
         self._bars: Bars | None = None
         self._task: TaskID | None = None
         self._phase = ""
+        # When the phase was first heard of, and how much was done by then.
         self._began_s = self._told_s = clock()
+        self._began_at = 0
         self._stop = threading.Event()
         self._former: Any = None
 
@@ -75,41 +79,33 @@ class Meter:
         if step.phase != self._phase:
             self._phase = step.phase
             self._began_s = self._clock()
+            self._began_at = step.done
             self._task = None
         if self._shown:
             self._move_bar(step)
         elif self._clock() - self._told_s >= LINE_INTERVAL_S:
             self._told_s = self._clock()
             try:
-                print(told(step, self._told_s - self._began_s), file=sys.stderr, flush=True)
+                print(f"{step.phase}: {self._figures(step)}", file=sys.stderr, flush=True)
             except OSError:
                 # Nobody hears it. That is no reason to stop.
                 self._silent = True
 
+    def _figures(self, step: Step) -> str:
+        # Not as rich measures it: the rate of two steps that come at once would be any number.
+        return told(step, self._clock() - self._began_s, self._began_at)
+
     def _move_bar(self, step: Step) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, ProgressColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as Bars
-        from rich.text import Text
-
-        class Figures(ProgressColumn):
-            """How much of how much, and how fast."""
-
-            def render(self, task: Any) -> Text:
-                unit = task.fields["unit"]
-                done = amount(int(task.completed), unit)
-                of = "" if task.total is None else f" of {amount(int(task.total), unit)}"
-                speed = task.finished_speed or task.speed
-                rate = "" if not speed else f", {amount(int(speed), unit)}/s"
-                return Text(done + of + rate)
 
         if self._bars is None:
             console = Console(stderr=True, no_color=not wants_colour(sys.stderr))
             self._bars = Bars(
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=24),
-                Figures(),
-                TimeRemainingColumn(compact=True),
+                TextColumn("{task.fields[figures]}"),
                 console=console,
                 transient=True,
                 # Else what is printed meanwhile, an answer on stdout too, goes to stderr.
@@ -117,9 +113,10 @@ class Meter:
                 redirect_stderr=False,
             )
             self._bars.start()
+        figures = self._figures(step)
         if self._task is None:
-            self._task = self._bars.add_task(step.phase, total=step.total, unit=step.unit)
-        self._bars.update(self._task, completed=step.done, total=step.total)
+            self._task = self._bars.add_task(step.phase, total=step.total, figures=figures)
+        self._bars.update(self._task, completed=step.done, total=step.total, figures=figures)
 
 
 def amount(number: int, unit: str) -> str:
@@ -127,13 +124,13 @@ def amount(number: int, unit: str) -> str:
     return size(number) if unit == "bytes" else f"{number:,} {unit}"
 
 
-def told(step: Step, elapsed_s: float) -> str:
-    """How far work has come, on one line."""
-    line = f"{step.phase}: {amount(step.done, step.unit)}"
+def told(step: Step, elapsed_s: float, began_at: int = 0) -> str:
+    """The amount done, and after a second of work the rate since ``began_at`` and the time left."""
+    line = amount(step.done, step.unit)
     if step.total is not None:
         line += f" of {amount(step.total, step.unit)}"
-    if elapsed_s > 0 and step.done:
-        rate = step.done / elapsed_s
+    if elapsed_s >= _RATE_AFTER_S and step.done > began_at:
+        rate = (step.done - began_at) / elapsed_s
         line += f", {amount(int(rate), step.unit)}/s"
         if step.total is not None and step.total > step.done:
             line += f", about {duration((step.total - step.done) / rate * 1000)} left"

@@ -36,6 +36,7 @@ GC_FIELDS: Final[Fields] = {
     "freed_bytes": "given back at once, as stored; the rest when slabs are rewritten",
     "rows_unneeded": "rows of the node table that no revision needs",
     "rows_swept": "of those, removed now",
+    "pins_expired": "pins whose time is up: removed, or found by a plan",
     "longest_pause_ms": "the longest that writers had to wait",
     "problem": PROBLEM,
 }
@@ -67,6 +68,7 @@ def gc_document(report: GcReport, grace_ms: int) -> dict[str, Any]:
         "freed_bytes": report.bytes_freed,
         "rows_unneeded": report.rows_unneeded,
         "rows_swept": report.rows_swept,
+        "pins_expired": report.pins_expired,
         "longest_pause_ms": round(report.longest_pause_ms, 3),
         "problem": problem_document(report.problem),
     }
@@ -139,6 +141,8 @@ def write_gc(to: Printer, report: GcReport, grace_ms: int) -> None:
         facts.append(("not needed", count(report.rows_unneeded, "row") + " of the node table"))
         if left and outcome is not Outcome.PLANNED:
             facts.append(("", f"{count(left, 'row')} stay: this role may not remove them"))
+    if report.pins_expired:
+        facts.append(("expired", count(report.pins_expired, "pin")))
     if outcome not in (Outcome.PLANNED, Outcome.NOTHING):
         removed = f"{count(report.objects_swept, 'object')}, {size(report.bytes_swept)}"
         if report.rows_swept:
@@ -194,11 +198,14 @@ def pack(app: App, min_age_ms: int) -> None:
     with app.open(write=True) as store, app.meter() as meter:
         report = packing.pack(store, min_age_ms=min_age_ms, progress=meter)
     app.exit_code = 1 if report.damaged else 0
-    app.answer(pack_document(report), lambda to: write_pack(to, report))
+    app.answer(pack_document(report), lambda to: write_pack(to, report, min_age_ms))
 
 
-def write_pack(to: Printer, report: PackReport) -> None:
+def write_pack(to: Printer, report: PackReport, min_age_ms: int = 0) -> None:
     """What packing did, for a person."""
+    if not report.slabs_before:
+        left = f"; what was stored within {duration(min_age_ms)} is left alone (--min-age 0)"
+        to.line("nothing to pack" + (left if min_age_ms else ""))
     to.facts(
         [
             ("slabs", f"{report.slabs_before:,} → {report.slabs_after:,}"),

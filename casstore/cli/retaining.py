@@ -15,13 +15,17 @@ from casstore.cli.output import Cells, Column, Printer, bad, bold, dim, good, na
 from casstore.cli.quantities import DURATION, count, duration, size
 from casstore.cli.shapes import Fields, Part, Shape
 from casstore.cli.spelling import clip_name, safe
+from casstore.engine.files import source_error
+from casstore.engine.overlay import OverlayEngine
 from casstore.errors import InvalidInputError, StorageError
 from casstore.maintenance import erasure, expiring, retention
 from casstore.maintenance.lifecycle_erasure import LifecycleErasure, records_of
 from casstore.maintenance.policy import policy_fields
 from casstore.maintenance.retention import Plan, Policy, RetentionReport, SessionPlan
+from casstore.maintenance.retention_execution import Tally
 from casstore.maintenance.whole_files import whole_file
 from casstore.records.scoped import ActorErasure
+from casstore.store import Store
 
 _SECTION: Final = "Giving space back"
 _LISTED: Final = 100
@@ -165,8 +169,13 @@ PRUNE_FIELDS: Final[Fields] = {
         "sessions of which nothing could be decided",
         {"session": "the session", "revision": "null", "why": "the row that cannot be read"},
     ),
+    "overridden": Part(
+        "sessions whose stored policy the given one overrode; of a run the first 1,000",
+        {"session": "the session", "policy": "the stored policy"},
+    ),
+    "own_policies": "how many sessions the policy stored for them decided about",
     "expired_rows": Part(
-        "rows that kept nothing any more and went; null for a plan",
+        "rows that kept nothing any more and went, or would",
         {
             "pins": "pins whose time was up",
             "protections": "protections whose time was up",
@@ -177,6 +186,8 @@ PRUNE_FIELDS: Final[Fields] = {
             "lineage_rows": "and their rows",
             "complete": "false: run it again",
             "records": "scoped state and its runs whose time was up",
+            "attachments": "attachments that were never committed, with --attachments",
+            "condemned": "the same with bytes elsewhere: listed until these are deleted",
         },
     ),
     "plan": Part(
@@ -192,11 +203,11 @@ PRUNE_FIELDS: Final[Fields] = {
 
 
 def prune_document(
-    report: RetentionReport, expired: expiring.ExpiredRows | None, plan: list[dict[str, Any]]
+    report: RetentionReport, expired: expiring.ExpiredRows, plan: list[dict[str, Any]] | None
 ) -> dict[str, Any]:
-    """What pruning did, as JSON."""
+    """What pruning did, or would do by this plan, as JSON."""
     return {
-        "dry_run": expired is None,
+        "dry_run": plan is not None,
         "sessions": report.sessions,
         "sessions_deleted": report.sessions_deleted,
         "revisions_removed": report.revisions_removed,
@@ -204,8 +215,13 @@ def prune_document(
         "already_gone": report.already_gone,
         "skipped": [one._asdict() for one in report.skipped[:_LISTED]],
         "refused": [one._asdict() for one in report.refused[:_LISTED]],
-        "expired_rows": None if expired is None else dict(expired._asdict()),
-        "plan": plan,
+        "overridden": [
+            {"session": one.session, "policy": _policy_document(one.policy)}
+            for one in report.overridden
+        ],
+        "own_policies": report.own_policies,
+        "expired_rows": dict(expired._asdict()),
+        "plan": plan or [],
     }
 
 
@@ -214,12 +230,21 @@ def prune_document(
     Shape("prune", PRUNE_FIELDS),
     "casstore prune --dry-run",
     "casstore prune --last 10 --daily 7 --yes",
+    "casstore prune --last 1 --override-policies --dry-run",
     "casstore prune --dry-run --plan tonight.jsonl && casstore prune --from tonight.jsonl --yes",
 )
 @click.argument("sessions", nargs=-1, metavar="[SESSION]…", shell_complete=complete_name)
 @click.option("--prefix", default="", help="Only sessions whose ids begin so.")
 @_with_policy
+@click.option(
+    "--override-policies", is_flag=True,
+    help="The given policy decides also for sessions that have a policy of their own.",
+)  # fmt: skip
 @click.option("--receipts", type=DURATION, help="Also receipts of turns older than this.")
+@click.option(
+    "--attachments", type=DURATION,
+    help="Also attachments announced longer ago than this and never committed.",
+)  # fmt: skip
 @click.option("--dry-run", "-n", is_flag=True, help="The plan: say what would go, change nothing.")
 @click.option("--plan", "plan_file", metavar="FILE", help="Write the plan down, with --dry-run.")
 @click.option("--from", "from_file", metavar="FILE", help="Carry out a plan that was written down.")
@@ -228,7 +253,9 @@ def prune(
     app: App,
     sessions: tuple[str, ...],
     prefix: str,
+    override_policies: bool,
     receipts: int | None,
+    attachments: int | None,
     dry_run: bool,
     plan_file: str | None,
     from_file: str | None,
@@ -237,21 +264,25 @@ def prune(
 ) -> None:
     """Take away revisions and sessions that no policy keeps, and what has expired.
 
-    The policy is the one given, else each session's own, else the store's default, else
-    everything stays. What is in use stays and is told. The space comes back with gc.
+    The policy stored for a session decides; for the others the one given, else the store's
+    default, else everything stays. With --override-policies the one given decides for all.
+    What is in use stays and is reported. The space comes back with gc.
     """
     wanted = _policy_of(given)
+    if override_policies and wanted is None and from_file is None:
+        raise click.UsageError("--override-policies needs a policy, such as --last 10")
     if sessions and prefix:
         raise click.UsageError("either name sessions or give a prefix")
     if plan_file is not None and not dry_run:
         raise click.UsageError("--plan is for --dry-run; a run without it says what it did")
-    if from_file is not None and (sessions or prefix or wanted is not None or dry_run):
+    choices = sessions or prefix or wanted is not None or dry_run or override_policies
+    if from_file is not None and choices:
         raise click.UsageError("--from carries out a plan as it is; it takes no other choice")
     if not dry_run:
         require_yes(yes=yes, question="Take away what the policy does not keep?")
-    listed: list[dict[str, Any]] = []
-    expired: expiring.ExpiredRows | None = None
-    with app.open(write=not dry_run) as store, app.meter() as meter:
+    listed: list[dict[str, Any]] | None = None
+    with app.open(write=not dry_run) as opened, app.meter() as meter:
+        store = opened
         if from_file is not None:
             report = _execute_from(
                 from_file, lambda plan: retention.execute(store, plan, progress=meter)
@@ -262,14 +293,22 @@ def prune(
                 sessions=list(sessions) if sessions else None,
                 prefix=prefix,
                 policy=wanted,
+                override_policies=override_policies,
                 progress=meter if dry_run else None,
             )
             if dry_run:
                 report, listed = planned(plan, plan_file)
+                # Executed in memory, so that the rows that expire with the revisions are counted.
+                store = Store(OverlayEngine(store.engine))
+                retention.execute(store, plan, progress=meter)
             else:
                 report = retention.execute(store, plan, progress=meter)
-        if not dry_run:
-            expired = expiring.expire_rows(store, receipts_older_than_ms=receipts, progress=meter)
+        expired = expiring.expire_rows(
+            store,
+            receipts_older_than_ms=receipts,
+            attachments_older_than_ms=attachments,
+            progress=meter,
+        )
     if report.refused_count:
         app.exit_code = 8
     app.answer(
@@ -285,8 +324,10 @@ def _execute_from(path: str, execute: Any) -> RetentionReport:
         with open(path, encoding="utf-8") as lines:
             report: RetentionReport = execute(Plan.from_json(lines))
             return report
-    except (OSError, UnicodeDecodeError) as exc:
-        raise StorageError(f"cannot read {path}: {exc}") from exc
+    except OSError as exc:
+        raise source_error(path, exc) from exc
+    except UnicodeDecodeError as exc:
+        raise InvalidInputError(f"{path} is no retention plan: {exc}") from exc
 
 
 def planned(
@@ -308,17 +349,15 @@ def planned(
 
 
 def _count(parts: Iterator[SessionPlan]) -> tuple[RetentionReport, list[dict[str, Any]]]:
-    sessions = deleted = revisions = labels = refused_count = 0
-    refused: list[retention.Skipped] = []
+    tally = Tally(listed=None)
     listed: dict[str, dict[str, Any]] = {}
     for part in parts:
-        sessions += not part.part
-        deleted += bool(part.deleted)
-        revisions += len(part.removed)
-        labels += sum(len(one.labels) for one in part.removed)
+        tally.begin(part)
+        tally.deleted += bool(part.deleted)
+        tally.revisions += len(part.removed)
+        tally.labels += sum(len(one.labels) for one in part.removed)
         if part.refused is not None:
-            refused_count += 1
-            refused.append(retention.Skipped(part.session, None, part.refused))
+            tally.refuse(part.session, part.refused)
         if part.removed or part.deleted or part.session in listed:
             told = listed.setdefault(
                 part.session,
@@ -327,20 +366,17 @@ def _count(parts: Iterator[SessionPlan]) -> tuple[RetentionReport, list[dict[str
             told["deleted"] = list(part.deleted)
             told["kept"] += [one.revision for one in part.kept]
             told["removed"] += [one.revision for one in part.removed]
-    report = RetentionReport(
-        sessions, deleted, revisions, labels, 0, 0, (), refused_count, tuple(refused)
-    )
-    return report, list(listed.values())
+    return tally.report(), list(listed.values())
 
 
 def write_prune(
     to: Printer,
     report: RetentionReport,
-    expired: expiring.ExpiredRows | None,
-    plan: list[dict[str, Any]],
+    expired: expiring.ExpiredRows,
+    plan: list[dict[str, Any]] | None,
 ) -> None:
-    """What pruning did, for a person."""
-    planned = expired is None
+    """What pruning did, or would do by this plan, for a person."""
+    planned = plan is not None
     if plan:
         rows: list[Cells] = [
             [
@@ -359,11 +395,18 @@ def write_prune(
             ("sessions", f"{report.sessions:,} looked at, {report.sessions_deleted:,} {verb}"),
             ("revisions", f"{report.revisions_removed:,} {verb}"),
             ("labels", f"{report.labels_removed:,} {verb}"),
+            ("expired rows", f"{expired.removed:,} {verb}"),
         ]
     )
-    if expired is not None:
-        rows_gone = sum(expired[:5]) + expired.lineage_rows + expired.records
-        to.facts([("expired rows", f"{rows_gone:,} gone")])
+    if expired.condemned:
+        listed = count(expired.condemned, "attachment")
+        done = "would be condemned" if planned else "condemned"
+        to.line(f"{listed} {done}: casstore attachments lists the bytes to delete")
+    for overridden in report.overridden:
+        words = policy_words(overridden.policy)
+        to.line(bad("policy overridden: "), name(overridden.session), f"  stored policy: {words}")
+    if report.own_policies:
+        to.facts([("own policy", f"decided for {count(report.own_policies, 'session')}")])
     for one in report.skipped[:_LISTED]:
         at = "" if one.revision is None else f"@{one.revision}"
         to.line("stayed: ", name(f"{one.session}{at}"), f"  {one.why}")

@@ -69,20 +69,26 @@ def _moved_at(info: SessionInfo) -> int:
 )
 @click.argument("prefix", default="", shell_complete=complete_name)
 @click.option("--recent", "-r", is_flag=True, help="Those that moved last first; else by id.")
-@click.option("--limit", "-n", type=click.IntRange(1), help="At most so many.")
+@click.option(
+    "--limit",
+    "-n",
+    type=click.IntRange(0),
+    default=0,
+    help="At most so many; 0: all.",
+)
 @click.option("--after", metavar="ID", help="Only ids behind this one, to go on with a long list.")
-def sessions(app: App, prefix: str, recent: bool, limit: int | None, after: str | None) -> None:
+def sessions(app: App, prefix: str, recent: bool, limit: int, after: str | None) -> None:
     """List the sessions whose ids begin with PREFIX, or all."""
     with app.open() as store:
         now_ms = store.engine.now_ms()
         if recent:
             running = store.sessions(prefix=prefix, after=after)
-            if limit is None:
-                found = sorted(running, key=_moved_at, reverse=True)
-            else:
+            if limit:
                 found = heapq.nlargest(limit, running, key=_moved_at)
+            else:
+                found = sorted(running, key=_moved_at, reverse=True)
         else:
-            found = list(store.sessions(prefix=prefix, after=after, limit=limit))
+            found = list(store.sessions(prefix=prefix, after=after, limit=limit or None))
 
     def render(to: Printer) -> None:
         if not found:

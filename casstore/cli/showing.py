@@ -18,6 +18,7 @@ from casstore.cli.places import (
     COMPONENTS,
     at_path,
     checkpoint_document,
+    hidden_nodes,
     node_document,
     parse_path,
     read_node,
@@ -30,6 +31,7 @@ from casstore.errors import InvalidInputError, LimitError, ObjectNotFoundError
 from casstore.format.canonical import Link
 from casstore.format.digest import Digest
 from casstore.format.hashing import Kind
+from casstore.objects import graph
 from casstore.objects.pieces import PieceReader
 from casstore.store import Store
 
@@ -51,7 +53,7 @@ _SHAPE: Final = Shape(
         "checkpoint": (
             'the state beside the graph, components as links {"$link": digest}; null for others'
         ),
-        "node": "the node with its payload, null for others",
+        "node": "the node with its payload, or hidden and without it; null for others",
         "value": "what stands at --path, or a short value whole; null for others",
         "size_bytes": "of an object, null for others",
         "links": "digests that an object links to, the first 1,000",
@@ -87,7 +89,7 @@ def show(app: App, name_: str, path: str | None, full: bool) -> None:
             value = at_path(store, target, parse_path(path))
             document = _document(store, target)
             document.update(checkpoint=None, node=None, value=plain(value))
-            app.answer(document, lambda to: _write_value(to, document["value"], full=True))
+            app.answer(document, lambda to: _write_value(to, document["value"], full=full))
             return
         document = _document(store, target)
         app.answer(document, lambda to: _Shown(store, target, document, to, full=full).write())
@@ -114,7 +116,10 @@ def _document(store: Store, target: Target) -> dict[str, Any]:
     if item.kind == Kind.MANIFEST:
         document["checkpoint"] = plain(checkpoint_document(store, target.digest, hydrate=False))
     elif item.kind == Kind.NODE:
-        document["node"] = plain(node_document(read_node(store, target.digest)))
+        node = plain(node_document(read_node(store, target.digest, target.session)))
+        document["node"] = node
+        if node["hidden"]:
+            return document
     elif item.kind in (Kind.BLOB, Kind.ROPE):
         with store.open_blob(target.digest) as blob:
             document["size_bytes"] = blob.seek(0, 2)
@@ -240,7 +245,15 @@ class _Shown:
             )
             branches.append(Branch(said))
         title = f"{count(found['node_count'], 'node')}, leaf {found['leaf'] or 'none'}"
+        if self._is_leaf_hidden():
+            title += " (hidden)"
         self._to.tree(Styled(title, bold=True), branches)
+
+    def _is_leaf_hidden(self) -> bool:
+        assert self._target.digest is not None
+        reader = PieceReader(self._store.engine)
+        leaf = graph.read_manifest(reader, self._target.digest).leaf
+        return leaf is not None and leaf in hidden_nodes(self._store, self._target.session)
 
     def _component(self, key: str, digest: Digest, room: int) -> Branch:
         """A component and its first entries, without reading all of it."""
@@ -272,6 +285,9 @@ class _Shown:
         if node["cause"] is not None:
             facts.append(("cause", brief(node["cause"], self._to.room(10, 120))))
         self._to.facts(facts)
+        if node["hidden"]:
+            self._to.line("hidden by a tombstone")
+            return
         _write_value(self._to, node["payload"], full=self._full)
 
     def _view(self) -> None:

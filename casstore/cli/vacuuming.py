@@ -26,9 +26,10 @@ from casstore.maintenance import vacuum as vacuuming
 from casstore.maintenance.vacuum import Outcome, VacuumReport
 
 _SECTION: Final = "Giving space back"
+_FINE: Final = (Outcome.DONE, Outcome.NOTHING, Outcome.PLANNED)
 
 VACUUM_FIELDS: Final[Fields] = {
-    "outcome": "done, nothing to do, busy, incomplete or failed: the worst of all parts",
+    "outcome": "done, nothing to do, planned, busy, incomplete or failed: the worst of all parts",
     "expired_rows": "rows whose time was up",
     "sessions": Part(
         "sessions that had hidden nodes",
@@ -43,7 +44,7 @@ VACUUM_FIELDS: Final[Fields] = {
     ),
     "collected": Part("what gc did, null: not come to", GC_FIELDS),
     "packed": Part("what pack did, null: not come to", PACK_FIELDS),
-    "objects_kept": "removed nodes, and parts of them, that are stored still",
+    "objects_kept": "nodes removed now or earlier, and parts of them, that are stored still",
     "keepers": Part(
         "who keeps them",
         {"kind": "session, pin, queue or attachment", "name": "which", "rows": "how many rows"},
@@ -79,7 +80,7 @@ def vacuum_document(report: VacuumReport, grace_ms: int) -> dict[str, Any]:
 
 def vacuum_exit_code(report: VacuumReport, *, interrupted: bool) -> int:
     """What vacuum ends with: 0 if it did all there was to do."""
-    if report.outcome in (Outcome.DONE, Outcome.NOTHING):
+    if report.outcome in _FINE:
         return 0
     if interrupted:
         return INTERRUPTED
@@ -104,14 +105,15 @@ def vacuum_exit_code(report: VacuumReport, *, interrupted: bool) -> int:
     "--grace", "grace_ms", type=DURATION, default="1h", show_default=True,
     help="What was put within this time stays stored; 0: removed nodes go at once.",
 )  # fmt: skip
-def vacuum(app: App, sessions: tuple[str, ...], grace_ms: int) -> None:
+@click.option("--dry-run", "-n", is_flag=True, help="Say what would go, change nothing.")
+def vacuum(app: App, sessions: tuple[str, ...], grace_ms: int, dry_run: bool) -> None:
     """Remove hidden nodes, expired rows and what nobody reaches for good; then pack.
 
     Hidden nodes go from all revisions of their sessions. Runs beside agents at work. Ctrl-C stops
     it between sessions and transactions; the next run goes on. The file does not become shorter
     by it: see compact.
     """
-    with app.open(write=True) as store, app.meter(stoppable=True) as meter:
+    with app.open(write=not dry_run) as store, app.meter(stoppable=True) as meter:
         for session in sessions:
             # One that is not there has nothing hidden, but who misspelled it must not believe so.
             store.session(session).meta()
@@ -119,6 +121,7 @@ def vacuum(app: App, sessions: tuple[str, ...], grace_ms: int) -> None:
             store,
             sessions=list(sessions) if sessions else None,
             grace_ms=grace_ms,
+            dry_run=dry_run,
             progress=meter,
             stop=meter.stopped,
         )
@@ -128,8 +131,7 @@ def vacuum(app: App, sessions: tuple[str, ...], grace_ms: int) -> None:
 
 def write_vacuum(to: Printer, report: VacuumReport, grace_ms: int) -> None:
     """What vacuum did, for a person."""
-    fine = report.outcome in (Outcome.DONE, Outcome.NOTHING)
-    to.line((good if fine else bad)(report.outcome.value))
+    to.line((good if report.outcome in _FINE else bad)(report.outcome.value))
     for one in report.sessions:
         to.line(
             name(one.session),
@@ -139,7 +141,8 @@ def write_vacuum(to: Printer, report: VacuumReport, grace_ms: int) -> None:
         if one.problem is not None:
             to.line(bad(f"    {one.problem}"))
     if report.expired_rows:
-        to.line(f"{count(report.expired_rows, 'expired row')} gone")
+        verb = "would go" if report.dry_run else "gone"
+        to.line(f"{count(report.expired_rows, 'expired row')} {verb}")
     if report.collected is not None:
         write_gc(to, report.collected, grace_ms)
     if report.packed is not None:

@@ -17,7 +17,9 @@ try:
     import psycopg
 except ModuleNotFoundError as exc:
     raise ModuleNotFoundError(
-        "a database on PostgreSQL needs psycopg: pip install 'casstore[postgres]'", name=exc.name
+        "a database on PostgreSQL needs psycopg: "
+        "pip install '.[postgres]' in the clone of casstore",
+        name=exc.name,
     ) from exc
 
 from casstore.engine.postgres.address import PREFIXES, Address, is_address, split

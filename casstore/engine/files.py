@@ -10,7 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from casstore.errors import BusyError, StorageError, StorageFullError
+from casstore.errors import (
+    BusyError,
+    CasstoreError,
+    InvalidInputError,
+    SourceNotFoundError,
+    StorageError,
+    StorageFullError,
+)
 
 FULL_DISK: Final = frozenset((errno.ENOSPC, errno.EFBIG, errno.EDQUOT))
 
@@ -23,6 +30,15 @@ def storage_error(what: str, exc: OSError) -> StorageError:
     """The error for something that the operating system refused to do."""
     kind = StorageFullError if exc.errno in FULL_DISK else StorageError
     return kind(f"{what}: {exc.strerror}")
+
+
+def source_error(path: str, exc: OSError) -> CasstoreError:
+    """The error for a file that a caller named and that cannot be opened to read."""
+    if isinstance(exc, FileNotFoundError | NotADirectoryError):
+        return SourceNotFoundError(f"there is no file {path}")
+    if isinstance(exc, IsADirectoryError):
+        return InvalidInputError(f"{path} is a directory; name a file")
+    return storage_error(f"cannot read {path}", exc)
 
 
 def write_at(handle: int, content: bytes, offset: int) -> None:

@@ -410,7 +410,7 @@ class _MemoryCollection:
         named: set[bytes] = set()
         for table in self._roots.tables:
             for key, value in engine._rows[table].items():
-                named.update(self._roots.named(table, Row(key, value), engine._clock()))
+                named.update(self._roots.named(table, Row(key, value)))
         reached: set[int] = set()
         for digest in named:
             if digest not in engine._objects:

@@ -323,13 +323,14 @@ class Listing(Protocol):
 class Roots(NamedTuple):
     """What keeps objects alive: rows of these tables.
 
-    ``named`` finds the digests in a row, given its table and the engine's time. A row comes to
-    name an object only in a write that brings it, asks for it (``ObjectsExist``) or stands on
-    a row that names it (``RowIs``): an engine whose removals run beside writers relies on that.
+    ``named`` finds the digests in a row, given its table. It depends on nothing but the row: a
+    row keeps its objects until it is removed, whatever the clock says. A row comes to name an
+    object only in a write that brings it, asks for it (``ObjectsExist``) or stands on a row that
+    names it (``RowIs``): an engine whose removals run beside writers relies on that.
     """
 
     tables: tuple[str, ...]
-    named: Callable[[str, Row, int], Iterable[bytes]]
+    named: Callable[[str, Row], Iterable[bytes]]
 
 
 class MarkReport(NamedTuple):

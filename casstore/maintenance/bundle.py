@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Final, NamedTuple, Self
 
 from casstore.engine.compression import CODEC_RAW, CODEC_ZSTD, NO_DICTIONARY, Compressor
-from casstore.engine.files import PART_SUFFIX, storage_error, sync_directory
+from casstore.engine.files import PART_SUFFIX, source_error, storage_error, sync_directory
 from casstore.errors import (
     BundleError,
     BundleLimitError,
@@ -24,7 +24,6 @@ from casstore.errors import (
     CorruptionError,
     ForeignBundleError,
     InvalidInputError,
-    SourceNotFoundError,
     StorageError,
     TargetExistsError,
 )
@@ -231,11 +230,14 @@ class BundleReader:
         try:
             # Not blocking: what is called like a file may be a pipe that nobody writes to.
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            self._file: BinaryIO = os.fdopen(handle, "rb")
-        except FileNotFoundError as exc:
-            raise SourceNotFoundError(f"there is no file {path}") from exc
+            try:
+                self._file: BinaryIO = os.fdopen(handle, "rb")
+            except BaseException:
+                # A directory can be opened, and has no content.
+                os.close(handle)
+                raise
         except OSError as exc:
-            raise storage_error(f"cannot read {path}", exc) from exc
+            raise source_error(str(path), exc) from exc
         self.size_bytes = os.fstat(handle).st_size
         if not self._file.seekable():
             self._file.close()

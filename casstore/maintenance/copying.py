@@ -51,7 +51,7 @@ from casstore.maintenance.sending import Sender, StoreTarget
 from casstore.maintenance.unneeded_lineages import sweep_lineages
 from casstore.objects import graph
 from casstore.records.runs import copied
-from casstore.session import catalogue, keys, marks, prepared
+from casstore.session import catalogue, keys, marks, pins, prepared
 from casstore.session.catalogue import KnownSession
 from casstore.session.heads import (
     LINEAGE_BYTES,
@@ -211,6 +211,8 @@ class _Copying:
         for _ in range(_MAX_ATTEMPTS):
             page = self._source.scan_rows(table, start=start, stop=stop, limit=_PAGE)
             rows = [row for row in page if (table, row.key) != keys.removals()]
+            if table == "pins":
+                rows = self._whole_pins(rows)
             try:
                 self._put(table, rows, self._named(table, rows))
             except (ObjectNotFoundError, ConditionFailedError):
@@ -223,8 +225,21 @@ class _Copying:
     def _named(self, table: str, rows: Iterable[Row]) -> list[bytes]:
         if table not in ROOTS.tables:
             return []
+        return [name for row in rows for name in ROOTS.named(table, row)]
+
+    def _whole_pins(self, rows: list[Row]) -> list[Row]:
+        """The pins without those whose time is up and whose object is gone.
+
+        Earlier releases left such pins behind when they collected.
+        """
         now_ms = self._source.now_ms()
-        return [name for row in rows for name in ROOTS.named(table, row, now_ms)]
+        lapsed = {
+            row.key: pins.decode_pin(row.value).digest
+            for row in rows
+            if pins.kept_digest(row.value, now_ms) is None
+        }
+        gone = set(self._source.missing(list(lapsed.values())))
+        return [row for row in rows if lapsed.get(row.key) not in gone]
 
     def _put(self, table: str, rows: Sequence[Row], named: Sequence[bytes]) -> None:
         """Write those rows that are not in the target already."""

@@ -8,6 +8,9 @@
                     short, and what a session log knows of sessions that were deleted
     lineages        rows of the node table that no revision needs
     records         those of other systems whose time is up
+    attachments     announced longer ago than the caller says and never committed, of all
+                    sessions, also of those that never began; those whose bytes are elsewhere
+                    are condemned, and stay listed until the bytes are deleted
 
 Two kinds stay on purpose. The lease of a session counts its holders, and the count must
 never go back, so its row stays as long as the session. The tombstone of a session says
@@ -22,21 +25,21 @@ from typing import Final, NamedTuple
 from casstore.engine.protocol import (
     MAX_STAMP_MS,
     Condition,
-    DeleteRow,
     Row,
     RowIs,
     RowKey,
     RowLapsed,
-    Write,
 )
-from casstore.errors import ConditionFailedError, CorruptionError, InvalidInputError
+from casstore.errors import CorruptionError, InvalidInputError
+from casstore.maintenance.lapsed_rows import remove_pins, remove_rows
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.retention_execution import MAX_CLOCK_BACK_MS, MAX_PLAN_AGE_MS
+from casstore.maintenance.uncommitted import GivenUp, sweep_uncommitted
 from casstore.maintenance.unneeded_lineages import sweep_lineages
 from casstore.records.log import leftovers
 from casstore.records.runs import Runs
 from casstore.records.scoped import expiry as scoped
-from casstore.session import catalogue, keys, marks, pins, protection
+from casstore.session import catalogue, keys, marks, protection
 from casstore.session.heads import decode_head, head_key
 from casstore.session.receipts import SettledReceipt, decode_receipt
 from casstore.session.scanning import scan
@@ -45,7 +48,6 @@ from casstore.store import Store, check_store
 
 _MARK_AGE_MS: Final = MAX_PLAN_AGE_MS + MAX_CLOCK_BACK_MS
 _REPORT_EVERY: Final = 1024
-_DELETE_BATCH: Final = 1024
 
 
 class ExpiredRows(NamedTuple):
@@ -63,18 +65,30 @@ class ExpiredRows(NamedTuple):
     complete: bool
     #: Scoped state and runs of it.
     records: int = 0
+    #: Attachments that were never committed: rows removed, and rows condemned.
+    attachments: int = 0
+    condemned: int = 0
+
+    @property
+    def removed(self) -> int:
+        """All rows that are gone."""
+        by_kind = (self.pins, self.protections, self.marks, self.receipts, self.deletions)
+        return sum(by_kind) + self.lineage_rows + self.records + self.attachments
 
 
 def expire_rows(
     store: Store,
     *,
     receipts_older_than_ms: int | None = None,
+    attachments_older_than_ms: int | None = None,
     progress: Progress | None = None,
 ) -> ExpiredRows:
     """Remove rows that keep nothing any more, each if it is still as it was read.
 
     ``receipts_older_than_ms`` is the age of turns that nobody will repeat any more: repeated
-    after that, they are committed a second time. CorruptionError if a row cannot be read.
+    after that, they are committed a second time. Attachments that were announced at least
+    ``attachments_older_than_ms`` ago and never committed are given up
+    (``maintenance.uncommitted``). CorruptionError if a row cannot be read.
 
     >>> import time
     >>> pin = store.pin("worker-1/plan", store.put_blob(b"a plan"), ttl_ms=1)
@@ -83,17 +97,13 @@ def expire_rows(
     1
     """
     check_store(store)
-    if receipts_older_than_ms is not None and (
-        type(receipts_older_than_ms) is not int or not 0 <= receipts_older_than_ms <= MAX_STAMP_MS
-    ):
-        raise InvalidInputError(
-            f"an age of receipts is a time of 0 ms or more, not {receipts_older_than_ms!r}"
-        )
+    _check_age(receipts_older_than_ms, "receipts_older_than_ms")
+    _check_age(attachments_older_than_ms, "attachments_older_than_ms")
     runtime = Runtime(store)
     expiring = _Expiring(runtime, progress)
     finished = _finish_deletions(runtime) + Runs(store).finish_deletions()
     finished += leftovers.sweep(store, expiring.pulse("sessions of logs"))
-    removed_pins = expiring.remove("pins", (b"", None), expiring.pin)
+    removed_pins = remove_pins(runtime.engine, progress)
     removed_protections = expiring.remove("retention", keys.all_protections(), expiring.protection)
     removed_marks = expiring.remove("retention", keys.all_marks(), expiring.mark)
     receipts = 0
@@ -102,11 +112,27 @@ def expire_rows(
         receipts = expiring.remove(
             "receipts", (b"", None), lambda row: expiring.receipt(row, oldest_ms)
         )
+    given_up = GivenUp(0, 0)
+    if attachments_older_than_ms is not None:
+        announced_ms = max(0, expiring.now_ms - attachments_older_than_ms)
+        given_up = sweep_uncommitted(store, older_than_ms=announced_ms)
     swept = sweep_lineages(runtime.engine, progress)
     records = sum(scoped.sweep(store, expiring.pulse("records of scoped state")))
     return ExpiredRows(
-        removed_pins, removed_protections, removed_marks, receipts, finished, *swept, records
+        removed_pins,
+        removed_protections,
+        removed_marks,
+        receipts,
+        finished,
+        *swept,
+        records,
+        *given_up,
     )
+
+
+def _check_age(age_ms: int | None, name: str) -> None:
+    if age_ms is not None and (type(age_ms) is not int or not 0 <= age_ms <= MAX_STAMP_MS):
+        raise InvalidInputError(f"{name} is an age of 0 ms or more, or None, not {age_ms!r}")
 
 
 def _finish_deletions(runtime: Runtime) -> int:
@@ -143,37 +169,7 @@ class _Expiring:
         condition_of: Callable[[Row], Condition | None],
     ) -> int:
         """Remove the rows that there is a condition for, under it."""
-        removed = 0
-        waiting: list[tuple[Condition, DeleteRow]] = []
-        for seen, row in enumerate(scan(self._runtime.engine, table, *bounds)):
-            if self._progress is not None and not (seen + 1) % _REPORT_EVERY:
-                self._progress(Step("expire", seen + 1, None, f"rows of {table}"))
-            condition = condition_of(row)
-            if condition is not None:
-                waiting.append((condition, DeleteRow(table, row.key)))
-                if len(waiting) >= _DELETE_BATCH:
-                    removed += self._delete(waiting)
-                    waiting = []
-        return removed + self._delete(waiting)
-
-    def _delete(self, waiting: list[tuple[Condition, DeleteRow]]) -> int:
-        while waiting:
-            conditions = [condition for condition, _ in waiting]
-            rows = [row for _, row in waiting]
-            try:
-                self._runtime.engine.write(Write(conditions=conditions, rows=rows))
-            except ConditionFailedError as exc:
-                # It was given another time, or went, just now.
-                del waiting[exc.index]
-                continue
-            break
-        return len(waiting)
-
-    def pin(self, row: Row) -> Condition | None:
-        """A pin whose time is up."""
-        if pins.kept_digest(row.value, self.now_ms) is not None:
-            return None
-        return RowLapsed("pins", row.key, row.value, pins.EXPIRES_AT)
+        return remove_rows(self._runtime.engine, table, bounds, condition_of, self._progress)
 
     def protection(self, row: Row) -> Condition | None:
         """A protection whose time is up."""

@@ -41,6 +41,7 @@ SEAL_BROKEN: Final = "seal_broken"
 
 _SALVAGE: Final = "close the store and salvage it into a new one"
 _REBUILD: Final = "rebuild"
+_NOTHING: Final = "none is needed"
 _RESTORE: Final = "compare with a backup, and restore what is missing"
 
 
@@ -119,7 +120,7 @@ CODES: Final[dict[str, Meaning]] = {
     ),
     HISTORY_GAP: Meaning(
         INFO, "revisions are missing between two that are there, as retention leaves it",
-        "none is needed",
+        _NOTHING,
     ),
     HISTORY_WRONG: Meaning(
         ERROR, "a history row is of another revision than its key says, or not below the head's",
@@ -168,7 +169,7 @@ CODES: Final[dict[str, Meaning]] = {
     ),
     LOG_GAP: Meaning(
         INFO, "a log shows messages that were hidden or removed one by one, not by pruning",
-        "none is needed",
+        _NOTHING,
     ),
     LOG_TREE_WRONG: Meaning(
         ERROR, "a session of a log and its parent do not agree about each other",
@@ -183,6 +184,10 @@ CODES: Final[dict[str, Meaning]] = {
         "find out who changed it outside casstore; a backup may have what was sealed",
     ),
 }  # fmt: skip
+
+
+#: What the store's own operations leave behind, and nothing need be done about.
+HARMLESS: Final = frozenset([code for code, told in CODES.items() if told.remedy == _NOTHING])
 
 
 class Where(NamedTuple):

@@ -33,8 +33,9 @@ from casstore.errors import (
     InvalidInputError,
     ReadOnlyError,
 )
+from casstore.maintenance.lapsed_rows import count_pins, remove_pins
 from casstore.maintenance.progress import Progress, Step
-from casstore.maintenance.roots import ROOTS
+from casstore.maintenance.roots import ROOTS, live_roots
 from casstore.maintenance.unneeded_lineages import DELETE_BATCH, find_unneeded, sweep_lineages
 from casstore.session.arguments import check_callable, check_flag
 from casstore.store import Store, check_store
@@ -89,6 +90,8 @@ class GcReport(NamedTuple):
     #: Rows of the node table that no revision needs: found, and removed.
     rows_unneeded: int = 0
     rows_swept: int = 0
+    #: Pins whose time is up: found by a plan, removed otherwise.
+    pins_expired: int = 0
     #: The longest that a step of sweeping kept writers waiting.
     longest_pause_ms: float = 0.0
     problem: CasstoreError | None = None
@@ -123,13 +126,15 @@ def plan(
     unreached = b""
     try:
         with _collection(store, grace_ms, dry_run=True) as collection:
+            expired = count_pins(store.engine)
             found = collection.mark(pulse=_pulse(progress))
             unreached = collection.unreached()
         lineages, rows = find_unneeded(store.engine, progress)
     except CorruptionError as exc:
         return GcPlan(GcReport(Outcome.REFUSED, problem=exc), grace_ms, made_at_ms, b"")
-    outcome = Outcome.PLANNED if found.objects_unreached or lineages else Outcome.NOTHING
-    report = _report(outcome, found)._replace(rows_unneeded=rows)
+    is_due = found.objects_unreached or lineages or expired
+    report = _report(Outcome.PLANNED if is_due else Outcome.NOTHING, found)
+    report = report._replace(rows_unneeded=rows, pins_expired=expired)
     return GcPlan(report, grace_ms, made_at_ms, unreached, lineages)
 
 
@@ -226,10 +231,12 @@ def _sweep_objects(
     report = GcReport(Outcome.REFUSED)
     try:
         with _collection(store, grace_ms, dry_run=False) as collection:
+            # Before marking, which goes by the rows that are left.
+            expired = _remove_pins(store, progress)
             found = collection.mark(only=only, pulse=_pulse(progress))
+            report = _report(Outcome.INCOMPLETE, found)._replace(pins_expired=expired)
             if not found.objects_unreached:
-                return _report(Outcome.NOTHING, found)
-            report = _report(Outcome.INCOMPLETE, found)
+                return report._replace(outcome=Outcome.SWEPT if expired else Outcome.NOTHING)
             done = False
             while not done:
                 if stop is not None and stop():
@@ -259,6 +266,14 @@ def _sweep_objects(
             raise
         return report._replace(outcome=Outcome.FAILED, problem=exc)
     return report._replace(outcome=Outcome.SWEPT)
+
+
+def _remove_pins(store: Store, progress: Progress | None) -> int:
+    try:
+        return remove_pins(store.engine, progress)
+    except ReadOnlyError:
+        # This role may collect and may not change rows: the pins stay, and so do their objects.
+        return 0
 
 
 def _sweep_rows(
@@ -310,7 +325,8 @@ def _collection(store: Store, grace_ms: int, *, dry_run: bool) -> Collection:
     if not isinstance(engine, Collecting):
         raise InvalidInputError("the engine of this store does not collect")
     check_grace(grace_ms)
-    return engine.collection(ROOTS, grace_ms=grace_ms, dry_run=dry_run)
+    roots = live_roots(engine.now_ms()) if dry_run else ROOTS
+    return engine.collection(roots, grace_ms=grace_ms, dry_run=dry_run)
 
 
 def _pulse(progress: Progress | None) -> Callable[[int], None] | None:

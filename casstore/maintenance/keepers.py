@@ -60,7 +60,7 @@ def find_keepers(engine: Engine, digests: Collection[bytes]) -> tuple[Keeper, ..
     found: Counter[tuple[str, str]] = Counter()
     for table in ROOTS.tables:
         for row in scan(engine, table, b"", None):
-            named = ROOTS.named(table, row, engine.now_ms())
+            named = ROOTS.named(table, row)
             if any(digest in reaching for digest in named):
                 found[_KINDS.get(table, table), _name(engine, table, row)] += 1
     return tuple([Keeper(*who, rows) for who, rows in sorted(found.items())])

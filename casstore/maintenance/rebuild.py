@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 from casstore.engine.protocol import Condition, PutRow, Rebuilding, RowIs, Write
 from casstore.errors import BusyError, ConditionFailedError, CorruptionError, InvalidInputError
 from casstore.maintenance.gc import DEFAULT_GRACE_MS, check_grace
+from casstore.maintenance.lapsed_rows import remove_pins
 from casstore.maintenance.lineages import Lineages, Table, differences
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.roots import ROOTS
@@ -55,6 +56,9 @@ def rebuild(
     check_grace(grace_ms)
     if progress is not None:
         progress(Step("index", 0, None, "objects"))
+    # The index names what rows reach. An expired pin must not keep an object, nor stay behind
+    # without it.
+    remove_pins(engine, progress)
     index = engine.rebuild_index(ROOTS, grace_ms=grace_ms)
     dropped = engine.drop_damaged_rows("nodes")
     written, unreadable = rebuild_nodes(store, progress=progress)

@@ -10,12 +10,18 @@ Only rows go. The space comes back with gc, and then with compacting.
 from __future__ import annotations
 
 from casstore.maintenance.policy import Policy, find_policy, set_policy
-from casstore.maintenance.retention_execution import RetentionReport, Skipped, execute
+from casstore.maintenance.retention_execution import (
+    Overridden,
+    RetentionReport,
+    Skipped,
+    execute,
+)
 from casstore.maintenance.retention_plan import Kept, Plan, Removed, SessionPlan
 from casstore.maintenance.retention_planning import plan
 
 __all__ = [
     "Kept",
+    "Overridden",
     "Plan",
     "Policy",
     "Removed",

@@ -9,12 +9,14 @@ try, which goes on from there.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Final, NamedTuple
 
 from casstore.engine.protocol import (
     Condition,
     DeleteRow,
     PutRow,
+    Row,
     RowChange,
     RowIs,
     RowKey,
@@ -27,14 +29,17 @@ from casstore.errors import (
     FormatError,
     InvalidInputError,
 )
-from casstore.maintenance.policy import DAY_MS, decode_policy
+from casstore.maintenance.policy import DAY_MS, Policy, decode_policy
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.retention_plan import Plan, Removed, SessionPlan
+from casstore.maintenance.retention_planning import labels_of
 from casstore.records.log import leftovers
-from casstore.session import catalogue, expiry, keys, leases, marks
+from casstore.session import catalogue, expiry, keys, leases, marks, protection
 from casstore.session.catalogue import KnownSession
 from casstore.session.commit import receipt_key, settle_receipt
+from casstore.session.data import Protection
 from casstore.session.heads import HeadRow, decode_head, head_key
+from casstore.session.scanning import scan
 from casstore.session.state import Runtime, meta_key, tombstone_key
 from casstore.store import Store, check_store
 
@@ -64,6 +69,22 @@ class Skipped(NamedTuple):
     why: str
 
 
+class Overridden(NamedTuple):
+    """A session that was pruned by a given policy, and the stored policy that would have decided.
+
+    >>> from casstore.maintenance import retention
+    >>> retention.set_policy(store, retention.Policy(everything=True), "s")
+    >>> found = retention.plan(
+    ...     store, policy=retention.Policy(last=1, labelled=False), override_policies=True
+    ... )
+    >>> [(one.session, one.policy.everything) for one in retention.execute(store, found).overridden]
+    [('s', True)]
+    """
+
+    session: str
+    policy: Policy
+
+
 class RetentionReport(NamedTuple):
     """What carrying out a plan did.
 
@@ -86,27 +107,48 @@ class RetentionReport(NamedTuple):
     #: Sessions of which the plan itself said that they cannot be decided about.
     refused_count: int
     refused: tuple[Skipped, ...]
+    #: Sessions whose stored policy the given one overrode; the first of them with it.
+    overridden_count: int = 0
+    overridden: tuple[Overridden, ...] = ()
+    #: Sessions that the policy stored for them decided about.
+    own_policies: int = 0
 
 
-class _Tally:
-    """Counts, and lists what is worth it up to a limit."""
+class Tally:
+    """Counts what a plan does, or would do; lists single cases up to ``listed``, None: all."""
 
-    def __init__(self) -> None:
+    def __init__(self, listed: int | None) -> None:
+        self._listed = listed
         self.sessions = self.deleted = self.revisions = self.labels = self.gone = 0
-        self.skipped_count = self.refused_count = 0
+        self.skipped_count = self.refused_count = self.overridden_count = self.own = 0
         self.skipped: list[Skipped] = []
         self.refused: list[Skipped] = []
+        self.overridden: list[Overridden] = []
+
+    def begin(self, part: SessionPlan) -> None:
+        """Count a session, when its first part comes."""
+        if part.part:
+            return
+        self.sessions += 1
+        self.own += part.own
+        if part.overridden is not None:
+            self.overridden_count += 1
+            if self._has_room(self.overridden):
+                self.overridden.append(Overridden(part.session, part.overridden))
+
+    def _has_room(self, cases: Sequence[object]) -> bool:
+        return self._listed is None or len(cases) < self._listed
 
     def skip(self, session: str, revision: int | None, why: str) -> None:
         """Something stays."""
         self.skipped_count += 1
-        if len(self.skipped) < LISTED:
+        if self._has_room(self.skipped):
             self.skipped.append(Skipped(session, revision, why))
 
     def refuse(self, session: str, why: str) -> None:
         """A session was not decided about."""
         self.refused_count += 1
-        if len(self.refused) < LISTED:
+        if self._has_room(self.refused):
             self.refused.append(Skipped(session, None, why))
 
     def report(self) -> RetentionReport:
@@ -121,6 +163,9 @@ class _Tally:
             tuple(self.skipped),
             self.refused_count,
             tuple(self.refused),
+            self.overridden_count,
+            tuple(self.overridden),
+            self.own,
         )
 
 
@@ -147,10 +192,9 @@ def execute(store: Store, plan: Plan, *, progress: Progress | None = None) -> Re
     if age_ms < -MAX_CLOCK_BACK_MS:
         # By the clock of now it would be young for longer than marks are kept.
         raise InvalidInputError("the plan is of a time to come, the clock was set back: plan again")
-    tally = _Tally()
+    tally = Tally(LISTED)
     for part in plan:
-        if not part.part:
-            tally.sessions += 1
+        tally.begin(part)
         if part.refused is not None:
             tally.refuse(part.session, part.refused)
         elif part.deleted:
@@ -169,11 +213,13 @@ class _ChangedError(Exception):
 def _policy_conditions(
     part: SessionPlan, key: bytes, rows: Sequence[bytes | None]
 ) -> list[Condition]:
-    """That the policy is the one that decided."""
-    if part.given:
-        return []
+    """That the policy is the one that decided, and that a given one overrides what it may."""
     own, default = rows
     found = decode_policy(own)
+    if part.given:
+        if found != part.overridden:
+            raise _ChangedError("its own policy was changed, or the plan does not override it")
+        return [RowIs(*keys.policy(key), own)]
     if found is None:
         found = decode_policy(default)
     if found != part.policy:
@@ -184,7 +230,7 @@ def _policy_conditions(
 # --- sessions -------------------------------------------------------------------------------
 
 
-def _delete(store: Store, runtime: Runtime, part: SessionPlan, tally: _Tally) -> None:
+def _delete(store: Store, runtime: Runtime, part: SessionPlan, tally: Tally) -> None:
     key = keys.session_key(part.session)
     for _ in range(_MAX_ATTEMPTS):
         try:
@@ -238,10 +284,15 @@ def _doomed(
         conditions.append(RowLapsed(*keys.expiry(key), expires, expiry.EXPIRES_AT))
     elif any(reason.startswith("idle") for reason in part.deleted):
         conditions += _policy_conditions(part, key, policies)
+        if part.policy is not None and part.policy.labelled and labels_of(runtime, key):
+            raise _ChangedError("it is labelled")
     else:
         raise _ChangedError("its time was extended")
     if leases.live_generation(lease, now_ms):
         raise _ChangedError("somebody holds its lease")
+    # The clock may have been set back since the plan was made: then these are live again.
+    for _, one in chain.from_iterable(_protections(runtime, key).values()):
+        _require_lapsed(one, now_ms)
     conditions.append(leases.free(key, lease))
     return KnownSession(key, head, meta), conditions
 
@@ -257,7 +308,7 @@ class _Doomed(NamedTuple):
     conditions: list[Condition]
 
 
-def _trim(runtime: Runtime, part: SessionPlan, tally: _Tally) -> None:
+def _trim(runtime: Runtime, part: SessionPlan, tally: Tally) -> None:
     key = keys.session_key(part.session)
     for start in range(0, len(part.removed), _BATCH):
         left = part.removed[start : start + _BATCH]
@@ -276,7 +327,7 @@ def _trim(runtime: Runtime, part: SessionPlan, tally: _Tally) -> None:
 
 
 def _remove(
-    runtime: Runtime, part: SessionPlan, key: bytes, planned: Sequence[Removed], tally: _Tally
+    runtime: Runtime, part: SessionPlan, key: bytes, planned: Sequence[Removed], tally: Tally
 ) -> None:
     """Remove these revisions in one write; ConditionFailedError if something moved right now."""
     places: list[RowKey] = [head_key(key), keys.policy(key), keys.policy(None)]
@@ -289,6 +340,8 @@ def _remove(
         tally.gone += len(planned)
         return
     conditions = _policy_conditions(part, key, (own, default))
+    now_labels, protections = labels_of(runtime, key), _protections(runtime, key)
+    now_ms = runtime.engine.now_ms()
     changes: list[RowChange] = []
     skipped: list[tuple[int, str]] = []
     gone = revisions = labels = 0
@@ -299,6 +352,12 @@ def _remove(
             continue
         try:
             found = _unchanged(one, row, mark, pin_mark)
+            for name in now_labels.get(one.revision, ()):
+                if name not in one.labels:
+                    raise _ChangedError(f"it is labelled {name}")
+            lapsed = protections.get(one.revision, [])
+            for _, protected in lapsed:
+                _require_lapsed(protected, now_ms)
             needs, goes, names = _with_it(runtime, key, one, found)
         except _ChangedError as exc:
             skipped.append((one.revision, str(exc)))
@@ -307,11 +366,15 @@ def _remove(
             RowIs("history", keys.history(key, one.revision), row),
             RowIs(*keys.mark(key, one.revision), mark),
             RowIs(*keys.pin_mark(found.manifest), pin_mark),
+            *[RowLapsed("retention", *row, protection.UNTIL) for row, _ in lapsed],
             *needs,
         ]
         changes += [
             DeleteRow("history", keys.history(key, one.revision)),
             DeleteRow(*keys.mark(key, one.revision)),
+            # In the same write: a clock that is set back must not bring back a protection of a
+            # revision that is gone.
+            *[DeleteRow("retention", row.key) for row, _ in lapsed],
             *goes,
         ]
         revisions += 1
@@ -324,6 +387,21 @@ def _remove(
     tally.gone += gone
     for revision, why in skipped:
         tally.skip(part.session, revision, why)
+
+
+def _protections(runtime: Runtime, key: bytes) -> dict[int, list[tuple[Row, Protection]]]:
+    """The protections of a session by revision, as rows and decoded."""
+    found: dict[int, list[tuple[Row, Protection]]] = {}
+    start = keys.protections(key)
+    for row in scan(runtime.engine, "retention", start, keys.past(start)):
+        one = protection.decode("", row.key, row.value)
+        found.setdefault(one.revision, []).append((row, one))
+    return found
+
+
+def _require_lapsed(one: Protection, now_ms: int) -> None:
+    if not protection.is_lapsed(one, now_ms):
+        raise _ChangedError(f"it is protected by {one.by}")
 
 
 def _unchanged(planned: Removed, row: bytes, mark: bytes | None, pin_mark: bytes | None) -> HeadRow:

@@ -64,7 +64,7 @@ class SessionPlan(NamedTuple):
     session: str
     #: The policy that decided; None: none is set, and everything stays.
     policy: Policy | None
-    #: Was that policy given with the call, and not found in the store?
+    #: True: the policy was given with the call. False: it is stored, or there is none.
     given: bool
     #: The head when it was planned; revision 0: nothing was committed.
     head_revision: int
@@ -81,6 +81,10 @@ class SessionPlan(NamedTuple):
     #: A long history comes in parts, from 0 on.
     part: int = 0
     mark: str | None = None
+    #: True: the policy that decided is the one stored for this session.
+    own: bool = False
+    #: The policy stored for this session, if the given one decided in its place.
+    overridden: Policy | None = None
 
 
 class Plan:
@@ -163,7 +167,9 @@ def _loaded(line: str) -> dict[str, Any]:
 
 def _plain(session: SessionPlan) -> dict[str, Any]:
     told = session._asdict()
-    told["policy"] = None if session.policy is None else policy_fields(session.policy)
+    for name in ("policy", "overridden"):
+        policy = getattr(session, name)
+        told[name] = None if policy is None else policy_fields(policy)
     told["kept"] = [one._asdict() for one in session.kept]
     told["removed"] = [
         {name: value for name, value in one._asdict().items() if value is not None}
@@ -195,6 +201,8 @@ _TYPES: Final[dict[str, tuple[type, ...]]] = {
     "refused": _TEXT_OR_NONE,
     "part": _NUMBER,
     "mark": _TEXT_OR_NONE,
+    "own": (bool,),
+    "overridden": (dict, type(None)),
 }
 _ROW_TYPES: Final[dict[str, tuple[type, ...]]] = {
     "revision": _NUMBER,
@@ -213,7 +221,9 @@ def _session(told: dict[str, Any], line: str) -> SessionPlan:
             _require(type(value) in _TYPES[name], name)
         keys.session_key(told["session"])
         fields = dict(told)
-        fields["policy"] = None if told["policy"] is None else policy_from(told["policy"])
+        for name in ("policy", "overridden"):
+            policy = told.get(name)
+            fields[name] = None if policy is None else policy_from(policy)
         fields["kept"] = tuple([Kept(**_row(one)) for one in told["kept"]])
         fields["removed"] = tuple([Removed(**_row(one)) for one in told["removed"]])
         for name in ("deleted", "spared"):

@@ -12,12 +12,17 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple, TypeVar
 
 from casstore.engine.protocol import Row, RowKey
-from casstore.errors import CorruptionError, FormatError, SessionNotFoundError
+from casstore.errors import (
+    CorruptionError,
+    FormatError,
+    InvalidInputError,
+    SessionNotFoundError,
+)
 from casstore.maintenance.policy import Keeper, Policy, check_policy, decode_policy
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.retention_plan import Kept, Plan, Removed, SessionPlan
 from casstore.session import catalogue, expiry, keys, leases, pins, protection
-from casstore.session.arguments import check_text, list_of
+from casstore.session.arguments import check_flag, check_text, list_of
 from casstore.session.catalogue import KnownSession
 from casstore.session.data import Lease, Protection
 from casstore.session.heads import HeadRow, decode_head, head_key
@@ -40,12 +45,16 @@ def plan(
     sessions: Iterable[str] | None = None,
     prefix: str = "",
     policy: Policy | None = None,
+    override_policies: bool = False,
     progress: Progress | None = None,
 ) -> Plan:
     """What retention would do now: to these sessions, or to all whose ids begin with ``prefix``.
 
-    ``policy`` decides in place of those that are set. Sessions are looked at as the plan is
-    iterated over. CorruptionError or FormatError if the default policy cannot be read.
+    The policy stored for a session decides; for a session without one, ``policy``; without
+    that, the stored default. ``override_policies`` lets ``policy`` decide for all of these
+    sessions, and the plan names each whose stored policy it overrides. Sessions are looked at
+    as the plan is iterated over. CorruptionError or FormatError if the default policy cannot
+    be read.
 
     >>> from casstore.maintenance import retention
     >>> [found] = retention.plan(store, policy=retention.Policy(last=1, labelled=False))
@@ -56,6 +65,9 @@ def plan(
     check_text(prefix, "a prefix")
     if policy is not None:
         check_policy(policy)
+    check_flag(override_policies, "override_policies")
+    if override_policies and policy is None:
+        raise InvalidInputError("override_policies needs a policy to override the stored ones with")
     names = None if sessions is None else list_of(sessions, "sessions")
     for name in names or ():
         keys.session_key(name)
@@ -64,7 +76,7 @@ def plan(
     decode_policy(runtime.engine.get_rows([keys.policy(None)])[0])
 
     def planned() -> Iterator[SessionPlan]:
-        planner = _Planner(runtime, now_ms, policy)
+        planner = _Planner(runtime, now_ms, policy, override=override_policies)
         known = _all(runtime, prefix) if names is None else _named(runtime, names)
         for done, one in enumerate(known):
             yield from planner.parts(one)
@@ -98,11 +110,20 @@ def _name(known: KnownSession) -> str:
         return known.key.hex()
 
 
+class _Decision(NamedTuple):
+    """The policy that decides about a session, and where it comes from."""
+
+    policy: Policy | None
+    given: bool = False
+    own: bool = False
+    overridden: Policy | None = None
+
+
 class _Rows(NamedTuple):
     """What stands beside a session's history, decoded."""
 
     head: HeadRow | None
-    policy: Policy | None
+    decision: _Decision
     expires_at_ms: int | None
     lease: Lease | None
     protections: list[Protection]
@@ -113,16 +134,19 @@ class _Rows(NamedTuple):
 class _Planner:
     """Plans sessions, all for the same moment."""
 
-    def __init__(self, runtime: Runtime, now_ms: int, given: Policy | None) -> None:
+    def __init__(
+        self, runtime: Runtime, now_ms: int, given: Policy | None, *, override: bool
+    ) -> None:
         self._runtime = runtime
         self._now_ms = now_ms
         self._given = given
+        self._override = override
         self._pinned = _Pinned(runtime)
 
     def parts(self, known: KnownSession) -> Iterator[SessionPlan]:
         """The plan for one session."""
         session = _name(known)
-        blank = SessionPlan(session, None, self._given is not None, 0, None)
+        blank = SessionPlan(session, None, False, 0, None)
         try:
             rows = self._read(session, known.key)
             if rows is None:
@@ -131,7 +155,7 @@ class _Planner:
                 blank = blank._replace(
                     head_revision=rows.head.revision, head_manifest=rows.head.manifest.hex()
                 )
-            blank = blank._replace(policy=rows.policy, mark=_hex(rows.marks.get(0)))
+            blank = blank._replace(**rows.decision._asdict(), mark=_hex(rows.marks.get(0)))
             reasons, spared = self._ending(rows)
             if reasons and not spared:
                 yield blank._replace(deleted=reasons)
@@ -159,12 +183,9 @@ class _Planner:
         head, meta, own, default, expires, lease = runtime.engine.get_rows(places)
         if head is None and meta is None:
             return None
-        set_policy = _decoded(places[2], own, decode_policy)
-        if set_policy is None:
-            set_policy = decode_policy(default)
         return _Rows(
             _decoded(places[0], head, lambda row: None if row is None else decode_head(row)),
-            set_policy if self._given is None else self._given,
+            self._decide(_decoded(places[2], own, decode_policy), default),
             _decoded(places[4], expires, expiry.decode),
             _decoded(
                 places[5],
@@ -176,23 +197,31 @@ class _Planner:
                 for _, one in protection.scan_protections(runtime, session)
                 if not protection.is_lapsed(one, self._now_ms)
             ],
-            _labels(runtime, key),
+            labels_of(runtime, key),
             found,
         )
+
+    def _decide(self, own: Policy | None, default: bytes | None) -> _Decision:
+        if self._given is not None and (own is None or self._override):
+            return _Decision(self._given, given=True, overridden=own)
+        if own is not None:
+            return _Decision(own, own=True)
+        return _Decision(decode_policy(default))
 
     # --- the session as a whole -----------------------------------------------------------
 
     def _ending(self, rows: _Rows) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Why the session should go, and why it stays all the same."""
+        policy = rows.decision.policy
         reasons: list[str] = []
         spared: list[str] = []
         if rows.expires_at_ms is not None and rows.expires_at_ms <= self._now_ms:
             reasons.append(f"expired at {_time(rows.expires_at_ms)}")
-        elif rows.policy is not None and rows.policy.idle_ms is not None and rows.head is not None:
+        elif policy is not None and policy.idle_ms is not None and rows.head is not None:
             since_ms = rows.head.committed_at_ms
-            if since_ms + rows.policy.idle_ms <= self._now_ms:
+            if since_ms + policy.idle_ms <= self._now_ms:
                 reasons.append(f"idle since {_time(since_ms)}")
-                if rows.policy.labelled:
+                if policy.labelled:
                     spared += [f"labelled {name}" for name in _flat(rows.labels)]
         if reasons:
             if self._is_live(rows.lease):
@@ -210,7 +239,7 @@ class _Planner:
         if rows.head is None:
             yield blank
             return
-        keeper = Keeper(rows.policy, self._now_ms)
+        keeper = Keeper(rows.decision.policy, self._now_ms)
         protectors: dict[int, list[str]] = {}
         for one in rows.protections:
             protectors.setdefault(one.revision, []).append(f"protected by {one.by}")
@@ -290,7 +319,7 @@ def _decoded(place: RowKey, row: Stored, decode: Callable[[Stored], Meaning]) ->
         ) from exc
 
 
-def _labels(runtime: Runtime, key: bytes) -> dict[int, tuple[str, ...]]:
+def labels_of(runtime: Runtime, key: bytes) -> dict[int, tuple[str, ...]]:
     """The labels of a session by revision; one that cannot be read is an error."""
     found: dict[int, tuple[str, ...]] = {}
     for row in scan(runtime.engine, "history", keys.labels(key), keys.past(key)):

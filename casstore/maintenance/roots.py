@@ -1,10 +1,14 @@
 """What rows keep alive: the digests from which everything that counts is reached.
 
     heads, history    the manifest of every session and revision, and its hidden nodes
-    pins              what tags and pins name, until their time is up
+    pins              what tags and pins name, until their rows are removed
     queue             the items of queued work
     attachments       blobs that were announced or committed
     records           what other systems' rows link to
+
+No clock is asked. A pin whose time is up keeps its object until its row is removed, by a write
+under the condition that the time is up (``lapsed_rows``): whoever lets an object go removes the
+row first. So a clock that ran ahead and was set back leaves no row that names what is gone.
 
 A row that cannot be read stops the search: a root set that is not known is never taken for
 an empty one (P6).
@@ -21,37 +25,35 @@ from casstore.session import attachments, keys, pins, queue
 from casstore.session.heads import decode_head
 
 
-def _of_head(row: Row, now_ms: int) -> Iterator[bytes]:
+def _of_head(row: Row) -> Iterator[bytes]:
     head = decode_head(row.value)
     yield head.manifest
     if head.hidden is not None:
         yield head.hidden
 
 
-def _of_revision(row: Row, now_ms: int) -> Iterator[bytes]:
+def _of_revision(row: Row) -> Iterator[bytes]:
     if not keys.is_label(row.key):
-        yield from _of_head(row, now_ms)
+        yield from _of_head(row)
 
 
-def _of_pin(row: Row, now_ms: int) -> Iterator[bytes]:
-    digest = pins.kept_digest(row.value, now_ms)
-    if digest is not None:
-        yield digest
+def _of_pin(row: Row) -> Iterator[bytes]:
+    yield pins.decode_pin(row.value).digest
 
 
-def _of_batch(row: Row, now_ms: int) -> Iterator[bytes]:
+def _of_batch(row: Row) -> Iterator[bytes]:
     digest = queue.items_digest(row.key, row.value)
     if digest is not None:
         yield digest
 
 
-def _of_attachment(row: Row, now_ms: int) -> Iterator[bytes]:
+def _of_attachment(row: Row) -> Iterator[bytes]:
     digest = attachments.decode("", row.value).digest
     if digest is not None:
         yield digest
 
 
-def _of_record(row: Row, now_ms: int) -> Iterator[bytes]:
+def _of_record(row: Row) -> Iterator[bytes]:
     yield from row_links(row.value)
 
 
@@ -65,9 +67,19 @@ _NAMED: Final = {
 }
 
 
-def _named(table: str, row: Row, now_ms: int) -> Iterator[bytes]:
-    return _NAMED[table](row, now_ms)
+def _named(table: str, row: Row) -> Iterator[bytes]:
+    return _NAMED[table](row)
 
 
 #: The roots of every store.
 ROOTS: Final = Roots(tuple(_NAMED), _named)
+
+
+def live_roots(now_ms: int) -> Roots:
+    """The roots that are left when the pins whose time is up are removed: for dry runs."""
+
+    def named(table: str, row: Row) -> Iterator[bytes]:
+        if table != "pins" or pins.kept_digest(row.value, now_ms) is not None:
+            yield from _named(table, row)
+
+    return Roots(ROOTS.tables, named)

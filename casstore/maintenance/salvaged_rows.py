@@ -11,7 +11,6 @@ from itertools import chain
 from typing import Final, NamedTuple, Protocol
 
 from casstore.engine.protocol import (
-    MAX_STAMP_MS,
     Condition,
     Engine,
     PutRow,
@@ -170,8 +169,8 @@ def _whole_rows(table: str, found: FoundRows, target: RowTarget) -> Iterator[Put
 
 
 def named_by(table: str, row: Row) -> list[bytes]:
-    """The objects that a row names, also those for which its time is up: all is worth saving."""
-    return list(ROOTS.named(table, row, -MAX_STAMP_MS))
+    """The objects that a row names."""
+    return list(ROOTS.named(table, row))
 
 
 def _pin_name(row: Row) -> str:

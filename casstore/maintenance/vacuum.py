@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
+from casstore.engine.overlay import OverlayEngine
 from casstore.engine.protocol import Packing, PackReport, reclaiming
 from casstore.errors import (
     BusyError,
@@ -24,19 +25,19 @@ from casstore.errors import (
     SessionDeletedError,
     StorageFullError,
 )
-from casstore.maintenance import gc, keepers
+from casstore.maintenance import gc, keepers, removed_nodes
 from casstore.maintenance.expiring import expire_rows
 from casstore.maintenance.gc import DEFAULT_GRACE_MS, GcReport
 from casstore.maintenance.keepers import Keeper
 from casstore.maintenance.progress import Progress, Step
 from casstore.session import keys, rewriting
-from casstore.session.arguments import check_callable, list_of
+from casstore.session.arguments import check_callable, check_flag, list_of
 from casstore.session.heads import decode_head
 from casstore.session.scanning import scan
 from casstore.session.state import Runtime
 from casstore.store import Store, check_store
 
-_COLLECTED: Final = (gc.Outcome.SWEPT, gc.Outcome.NOTHING)
+_COLLECTED: Final = (gc.Outcome.SWEPT, gc.Outcome.NOTHING, gc.Outcome.PLANNED)
 
 
 class Outcome(Enum):
@@ -44,6 +45,8 @@ class Outcome(Enum):
 
     DONE = "done"
     NOTHING = "nothing to do"
+    #: A dry run: nothing was changed, by intention.
+    PLANNED = "planned"
     #: A session that was deleted meanwhile.
     GONE = "gone"
     #: It kept moving, or somebody else is at it; nothing of it has changed. Run it again.
@@ -73,12 +76,15 @@ class VacuumReport(NamedTuple):
     sessions: tuple[SessionReport, ...] = ()
     collected: GcReport | None = None
     packed: PackReport | None = None
-    #: How many of the removed nodes, and of the long parts of their payloads, are stored still.
+    #: How many of the nodes that this or an earlier vacuum removed, and of the long parts of
+    #: their payloads, are stored still.
     objects_kept: int = 0
     #: Who keeps them. Nobody: they, or what was appended to them, are younger than the grace,
     #: or collecting was not finished.
     keepers: tuple[Keeper, ...] = ()
     problem: CasstoreError | None = None
+    #: True: nothing was changed; this is what a run would do up to collecting.
+    dry_run: bool = False
 
     @property
     def outcome(self) -> Outcome:
@@ -95,8 +101,9 @@ class VacuumReport(NamedTuple):
                 return worst
         if collected not in _COLLECTED:
             return Outcome.INCOMPLETE
-        swept = collected is gc.Outcome.SWEPT
-        return Outcome.DONE if swept or self.expired_rows or parts else Outcome.NOTHING
+        if collected is gc.Outcome.NOTHING and not self.expired_rows and not parts:
+            return Outcome.NOTHING
+        return Outcome.PLANNED if self.dry_run else Outcome.DONE
 
 
 def vacuum(
@@ -104,14 +111,16 @@ def vacuum(
     *,
     sessions: Sequence[str] | None = None,
     grace_ms: int = DEFAULT_GRACE_MS,
+    dry_run: bool = False,
     progress: Progress | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> VacuumReport:
     """Remove what was hidden, what has expired and what nobody reaches; give the bytes back.
 
-    ``sessions`` bounds which are rewritten: by default all that have hidden nodes. What
-    was put within ``grace_ms`` stays stored (the nodes that were removed too: with 0 they
-    go at once). ``stop`` is asked between sessions and between transactions.
+    A dry run does it in memory, up to collecting, and changes nothing. ``sessions`` bounds
+    which are rewritten: by default all that have hidden nodes. What was put within ``grace_ms``
+    stays stored (the nodes that were removed too: with 0 they go at once). ``stop`` is asked
+    between sessions and between transactions.
 
     >>> hidden = session.tombstone(["ask"])
     >>> report = vacuum(store, grace_ms=0)
@@ -125,10 +134,13 @@ def vacuum(
     named = None if sessions is None else list_of(sessions, "session ids")
     for session in named or ():
         keys.session_key(session)
+    check_flag(dry_run, "dry_run")
+    if dry_run:
+        store = Store(OverlayEngine(store.engine))
     runtime = Runtime(store)
-    report = VacuumReport(expired_rows=_expire(store, progress))
+    expired = expire_rows(store, progress=progress).removed
+    report = VacuumReport(expired_rows=expired, dry_run=dry_run)
     done: list[SessionReport] = []
-    removed: set[bytes] = set()
     todo = list(sessions_with_hidden(store)) if named is None else named
     for session in todo:
         if stop is not None and stop():
@@ -137,12 +149,16 @@ def vacuum(
             progress(Step("rewrite", len(done), len(todo), "sessions"))
         became, digests = _rewrite(runtime, session, progress)
         done.append(became)
-        removed |= digests
-    collected = gc.collect(store, grace_ms=grace_ms, progress=progress, stop=stop)
+        if digests:
+            # Before they are collected: a run that is stopped leaves it to the next to look.
+            removed_nodes.remember(store, session, digests)
+    collected = gc.collect(store, grace_ms=grace_ms, dry_run=dry_run, progress=progress, stop=stop)
     report = report._replace(sessions=tuple(done), collected=collected)
+    if dry_run:
+        return report
     if collected.outcome in _COLLECTED:
         report = _pack(store, report, progress)
-    kept = keepers.still_stored(store.engine, removed)
+    kept = removed_nodes.find_kept(store)
     return report._replace(objects_kept=len(kept), keepers=keepers.find_keepers(store.engine, kept))
 
 
@@ -179,14 +195,6 @@ def rewrite_hidden(
     """
     check_store(store)
     return _rewrite(Runtime(store), session, progress)[0]
-
-
-def _expire(store: Store, progress: Progress | None) -> int:
-    """Remove rows whose time is up; how many."""
-    gone = expire_rows(store, progress=progress)
-    return (
-        gone.pins + gone.protections + gone.marks + gone.receipts + gone.lineage_rows + gone.records
-    )
 
 
 def _rewrite(

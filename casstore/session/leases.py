@@ -84,8 +84,8 @@ def decode_lease(session: str, row: bytes) -> Lease:
 
 
 def _check_ttl(ttl_ms: int) -> None:
-    if type(ttl_ms) is not int or not 0 <= ttl_ms <= MAX_STAMP_MS:
-        raise InvalidInputError(f"a lease lasts 0 ms or more, not {ttl_ms!r}")
+    if type(ttl_ms) is not int or not 0 < ttl_ms <= MAX_STAMP_MS:
+        raise InvalidInputError(f"ttl_ms of a lease is 1 ms or more, not {ttl_ms!r}")
 
 
 def claim(runtime: Runtime, session: str, owner: str, ttl_ms: int) -> Lease | None:

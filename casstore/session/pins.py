@@ -50,7 +50,10 @@ def put(
     is_tag: bool,
     move: bool,
 ) -> Pin:
-    """Let a name keep an object. A tag gives its name to another object only if ``move``."""
+    """Let a name keep an object. A tag gives its name to another object only if ``move``.
+
+    A pin takes no tag's name, not even for the same object.
+    """
     if ttl_ms is not None and (type(ttl_ms) is not int or not 0 < ttl_ms <= MAX_STAMP_MS):
         raise InvalidInputError(f"a pin lasts 1 ms or more, not {ttl_ms!r}")
     if note is not None:
@@ -65,9 +68,12 @@ def put(
         row = runtime.engine.get_rows([place])[0]
         if row is not None and not move:
             known, known_is_tag = _decode(row)
-            kept = known.digest != target and not _expired(known, runtime.engine.now_ms())
-            if kept and (is_tag or known_is_tag):
-                raise NameTakenError(name, known.digest)
+            is_live = not _expired(known, runtime.engine.now_ms())
+            # A pin of what a tag keeps for good would let it go when its time is up.
+            if known_is_tag and not is_tag:
+                raise NameTakenError(name, known.digest, is_tag=True)
+            if is_tag and is_live and known.digest != target:
+                raise NameTakenError(name, known.digest, is_tag=known_is_tag)
         conditions: list[Condition] = [RowIs(*place, row), ObjectsExist((target,))]
         try:
             done = runtime.engine.write(
@@ -94,9 +100,9 @@ def is_free(runtime: Runtime, name: str, digest: bytes) -> RowIs:
     place = RowKey("pins", keys.part(name, "a name"))
     row = runtime.engine.get_rows([place])[0]
     if row is not None:
-        known, _ = _decode(row)
+        known, is_tag = _decode(row)
         if known.digest != digest and not _expired(known, runtime.engine.now_ms()):
-            raise NameTakenError(name, known.digest)
+            raise NameTakenError(name, known.digest, is_tag=is_tag)
     return RowIs(*place, row)
 
 

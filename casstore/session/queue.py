@@ -130,6 +130,8 @@ class Queue:
         if type(ready_ms) is not int or not 0 <= ready_ms <= _MAX_TIME_MS:
             raise InvalidInputError(f"a time in ms from 0 on, not {available_at_ms!r}")
         queued = list_of(items, "items")
+        if not queued:
+            raise InvalidInputError("a batch has at least one item, and items is empty")
         name = batch_id if batch_id is not None else secrets.token_hex(16)
         writer = PieceWriter()
         digest = splitting.split(queued, writer.emit)

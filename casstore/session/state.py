@@ -16,6 +16,7 @@ from casstore.engine.protocol import Engine, RowKey
 from casstore.errors import (
     InvalidInputError,
     RevisionNotFoundError,
+    SessionBindingError,
     SessionDeletedError,
     SessionNotFoundError,
 )
@@ -161,7 +162,12 @@ class Runtime:
         return state
 
     def at(self, session: str, at: int | str | Entry | None) -> State:
-        """A session's head, or an earlier revision of it by number, label or entry."""
+        """A session's head, or an earlier revision of it by number, label or entry.
+
+        SessionBindingError if the entry is of another session.
+        """
+        if isinstance(at, Entry) and at.session != session:
+            raise SessionBindingError(session, at.session)
         state = self.get(session)
         if at is None:
             return state
@@ -171,8 +177,6 @@ class Runtime:
         key = keys.session_key(session)
         revision: object = at
         if isinstance(at, Entry):
-            if at.session != session:
-                raise RevisionNotFoundError(session, at)
             revision = at.revision
         elif isinstance(at, str):
             try:
@@ -189,10 +193,11 @@ class Runtime:
         if revision != head.head.revision:
             row = self.engine.get_rows([RowKey("history", keys.history(key, revision))])[0]
             if row is None:
-                raise self._nothing_at(session, at)
+                raise self._nothing_at(session, at if isinstance(at, str) else revision)
             found = self.decode(row)
         if isinstance(at, Entry) and found.head.manifest != at.manifest:
-            raise RevisionNotFoundError(session, at)
+            # A vacuum has rewritten it.
+            raise RevisionNotFoundError(session, f"{at.revision} with manifest {at.manifest.hex()}")
         return found
 
     def require_kept(self, session: str, state: State) -> None:

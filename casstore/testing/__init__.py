@@ -1,6 +1,7 @@
 """The suites that every engine and the runtime on it pass, shipped so that others can run them too.
 
-Needs pytest (``pip install casstore[testing]``). Nothing in casstore imports this package.
+Needs pytest (``pip install '.[testing]'`` in the clone of casstore). Nothing in casstore imports
+this package.
 """
 
 import pytest

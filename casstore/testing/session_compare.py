@@ -197,6 +197,28 @@ class PinConformance(SessionFixtures):
         assert store.pin("name", one).expires_at_ms is None
         assert store.find_pin("name") is not None
 
+    def test_pins_do_not_take_the_name_of_a_tag(self, store: Store, clock: ManualClock) -> None:
+        one, two = store.put_many([b"one", b"two"])
+        tag = store.tag("name", one, note="for good")
+        for digest in (one, two):
+            for ttl_ms in (10, None):
+                with nothing_written(store), pytest.raises(NameTakenError) as caught:
+                    store.pin("name", digest, ttl_ms=ttl_ms)
+                assert (caught.value.name, caught.value.digest) == ("name", one)
+        clock.now_ms += 10**9
+        assert store.find_pin("name") == tag
+
+    def test_pins_become_tags_of_the_same_object_or_when_moved(self, store: Store) -> None:
+        one, two = store.put_many([b"one", b"two"])
+        store.pin("name", one, ttl_ms=10)
+        with nothing_written(store), pytest.raises(NameTakenError):
+            store.tag("name", two)
+        assert store.tag("name", one).expires_at_ms is None
+        with pytest.raises(NameTakenError):
+            store.pin("name", one, ttl_ms=10)
+        store.pin("other", one, ttl_ms=10)
+        assert store.tag("other", two, move=True).digest == two
+
     def test_pins_are_taken_away(self, store: Store) -> None:
         store.tag("name", store.put_blob(b"kept"))
         assert store.unpin("name") is True

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from casstore.errors import HeadConflictError, RevisionNotFoundError
+from casstore.errors import HeadConflictError, RevisionNotFoundError, SessionBindingError
 from casstore.session.data import UNFENCED, Checkpoint, CommitResult, Entry, Head, Usage
 from casstore.session.session import Session
 from casstore.store import Store
@@ -124,6 +124,28 @@ class HistoryConformance(SessionFixtures):
             with pytest.raises(RevisionNotFoundError) as caught:
                 read(at)
             assert (caught.value.session, caught.value.at) == ("alpha", at)
+
+    def test_history_of_another_session_is_refused_everywhere(
+        self, store: Store, session: Session, other: Session
+    ) -> None:
+        _grow(session, 3)
+        _grow(other, 3)
+        theirs = other.entry(2)
+        with nothing_written(store):
+            for attempt in (
+                lambda: session.rewind(theirs, lease=UNFENCED),
+                lambda: session.label("mark", at=theirs),
+                lambda: session.protect(theirs, by="run"),
+                lambda: store.fork("alpha", "forked", at=theirs),
+                lambda: store.compare(("alpha", theirs), "alpha"),
+                lambda: session.entry(theirs),
+                lambda: session.load(theirs),
+                lambda: session.nodes(at=theirs),
+            ):
+                with pytest.raises(SessionBindingError) as caught:
+                    attempt()
+                assert (caught.value.bound, caught.value.attempted) == ("alpha", "beta")
+                assert "Entry(" not in str(caught.value)
 
     # --- labels -----------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from casstore.errors import LeaseLostError, SessionBindingError
+from casstore.errors import InvalidInputError, LeaseLostError, SessionBindingError
 from casstore.session.data import UNFENCED, Commit, Lease
 from casstore.session.session import Session
 from casstore.store import Store
@@ -83,15 +83,29 @@ class LeaseConformance(SessionFixtures):
         clock.now_ms += MINUTE_MS
         seen.append(hold(session))
         session.commit(Commit(append=[message("a")], lease=seen[-1], release=True))
-        seen.append(hold(session, ttl_ms=0))
+        seen.append(hold(session, ttl_ms=1))
+        clock.now_ms += 1
         seen.append(hold(session))
         first = seen[0].fencing
         assert first > 0
         assert [lease.fencing for lease in seen] == list(range(first, first + 5))
         assert len({lease.token for lease in seen}) == 5
 
-    def test_fencing_a_lease_of_no_time_is_over_at_once(self, session: Session) -> None:
-        lease = hold(session, ttl_ms=0)
+    def test_a_lease_lasts_some_time(self, store: Store, session: Session) -> None:
+        lease = hold(session)
+        for ttl_ms in (0, -1, 1.5, True, None):
+            with nothing_written(store):
+                with pytest.raises(InvalidInputError, match="ttl_ms"):
+                    store.session("other").claim_lease("worker", ttl_ms)  # type: ignore[arg-type]
+                with pytest.raises(InvalidInputError, match="ttl_ms"):
+                    session.renew_lease(lease, ttl_ms)  # type: ignore[arg-type]
+        session.release_lease(session.renew_lease(lease, 1))
+
+    def test_fencing_a_lease_is_over_when_its_time_is_up(
+        self, session: Session, clock: ManualClock
+    ) -> None:
+        lease = hold(session, ttl_ms=1)
+        clock.now_ms += 1
         with pytest.raises(LeaseLostError):
             session.renew_lease(lease, MINUTE_MS)
         with pytest.raises(LeaseLostError):

@@ -74,6 +74,12 @@ class QueueConformance(SessionFixtures):
         )
         assert session.queue.batches() == [batch]
 
+    def test_enqueue_refuses_a_batch_without_items(self, store: Store, session: Session) -> None:
+        for key in (None, "source"):
+            with nothing_written(store), pytest.raises(InvalidInputError, match="items is empty"):
+                session.queue.enqueue([], source_key=key)
+        assert session.queue.batches() == []
+
     def test_enqueue_by_default_waits_for_the_turn_and_is_exclusive(
         self, session: Session, clock: ManualClock
     ) -> None:

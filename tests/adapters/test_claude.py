@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
-pytest.importorskip("claude_agent_sdk", reason="needs the extra: pip install 'casstore[claude]'")
+pytest.importorskip("claude_agent_sdk", reason="needs the extra: pip install '.[claude]'")
 
 from claude_agent_sdk import (
     delete_session_via_store,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip(
-    "langgraph.checkpoint.conformance", reason="needs the extra: pip install 'casstore[dev]'"
+    "langgraph.checkpoint.conformance", reason="needs the extra: pip install '.[dev]'"
 )
 
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple, DeltaChannelHistory

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("langgraph.graph", reason="needs the extra: pip install 'casstore[dev]'")
+pytest.importorskip("langgraph.graph", reason="needs the extra: pip install '.[dev]'")
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

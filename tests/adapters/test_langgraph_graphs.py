@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("langgraph.graph", reason="needs the extra: pip install 'casstore[dev]'")
+pytest.importorskip("langgraph.graph", reason="needs the extra: pip install '.[dev]'")
 
 from langchain_core.messages import HumanMessage, RemoveMessage
 from langgraph.checkpoint.memory import InMemorySaver

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("langgraph.checkpoint", reason="pip install 'casstore[langgraph]'")
+pytest.importorskip("langgraph.checkpoint", reason="pip install '.[langgraph]'")
 
 import casstore
 from casstore.adapters.langgraph import CasstoreSaver, CasstoreStore

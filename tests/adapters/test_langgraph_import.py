@@ -14,9 +14,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip(
-    "langgraph.checkpoint.sqlite", reason="needs the extra: pip install 'casstore[dev]'"
-)
+pytest.importorskip("langgraph.checkpoint.sqlite", reason="needs the extra: pip install '.[dev]'")
 
 from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("langgraph.graph", reason="needs the extra: pip install 'casstore[dev]'")
+pytest.importorskip("langgraph.graph", reason="needs the extra: pip install '.[dev]'")
 
 import ormsgpack
 from langchain_core.messages import AIMessage, HumanMessage

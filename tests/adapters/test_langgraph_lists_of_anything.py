@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("langgraph.graph", reason="needs the extra: pip install 'casstore[dev]'")
+pytest.importorskip("langgraph.graph", reason="needs the extra: pip install '.[dev]'")
 
 from langchain_core.messages import AIMessage
 

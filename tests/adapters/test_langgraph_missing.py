@@ -38,7 +38,7 @@ def test_casstore_works_without_it(tmp_path: Path) -> None:
 def test_the_adapter_says_what_to_install() -> None:
     answer = run(BLOCK + "import casstore.adapters.langgraph")
     assert answer.returncode == 1
-    assert "pip install 'casstore[langgraph]'" in answer.stderr
+    assert "pip install '.[langgraph]'" in answer.stderr
 
 
 def test_importing_casstore_does_not_load_it() -> None:

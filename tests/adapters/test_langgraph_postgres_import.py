@@ -8,10 +8,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-psycopg = pytest.importorskip("psycopg", reason="needs the extra: pip install 'casstore[dev]'")
-pytest.importorskip(
-    "langgraph.checkpoint.postgres", reason="needs the extra: pip install 'casstore[dev]'"
-)
+psycopg = pytest.importorskip("psycopg", reason="needs the extra: pip install '.[dev]'")
+pytest.importorskip("langgraph.checkpoint.postgres", reason="needs the extra: pip install '.[dev]'")
 
 from langgraph.checkpoint.postgres import PostgresSaver
 from langgraph.checkpoint.postgres.shallow import ShallowPostgresSaver

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 for needed in ("psycopg", "langgraph.store.postgres", "langgraph.store.sqlite"):
-    pytest.importorskip(needed, reason="needs the extra: pip install 'casstore[dev]'")
+    pytest.importorskip(needed, reason="needs the extra: pip install '.[dev]'")
 
 from langgraph.store.sqlite.aio import AsyncSqliteStore
 from langgraph.store.sqlite.base import VECTOR_MIGRATIONS

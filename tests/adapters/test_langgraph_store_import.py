@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 for needed in ("psycopg", "langgraph.store.postgres", "langgraph.store.sqlite"):
-    pytest.importorskip(needed, reason="needs the extra: pip install 'casstore[dev]'")
+    pytest.importorskip(needed, reason="needs the extra: pip install '.[dev]'")
 
 import psycopg
 from langgraph.store.base import PutOp

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("agents", reason="needs the extra: pip install 'casstore[openai-agents]'")
+pytest.importorskip("agents", reason="needs the extra: pip install '.[openai-agents]'")
 
 from agents import Agent, RunConfig, Runner, SessionSettings, function_tool
 from agents.extensions.memory import AdvancedSQLiteSession
@@ -658,8 +658,10 @@ def test_gc_and_retention_keep_every_branch(store: Store, session: Any) -> None:
     assert shown(fresh, "side") == [LONG[0], LONG[0] + "!", "on the side", "on the side!"]
 
 
-def test_clearing_gives_everything_back(store: Store, session: Any) -> None:
+@pytest.mark.parametrize("policy", [None, Policy(everything=True)])
+def test_clearing_gives_everything_back(store: Store, session: Any, policy: Policy | None) -> None:
     talk(session, "small")
+    retention.set_policy(store, policy, "talk")
     talk(session, *LONG)
     run(session.branch(2, "side"))
     gone = digests(store)

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("agents", reason="needs the extra: pip install 'casstore[openai-agents]'")
+pytest.importorskip("agents", reason="needs the extra: pip install '.[openai-agents]'")
 
 from agents import Agent, Runner, SQLiteSession
 from agents.extensions.memory import AdvancedSQLiteSession

@@ -34,7 +34,7 @@ def run(script: str) -> subprocess.CompletedProcess[str]:
 def test_an_adapter_says_what_to_install(module: str, extra: str) -> None:
     answer = run(BLOCK + f"import casstore.adapters.{module}")
     assert answer.returncode == 1
-    assert f"pip install 'casstore[{extra}]'" in answer.stderr
+    assert f"pip install '.[{extra}]'" in answer.stderr
 
 
 def test_the_command_says_what_to_install(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_the_command_says_what_to_install(tmp_path: Path) -> None:
         f"cli.main(['import-openai-sqlite', 'a.db', '--store', {str(tmp_path)!r}])"
     )
     assert answer.returncode == 2
-    assert "pip install 'casstore[openai-agents]'" in answer.stderr
+    assert "pip install '.[openai-agents]'" in answer.stderr
 
 
 def test_importing_casstore_and_the_import_of_lines_loads_neither() -> None:

@@ -68,10 +68,12 @@ def test_packing_joins_slabs(own: str) -> None:
         for number in range(50):
             store.tag(f"t{number}", store.put_blob(b"small" + bytes([number])))
     assert run("pack", "--json", store=own).json["slabs_before"] == 0
+    young = "nothing to pack; what was stored within 15 min is left alone (--min-age 0)\n"
+    assert run("pack", store=own).out.startswith(young)
     done = run("pack", "--min-age", "0", "--json", store=own).json
     assert done["slabs_before"] > done["slabs_after"] > 0
     assert done["damaged"] == []
-    assert "slabs" in run("pack", "--min-age", "0", store=own).out
+    assert run("pack", "--min-age", "0", store=own).out.startswith("nothing to pack\nslabs ")
 
 
 def test_compacting_makes_the_file_shorter(own: str) -> None:
@@ -127,12 +129,81 @@ def test_pruning_by_a_plan_or_at_once(own: str, tmp_path: Path) -> None:
     assert "0 gone" in run("prune", "--last", "3", "--yes", "--receipts", "7d", store=own).out
     for wrong in (("--plan", "x"), ("--from", "x", "--last", "1"), ("agent", "--prefix", "a")):
         run("prune", *wrong, "--yes", store=own, ends=2)
-    run("prune", "--from", str(tmp_path / "nowhere"), "--yes", store=own, ends=10)
+    run("prune", "--from", str(tmp_path / "nowhere"), "--yes", store=own, ends=4)
+    (tmp_path / "latin").write_bytes(b"\xff")
+    assert (
+        "no retention plan"
+        in run("prune", "--from", str(tmp_path / "latin"), "--yes", store=own, ends=3).err
+    )
     run(
         "prune", "--hourly", "1", "--daily", "1", "--weekly", "1", "--monthly", "1", "--yearly",
         "1", "--within", "1s", "--unlabelled", "--yes", store=own,
     )  # fmt: skip
     assert run("prune", "--everything", "--idle", "1d", "-y", "--json", store=own).json["sessions"]
+
+
+def test_pruning_leaves_a_session_to_its_own_policy_unless_that_is_overridden(own: str) -> None:
+    run("policy", "--session", "agent", "--everything", store=own)
+    for arguments in (("prune", "--last", "3"), ("prune", "agent", "--last", "3")):
+        plan = run(*arguments, "--dry-run", "--json", store=own).json
+        assert (plan["revisions_removed"], plan["own_policies"]) == (0, 1)
+        assert plan["overridden"] == []
+    kept = run("prune", "--last", "3", "--yes", store=own).out
+    assert "own policy  decided for 1 session\n" in kept
+    assert len(run("history", "agent", "--json", store=own).json["revisions"]) == 15
+    asked = ("prune", "--last", "3", "--override-policies")
+    told = run(*asked, "--dry-run", store=own).out
+    assert "policy overridden: agent  stored policy: everything\n" in told
+    [named] = run(*asked, "--dry-run", "--json", store=own).json["overridden"]
+    assert (named["session"], named["policy"]["everything"]) == ("agent", True)
+    done = run(*asked, "--yes", "--json", store=own).json
+    assert (done["revisions_removed"], done["overridden"]) == (9, [named])
+    run("prune", "--override-policies", "--yes", store=own, ends=2)
+    run("prune", "--from", "plan", "--override-policies", "--yes", store=own, ends=2)
+
+
+def test_attachments_of_sessions_that_never_began_are_listed_and_given_up(own: str) -> None:
+    assert run("attachments", "--json", store=own).json["attachments"] == []
+    with casstore.open(own) as store:
+        never = store.session("never began").attachments
+        image = never.put(b"pixels")
+        never.intend("video", uri="s3://bucket/video", owner="host")
+    listed = run("attachments", "--json", store=own).json["attachments"]
+    assert [(one["session"], one["id"], one["state"]) for one in listed] == [
+        ("never began", image.id, "intent"),
+        ("never began", "video", "intent"),
+    ]
+    assert (listed[0]["digest"], listed[1]["uri"]) == (image.id, "s3://bucket/video")
+    assert "s3://bucket/video" in run("attachments", store=own).out
+    assert run("attachments", "--older", "1h", store=own).out == ""
+    plan = run("prune", "--attachments", "0", "--dry-run", "--json", store=own).json
+    done = run("prune", "--attachments", "0", "--yes", "--json", store=own).json
+    for told in (plan, done):
+        rows = told["expired_rows"]
+        assert (rows["attachments"], rows["condemned"]) == (1, 1)
+    [left] = run("attachments", "--json", store=own).json["attachments"]
+    assert (left["id"], left["state"]) == ("video", "condemned")
+    assert "0 would go" in run("prune", "--attachments", "0", "--dry-run", store=own).out
+
+
+def test_a_dry_run_of_vacuum_says_what_the_run_does(own: str) -> None:
+    with casstore.open(own) as store:
+        store.session("agent").tombstone(["n3", "n5"])
+        store.pin("moment", store.put_blob(b"pinned for a moment"), ttl_ms=1)
+        store.put_blob(b"nobody's")
+    before = count(own)
+    plan = run("vacuum", "--grace", "0", "--dry-run", "--json", store=own).json
+    assert count(own) == before
+    assert "expired row would go" in run("vacuum", "--grace", "0", "-n", store=own).out
+    done = run("vacuum", "--grace", "0", "--json", store=own).json
+    assert (plan["outcome"], done["outcome"]) == ("planned", "done")
+    assert plan["collected"]["objects_unreached"] == done["collected"]["objects_swept"] > 10
+    assert plan["expired_rows"] == done["expired_rows"] == 1
+    for told in (plan, done):
+        [session] = told["sessions"]
+        assert (session["session"], session["nodes_removed"]) == ("agent", 2)
+    again = run("vacuum", "--grace", "0", "--dry-run", "--json", store=own).json
+    assert again["outcome"] == "nothing to do"
 
 
 def test_vacuum_of_a_session_that_is_not_there_is_no_success(own: str) -> None:
@@ -176,7 +247,7 @@ def test_what_comes_while_erasing_waits_for_an_answer_is_told(
 
 
 def test_erasing_a_subject_takes_its_records_and_keys(own: str, tmp_path: Path) -> None:
-    pytest.importorskip("cryptography", reason="needs the extra: pip install 'casstore[sealing]'")
+    pytest.importorskip("cryptography", reason="needs the extra: pip install '.[sealing]'")
     keys, secret = tmp_path / "keys", tmp_path / "secret"
     secret.write_bytes(b"s" * 32)
     with casstore.open(own) as store:
@@ -212,6 +283,16 @@ def test_erasing_a_subject_takes_its_scoped_state(own: str) -> None:
     assert run("erase", "bob", "--yes", "--json", store=own).json["records_erased"] == 2
     with casstore.open(own) as store:
         assert ScopedState(store).scope(here, "actor").list_keys().keys == []
+
+
+def test_check_lists_no_gaps_that_a_prune_has_left(own: str) -> None:
+    run("prune", "--last", "1", "--yes", store=own)
+    told = run("check", store=own).out
+    assert told.count("\n") == 1
+    assert re.search("^sound  .*; [0-9]+ harmless notes, listed by --json", told)
+    document = run("check", "--json", store=own).json
+    codes = {one["code"] for one in document["findings"]}
+    assert (document["sound"], codes) == (True, {"history_gap"})
 
 
 def test_a_sound_store_is_sound_at_every_level(own: str) -> None:

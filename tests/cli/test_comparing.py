@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import casstore
-from casstore import UNFENCED, Checkpoint, Commit, NodeDraft
+from casstore import UNFENCED, Checkpoint, Commit, NodeDraft, Usage
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.protocol import StoredObject
 from tests.cli.running import run
@@ -79,6 +79,36 @@ def test_a_patch_of_checkpoints_makes_the_new_document_of_the_old(example: str) 
         assert apply(document(example, old), patch) == document(example, new)
         beside = run("diff", old, new, "--patch", "--json", store=example).json
         assert beside["patch"] == patch
+
+
+def test_a_change_of_usage_names_source_model_and_field(own: str) -> None:
+    told = run("diff", "agent@4", "agent@6", store=own).out
+    assert "  ~ agent, made-up: input  40 → 60\n" in told
+    assert "  ~ agent, made-up: output  8 → 12\n" in told
+    assert "$[0]" not in told
+    with casstore.open(own) as store:
+        used = [
+            Usage("tool", "other", input=5, cached_input=7),
+            Usage("agent", "made-up", output=1),
+        ]
+        store.session("agent").commit(Commit(usage=used, lease=UNFENCED))
+        store.session("plain").commit(Commit(append=[NodeDraft("p", 1)], lease=UNFENCED))
+    added = run("diff", "agent~1", "agent", store=own).out
+    assert "  + tool, other  input 5, cached_input 7\n" in added
+    assert (
+        "  - tool, other  input 5, cached_input 7\n"
+        in run("diff", "agent", "agent~1", store=own).out
+    )
+    assert (
+        "  + agent, made-up  input 40, output 8\n" in run("diff", "plain", "agent@4", store=own).out
+    )
+    changes = run("diff", "agent~1", "agent", "--json", store=own).json["changes"]
+    assert {"source": "agent", "model": "made-up", "field": "output"} in [
+        one["usage"] for one in changes
+    ]
+    assert {"source": "tool", "model": "other", "field": None} in [one["usage"] for one in changes]
+    others = run("diff", "agent@4", "agent@6", "--json", store=own).json["changes"]
+    assert {one["usage"] is None for one in others} == {True, False}
 
 
 def test_exit_code_says_whether_they_differ(example: str) -> None:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from casstore.cli.advice import advice
 from casstore.cli.main import MODULE_OF
 from casstore.engine.lmdb import directory
 from tests.cli.running import run
+from tests.faults.children import killed_at_the_end
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -68,6 +70,24 @@ def test_every_refusal_says_what_to_try_next(
     assert told["schema"] == "casstore.error/1"
     assert (told["exit_code"], remedy in told["try"]) == (code, True)
     assert set(told) == {"schema", "error", "message", "try", "exit_code"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("put",), ("put", "--value"), ("import",), ("verify",), ("prune", "--yes", "--from")],
+    ids=" ".join,
+)
+def test_a_file_that_is_not_there_is_not_blamed_on_the_disk(
+    own: str, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    missing = str(tmp_path / "nofile")
+    told = run(*arguments, missing, store=own, ends=4).err
+    assert told == f"error: there is no file {missing}\ntry: name the file to read from\n"
+    run(*arguments, f"{own}/data.mdb/below", store=own, ends=4)
+    before = os.listdir("/proc/self/fd")
+    told = run(*arguments, str(tmp_path), store=own, ends=3).err
+    assert told.startswith(f"error: {tmp_path} is a directory; name a file\n")
+    assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 def test_a_slip_of_the_finger_is_told_what_is_near_it(example: str) -> None:
@@ -232,9 +252,12 @@ def test_ctrl_c_stops_a_collection_and_its_report_is_printed(tmp_path: Path) -> 
     place = str(tmp_path / "full")
     with casstore.open(place, durability="process") as store:
         store.put_many([number.to_bytes(4, "big") for number in range(4000)])
-    worker = process("gc", "--store", place, "--grace", "0", "--batch", "1", "--json",
-                     "--durability", "process")  # fmt: skip
-    with casstore.open(place, readonly=True) as watching:
+    collecting = process("gc", "--store", place, "--grace", "0", "--batch", "1", "--json",
+                         "--durability", "process")  # fmt: skip
+    with (
+        killed_at_the_end(collecting) as worker,
+        casstore.open(place, readonly=True) as watching,
+    ):
 
         def begun() -> bool:
             return sum(1 for _ in watching.engine.scan_objects(limit=10**6)) < 3990
@@ -256,14 +279,61 @@ def test_ctrl_c_anywhere_else_ends_quietly(tmp_path: Path) -> None:
     run("init", place)
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    worker = process("put", str(fifo), "--store", place)
     # Opening it for writing waits until the command has opened it; then it sleeps in reading.
-    with open(fifo, "wb"):
+    with (
+        killed_at_the_end(process("put", str(fifo), "--store", place)) as worker,
+        open(fifo, "wb"),
+    ):
         status = Path(f"/proc/{worker.pid}/stat")
         until(lambda: status.read_text().rpartition(")")[2].split()[0] == "S", worker)
         worker.send_signal(signal.SIGINT)
         out, err = worker.communicate(timeout=60)
     assert (worker.returncode, out, err) == (130, b"", b"error: interrupted\n")
+
+
+# Interrupts itself when so many modules of casstore and of what it needs were looked for.
+_INTERRUPTED_IMPORT = """
+import os, signal, sys
+
+class Interrupting:
+    left = int(sys.argv.pop(1))
+
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("casstore", "click", "lmdb", "zstandard"):
+            Interrupting.left -= 1
+            if not Interrupting.left:
+                os.kill(os.getpid(), signal.SIGINT)
+        return None
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Interrupting())
+from casstore_command import main
+main()
+"""
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize("imports", [1, 2, 10, 40])
+def test_ctrl_c_while_the_command_line_is_starting_ends_quietly(
+    tmp_path: Path, imports: int, *, as_json: bool
+) -> None:
+    arguments = ["init", str(tmp_path / "store"), *(["--json"] if as_json else [])]
+    ran = subprocess.run(
+        [sys.executable, "-c", _INTERRUPTED_IMPORT, str(imports), *arguments],
+        capture_output=True, text=True, check=False, env=environment(),
+    )  # fmt: skip
+    assert (ran.returncode, ran.stdout) == (130, "")
+    if as_json:
+        told = json.loads(ran.stderr)
+        assert (told["schema"], told["error"]) == ("casstore.error/1", "Interrupted")
+    else:
+        assert ran.stderr == "error: interrupted\n"
+    assert not (tmp_path / "store").exists()
+
+
+def test_the_installed_command_is_the_one_that_starts_quietly() -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts == {"casstore": "casstore_command:main"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -278,16 +348,17 @@ def test_a_command_that_is_told_to_end_leaves_nothing_half_written(
     with casstore.open(own) as store:
         long = [NodeDraft(f"long{at}", "x" * 100_000) for at in range(4)]
         store.session("agent").commit(Commit(append=long, lease=UNFENCED))
-    worker = subprocess.Popen(
+    comparing = subprocess.Popen(
         [sys.executable, "-m", "casstore", "diff", bundle, "agent", "--patch", "--store", own],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(TMPDIR=str(place)),
     )  # fmt: skip
-    assert worker.stdout is not None
-    # From here on it waits for somebody to read the rest, which no pipe has room for.
-    worker.stdout.read(1)
-    assert os.listdir(place)
-    worker.send_signal(number)
-    _, err = worker.communicate(timeout=60)
+    with killed_at_the_end(comparing) as worker:
+        assert worker.stdout is not None
+        # From here on it waits for somebody to read the rest, which no pipe has room for.
+        worker.stdout.read(1)
+        assert os.listdir(place)
+        worker.send_signal(number)
+        _, err = worker.communicate(timeout=60)
     assert (worker.returncode, err) == (-number, b"")
     assert os.listdir(place) == []
 

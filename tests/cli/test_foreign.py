@@ -23,9 +23,7 @@ from casstore.records.runs import Runs
 from tests.cli.running import run
 from tests.compat.test_agent_harness_import import TABLES
 
-power_loop = pytest.importorskip(
-    "power_loop", reason="needs the extra: pip install 'casstore[dev]'"
-)
+power_loop = pytest.importorskip("power_loop", reason="needs the extra: pip install '.[dev]'")
 
 
 @pytest.fixture

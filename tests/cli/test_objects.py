@@ -87,11 +87,6 @@ def test_a_tag_that_is_taken_is_kept_unless_it_is_moved(own: str) -> None:
     run("put", "--tag", "two", "-", "-", store=own, ends=2)
 
 
-def test_a_file_that_cannot_be_read_is_named(own: str, tmp_path: Path) -> None:
-    ran = run("put", str(tmp_path / "nowhere"), store=own, ends=10)
-    assert "nowhere" in ran.err
-
-
 def test_cat_prints_checkpoints_nodes_and_parts_of_them(example: str, tmp_path: Path) -> None:
     whole = run("cat", "agent@4", "--json", store=example).json
     assert whole["kind"] == "manifest"

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import casstore
+from casstore import UNFENCED, Commit, NodeDraft
 from casstore.cli.offline import Care, care_for, change_care, find_stores, read_config
 from casstore.engine.protocol import PackReport
 from casstore.errors import InvalidInputError
@@ -25,6 +26,12 @@ from casstore.maintenance.progress import Progress
 from casstore.maintenance.retention import Policy
 from tests.cli.running import run
 from tests.cli.test_endings import environment, until
+from tests.faults.children import killed_at_the_end
+
+
+def said(node: str, text: str) -> Commit:
+    return Commit(append=[NodeDraft(node, {"role": "user", "text": text})], lease=UNFENCED)
+
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -69,6 +76,71 @@ def test_many_stores_are_cared_for_by_one_run(own: str, tmp_path: Path) -> None:
     quiet = gc(own, "--quiet")
     assert (quiet.stdout, quiet.stderr) == ("", "")
     assert json.loads(gc(own, "--report", "-").stdout)["stores"][0]["path"] == own
+
+
+def test_a_session_goes_by_its_own_policy_unless_that_is_overridden(
+    own: str, tmp_path: Path
+) -> None:
+    run("policy", "--session", "agent", "--everything", store=own)
+    config = tmp_path / "gc.toml"
+    config.write_text("[retention]\nlast = 3\n")
+    for given in (("--last", "3"), ("--config", str(config))):
+        assert "pruned 0 revisions" in gc(own, *given).stdout
+    assert "needs a policy" in gc(own, "--prune", "--override-policies", ends=2).stderr
+    config.write_text("override_policies = true\n[retention]\nlast = 3\n")
+    told = gc(own, "--config", str(config), "--dry-run").stdout
+    assert "would prune 9 revisions, 0 sessions; would override the stored policy of agent" in told
+    told = gc(own, "--config", str(config), "--no-override-policies").stdout
+    assert "pruned 0 revisions" in told
+    report = gc(own, "--last", "3", "--override-policies", "--report", "-").stdout
+    [store] = json.loads(report)["stores"]
+    assert store["pruned"]["revisions_removed"] == 9
+    assert [one["session"] for one in store["pruned"]["overridden"]] == ["agent"]
+
+
+@pytest.mark.parametrize("way", ["gc", "vacuum"])
+def test_a_dry_run_counts_what_the_run_takes(own: str, tmp_path: Path, way: str) -> None:
+    with casstore.open(own) as store:
+        store.session("agent").tombstone(["n3", "n5"])
+        store.session("expired").commit(said("e1", "text " * 2000))
+        store.session("expired").expire_in(0)
+        store.session("never").attachments.put(b"pixels" * 1000)
+        store.pin("moment", store.put_blob(b"pinned for a moment"), ttl_ms=1)
+        store.put_blob(b"nobody's")
+    before = objects(own)
+    given = [own, "--last", "1", "--grace", "0", "--attachments", "0", "--report", "-"]
+    given += ["--vacuum"] if way == "vacuum" else []
+    [plan] = json.loads(gc(*given, "--dry-run").stdout)["stores"]
+    assert objects(own) == before
+    [done] = json.loads(gc(*given).stdout)["stores"]
+    for key in ("revisions_removed", "labels_removed", "sessions_deleted", "expired_rows"):
+        assert plan["pruned"][key] == done["pruned"][key]
+    assert plan["pruned"]["sessions_deleted"] == 1
+    assert plan["pruned"]["expired_rows"]["attachments"] == 1
+    parts = [one["vacuumed"]["collected"] if way == "vacuum" else one["collected"]
+             for one in (plan, done)]  # fmt: skip
+    assert parts[0]["objects_unreached"] == parts[1]["objects_swept"] > 20
+    assert parts[0]["unreached_bytes"] == parts[1]["swept_bytes"]
+    # The run stores what a vacuum has rewritten.
+    assert way == "vacuum" or before - objects(own) == parts[1]["objects_swept"]
+    told = gc(own, "--attachments", "0").stdout
+    assert "gave up 0 attachments, condemned 0; gc nothing to do" in told
+
+
+def test_what_vacuum_has_packed_is_counted(own: str) -> None:
+    with casstore.open(own) as store:
+        for number in range(50):
+            store.tag(f"t{number}", store.put_blob(b"small" + bytes([number])))
+    [done] = json.loads(gc(own, "--vacuum", "--pack", "--report", "-").stdout)["stores"]
+    packed = done["packed"]
+    assert packed == done["vacuumed"]["packed"]
+    assert packed["slabs_before"] > packed["slabs_after"] > 0
+    with casstore.open(own) as store:
+        for number in range(50, 60):
+            store.tag(f"t{number}", store.put_blob(b"small" + bytes([number])))
+    assert "nothing to pack that is older than 15 min" in gc(own, "--pack").stdout
+    assert re.search("packed [1-9][0-9]* slabs into 1", gc(own, "--vacuum", "--pack").stdout)
+    assert "nothing to pack; file" in gc(own, "--vacuum", "--pack").stdout
 
 
 def test_one_bad_store_does_not_keep_others_from_care(own: str, tmp_path: Path) -> None:
@@ -197,12 +269,15 @@ def test_a_signal_stops_a_run_and_the_report_says_so(tmp_path: Path) -> None:
     place, report = str(tmp_path / "full"), tmp_path / "report"
     with casstore.open(place, durability="process") as store:
         store.put_many([number.to_bytes(4, "big") for number in range(4000)])
-    worker = subprocess.Popen(
+    collecting = subprocess.Popen(
         [sys.executable, str(ROOT / "tools" / "gc.py"), place, "--grace", "0", "--batch", "1",
          "--durability", "process", "--report", str(report)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(),
     )  # fmt: skip
-    with casstore.open(place, readonly=True) as watching:
+    with (
+        killed_at_the_end(collecting) as worker,
+        casstore.open(place, readonly=True) as watching,
+    ):
         until(lambda: sum(1 for _ in watching.engine.scan_objects(limit=10**6)) < 3990, worker)
         worker.send_signal(signal.SIGTERM)
         _, err = worker.communicate(timeout=60)
@@ -331,7 +406,8 @@ def test_a_tool_is_run_by_the_python_of_its_checkout_if_the_first_one_lacks_a_pa
     for name in (tool, "checkout.py"):
         (tmp_path / "tools").mkdir(exist_ok=True)
         shutil.copy(ROOT / "tools" / name, tmp_path / "tools" / name)
-    (tmp_path / "casstore").symlink_to(ROOT / "casstore")
+    for name in ("casstore", "casstore_command.py"):
+        (tmp_path / name).symlink_to(ROOT / name)
 
     def started() -> subprocess.CompletedProcess[str]:
         # Without site there are no installed packages.

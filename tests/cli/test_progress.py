@@ -3,23 +3,70 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 
 import pytest
 
+from casstore.cli import progress
 from casstore.cli.progress import LINE_INTERVAL_S, Meter, told
 from casstore.maintenance.progress import Step
 
 
 def test_a_line_tells_amount_rate_and_time_left() -> None:
     assert told(Step("mark", 500, 2000, "objects"), 10) == (
-        "mark: 500 objects of 2,000 objects, 50 objects/s, about 30 s left"
+        "500 objects of 2,000 objects, 50 objects/s, about 30 s left"
     )
-    assert told(Step("copy", 3 << 20, None, "bytes"), 2) == "copy: 3.0 MiB, 1.5 MiB/s"
-    assert told(Step("copy", 0, 10, "bytes"), 0) == "copy: 0 B of 10 B"
-    assert (
-        told(Step("sweep", 10, 10, "objects"), 1) == "sweep: 10 objects of 10 objects, 10 objects/s"
+    assert told(Step("copy", 3 << 20, None, "bytes"), 2) == "3.0 MiB, 1.5 MiB/s"
+    assert told(Step("copy", 0, 10, "bytes"), 0) == "0 B of 10 B"
+    assert told(Step("sweep", 10, 10, "objects"), 1) == "10 objects of 10 objects, 10 objects/s"
+
+
+def test_no_rate_is_told_of_a_moment_or_of_what_was_done_before() -> None:
+    assert told(Step("expire", 28_078, None, "rows"), 0.000001) == "28,078 rows"
+    assert told(Step("expire", 28_078, 30_000, "rows"), 0.9) == "28,078 rows of 30,000 rows"
+    assert told(Step("mark", 1100, None, "objects"), 10, began_at=1000) == (
+        "1,100 objects, 10 objects/s"
     )
+    assert told(Step("mark", 1000, 2000, "objects"), 10, began_at=1000) == (
+        "1,000 objects of 2,000 objects"
+    )
+
+
+def test_a_phase_that_is_far_along_when_it_is_first_told_of_has_no_absurd_rate(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    now = [100.0]
+
+    def clock() -> float:
+        now[0] += 0.000001
+        return now[0]
+
+    with Meter(silent=False, stoppable=False, clock=clock) as meter:
+        now[0] += 2 * LINE_INTERVAL_S
+        meter(Step("expire", 1_000_000, None, "rows"))
+        now[0] += 2 * LINE_INTERVAL_S
+        meter(Step("expire", 1_000_100, None, "rows"))
+    assert capsys.readouterr().err == ("expire: 1,000,000 rows\nexpire: 1,000,100 rows, 9 rows/s\n")
+
+
+def test_a_bar_shows_the_same_figures_as_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "is_terminal", lambda stream: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    now = [100.0]
+    with Meter(silent=False, stoppable=False, clock=lambda: now[0]) as meter:
+        for done in (1_000_000, 2_000_000):
+            meter(Step("expire", done, None, "rows"))
+            assert meter._bars is not None
+            meter._bars.refresh()
+        now[0] += 10
+        meter(Step("expire", 2_000_000, None, "rows"))
+    shown = re.sub("\x1b[^a-zA-Z]*[a-zA-Z]", "", capsys.readouterr().err)
+    assert "1,000,000 rows" in shown
+    assert set(re.findall("([0-9,]+) rows/s", shown)) <= {"100,000"}
 
 
 def test_where_nobody_watches_a_line_comes_rarely(capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,6 +68,31 @@ def test_show_tells_of_nodes_values_and_blobs(example: str) -> None:
     assert run("show", "agent", "--path", "tool_state.cwd", store=example).out == '"/repo"\n'
 
 
+def test_show_cuts_what_stands_at_a_path_unless_it_is_to_be_full(own: str) -> None:
+    value = {f"key {at:03}": at for at in range(100)}
+    run("put", "--value", "--tag", "long", store=own, stdin=json.dumps({"deep": value}).encode())
+    for path in ("deep", "$"):
+        asked = ("show", "long", "--path", path)
+        cut, full = run(*asked, store=own).out, run(*asked, "--full", store=own).out
+        assert cut.count("\n") == 41
+        assert "more lines: --full" in cut
+        assert "key 099" in full
+        assert "--full" not in full
+        # As JSON it is always whole.
+        plain = run(*asked, "--json", store=own).json
+        assert plain == run(*asked, "--full", "--json", store=own).json
+
+
+@pytest.mark.parametrize("recent", [(), ("--recent",)])
+def test_a_limit_of_0_lists_all_sessions(example: str, recent: tuple[str, ...]) -> None:
+    every = run("sessions", *recent, "--json", store=example).json["sessions"]
+    assert len(every) > 3
+    asked = ("sessions", *recent, "--limit", "0", "--json")
+    assert run(*asked, store=example).json["sessions"] == every
+    one = run("sessions", *recent, "--limit", "1", "--json", store=example).json["sessions"]
+    assert one == every[:1]
+
+
 def test_show_spells_a_value_as_cat_does(own: str) -> None:
     """Text spelled it twice: bytes came out as a map with the key $bytes."""
     value = {"$key": {"inner": b"\0\1"}}
@@ -211,6 +236,9 @@ def test_tags_and_pins_keep_what_they_name(own: str) -> None:
     run("pin", "soon", "--delete", "soon", store=own, ends=2)
     run("pin", "x", "text", "--for", "soon", store=own, ends=2)
     run("pin", "x", "empty", store=own, ends=3)
+    refused = run("pin", "release", "release", "--for", "1h", store=own, ends=5).err
+    assert "'release' is a tag of" in refused
+    assert "casstore tag --delete NAME" in refused
 
 
 def test_nothing_is_deleted_without_being_asked_for(own: str) -> None:

@@ -296,7 +296,7 @@ def test_databases_move_over_and_nothing_is_lost(store: Store, tmp_path: Path) -
 
 
 def test_user_data_arrives_encrypted_if_there_are_keys(store: Store, tmp_path: Path) -> None:
-    pytest.importorskip("cryptography", reason="needs the extra: pip install 'casstore[sealing]'")
+    pytest.importorskip("cryptography", reason="needs the extra: pip install '.[sealing]'")
     keys = FileKeys(tmp_path / "keys")
     file = database(tmp_path / "both.db")
     assert import_agent_state(store, file, keys=keys).imported == 7

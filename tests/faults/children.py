@@ -5,14 +5,32 @@ from __future__ import annotations
 import os
 import select
 import signal
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
 
 # How long a forked child may take; it does a few reads and one write.
 CHILD_PATIENCE_S = 20
 PATIENCE_S = 60
+
+
+Started = TypeVar("Started", subprocess.Popen[str], subprocess.Popen[bytes])
+
+
+@contextmanager
+def killed_at_the_end(process: Started) -> Iterator[Started]:
+    """A process that does not outlive the test, whether or not the test gets to its end."""
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
 
 
 class Child:

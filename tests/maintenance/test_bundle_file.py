@@ -26,7 +26,6 @@ from casstore.errors import (
     ForeignBundleError,
     InvalidInputError,
     SourceNotFoundError,
-    StorageError,
 )
 from casstore.format import bundle as layout
 from casstore.format import canonical, splitting, tree
@@ -256,7 +255,7 @@ def test_what_is_no_bundle_is_called_so(file: Path, tmp_path: Path) -> None:
         refused(file, ForeignBundleError)
     with pytest.raises(SourceNotFoundError, match="there is no file"):
         verify_bundle(tmp_path / "nothing there")
-    with pytest.raises(StorageError):
+    with pytest.raises(InvalidInputError, match="is a directory"):
         verify_bundle(tmp_path)
 
 

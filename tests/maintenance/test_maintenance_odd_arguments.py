@@ -46,9 +46,10 @@ def called(item: Callable[..., Any], store: Any) -> Any:
     needed = [
         one
         for one in inspect.signature(item).parameters.values()
-        if one.default is inspect.Parameter.empty and one.kind is one.POSITIONAL_OR_KEYWORD
+        if one.default is inspect.Parameter.empty
     ]
-    return item(store, *[None] * (len(needed) - 1))
+    named = [one.name for one in needed if one.kind is one.KEYWORD_ONLY]
+    return item(store, *[None] * (len(needed) - len(named) - 1), **dict.fromkeys(named))
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ _numbers = count(1)
 def chosen_installation() -> Installation:
     """The PostgreSQL that tests run against; skips, by name, if there is none."""
     if importlib.util.find_spec("psycopg") is None:
-        pytest.skip("needs psycopg: pip install 'casstore[dev]'")
+        pytest.skip("needs psycopg: pip install '.[dev]'")
     found = installations()
     wanted = os.environ.get(CHOICE)
     if wanted is not None:

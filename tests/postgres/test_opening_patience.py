@@ -22,6 +22,7 @@ from casstore.engine.postgres import connections
 from casstore.errors import InvalidInputError, StorageUnavailableError
 from casstore.testing.engine_threads import TIMEOUT_S, start
 from servers.postgres import Server
+from tests.faults.children import killed_at_the_end
 from tests.postgres.server import chosen_installation
 
 # A test that waits where it should not hangs.
@@ -198,10 +199,12 @@ def test_ctrl_c_ends_the_waiting() -> None:
     code = "import casstore, sys; casstore.open(sys.argv[1])"
     with (
         gatekeeper("57P03") as starting,
-        subprocess.Popen(
-            [sys.executable, "-c", code, f"{starting.url}?{FOR_EVER}"],
-            stderr=subprocess.PIPE,
-            text=True,
+        killed_at_the_end(
+            subprocess.Popen(
+                [sys.executable, "-c", code, f"{starting.url}?{FOR_EVER}"],
+                stderr=subprocess.PIPE,
+                text=True,
+            )
         ) as waiting,
     ):
         for _ in range(4):

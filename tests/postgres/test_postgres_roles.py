@@ -205,6 +205,20 @@ def test_a_collector_collects_and_changes_no_session(
     assert [node.id for node in collector.session("s").nodes()] == ["a"]
 
 
+def test_a_collector_leaves_an_expired_pin_and_what_it_names_to_a_writer(open_as: OpenAs) -> None:
+    writer, collector = open_as("writer"), open_as("collector")
+    pinned = writer.put_blob(b"pinned for a moment")
+    writer.pin("moment", pinned, ttl_ms=1)
+    while writer.find_pin("moment") is not None:
+        pass
+    report = gc.collect(collector, grace_ms=0)
+    assert (report.problem, report.pins_expired) == (None, 0)
+    assert writer.get_blob(pinned) == b"pinned for a moment"
+    assert expiring.expire_rows(writer).pins == 1
+    gc.collect(collector, grace_ms=0)
+    assert writer.missing([pinned]) == [pinned]
+
+
 def test_who_has_both_roles_cares_for_the_store(open_as: OpenAs) -> None:
     keeper = open_as("keeper")
     keeper.session("s").commit(Commit(append=[NodeDraft("c", "c" * 900)], lease=UNFENCED))

@@ -17,7 +17,7 @@ from casstore.errors import (
     InvalidInputError,
     SessionDeletedError,
 )
-from casstore.maintenance import expiring, gc, retention, unneeded_lineages, vacuum
+from casstore.maintenance import gc, lapsed_rows, retention, unneeded_lineages, vacuum
 from casstore.maintenance.check import check
 from casstore.maintenance.condemned import forget_condemned, list_condemned
 from casstore.maintenance.copying import CopyReport, copy
@@ -121,7 +121,7 @@ def test_what_is_over_goes_though_something_beside_it_was_given_more_time(
 def test_more_than_goes_in_one_write_goes_in_several(
     store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(expiring, "_DELETE_BATCH", 2)
+    monkeypatch.setattr(lapsed_rows, "_BATCH", 2)
     blob = store.put_blob(b"kept")
     for number in range(5):
         store.pin(f"pin {number}", blob, ttl_ms=HOUR_MS)

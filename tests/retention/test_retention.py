@@ -184,14 +184,76 @@ def test_a_session_goes_by_its_own_policy_if_it_has_one(store: Store) -> None:
     assert why(retention.plan(store, sessions=["c"]))[1] == ("everything",)
 
 
-def test_a_policy_given_with_the_call_decides_in_place_of_those_set(store: Store) -> None:
+def test_a_given_policy_decides_in_place_of_the_stored_default(store: Store) -> None:
     grow(store, "s", 4)
     retention.set_policy(store, Policy(last=3))
-    retention.set_policy(store, Policy(everything=True), "s")
     plan = saved(retention.plan(store, policy=LAST_2))
     assert going(plan) == [2, 1]
-    retention.execute(store, plan)
+    report = retention.execute(store, plan)
     assert revisions(store, "s") == [4, 3]
+    assert (report.own_policies, report.overridden) == (0, ())
+
+
+def test_the_policy_stored_for_a_session_wins_over_a_given_one(store: Store) -> None:
+    for name in ("plain", "precious"):
+        grow(store, name, 4)
+    retention.set_policy(store, Policy(everything=True), "precious")
+    for plan in (retention.plan(store, policy=LAST_2), saved(retention.plan(store, policy=LAST_2))):
+        assert [(part.session, part.given, part.own) for part in plan] == [
+            ("plain", True, False),
+            ("precious", False, True),
+        ]
+    named = retention.plan(store, sessions=["precious"], policy=LAST_2)
+    assert why(named)[1] == ("everything",)
+    report = retention.execute(store, retention.plan(store, policy=LAST_2))
+    assert (report.own_policies, report.overridden) == (1, ())
+    assert (revisions(store, "plain"), revisions(store, "precious")) == ([4, 3], [4, 3, 2, 1])
+
+
+def test_overriding_stored_policies_must_be_asked_for_and_names_each_session(store: Store) -> None:
+    for name in ("a", "b", "c"):
+        grow(store, name, 4)
+    retention.set_policy(store, Policy(everything=True), "b")
+    retention.set_policy(store, Policy(last=1), "c")
+    plan = saved(retention.plan(store, policy=LAST_2, override_policies=True))
+    assert [(part.session, part.overridden) for part in plan] == [
+        ("a", None),
+        ("b", Policy(everything=True)),
+        ("c", Policy(last=1)),
+    ]
+    report = retention.execute(store, plan)
+    assert (report.overridden_count, report.own_policies) == (2, 0)
+    assert [tuple(one) for one in report.overridden] == [
+        ("b", Policy(everything=True)),
+        ("c", Policy(last=1)),
+    ]
+    assert [revisions(store, name) for name in "abc"] == [[4, 3]] * 3
+    for wrong in ({"override_policies": True}, {"policy": LAST_2, "override_policies": "no"}):
+        with pytest.raises(InvalidInputError):
+            retention.plan(store, **wrong)
+
+
+def test_a_policy_stored_since_the_plan_was_made_keeps_the_session(store: Store) -> None:
+    for name in ("late", "looser"):
+        grow(store, name, 4)
+    retention.set_policy(store, Policy(last=1), "looser")
+    plan = saved(retention.plan(store, policy=LAST_2, override_policies=True))
+    for name in ("late", "looser"):
+        retention.set_policy(store, Policy(everything=True), name)
+    report = retention.execute(store, plan)
+    assert (report.revisions_removed, report.skipped_count) == (0, 4)
+    assert "its own policy was changed" in report.skipped[0].why
+
+
+def test_a_plan_that_does_not_say_what_it_overrides_overrides_nothing(store: Store) -> None:
+    """Plans of earlier releases do not know stored policies that they override."""
+    grow(store, "s", 4)
+    lines = list(retention.plan(store, policy=LAST_2).to_json())
+    old = json.loads(lines[1])
+    del old["own"], old["overridden"]
+    retention.set_policy(store, Policy(everything=True), "s")
+    report = retention.execute(store, Plan.from_json([lines[0], json.dumps(old)]))
+    assert (report.revisions_removed, report.skipped_count) == (0, 2)
 
 
 # --- what stays -----------------------------------------------------------------------------

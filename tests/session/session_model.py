@@ -595,6 +595,7 @@ class Model:
 
     def claim_lease(self, session: str, owner: str, ttl_ms: int, token: bytes) -> Lease | None:
         """Take the lease; ``token`` is the one that the runtime gave it."""
+        _require_time(ttl_ms)
         one = self.at_hand(session)
         if self.live_lease(one) is not None:
             return None
@@ -604,6 +605,7 @@ class Model:
 
     def renew_lease(self, session: str, lease: Lease, ttl_ms: int) -> Lease:
         """Hold on to a lease."""
+        _require_time(ttl_ms)
         one = self.at_hand(session)
         live = self.live_lease(one)
         if live is None or not _same(lease, live):
@@ -623,6 +625,8 @@ class Model:
 
     def enqueue(self, session: str, wanted: Batch) -> Batch:
         """Queue a batch, or find the one with its source key."""
+        if not wanted.items:
+            raise InvalidInputError("")
         one = self.at_hand(session)
         for batch in one.queue:
             if batch.source_key is not None and batch.source_key == wanted.source_key:
@@ -756,9 +760,11 @@ class Model:
     ) -> Pin:
         """Let a name keep something; what a tag keeps it gives up only if moved."""
         known = self.pins.get(name)
-        kept = known is not None and self.is_pinned(name) and known.digest != digest
-        if known is not None and kept and not move and (tag or name in self.tags):
-            raise NameTakenError(name, known.digest)
+        if known is not None and not move:
+            if not tag and name in self.tags:
+                raise NameTakenError(name, known.digest)
+            if tag and self.is_pinned(name) and known.digest != digest:
+                raise NameTakenError(name, known.digest)
         expires = None if ttl_ms is None else self.now_ms + ttl_ms
         self.pins[name] = Pin(name, digest, self.now_ms, expires, None)
         (self.tags.add if tag else self.tags.discard)(name)
@@ -768,6 +774,11 @@ class Model:
         """Take a pin away, in time or not."""
         self.tags.discard(name)
         return self.pins.pop(name, None) is not None
+
+
+def _require_time(ttl_ms: int) -> None:
+    if ttl_ms < 1:
+        raise InvalidInputError("")
 
 
 def _same(lease: Lease, other: Lease) -> bool:

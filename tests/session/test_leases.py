@@ -64,7 +64,7 @@ def test_a_lease_that_ran_out_and_is_given_back_just_now_is_claimed_all_the_same
 def test_a_lease_that_somebody_takes_and_loses_at_once_is_claimed_behind_them(
     engine: InterruptedEngine, session: Session
 ) -> None:
-    engine.meanwhile = lambda: session.claim_lease("nobody for long", 0)
+    engine.meanwhile = lambda: session.release_lease(claimed(session, "nobody for long", 1))
     assert claimed(session, "next", 10).fencing == 2
 
 

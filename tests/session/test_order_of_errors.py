@@ -32,8 +32,9 @@ def a_node_that_is_there(store: Store) -> tuple[Commit, type[CasstoreError]]:
 
 
 def a_lease_that_is_lost(store: Store) -> tuple[Commit, type[CasstoreError]]:
-    lease = store.session("s").claim_lease("owner", 0)
+    lease = store.session("s").claim_lease("owner", 1000)
     assert lease is not None
+    assert store.session("s").release_lease(lease)
     return ONE_TOO_MANY._replace(lease=lease), LeaseLostError
 
 

@@ -637,7 +637,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     def op_claim_lease(self, choose: Chooser, name: str | None = None) -> Op:
         name, owner = name or self.any_session(choose), choose.of(OWNERS)
-        ttl_ms = choose.of((1000, 60_000, 0, 1))
+        ttl_ms = choose.of((1000, 60_000, 1, 1000, 60_000, 1, 0))
 
         def run(store: Store) -> Any:
             lease = store.session(name).claim_lease(owner, ttl_ms)
@@ -659,7 +659,7 @@ class SessionMachine(RuleBasedStateMachine):
         name = choose.of(names)
         lease = choose.of(self.leases[name][::-1])
         if choose.often():
-            ttl_ms = choose.of((1000, 60_000, 0))
+            ttl_ms = choose.of((1000, 60_000, 1, 1000, 60_000, 1, 0))
             return Op(
                 f"renewal of lease {lease.fencing}",
                 name,
@@ -689,7 +689,7 @@ class SessionMachine(RuleBasedStateMachine):
             batch_id,
             name,
             0,
-            tuple(choose.of(PAYLOADS) for _ in range(choose.of((1, 0, 2)))),
+            tuple(choose.of(PAYLOADS) for _ in range(choose.of((1, 2, 1, 2, 1, 0)))),
             choose.of((None, None, *SOURCE_KEYS)),
             choose.of(("after_turn", "earliest")),
             choose.of(("join", "exclusive")),

@@ -3,7 +3,7 @@
     with CasstoreSaver.from_path("agents") as saver:
         graph = builder.compile(checkpointer=saver)
 
-Needs the extra: ``pip install casstore[langgraph]``.
+Needs the extra: ``pip install '.[langgraph]'`` in the clone of casstore.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ try:
     import langgraph.checkpoint.base as _  # noqa: F401
 except ModuleNotFoundError as exc:
     raise ModuleNotFoundError(
-        "LangGraph is not installed: pip install 'casstore[langgraph]'", name=exc.name
+        "LangGraph is not installed: pip install '.[langgraph]' in the clone of casstore",
+        name=exc.name,
     ) from exc
 
 from casstore.adapters.langgraph.items import CasstoreStore

@@ -3,7 +3,7 @@
     with casstore.open("agents") as store:
         await Runner.run(agent, "hello", session=CasstoreSession(store, "a conversation"))
 
-Needs the extra: ``pip install casstore[openai-agents]``.
+Needs the extra: ``pip install '.[openai-agents]'`` in the clone of casstore.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ try:
     import agents as _  # noqa: F401
 except ModuleNotFoundError as exc:
     raise ModuleNotFoundError(
-        "the OpenAI Agents SDK is not installed: pip install 'casstore[openai-agents]'",
+        "the OpenAI Agents SDK is not installed: "
+        "pip install '.[openai-agents]' in the clone of casstore",
         name=exc.name,
     ) from exc
 

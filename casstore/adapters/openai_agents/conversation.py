@@ -219,7 +219,11 @@ class Conversation:
         if self._session.head() is None:
             return
         plan = retention.plan(
-            self._store, sessions=[self._session.id], policy=Policy(last=1, labelled=False)
+            self._store,
+            sessions=[self._session.id],
+            policy=Policy(last=1, labelled=False),
+            # The caller asked for these items to go: a policy for pruning does not keep them.
+            override_policies=True,
         )
         retention.execute(self._store, plan)
 

@@ -112,7 +112,7 @@ class Collection:
         CorruptionError if a row or a directory is damaged, or names an object that is not
         there: then nothing may be removed.
         """
-        self._marks = Marks(self._env, self._roots, self._clock(), self._keep_after_ms)
+        self._marks = Marks(self._env, self._roots, self._keep_after_ms)
         self._below = self._drop_below = self._marks.last_id + 1
 
         def keep_announced(done: int) -> None:

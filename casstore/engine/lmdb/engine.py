@@ -577,9 +577,8 @@ class LmdbEngine:
         """Make the index anew from the slabs: what roots reach, and what is younger."""
         from casstore.engine.lmdb.reindexing import rebuild_index
 
-        now_ms = self._clock()
-        keep_after_ms = now_ms + 1 - grace_ms
-        return rebuild_index(self._env, roots, now_ms=now_ms, keep_after_ms=keep_after_ms)
+        keep_after_ms = self._clock() + 1 - grace_ms
+        return rebuild_index(self._env, roots, keep_after_ms=keep_after_ms)
 
     def drop_damaged_rows(self, table: str) -> int:
         """Remove rows of a table that cannot be proven, and make the sum over all rows anew."""

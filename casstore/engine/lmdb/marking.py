@@ -74,10 +74,9 @@ class Candidates(NamedTuple):
 class Marks:
     """What is named and what is reached, for all ids up to ``last_id``."""
 
-    def __init__(self, env: Environment, roots: Roots, now_ms: int, keep_after_ms: int) -> None:
+    def __init__(self, env: Environment, roots: Roots, keep_after_ms: int) -> None:
         self._env = env
         self._roots = roots
-        self._now_ms = now_ms
         #: Once marked: does everything that slabs hold have a name?
         self.is_clean = False
         self._keep_after_ms = keep_after_ms
@@ -210,7 +209,7 @@ class Marks:
             pending = self._journal.at(txn, txn.id())
             for table in self._roots.tables:
                 for row in self._rows(txn, pending, table):
-                    for digest in self._roots.named(table, row, self._now_ms):
+                    for digest in self._roots.named(table, row):
                         if digest not in digests:
                             digests.add(digest)
                             self._reach_root(txn, pending, table, row.key, digest)
@@ -392,7 +391,7 @@ class Marks:
                 continue
             value = pending.find_row(txn, self._env, table, key)
             if value is not None:
-                for digest in self._roots.named(table, Row(key, value), self._now_ms):
+                for digest in self._roots.named(table, Row(key, value)):
                     self._reach_root(txn, pending, table, key, digest)
         return True
 

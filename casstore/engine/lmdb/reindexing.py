@@ -34,16 +34,14 @@ from casstore.engine.protocol import IndexReport, Roots, Row
 from casstore.errors import CorruptionError
 
 
-def rebuild_index(
-    env: Environment, roots: Roots, *, now_ms: int, keep_after_ms: int
-) -> IndexReport:
+def rebuild_index(env: Environment, roots: Roots, *, keep_after_ms: int) -> IndexReport:
     """Name all that roots reach, and what was stored since ``keep_after_ms`` and is whole."""
     env.require_writable()
     # A collection that is going on goes by the names that it has seen.
     lock = env.lock_collector()
     try:
         with env.writing() as txn:
-            return _rebuild(env, txn, roots, now_ms, keep_after_ms)
+            return _rebuild(env, txn, roots, keep_after_ms)
     finally:
         lock.unlock()
 
@@ -52,14 +50,13 @@ def _rebuild(
     env: Environment,
     txn: lmdb.Transaction[bytes],
     roots: Roots,
-    now_ms: int,
     keep_after_ms: int,
 ) -> IndexReport:
     wanted: set[bytes] = set()
     pending = read_pending(env, txn)
     for table in roots.tables:
         for row in _rows(env, txn, pending, table):
-            wanted.update(roots.named(table, row, now_ms))
+            wanted.update(roots.named(table, row))
     before = count_names(env, txn, pending)
     found = _Found()
     # Descending: parents come before children, and of equal digests the living one.

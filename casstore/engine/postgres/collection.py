@@ -233,11 +233,10 @@ class PostgresCollection:
     def _named(self, connection: Client) -> Iterator[list[bytes]]:
         """The digests that rows name, many at a time, each as often as it is named."""
         names = {number: table for table, number in TABLE_NUMBERS.items()}
-        now_ms = self._engine.now_ms()
         wanted = Ints([TABLE_NUMBERS[table] for table in self._roots.tables])
         batch: dict[bytes, None] = {}
         for table, key, value in self._pages(connection, self._read_rows, (wanted,)):
-            for digest in self._roots.named(names[table], Row(key, value), now_ms):
+            for digest in self._roots.named(names[table], Row(key, value)):
                 batch[bytes(digest)] = None
             if len(batch) >= _PAGE:
                 yield list(batch)

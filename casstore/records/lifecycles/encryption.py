@@ -23,7 +23,8 @@ try:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCMSIV
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(
-        "encrypting user data needs the package cryptography: pip install 'casstore[sealing]'",
+        "encrypting user data needs the package cryptography: "
+        "pip install '.[sealing]' in the clone of casstore",
         name=missing.name,
     ) from missing
 

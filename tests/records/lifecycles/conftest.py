@@ -12,7 +12,7 @@ from casstore.store import Store
 
 @pytest.fixture
 def keys(tmp_path: Path) -> FileKeys:
-    pytest.importorskip("cryptography", reason="needs the extra: pip install 'casstore[sealing]'")
+    pytest.importorskip("cryptography", reason="needs the extra: pip install '.[sealing]'")
     return FileKeys(tmp_path / "keys")
 
 

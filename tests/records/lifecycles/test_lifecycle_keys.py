@@ -38,7 +38,7 @@ from tests.records.lifecycles.raw_bytes import everything, raw_files
 
 encryption = pytest.importorskip(
     "casstore.records.lifecycles.encryption",
-    reason="needs the extra: pip install 'casstore[sealing]'",
+    reason="needs the extra: pip install '.[sealing]'",
     exc_type=ImportError,
 )
 
@@ -552,4 +552,4 @@ def test_without_the_package_clear_data_works_and_keys_say_what_to_install(tmp_p
         cwd=root, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert "clear works" in answer.stdout
-    assert "pip install 'casstore[sealing]'" in answer.stderr
+    assert "pip install '.[sealing]'" in answer.stderr

@@ -1,0 +1,99 @@
+"""Removing rows whose time is up, each on condition that the engine's clock still says so.
+
+A row keeps what it names as long as it is there; its time only says when it may be removed.
+So no step that follows judges the time a second time, and a clock that is set back later
+brings nothing back: what a collection may take has no row any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from casstore.engine.protocol import (
+    Condition,
+    DeleteRow,
+    Engine,
+    Row,
+    RowChange,
+    RowLapsed,
+    Write,
+)
+from casstore.errors import ConditionFailedError
+from casstore.maintenance.progress import Progress, Step
+from casstore.session import pins
+from casstore.session.scanning import scan
+
+_REPORT_EVERY: Final = 1024
+_BATCH: Final = 1024
+
+
+class Change(NamedTuple):
+    """What happens to rows, and under which condition."""
+
+    condition: Condition
+    rows: Sequence[RowChange]
+
+
+def apply_changes(engine: Engine, changes: Iterable[Change]) -> Iterator[Change]:
+    """Write changes, many in one transaction; those that were made, without the others."""
+    waiting: list[Change] = []
+    for change in changes:
+        waiting.append(change)
+        if len(waiting) >= _BATCH:
+            yield from _apply(engine, waiting)
+            waiting = []
+    yield from _apply(engine, waiting)
+
+
+def _apply(engine: Engine, waiting: list[Change]) -> list[Change]:
+    while waiting:
+        conditions = [one.condition for one in waiting]
+        rows = [row for one in waiting for row in one.rows]
+        try:
+            engine.write(Write(conditions=conditions, rows=rows))
+        except ConditionFailedError as exc:
+            # The row was changed or removed since it was read.
+            del waiting[exc.index]
+            continue
+        break
+    return waiting
+
+
+def remove_rows(
+    engine: Engine,
+    table: str,
+    bounds: tuple[bytes, bytes | None],
+    condition_of: Callable[[Row], Condition | None],
+    progress: Progress | None = None,
+) -> int:
+    """Remove the rows for which ``condition_of`` gives a condition, under it; how many."""
+
+    def removals() -> Iterator[Change]:
+        for seen, row in enumerate(scan(engine, table, *bounds)):
+            if progress is not None and not (seen + 1) % _REPORT_EVERY:
+                progress(Step("expire", seen + 1, None, f"rows of {table}"))
+            condition = condition_of(row)
+            if condition is not None:
+                yield Change(condition, [DeleteRow(table, row.key)])
+
+    return sum(1 for _ in apply_changes(engine, removals()))
+
+
+def remove_pins(engine: Engine, progress: Progress | None = None) -> int:
+    """Remove the pins whose time is up; how many."""
+    now_ms = engine.now_ms()
+
+    def lapsed(row: Row) -> Condition | None:
+        if pins.kept_digest(row.value, now_ms) is not None:
+            return None
+        return RowLapsed("pins", row.key, row.value, pins.EXPIRES_AT)
+
+    return remove_rows(engine, "pins", (b"", None), lapsed, progress)
+
+
+def count_pins(engine: Engine) -> int:
+    """How many pins ``remove_pins`` would remove."""
+    now_ms = engine.now_ms()
+    rows = scan(engine, "pins", b"", None)
+    return sum(pins.kept_digest(row.value, now_ms) is None for row in rows)

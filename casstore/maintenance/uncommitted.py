@@ -1,0 +1,175 @@
+"""Attachments of all sessions that were announced and never committed.
+
+A session lists its own (``session.attachments.uncommitted``). A host that announces bytes for a
+session and dies before the first commit leaves an attachment of a session that never began,
+which no list of sessions has. These functions go by the rows of the attachments, so they find
+it, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from casstore.engine.protocol import DeleteRow, PutRow, Row, RowIs, RowKey
+from casstore.errors import CorruptionError, InvalidInputError
+from casstore.format.digest import Digest
+from casstore.maintenance.lapsed_rows import Change, apply_changes
+from casstore.session import attachments, catalogue, keys, marks
+from casstore.session.arguments import check_count
+from casstore.session.catalogue import KnownSession
+from casstore.session.data import Attachment
+from casstore.session.heads import head_key
+from casstore.session.scanning import scan
+from casstore.session.state import meta_key
+from casstore.store import Store, check_store
+
+
+class Uncommitted(NamedTuple):
+    """An attachment that was announced and not committed."""
+
+    #: None: the id is too long to be stored in the row's key, and the session never began.
+    session: str | None
+    attachment: str
+    #: Where the bytes are; None: in this store, under ``digest``, or not known.
+    uri: str | None
+    digest: Digest | None
+    owner: str | None
+    #: ``intent`` or ``condemned``.
+    state: str
+    intent_at_ms: int
+    #: The key of its row, for ``give_up``.
+    key: bytes
+
+
+def list_uncommitted(store: Store, *, older_than_ms: int) -> Iterator[Uncommitted]:
+    """The attachments of all sessions announced at or before this time and not committed since.
+
+    By session and id. Sessions that never began are included. Reads all rows of attachments.
+
+    >>> video = store.session("never began").attachments.intend("video-1", uri="s3://b/video-1")
+    >>> found = list_uncommitted(store, older_than_ms=video.intent_at_ms)
+    >>> [(one.session, one.attachment, one.uri) for one in found]
+    [('never began', 'video-1', 's3://b/video-1')]
+    """
+    check_store(store)
+    check_count(older_than_ms, "older_than_ms")
+    return _listed(store, older_than_ms)
+
+
+def _listed(store: Store, older_than_ms: int) -> Iterator[Uncommitted]:
+    for row in scan(store.engine, "attachments", b"", None):
+        found = _decode(row)
+        if _is_uncommitted(found, older_than_ms):
+            yield Uncommitted(
+                _session(store, row.key),
+                found.id,
+                found.uri,
+                found.digest,
+                found.owner,
+                found.state,
+                found.intent_at_ms,
+                row.key,
+            )
+
+
+def _is_uncommitted(found: Attachment, older_than_ms: int) -> bool:
+    return found.state != attachments.COMMITTED and found.intent_at_ms <= older_than_ms
+
+
+def _decode(row: Row) -> Attachment:
+    try:
+        return attachments.decode("", row.value)
+    except CorruptionError as exc:
+        raise CorruptionError(
+            f"row {row.key.hex()} of table attachments cannot be read: {exc}"
+        ) from exc
+
+
+def _session(store: Store, key: bytes) -> str | None:
+    own = keys.session_part(key)
+    whole = keys.session_of(own)
+    if whole is not None:
+        return whole
+    head, meta = store.engine.get_rows([head_key(own), meta_key(own)])
+    if head is None and meta is None:
+        return None
+    return catalogue.name_of(KnownSession(own, head, meta))
+
+
+class GivenUp(NamedTuple):
+    """What became of uncommitted attachments."""
+
+    #: Their rows are gone; gc removes blobs that only they named.
+    removed: int
+    #: Their bytes are elsewhere: ``list_condemned`` has them until these are deleted.
+    condemned: int
+
+
+def sweep_uncommitted(store: Store, *, older_than_ms: int) -> GivenUp:
+    """Give up every attachment that ``list_uncommitted`` finds, unless it changes meanwhile.
+
+    No commit may refer to one afterwards. One whose bytes are at a ``uri`` is condemned, and
+    stays listed until the bytes are deleted; any other loses its row.
+
+    >>> session = store.session("never began")
+    >>> image = session.attachments.put(b"pixels")
+    >>> video = session.attachments.intend("video-1", uri="s3://bucket/video-1")
+    >>> sweep_uncommitted(store, older_than_ms=video.intent_at_ms)
+    GivenUp(removed=1, condemned=1)
+    >>> session.attachments.find("video-1").state
+    'condemned'
+    """
+    check_store(store)
+    check_count(older_than_ms, "older_than_ms")
+    removed = condemned = 0
+    for change in apply_changes(store.engine, _changes(store, older_than_ms)):
+        is_removed = isinstance(change.rows[0], DeleteRow)
+        removed += is_removed
+        condemned += not is_removed
+    return GivenUp(removed, condemned)
+
+
+def _changes(store: Store, older_than_ms: int) -> Iterator[Change]:
+    for row in scan(store.engine, "attachments", b"", None):
+        if _is_uncommitted(_decode(row), older_than_ms):
+            change = _change(row)
+            if change is not None:
+                yield change
+
+
+def _change(row: Row) -> Change | None:
+    """How an attachment is given up; None if only its bytes, which are elsewhere, are left."""
+    place = RowKey("attachments", row.key)
+    left = attachments.condemned("", row.value)
+    if left == row.value:
+        return None
+    change = DeleteRow(*place) if left is None else PutRow(*place, left)
+    # The mark: whoever deletes the session as a whole has listed its attachments before.
+    mark = marks.put_mark(keys.session_part(row.key), 0)
+    return Change(RowIs(*place, row.value), [change, mark])
+
+
+def give_up(store: Store, one: Uncommitted) -> bool:
+    """Condemn an attachment whose bytes are elsewhere, else remove its row.
+
+    False, and nothing happens, if it was announced again, committed or removed since it was
+    listed.
+
+    >>> video = store.session("never began").attachments.intend("video-1")
+    >>> [found] = list_uncommitted(store, older_than_ms=video.intent_at_ms)
+    >>> give_up(store, found), give_up(store, found)
+    (True, False)
+    """
+    check_store(store)
+    if not isinstance(one, Uncommitted):
+        raise InvalidInputError(f"give_up takes an Uncommitted, not {type(one).__name__}")
+    place = RowKey("attachments", one.key)
+    row = store.engine.get_rows([place])[0]
+    if row is None:
+        return False
+    found = _decode(Row(one.key, row))
+    if (found.state, found.intent_at_ms) != (one.state, one.intent_at_ms):
+        return False
+    change = _change(Row(one.key, row))
+    return change is None or bool(list(apply_changes(store.engine, [change])))
