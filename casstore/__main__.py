@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from casstore_command import main
+    from casstore.cli import run
 
-    main()
+    run()

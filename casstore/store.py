@@ -141,7 +141,11 @@ def open(
 
 
 def _check_options(
-    durability: str, map_bytes: int, cache_bytes: int, lmdb_version: int | None, **flags: bool
+    durability: str,
+    map_bytes: int | None,
+    cache_bytes: int,
+    lmdb_version: int | None,
+    **flags: bool,
 ) -> None:
     """Refuse values that are wrong for any store, also for one that is open already."""
     from casstore.session.arguments import check_count, check_flag
@@ -153,7 +157,8 @@ def _check_options(
         )
     for name, flag in flags.items():
         check_flag(flag, name)
-    check_count(map_bytes, "map_bytes", least=1)
+    if map_bytes is not None:
+        check_count(map_bytes, "map_bytes", least=1)
     check_count(cache_bytes, "cache_bytes")
     if lmdb_version is not None and (type(lmdb_version) is not int or lmdb_version not in (0, 1)):
         raise InvalidInputError(f"lmdb_version is 0, 1 or None, not {lmdb_version!r:.40}")

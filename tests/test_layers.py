@@ -49,8 +49,6 @@ DOORS = {
     # A part of the Claude Agent SDK's own interface: it runs on asyncio and on trio.
     "anyio": ("casstore.adapters.claude",),
     "agents": ("casstore.adapters.openai_agents",),
-    # The installed command, which loads the command line.
-    "casstore_command": ("casstore.__main__",),
     "cryptography": ("casstore.records.lifecycles.encryption",),
     "pytest": ("casstore.testing",),
     "hypothesis": ("casstore.testing",),

@@ -19,9 +19,9 @@ def use_checkout() -> None:
     ``tools/demo`` and ``tools/check`` make ``.venv``. If it lacks a part, too, say what to do.
     """
     sys.path.insert(0, str(ROOT))
-    import casstore_command
+    from casstore.cli import end_quietly_while_starting
 
-    casstore_command.end_quietly_while_starting()
+    end_quietly_while_starting()
     lacking = [name for name in _NEEDED if find_spec(name) is None]
     if not lacking:
         return

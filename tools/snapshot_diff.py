@@ -18,8 +18,8 @@ from checkout import use_checkout
 if __name__ == "__main__":
     # Run as a program, with whatever Python is found first.
     use_checkout()
+    from casstore.cli import started
     from casstore.cli.main import main
-    from casstore_command import started
 
     if len(sys.argv) == 1:
         sys.argv.append("--help")

@@ -307,13 +307,13 @@ class Interrupting:
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.meta_path.insert(0, Interrupting())
-from casstore_command import main
-main()
+from casstore.cli import run
+run()
 """
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-@pytest.mark.parametrize("imports", [1, 2, 10, 40])
+@pytest.mark.parametrize("imports", [3, 4, 10, 40])
 def test_ctrl_c_while_the_command_line_is_starting_ends_quietly(
     tmp_path: Path, imports: int, *, as_json: bool
 ) -> None:
@@ -333,7 +333,7 @@ def test_ctrl_c_while_the_command_line_is_starting_ends_quietly(
 
 def test_the_installed_command_is_the_one_that_starts_quietly() -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-    assert scripts == {"casstore": "casstore_command:main"}
+    assert scripts == {"casstore": "casstore.cli:run"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -406,8 +406,7 @@ def test_a_tool_is_run_by_the_python_of_its_checkout_if_the_first_one_lacks_a_pa
     for name in (tool, "checkout.py"):
         (tmp_path / "tools").mkdir(exist_ok=True)
         shutil.copy(ROOT / "tools" / name, tmp_path / "tools" / name)
-    for name in ("casstore", "casstore_command.py"):
-        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "casstore").symlink_to(ROOT / "casstore")
 
     def started() -> subprocess.CompletedProcess[str]:
         # Without site there are no installed packages.
