@@ -66,7 +66,8 @@ class CasstoreStore(HoldsStore, BaseStore):
     """A LangGraph store: namespaces, filters, time to live. Sync and async in one.
 
     A batch is one write, all or nothing; what it reads is from before it. There is no vector
-    index: searching by ``query``, or asking for an index, raises NoVectorIndexError.
+    index: the constructor's ``index``, or searching by ``query``, raises NoVectorIndexError. The
+    ``index`` of ``put`` has no effect, as LangGraph specifies for a store without an index.
 
     >>> memory = CasstoreStore(store)
     >>> memory.put(("users", "ada"), "colour", {"likes": "blue"})
