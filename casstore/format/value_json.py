@@ -39,7 +39,7 @@ def plain_key(key: str) -> str:
 
 
 def unplain(value: Any) -> Any:
-    """The value that ``plain`` has spelled; InvalidInputError if it is none."""
+    """The inverse of ``plain``; InvalidInputError if the value is not a result of it."""
     if isinstance(value, list):
         return [unplain(item) for item in value]
     if not isinstance(value, dict):
@@ -65,7 +65,7 @@ def _unplain_key(key: str) -> str:
 
 
 def parse_json(data: bytes, where: str) -> Any:
-    """A value from JSON; InvalidInputError says where it is none."""
+    """Decode a value from JSON text; InvalidInputError names ``where`` if the text is invalid."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)

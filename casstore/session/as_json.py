@@ -10,8 +10,8 @@ a document. Each begins with its schema:
 A field that has its default value is left out, and may be. Of a lease only the four fields that
 identify it are needed. Where None means something, a field that is left out is not null: ``leaf``
 is then the last node, and the ``parent`` of a node the node before it. ``lease`` is a lease,
-``"unfenced"`` or null. Values are written as in ``format.value_json``. Rows of other systems
-(``Commit.beside``) have no JSON.
+``"unfenced"`` or null. Values are written as in ``format.value_json``. ``Commit.beside`` (rows of
+other systems) cannot be written.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _UNFENCED: Final = "unfenced"
 def to_json(value: Lease | Claim | Commit) -> str:
     """A lease, a claim or a commit as a JSON document, in ASCII.
 
-    InvalidInputError if JSON has no such value, or the commit has rows beside it.
+    InvalidInputError if JSON cannot hold a value, or ``Commit.beside`` is given.
 
     >>> lease = session.claim_lease("worker-1", ttl_ms=30_000)
     >>> from_json(Lease, to_json(lease)) == lease
@@ -103,7 +103,9 @@ def _document(value: Lease | Claim | Commit) -> dict[str, Any]:
     if isinstance(value, Claim):
         return {**document, **value._asdict(), "batches": [one._asdict() for one in value.batches]}
     if value.beside is not None:
-        raise InvalidInputError("rows beside a commit have no JSON: add them where it is committed")
+        raise InvalidInputError(
+            "Commit.beside cannot be written as JSON: set it where the commit is made"
+        )
     document |= _changed(value, Commit())
     for name in ("append", "replace"):
         if name in document:

@@ -438,7 +438,8 @@ class Runs:
     ) -> Approval:
         """Ask for a decision. The checkpoint to resume from is the run's unless it is given.
 
-        None or "" is none; otherwise InvalidInputError if the run has none.
+        With None or "" the approval has no checkpoint. InvalidInputError if ``checkpoint`` is left
+        out and the run has none.
 
         >>> run = runs.set_state("t", "r", "waiting_for_approval", checkpoint="checkpoints/17")
         >>> asked = runs.request_approval("t", "r", "a1", "shell", preview={"cmd": "git clean -fd"})
@@ -484,9 +485,9 @@ class Runs:
     def expire_approval(
         self, thread: str, run: str, approval: str, *, at_ms: int | None = None
     ) -> Approval:
-        """End an approval that nobody has decided about, without a decision.
+        """End a pending approval without a decision.
 
-        ApprovalResolvedError if somebody has.
+        ApprovalResolvedError if the approval is not pending.
 
         >>> asked = runs.request_approval("t", "r", "a1", "shell", checkpoint="checkpoints/17")
         >>> runs.expire_approval("t", "r", "a1").status

@@ -139,7 +139,7 @@ class ResolveApproval(NamedTuple):
 
 
 class ExpireApproval(NamedTuple):
-    """End an approval that nobody has decided about: its status is ``expired`` from then on.
+    """End a pending approval without a decision: its status becomes ``expired``.
 
     >>> asked = runs.request_approval("t", "r", "a1", "shell", checkpoint="checkpoints/17")
     >>> [ended] = runs.apply("t", ExpireApproval("r", "a1"))

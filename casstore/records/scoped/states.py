@@ -329,9 +329,9 @@ class ScopedState:
     ) -> Erased:
         """Remove what ``list_state`` gives, and end the runs that belong there.
 
-        In transactions of up to 512 values; ``pulse`` is told between two how many are gone, and
-        may raise: calling again goes on. What is put meanwhile may stay. The ids of resets
-        stay; the bytes go with gc and compact.
+        Each transaction removes up to 512 values. ``pulse`` is called after each with the number
+        removed so far; if it raises, calling again continues. Values put concurrently may stay.
+        Resets stay; gc and compact free the bytes.
 
         >>> entry = state.scope(context, "actor").put("language", "de")
         >>> state.delete_state(runner_id="helper")
