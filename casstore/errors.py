@@ -116,8 +116,8 @@ class SpawnDepthError(InvalidInputError):
 
     def __init__(self, parent: str, depth: int, limit: int) -> None:
         super().__init__(
-            f"a session below {parent!r} would stand at depth {depth}, and {limit} is the limit: "
-            "let the parent do the work, or open the log with a higher depth_limit"
+            f"spawn depth {depth} exceeds max {limit} for a session below {parent!r}: let the "
+            "parent do the work, or open the log with a higher depth_limit"
         )
         self.parent = parent
         self.depth = depth

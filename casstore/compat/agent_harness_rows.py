@@ -212,7 +212,7 @@ class RuntimeRows:
     def _approval(self, row: tuple[Any, ...]) -> Approval:
         approval, action, thread, run, call, tool, status, asked, resolved, checkpoint = row[:10]
         what = f"approval {approval!r}"
-        self._names(what, approval, action, thread, run, tool, status, checkpoint)
+        self._names(what, approval, action, thread, run, tool, status, checkpoint or run)
         allowed, preview, events = [self._json(value, what) for value in row[10:]]
         if type(allowed) is not list or not all(type(one) is str for one in allowed):
             raise self._damaged(what, f"allows {allowed!r}")
@@ -224,7 +224,7 @@ class RuntimeRows:
         return Approval(
             approval, thread, run, action, str(call or ""), tool, status, tuple(allowed),
             decision if decision in allowed else None, self._time(asked, what),
-            None if resolved is None else self._time(resolved, what), preview, checkpoint,
+            None if resolved is None else self._time(resolved, what), preview, checkpoint or None,
             tuple(events),
         )  # fmt: skip
 

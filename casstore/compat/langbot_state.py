@@ -12,7 +12,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from casstore.errors import InvalidInputError, StateRefusedError
-from casstore.records.scoped import Context, Policy, Quota, Scope, ScopedState, binding_identity
+from casstore.records.scoped import (
+    Context,
+    Located,
+    Policy,
+    Quota,
+    Scope,
+    ScopedState,
+    binding_identity,
+)
 from casstore.records.scoped.layout import Spot, Tables, decode_head
 from casstore.records.scoped.scope_keys import SCOPES, conversation_key
 from casstore.store import Store
@@ -121,6 +129,48 @@ class PersistentStateStore:
             return page.keys, page.has_more
 
         return await asyncio.to_thread(list_keys)
+
+    # --- by where it belongs, as rows of the original are found by their columns ----------------
+
+    async def list_state(
+        self,
+        *,
+        runner_id: str | None = None,
+        binding_identity: str | None = None,
+        bot_id: str | None = None,
+        workspace_id: str | None = None,
+    ) -> list[Located]:
+        """The values of a runner, a binding, a bot or a workspace."""
+
+        def found() -> list[Located]:
+            return list(
+                self._states.list_state(
+                    runner_id=runner_id,
+                    binding_identity=binding_identity,
+                    bot_id=bot_id,
+                    workspace_id=workspace_id,
+                )
+            )
+
+        return await asyncio.to_thread(found)
+
+    async def delete_state(
+        self,
+        *,
+        runner_id: str | None = None,
+        binding_identity: str | None = None,
+        bot_id: str | None = None,
+        workspace_id: str | None = None,
+    ) -> int:
+        """Remove the values of a runner, a binding, a bot or a workspace; how many."""
+        erased = await asyncio.to_thread(
+            self._states.delete_state,
+            runner_id=runner_id,
+            binding_identity=binding_identity,
+            bot_id=bot_id,
+            workspace_id=workspace_id,
+        )
+        return erased.values
 
     # --- resets -------------------------------------------------------------------------------
 

@@ -43,6 +43,8 @@ from casstore.store import Store
 DEFAULT_DB_PATH: Final = "./power_loop_sessions"
 MAX_SPAWN_DEPTH: Final = 3
 _MEMORY: Final = ":memory:"
+# What power-loop's loop gives as pending.
+_LOOP_KEYS: Final = frozenset(("assistant_seq", "round_index", "tool_call_ids", "tool_calls"))
 
 
 class SessionKind(StrEnum):
@@ -138,6 +140,11 @@ class CompactionRow:
 
 class UnknownSessionError(SessionNotFoundError, ValueError):
     """There is no such session: never was, or it was closed."""
+
+    def __init__(self, session: str, what: str = "unknown session") -> None:
+        super().__init__(session)
+        # In the words of the original, which callers may look for.
+        self.args = (f"{what}: {session}",)
 
 
 class DuplicateSessionError(SessionExistsError, sqlite3.IntegrityError):
@@ -240,7 +247,7 @@ class SessionStore:
                 metadata=kept(dict(metadata or {})),
             )
         except SessionNotFoundError as exc:
-            raise UnknownSessionError(exc.session) from exc
+            raise UnknownSessionError(exc.session, "parent session not found") from exc
         except SessionExistsError as exc:
             raise DuplicateSessionError(exc.session) from exc
         return made.id
@@ -405,23 +412,27 @@ class SessionStore:
             self.log.start_round(session_id, round_index, new_send=round_index == 0)
 
     def set_pending(self, session_id: str, pending: dict[str, Any] | None) -> None:
-        """Say which calls wait; None or {}: none.
+        """Say which calls wait, as a dict of any form; None or {}: none.
 
-        Of calls that messages have made, all data is kept, whether or not it is given again.
+        A dict in the form of power-loop's own loop names calls that messages have made: of those
+        all data is kept, whether or not it is given again.
         """
         with _known(session_id):
             if not pending:
                 self.log.set_pending(session_id, None)
                 return
-            ids = pending.get("tool_call_ids")
-            if ids is None:
-                ids = [str(one.get("id")) for one in pending.get("tool_calls") or ()]
-            known = self.log.pending(session_id)
-            own = [] if known is None else [str(call["id"]) for call in known.calls]
-            if ids and all(one in own for one in ids):
-                self.log.set_pending(session_id, list(ids))
-                return
-            self.log.set_pending(session_id, self._completed(session_id, pending, ids))
+            if not isinstance(pending, dict):
+                raise InvalidInputError(f"pending must be a dict, not {type(pending).__name__}")
+            ids = _ids_of_calls(pending)
+            if ids and self._are_waiting(session_id, ids):
+                self.log.set_pending(session_id, ids)
+            else:
+                self.log.set_pending(session_id, self._completed(session_id, pending, ids))
+
+    def _are_waiting(self, session_id: str, ids: list[str]) -> bool:
+        """Do messages make these calls, and do they all wait?"""
+        known = self.log.pending(session_id)
+        return known is not None and {*ids} <= {str(call["id"]) for call in known.calls}
 
     def _pending(self, session_id: str) -> dict[str, Any] | None:
         given = self.log.given_pending(session_id)
@@ -438,13 +449,13 @@ class SessionStore:
             "tool_calls": told_calls(known.calls),
         }
 
-    def _completed(self, session_id: str, pending: dict[str, Any], ids: list[str]) -> Any:
+    def _completed(self, session_id: str, pending: dict[str, Any], ids: list[str] | None) -> Any:
         """What is given as pending, with the calls that were given before."""
-        before = self._pending(session_id) or {}
-        if "tool_calls" not in pending and before.get("tool_calls"):
-            left = [one for one in before["tool_calls"] if str(one.get("id")) in ids]
-            pending = {**pending, "tool_calls": left}
-        return kept(pending)
+        before = (self._pending(session_id) or {}).get("tool_calls")
+        if ids and "tool_calls" not in pending and type(before) is list:
+            left = [one for one in before if isinstance(one, dict) and str(one.get("id")) in ids]
+            pending = {**pending, "tool_calls": left} if left else pending
+        return kept({**pending})
 
     # --- usage ------------------------------------------------------------------------------
 
@@ -462,6 +473,19 @@ class SessionStore:
         tokens = Tokens(prompt_tokens, completion_tokens, total_tokens, model)
         with _known(session_id):
             self.log.record_usage(session_id, tokens, round=round_index)
+
+
+def _ids_of_calls(pending: dict[str, Any]) -> list[str] | None:
+    """The calls that wait, if ``pending`` has the form of power-loop's own loop; else None."""
+    calls = pending.get("tool_calls") or []
+    if not pending.keys() <= _LOOP_KEYS or type(calls) is not list:
+        return None
+    if not all(isinstance(call, dict) for call in calls):
+        return None
+    ids = pending.get("tool_call_ids")
+    if ids is None:
+        ids = [str(call.get("id")) for call in calls]
+    return ids if type(ids) is list and all(type(one) is str for one in ids) else None
 
 
 def _text(value: Any) -> str:

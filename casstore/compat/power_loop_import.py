@@ -294,7 +294,7 @@ class _Sessions:
         at = ground.at(session)
         rest = wanted.rest
         found = Rest(
-            row._replace(place=0, depth=0, children=0),
+            row._replace(place=0, depth=0, children=0, brought_in=0),
             at.state,
             list(folding.folds(ground, session)),
             list(usage.rounds(ground, session)),

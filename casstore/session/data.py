@@ -126,7 +126,9 @@ class Checkpoint(NamedTuple):
 class Lease(NamedTuple):
     """The right to commit to a session until ``expires_at_ms``.
 
-    ``fencing`` counts the leases ever given on the session and never goes back.
+    ``fencing`` counts the leases ever given on the session and never goes back. The first four
+    fields identify a lease: it commits, renews and is released by them alone. The times are those
+    of the claim or renewal that returned it; 0 if they are not known.
 
     >>> lease = session.claim_lease("worker-1", ttl_ms=30_000)
     >>> lease.owner, lease.fencing
@@ -139,8 +141,8 @@ class Lease(NamedTuple):
     owner: str
     token: bytes
     fencing: int
-    claimed_at_ms: int
-    expires_at_ms: int
+    claimed_at_ms: int = 0
+    expires_at_ms: int = 0
 
 
 class Batch(NamedTuple):

@@ -125,6 +125,17 @@ class LeaseConformance(SessionFixtures):
         session.commit(Commit(append=[message("a")], lease=lease))
         session.commit(Commit(append=[message("b")], lease=renewed))
 
+    def test_renew_needs_the_four_fields_that_identify_a_lease(
+        self, session: Session, clock: ManualClock
+    ) -> None:
+        lease = hold(session)
+        known = Lease(lease.session, lease.owner, lease.token, lease.fencing)
+        clock.now_ms += 5
+        renewed = session.renew_lease(known, MINUTE_MS)
+        assert renewed == lease._replace(expires_at_ms=clock.now_ms + MINUTE_MS)
+        session.commit(Commit(append=[message("a")], lease=known))
+        assert session.release_lease(known)
+
     def test_renew_may_shorten(self, session: Session, clock: ManualClock) -> None:
         lease = session.renew_lease(hold(session), 10)
         assert lease.expires_at_ms == clock.now_ms + 10

@@ -55,7 +55,7 @@ class ScriptedModel(Model):
             input_tokens_details=InputTokensDetails(cached_tokens=60, cache_write_tokens=0),
             output_tokens_details=OutputTokensDetails(reasoning_tokens=5),
         )  # fmt: skip
-        return ModelResponse(output=self._next(asked), usage=usage, response_id=None)
+        return ModelResponse(output=self._next(asked), usage=usage, response_id="r")
 
     async def stream_response(self, *args: Any, **options: Any) -> AsyncIterator[Any]:
         asked = options["input"] if "input" in options else args[1]

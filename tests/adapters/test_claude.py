@@ -7,6 +7,7 @@ import json
 import random
 import threading
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ from hypothesis import strategies as st
 
 import casstore
 from casstore.adapters.claude import CasstoreSessionStore
+from casstore.adapters.claude.transcripts import Place, Transcripts
+from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.errors import (
     BusyError,
     ConditionFailedError,
@@ -41,7 +44,9 @@ from casstore.errors import (
 from casstore.maintenance import gc
 from casstore.records.rows import Draft, Table
 from casstore.store import Store
+from casstore.testing import ManualClock
 from tests.adapters.transcripts import new_id, transcript
+from tests.faults.children import in_children
 
 SESSION = new_id(random.Random("session"))
 DIRECTORY = "/home/ada/project"
@@ -471,6 +476,40 @@ def test_times_only_grow(store: Store, sessions: Any, monkeypatch: pytest.Monkey
     assert times == [2_000_000_000_000, 2_000_000_000_001, 2_000_000_000_002]
 
 
+def test_no_two_appends_have_the_same_time(any_store: Store) -> None:
+    """On a clock that stands still, through two objects, in sessions of two projects."""
+    stores: list[Any] = [CasstoreSessionStore(any_store), CasstoreSessionStore(any_store)]
+    names = [f"{at}" for at in range(20)]
+    for at, session in enumerate(names):
+        put(stores[at % 2], "one", session)
+        put(stores[at // 2 % 2], "two", session)
+    put(stores[0], "one", "7")
+    for list_call in ("list_sessions", "list_session_summaries"):
+        times: dict[int, str] = {}
+        for project in ("one", "two"):
+            for found in run(getattr(stores[1], list_call)(project)):
+                times[found["mtime"]] = f"{project} {found['session_id']}"
+        assert len(times) == 40
+        ones = [name for _, name in sorted(times.items()) if name.startswith("one")]
+        assert ones == [f"one {name}" for name in [*names[:7], *names[8:], "7"]]
+
+
+def test_no_two_appends_of_processes_have_the_same_time(tmp_path: Path) -> None:
+    path = tmp_path / "shared"
+
+    def work(name: str) -> str:
+        engine = LmdbEngine(str(path), durability="relaxed", clock=ManualClock())
+        with Store(engine) as store:
+            for at in range(40):
+                Transcripts(store).append(Place("p", f"{name}{at}"), [{"type": "x"}])
+        return "done"
+
+    assert in_children(partial(work, "a"), partial(work, "b")) == ["done", "done"]
+    with casstore.open(path, "relaxed") as store:
+        times = {found.mtime_ms for found in Transcripts(store).of_project("p")}
+    assert len(times) == 80
+
+
 def put(sessions: Any, project: str, session: str, subpath: str = "") -> None:
     key: SessionKey = {"project_key": project, "session_id": session}
     if subpath:
@@ -502,7 +541,8 @@ def test_sessions_expire_by_age_and_number(
     ]
     assert run(sessions.list_projects()) == ["one", "two"]
     [gone] = run(sessions.expire(keep=0, project_key="two"))
-    assert (gone.entries, gone.mtime_ms) == (1, clock)
+    # Two others were written to within the same millisecond.
+    assert (gone.entries, gone.mtime_ms) == (1, clock + 2)
     assert run(sessions.list_projects()) == ["one"]
     assert run(sessions.delete_project("one")) == 2
     assert run(sessions.list_projects()) == []

@@ -6,6 +6,7 @@ import asyncio
 import random
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,8 @@ from casstore.store import Store
 from casstore.testing import ManualClock
 from tests.adapters.langgraph_graphs import Plan, on
 from tests.adapters.test_langgraph_strict import Mine
-from tests.adapters.test_langgraph_threads import in_between, objects, records
+from tests.adapters.test_langgraph_threads import in_between, objects
+from tests.faults.children import in_children
 
 
 @pytest.fixture
@@ -125,7 +127,8 @@ def test_pages_come_in_order_latest_first(tmp_path: Path) -> None:
         clock.now_ms += 1
         found = [memory.search(("docs",), limit=7, offset=at) for at in range(0, 35, 7)]
         keys = [item.key for page in found for item in page]
-        assert keys[:3] == ["d29", "d3", "d28"]
+        # Put within the same millisecond, but later.
+        assert keys[:3] == ["d3", "d29", "d28"]
         assert sorted(keys) == sorted(f"d{n}" for n in range(30))
         again = memory.get(("docs",), "d3")
         assert again is not None
@@ -150,7 +153,7 @@ def test_what_has_lived_its_time_is_not_seen_and_then_removed(
     memory.put(("a",), "ever", {"n": 1}, ttl=None)
     clock.now_ms += 31_000
     assert memory.get(("a",), "short") is None
-    assert [item.key for item in memory.search(("a",))] == ["default", "ever"]
+    assert [item.key for item in memory.search(("a",))] == ["ever", "default"]
     # Reading lets it begin anew only if asked to.
     assert memory.get(("a",), "default", refresh_ttl=True)
     clock.now_ms += 280_000
@@ -160,7 +163,7 @@ def test_what_has_lived_its_time_is_not_seen_and_then_removed(
     assert memory.get(("a",), "default")
     clock.now_ms += 21_000
     assert memory.get(("a",), "default") is None
-    assert len(records(store)) == 3
+    assert len(list(items_table(store).scan())) == 3
     assert memory.sweep_ttl() == 2
     assert memory.sweep_ttl() == 0
     assert [item.key for item in memory.search(("a",))] == ["ever"]
@@ -228,7 +231,7 @@ def test_a_batch_is_read_before_it_is_written_and_is_one_write(
     # One that cannot be stored takes the others with it.
     with pytest.raises(UnsafePayloadError):
         memory.batch([PutOp(("a",), "k", {"n": 4}), PutOp(("c",), "k", {"own": Mine(name="x")})])
-    assert len(records(store)) == 1
+    assert len(list(items_table(store).scan())) == 1
     allowing = CasstoreStore(store, allowed=[Mine])
     allowing.put(("c",), "k", {"own": Mine(name="x")})
     assert allowing.search(("c",))[0].value == {"own": Mine(name="x")}
@@ -264,6 +267,42 @@ def test_what_cannot_be_right_is_refused(memory: CasstoreStore) -> None:
         memory.batch(["nonsense"])  # type: ignore[list-item]
     assert memory.search((), filter={"n": {"$gt": "text"}}) == []
     assert [item.value for item in memory.search(())] == [{"n": 1}]
+
+
+def test_no_two_updates_have_the_same_time(any_store: Store) -> None:
+    """On a clock that stands still, in two objects, alone and in a batch."""
+    memories = [CasstoreStore(any_store), CasstoreStore(any_store)]
+    expected: list[str] = []
+    for at in range(12):
+        memory = memories[at % 2]
+        memory.put(("a",), f"{-at}", {"n": at})
+        memory.batch([PutOp(("a", f"{at}"), f"{n}", {}) for n in range(25)])
+        expected += [f"{-at}", *[f"{n}" for n in range(25)]]
+    memory.put(("a",), "-3", {"n": "again"})
+    expected.append(expected.pop(3 * 26))
+    found = memory.search(("a",), limit=1000)
+    assert [item.key for item in found] == expected[::-1]
+    assert len({item.updated_at for item in found}) == len(found)
+    again = memory.get(("a",), "-3")
+    assert again is not None
+    assert again.created_at < again.updated_at
+
+
+def test_no_two_updates_of_processes_have_the_same_time(tmp_path: Path) -> None:
+    path = tmp_path / "shared"
+
+    def work(name: str) -> str:
+        # A clock that stands still: all of them choose the same times.
+        engine = LmdbEngine(str(path), durability="relaxed", clock=ManualClock())
+        with Store(engine) as store:
+            for at in range(50):
+                CasstoreStore(store).put(("a", name), f"{at}", {"n": at})
+        return "done"
+
+    assert in_children(partial(work, "p"), partial(work, "q")) == ["done", "done"]
+    with CasstoreStore.from_path(path, "relaxed") as memory:
+        found = memory.search(("a",), limit=1000)
+    assert len(found) == len({item.updated_at for item in found}) == 100
 
 
 def test_writers_at_the_same_moment_lose_nothing(memory: CasstoreStore) -> None:

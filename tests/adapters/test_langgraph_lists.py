@@ -229,7 +229,7 @@ def store_by_hand(store: Store, stored: list[Any]) -> None:
     assert type(link) is Link
     checkpoint = {"v": 1, "id": "c", "ts": "", "versions_seen": {}}
     channels = {"messages": Channel(1, True, link)}
-    value = pack_checkpoint(checkpoint, channels, codec.encode({}), codec.encode_metadata({}))
+    value = pack_checkpoint(checkpoint, channels, codec.encode({}), codec.encode({}))
     draft.put(threads.checkpoints, ("t", "", "c"), row_content(draft.keep(value), None, None))
     draft.commit()
 

@@ -16,6 +16,7 @@ import uuid
 import zoneinfo
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -23,12 +24,19 @@ import pytest
 pytest.importorskip("langgraph.graph", reason="needs the extra: pip install '.[dev]'")
 
 import ormsgpack
+from langchain_core.agents import AgentAction, AgentActionMessageLog, AgentFinish
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, HumanMessage, ToolCall, ToolMessage
+from langchain_core.outputs import ChatGeneration
+from langchain_core.prompt_values import StringPromptValue
+from langgraph._internal._serde import build_serde_allowlist
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
-from langgraph.types import Interrupt, Send
+from langgraph.graph import START, StateGraph
+from langgraph.types import Command, Interrupt, Send, interrupt
 from pydantic import BaseModel
+from typing_extensions import TypedDict
 
 from casstore.adapters.langgraph import CasstoreSaver, StrictSerializer
 from casstore.adapters.langgraph.encoding import decode, encode
@@ -146,7 +154,7 @@ def test_a_hostile_checkpoint_is_refused_wherever_it_is_read(store: Store, what:
         """Writes what an attacker with access to the files would."""
 
         def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
-            return ("msgpack", HOSTILE[what]) if obj == {1} else super().dumps_typed(obj)
+            return ("msgpack", HOSTILE[what]) if "{1}" in repr(obj) else super().dumps_typed(obj)
 
     attacker = CasstoreSaver(store, serde=Careless())
     at = put(attacker, {"messages": [{1}]})
@@ -269,6 +277,95 @@ def test_what_could_not_be_read_back_is_not_saved(store: Store, value: Any) -> N
     # And the first one still does not load it.
     with pytest.raises(UnsafePayloadError):
         saver.get_tuple(on())
+
+
+def test_langchain_data_that_langgraph_lets_langchain_load_may_be_loaded(store: Store) -> None:
+    saver = CasstoreSaver(store)
+    action = AgentAction(tool="search", tool_input={"q": "weather"}, log="thinking")
+    step = AgentActionMessageLog(
+        tool="search", tool_input="x", log="", message_log=[AIMessage("calling", id="1")]
+    )
+    values = {
+        "action": action,
+        "steps": [(action, "sunny")],
+        "mixed": [step, AgentFinish({"output": "done"}, "log")],
+        "outputs": [ChatGeneration(message=AIMessage("x", id="2"))],
+        "prompt": StringPromptValue(text="hello"),
+    }
+    put(saver, values)
+    stock = JsonPlusSerializer(allowed_msgpack_modules=True)
+    for reader in (saver, CasstoreSaver(store)):
+        found = reader.get_tuple(on())
+        assert found is not None
+        got = found.checkpoint["channel_values"]
+        assert got == stock.loads_typed(stock.dumps_typed(values))
+        assert got["steps"] == [[action, "sunny"]]
+        assert [type(each) for each in got["mixed"]] == [AgentActionMessageLog, AgentFinish]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        ("langchain_core.prompts.prompt", "PromptTemplate"),
+        ("langchain_core.runnables.base", "RunnableSequence"),
+        ("langchain_core.output_parsers.string", "StrOutputParser"),
+    ],
+)
+def test_langchain_classes_that_configure_what_runs_are_refused(name: tuple[str, str]) -> None:
+    with pytest.raises(UnsafePayloadError):
+        StrictSerializer().loads_typed(("msgpack", ext(5, *name, {}, "model_validate_json")))
+
+
+class Answer(TypedDict):
+    """State whose schema does not name the type of its value."""
+
+    answer: Any
+
+
+@pytest.mark.parametrize("schema", [Mine, Point])
+def test_an_answer_of_a_response_schema_is_saved_in_langgraphs_strict_mode(
+    store: Store, schema: type
+) -> None:
+    """Loaded again it is plain data, as with LangGraph's own savers: no list names its type."""
+    fields = {"name": "Ada"} if schema is Mine else {"x": 1}
+
+    def ask(state: Answer) -> Any:
+        return {"answer": interrupt("who?", response_schema=schema)}
+
+    builder = StateGraph(Answer)
+    builder.add_node("ask", ask)
+    builder.add_edge(START, "ask")
+    # What ``compile`` does if LANGGRAPH_STRICT_MSGPACK was set when LangGraph was imported.
+    declared = build_serde_allowlist(schemas=[Answer])
+    stock = InMemorySaver(serde=JsonPlusSerializer(allowed_msgpack_modules=None))
+    for saver in (stock, CasstoreSaver(store)):
+        graph = builder.compile(checkpointer=saver.with_allowlist(declared))
+        graph.invoke({"answer": None}, on())
+        assert graph.invoke(Command(resume=fields), on()) == {"answer": schema(**fields)}
+        assert graph.get_state(on()).values == {"answer": fields}
+    # Outside of that mode it is refused, and read as it was once its type is allowed.
+    with pytest.raises(UnsafePayloadError):
+        CasstoreSaver(store).get_tuple(on())
+    found = CasstoreSaver(store, allowed=[schema]).get_tuple(on())
+    assert found is not None
+    assert found.checkpoint["channel_values"]["answer"] == schema(**fields)
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_nothing_that_bytes_name_runs_in_langgraphs_strict_mode(what: str) -> None:
+    serde = StrictSerializer().with_msgpack_allowlist([(HERE, "Mine")])
+    before = set(sys.modules)
+    with suppress(UnsafePayloadError):
+        serde.loads_typed(("msgpack", HOSTILE[what]))
+    assert set(sys.modules) == before
+
+
+def test_langgraphs_strict_mode_asks_for_the_same_types_twice_and_gets_one_serialiser() -> None:
+    declared = build_serde_allowlist(schemas=[Answer])
+    once = StrictSerializer().with_msgpack_allowlist(declared)
+    assert once.with_msgpack_allowlist(declared) is once
+    allowing = StrictSerializer(allowed=[Mine])
+    assert allowing.with_msgpack_allowlist([Mine]) is not allowing
 
 
 def test_what_no_serialiser_takes_is_an_error_of_the_input(store: Store) -> None:

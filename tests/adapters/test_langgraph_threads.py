@@ -17,6 +17,7 @@ from langchain_core.messages import AIMessage
 from langgraph.checkpoint.base import BaseCheckpointSaver, empty_checkpoint
 from langgraph.checkpoint.base.id import uuid6
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.serde import jsonplus
 from langgraph.checkpoint.sqlite import SqliteSaver
 
 import casstore
@@ -160,13 +161,13 @@ def test_a_channel_that_did_not_change_is_not_serialised_again(
     said = messages(20)
     parent = put(saver, {"messages": said, "n": 1})
     spelled: list[Any] = []
-    dump = saver.serde.dumps_typed
+    encode = jsonplus._msgpack_enc
 
-    def noted(value: Any) -> tuple[str, bytes]:
+    def noted(value: Any) -> bytes:
         spelled.append(value)
-        return dump(value)
+        return encode(value)
 
-    monkeypatch.setattr(saver.serde, "dumps_typed", noted)
+    monkeypatch.setattr(jsonplus, "_msgpack_enc", noted)
     versions = {"messages": 1, "n": 2}
     put(saver, {"messages": said, "n": 2}, parent, versions=versions, new={"n": 2})
     assert spelled == []

@@ -177,6 +177,27 @@ def snapshot(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
+def test_an_empty_checkpoint_reference_is_none_and_an_approval_may_have_expired(
+    store: Store, source: Source
+) -> None:
+    source.change("UPDATE runs SET checkpoint_ref = '' WHERE run_id = 't0-b'")
+    source.change("UPDATE approvals SET checkpoint_ref = '' WHERE approval_id = 't0-open'")
+    source.change(
+        "UPDATE approvals SET status = 'expired', resolved_at = ? WHERE approval_id = 't1-open'",
+        time(90),
+    )
+    import_database(store, source.file)
+    assert import_database(store, source.file).imported == 0
+    runs = Runs(store)
+    assert runs.get_run("t0", "t0-b").checkpoint is None
+    found, ended = runs.find_approval("t0-open"), runs.find_approval("t1-open")
+    assert found is not None
+    assert found.checkpoint is None
+    assert ended is not None
+    assert (ended.status, ended.decision, ended.resolved_at_ms) == ("expired", None, time_ms(90))
+    assert runs.expire_approval("t0", "t0-b", "t0-open").status == "expired"
+
+
 EVERYTHING = {
     "threads": THREADS,
     "runs": 2 * THREADS,

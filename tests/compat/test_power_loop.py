@@ -382,6 +382,44 @@ def test_pending_in_a_form_of_ones_own_comes_back_with_its_calls(opened: Opened)
     assert store.get_state(sid).pending is None
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"a": 1},
+        {"tool_calls": "text"},
+        {"tool_calls": [1, "x", None]},
+        {"tool_calls": {"id": "c1"}},
+        {"tool_call_ids": 5},
+        {"tool_call_ids": {"c1": 1}},
+        {"tool_call_ids": [1, None, {}]},
+        {"tool_call_ids": ["c1"], "mine": [1]},
+        {"assistant_seq": 2, "tool_call_ids": ["c1"], "tool_calls": [{"id": "c1"}], "why": "x"},
+        {"tool_calls": [{"name": "no id"}]},
+        {1: "a", "nested": {"deep": [{}]}},
+        {"tool_call_ids": []},
+    ],
+)
+def test_pending_of_any_form_comes_back_as_from_the_original(
+    both: list[Any], given: dict[Any, Any]
+) -> None:
+    told = []
+    for store in both:
+        store.create_session(session_id="s")
+        store.append_message("s", role="assistant", tool_calls=[{"id": "c1", "name": "t"}])
+        store.set_pending("s", given)
+        told.append(store.get_state("s").pending)
+        # And whatever was given before does not stand in the way of another.
+        store.set_pending("s", {"assistant_seq": 1, "tool_call_ids": ["z"]})
+        told.append(store.get_state("s").pending["tool_call_ids"])
+    assert told[:2] == told[2:]
+
+
+def test_pending_that_is_no_dict_is_refused(opened: Opened) -> None:
+    sid = opened().create_session()
+    with pytest.raises(InvalidInputError, match="pending must be a dict, not list"):
+        opened().set_pending(sid, ["c1"])
+
+
 def test_structure_comes_back_as_structure_and_odd_json_too(opened: Opened) -> None:
     store = opened()
     sid = store.create_session(config={"n": 1 << 70}, metadata={"a": [None]})
@@ -442,6 +480,27 @@ def test_bytes_that_would_be_read_as_json_are_refused(opened: Opened) -> None:
         with pytest.raises(InvalidInputError, match="bytes"):
             store.append_message(sid, role="user", meta=meta)
     assert store.load_all_messages(sid) == []
+
+
+def test_errors_say_it_in_the_words_of_the_original(both: list[Any]) -> None:
+    wrong: dict[str, Callable[[Any], Any]] = {
+        "unknown session: nowhere": lambda store: store.append_message("nowhere", role="user"),
+        "unknown session: gone": lambda store: store.record_compaction(
+            "gone", from_seq=1, to_seq=2, note_content="n", before_tokens=1, after_tokens=1,
+            round_index=0,
+        ),
+        "parent session not found: nowhere": lambda store: store.create_session(
+            parent_session_id="nowhere"
+        ),
+        "spawn depth 4 exceeds max 3": lambda store: store.create_session(parent_session_id="3"),
+    }  # fmt: skip
+    for store in both:
+        for depth in range(4):
+            parent = str(depth - 1) if depth else None
+            store.create_session(session_id=str(depth), parent_session_id=parent)
+        for words, call in wrong.items():
+            with pytest.raises(ValueError, match=words):
+                call(store)
 
 
 def test_errors_are_those_that_callers_of_the_original_catch(

@@ -118,7 +118,7 @@ def test_every_row_is_there_as_it_was(file: Path, store: Store) -> None:
         for (session,) in rows:
             theirs = vars(source.get_session(session))
             found = vars(mine.get_session(session))
-            for name in ("updated_at", "spawn_depth", "parent_session_id", "kind"):
+            for name in ("spawn_depth", "parent_session_id", "kind"):
                 theirs.pop(name), found.pop(name)
             assert found == theirs
             assert [vars(one) for one in mine.load_all_messages(session)] == [
@@ -259,6 +259,27 @@ def test_stopped_anywhere_it_goes_on_and_repeated_it_does_nothing(file: Path) ->
         assert import_database(store, file).imported == 0
 
 
+def test_a_session_says_when_it_changed_there_until_it_changes_here(
+    file: Path, store: Store
+) -> None:
+    with closing(sqlite3.connect(file)) as database, database:
+        database.execute("UPDATE sessions SET updated_at = 1700000000123")
+    import_database(store, file)
+    mine = SessionStore(store)
+    before = {row.session_id: row.updated_at for row in mine.list_sessions()}
+    assert set(before.values()) == {1_700_000_000_123}
+    mine.append_message("long", role="user", content="more")
+    mine.archive_session("waiting")
+    mine.create_session(session_id="child", parent_session_id="own form")
+    changed = {
+        row.session_id for row in mine.list_sessions() if row.updated_at != 1_700_000_000_123
+    }
+    assert changed == {"long", "waiting", "child"}
+    # Another import finds it unchanged or, where it went on here, says so.
+    with pytest.raises(ConflictError):
+        import_database(store, file)
+
+
 def count(file: Path, session: str) -> int:
     with closing(sqlite3.connect(file)) as database:
         [found] = database.execute(
@@ -270,8 +291,7 @@ def count(file: Path, session: str) -> int:
 def contents(store: Store) -> list[Any]:
     log = SessionLog(store)
     return [
-        (one._replace(updated_at_ms=0), log.active(one.id), log.folds(one.id), log.counters(one.id))
-        for one in log.sessions()
+        (one, log.active(one.id), log.folds(one.id), log.counters(one.id)) for one in log.sessions()
     ]
 
 

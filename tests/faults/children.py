@@ -8,6 +8,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -71,6 +72,13 @@ class Child:
 def in_child(work: Callable[[], str]) -> str:
     """Fork, run ``work`` in the child, and return what it returned."""
     return Child(work).answer()
+
+
+def in_children(*works: Callable[[], str]) -> list[str]:
+    """Fork a child for each, and run them at the same time; what they returned."""
+    children = [Child(work) for work in works]
+    with ThreadPoolExecutor(len(children)) as pool:
+        return list(pool.map(Child.answer, children))
 
 
 @contextmanager

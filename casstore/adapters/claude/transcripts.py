@@ -2,9 +2,11 @@
 
     claude.transcripts   project, session, subpath        rows, entries, time, summary
     claude.entries       project, session, subpath, row   heads, bodies
+    claude.times         which times are taken (``records.unique_times``)
 
 The subpath of a session's own transcript is empty. A write that adds rows expects the transcript
-to be as it was, so nothing is numbered twice, and the summary is that of all entries.
+to be as it was, so nothing is numbered twice, and the summary is that of all entries. No two
+writes have the same time.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from casstore.errors import BusyError, ConditionFailedError, CorruptionError, In
 from casstore.format.canonical import Link
 from casstore.records.json_values import restored, storable
 from casstore.records.rows import Draft, Record, Table
+from casstore.records.unique_times import UniqueTimes
 from casstore.session.attempts import settled
 from casstore.store import Store
 
@@ -91,6 +94,7 @@ class Transcripts:
         self._store = store
         self._heads = Table(store, "claude.transcripts", 3)
         self._rows = Table(store, "claude.entries", 4)
+        self._times = UniqueTimes("claude.times")
         self._lock = Lock()
         self._known: OrderedDict[Place, _Known] = OrderedDict()
 
@@ -168,28 +172,36 @@ class Transcripts:
 
     def _append(self, place: Place, entries: list[dict[str, Any]]) -> int:
         for _ in range(_MAX_ATTEMPTS):
-            found = self.find(place)
+            moment = self._times.read(self._store, self._heads, [place])
+            [record] = moment.records
+            found = None if record is None else _transcript(record)
             known = _Known(os.urandom(_BIRTH_BYTES), 0, set())
             if found is not None:
                 known = self._ids(found)
             new, ids = _new_entries(entries, known.ids)
             if not new:
                 return 0
-            rows = known.rows
             draft = Draft(self._store)
-            draft.expect(self._heads, place, None if found is None else found.record)
+            draft.expect(self._heads, place, record)
+            rows = known.rows
             for start in range(0, len(new), _ROW_ENTRIES):
                 packed = forms.pack(draft, place.session, new[start : start + _ROW_ENTRIES])
                 content = {"h": packed.heads, "b": packed.bodies}
                 draft.put(self._rows, (*place, _row_name(rows)), content)
                 rows += 1
-            draft.put(self._heads, place, self._grown(place, found, known.birth, rows, new))
-            try:
-                draft.commit()
-            except ConditionFailedError:
-                continue
+            known = known._replace(rows=rows)
+            now_ms = self._store.engine.now_ms()
+            if found is not None:
+                # Of a release that did not reserve times, or of a clock that ran ahead there.
+                now_ms = max(now_ms, found.mtime_ms + 1)
+            with self._times.reserve(draft, moment, now_ms) as mtime_ms:
+                draft.put(self._heads, place, _grown(place, found, known, new, mtime_ms))
+                try:
+                    draft.commit()
+                except ConditionFailedError:
+                    continue
             known.ids.update(ids)
-            self._remember(place, known._replace(rows=rows))
+            self._remember(place, known)
             return len(new)
         raise BusyError(f"session {place.session!r} kept changing; try again when it is quieter")
 
@@ -218,32 +230,6 @@ class Transcripts:
             return len(found)
         raise BusyError(f"session {place.session!r} kept changing; try again when it is quieter")
 
-    def _grown(
-        self,
-        place: Place,
-        found: Transcript | None,
-        birth: bytes,
-        rows: int,
-        new: list[dict[str, Any]],
-    ) -> dict[str, Any]:
-        """The row of a transcript with these entries more."""
-        now_ms = self._store.engine.now_ms()
-        count, summary = 0, None
-        if found is not None:
-            # Times of one transcript only grow, whatever the clock does.
-            now_ms = max(now_ms, found.mtime_ms + 1)
-            count = found.entries
-            summary = found.summary
-        content: dict[str, Any] = {"i": birth, "r": rows, "n": count + len(new), "m": now_ms}
-        if place.is_main:
-            before: SessionSummaryEntry | None = None
-            if summary is not None:
-                before = {"session_id": place.session, "mtime": now_ms, "data": summary}
-            appended = cast(list[SessionStoreEntry], new)
-            folded = fold_session_summary(before, place.key, appended)
-            content["d"] = storable(folded["data"])
-        return content
-
     # --- ids ------------------------------------------------------------------------------
 
     def _ids(self, found: Transcript) -> _Known:
@@ -264,6 +250,25 @@ class Transcripts:
             self._known.move_to_end(place)
             while len(self._known) > _KNOWN_TRANSCRIPTS:
                 self._known.popitem(last=False)
+
+
+def _grown(
+    place: Place,
+    found: Transcript | None,
+    known: _Known,
+    new: list[dict[str, Any]],
+    mtime_ms: int,
+) -> dict[str, Any]:
+    """The row of a transcript with these entries more."""
+    count = len(new) + (0 if found is None else found.entries)
+    content: dict[str, Any] = {"i": known.birth, "r": known.rows, "n": count, "m": mtime_ms}
+    if place.is_main:
+        before: SessionSummaryEntry | None = None
+        if found is not None and found.summary is not None:
+            before = {"session_id": place.session, "mtime": mtime_ms, "data": found.summary}
+        appended = cast(list[SessionStoreEntry], new)
+        content["d"] = storable(fold_session_summary(before, place.key, appended)["data"])
+    return content
 
 
 def _new_entries(

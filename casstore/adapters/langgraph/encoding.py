@@ -24,6 +24,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
+from casstore.adapters.langgraph.serializer import StrictSerializer
 from casstore.errors import CorruptionError
 from casstore.format.limits import OUTLINE_MIN_BYTES
 
@@ -41,6 +42,9 @@ _MSGPACK: Final = "msgpack"
 _MAX_DEPTH: Final = 16
 _MIN_INT: Final = -(1 << 63)
 _MAX_INT: Final = (1 << 64) - 1
+
+_OWN_DUMPS: Final = (JsonPlusSerializer.dumps_typed, StrictSerializer.dumps_typed)
+_OWN_LOADS: Final = (JsonPlusSerializer.loads_typed, StrictSerializer.loads_typed)
 
 #: What is not handed to the serialiser whole, or not as an object.
 PLAIN_TYPES: Final = frozenset(
@@ -125,26 +129,30 @@ def decode(stored: Any, load: Load) -> Any:
     return built
 
 
+def encodes_as_langgraph(serde: SerializerProtocol) -> bool:
+    """True if every value that ``serde`` takes or returns passes through LangGraph's own methods.
+
+    Only then may a value be split and its plain parts stored without the serialiser. A subclass
+    that overrides either method, to encrypt for example, must see every value whole.
+    """
+    return (
+        getattr(serde.dumps_typed, "__func__", None) in _OWN_DUMPS
+        and getattr(serde.loads_typed, "__func__", None) in _OWN_LOADS
+    )
+
+
 class Codec:
     """State into stored values and back, through one serialiser."""
 
-    __slots__ = ("_serde",)
+    __slots__ = ("_serde", "_splits")
 
     def __init__(self, serde: SerializerProtocol) -> None:
         self._serde = serde
+        self._splits = encodes_as_langgraph(serde)
 
     def encode(self, value: Any) -> Any:
-        """The stored form of state; taken apart if the serialiser is LangGraph's own.
-
-        Of others nobody knows whether parts may go through them alone.
-        """
-        if isinstance(self._serde, JsonPlusSerializer):
-            return encode(value, self._serde.dumps_typed)
-        return opaque(value, self._serde.dumps_typed)
-
-    def encode_metadata(self, metadata: dict[str, Any]) -> Any:
-        """The stored form of metadata, which is taken apart in any case."""
-        return encode(metadata, self._serde.dumps_typed)
+        """The stored form of state: split into parts if the serialiser is LangGraph's own."""
+        return (encode if self._splits else opaque)(value, self._serde.dumps_typed)
 
     def decode(self, stored: Any) -> Any:
         """The value of a stored form."""

@@ -24,6 +24,8 @@ DOT: Final = "."
 #: Microseconds in a millisecond.
 MS_US: Final = 1000
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+#: Which times are taken (``records.unique_times``).
+TIMES_TABLE: Final = "lg.times"
 _TABLE: Final = "lg.items"
 _MINUTE_MS: Final = 60_000
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 import os
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -33,6 +34,7 @@ from casstore.adapters.langgraph.filters import matches
 from casstore.adapters.langgraph.holding import HoldsStore, StoreHolder
 from casstore.adapters.langgraph.item_records import (
     MS_US,
+    TIMES_TABLE,
     ItemContent,
     StoredItem,
     items_table,
@@ -51,11 +53,15 @@ from casstore.errors import (
     NoVectorIndexError,
 )
 from casstore.records.rows import Draft, Record, Table
+from casstore.records.unique_times import UniqueTimes
 from casstore.session.arguments import check_count
 from casstore.store import Store
 
 _MAX_ATTEMPTS: Final = 64
 _SWEEP_BATCH: Final = 1000
+# A write reserves whole ticks: a hundred thousand writes a second before times run ahead.
+_TICK_US: Final = 10
+_TICKS_A_MS: Final = MS_US // _TICK_US
 # Rows that are read at once where the first will mostly do.
 _FEW: Final = 8
 
@@ -66,7 +72,8 @@ class CasstoreStore(HoldsStore, BaseStore):
     """A LangGraph store: namespaces, filters, time to live. Sync and async in one.
 
     A batch is one write, all or nothing; what it reads is from before it. There is no vector
-    index: searching by ``query``, or asking for an index, raises NoVectorIndexError.
+    index: the constructor's ``index``, or searching by ``query``, raises NoVectorIndexError. The
+    ``index`` of ``put`` has no effect, as LangGraph specifies for a store without an index.
 
     >>> memory = CasstoreStore(store)
     >>> memory.put(("users", "ada"), "colour", {"likes": "blue"})
@@ -118,6 +125,7 @@ class CasstoreStore(HoldsStore, BaseStore):
         self.ttl_config = ttl
         self._holder = holder
         self._serde = StrictSerializer(allowed)
+        self._times = UniqueTimes(TIMES_TABLE)
 
     # --- LangGraph's two methods; all others call them ------------------------------------
 
@@ -283,26 +291,31 @@ class CasstoreStore(HoldsStore, BaseStore):
             None if op.value is None else encoding.encode(dict(op.value), self._serde.dumps_typed)
             for op in puts.values()
         ]
+        # Each item has a time of its own, in the order of the batch.
+        ticks = -(-sum(value is not None for value in values) // _TICK_US)
         for _ in range(_MAX_ATTEMPTS):
             draft, now_ms = Draft(store), store.engine.now_ms()
-            now_us = now_ms * MS_US
-            rows = zip(keys, values, puts.values(), table.find_many(keys), strict=True)
-            for key, value, op, known in rows:
-                draft.expect(table, key, known)
-                if value is None:
-                    draft.delete(table, key)
+            moment = self._times.read(store, table, keys)
+            with self._times.reserve(draft, moment, _now_ticks(now_ms), count=ticks) as first:
+                rows = zip(keys, values, puts.values(), moment.records, strict=True)
+                times_us = iter(range(first * _TICK_US, (first + ticks) * _TICK_US))
+                for key, value, op, known in rows:
+                    draft.expect(table, key, known)
+                    if value is None:
+                        draft.delete(table, key)
+                        continue
+                    updated_us = next(times_us)
+                    before = None if known is None else stored_item(known)
+                    if before is not None and before.is_live(now_ms):
+                        created_us = before.content.created_us
+                    else:
+                        created_us = updated_us
+                    content = ItemContent(value, created_us, updated_us, op.ttl)
+                    draft.put(table, key, _begun(content, now_ms * MS_US).packed())
+                try:
+                    draft.commit()
+                except ConditionFailedError:
                     continue
-                before = None if known is None else stored_item(known)
-                if before is not None and before.is_live(now_ms):
-                    created_us = before.content.created_us
-                else:
-                    created_us = now_us
-                content = _begun(ItemContent(value, created_us, now_us, op.ttl), now_us)
-                draft.put(table, key, content.packed())
-            try:
-                draft.commit()
-            except ConditionFailedError:
-                continue
             return
         raise BusyError("the items of a batch kept changing")
 
@@ -316,6 +329,12 @@ class CasstoreStore(HoldsStore, BaseStore):
 
         timed = [item for item in items if item.content.ttl_minutes is not None]
         self._change_unchanged(timed, change)
+
+
+def _now_ticks(now_ms: int) -> int:
+    """Now, by the engine's clock and, within its millisecond, by the clock of this process."""
+    within = time.time_ns() // (1000 * _TICK_US) % _TICKS_A_MS
+    return now_ms * _TICKS_A_MS + within
 
 
 def _latest_first(item: StoredItem) -> tuple[int, tuple[str, ...]]:

@@ -147,10 +147,14 @@ class SaverSource(ABC):
             return encoding.Codec(self._serde).encode(value)
         return encoding.encode(open_snapshot(value), dump_raw)
 
+    def decode(self, stored: Any) -> Any:
+        """The value of a stored form."""
+        load = load_raw if self._serde is None else self._serde.loads_typed
+        return encoding.decode(stored, load)
+
     def same(self, value: Any, stored: Any) -> bool:
         """Is the stored form that of the value?"""
-        load = load_raw if self._serde is None else self._serde.loads_typed
-        return self.equal(encoding.decode(stored, load), value)
+        return self.equal(self.decode(stored), value)
 
     def same_writes(self, some: Sequence[PendingRow], others: Sequence[PendingRow]) -> bool:
         """Are these the same writes, in whatever order?"""
@@ -165,8 +169,7 @@ class SaverSource(ABC):
             return True
         if self._serde is None:
             return False
-        load = self._serde.loads_typed
-        return self.equal(encoding.decode(one.value, load), encoding.decode(other.value, load))
+        return self.equal(self.decode(one.value), self.decode(other.value))
 
     def equal(self, one: Any, other: Any) -> bool:
         """Are two values that were read the same?"""
@@ -277,8 +280,8 @@ class _Copy:
             layout.pack_checkpoint(
                 {**fields, "id": fields.get("id", place.checkpoint)},
                 channels,
-                encoding.encode(layout.other_fields(fields), dump_raw),
-                encoding.encode(dict(checkpoint.metadata), dump_raw),
+                self._source.encode(layout.other_fields(fields)),
+                self._source.encode(dict(checkpoint.metadata)),
             )
         )
         run = checkpoint.metadata.get("run_id")
@@ -392,8 +395,9 @@ def _is_same(
         == (fields.get("channel_versions") or {})
         and layout.unpack_seen(stored.value) == (fields.get("versions_seen") or {})
         and all(stored.value[name] == fields.get(name) for name in ("v", "ts"))
-        and _plain(stored.value["more"]) == pack_raw(layout.other_fields(fields))
-        and _plain(stored.value["meta"]) == pack_raw(dict(checkpoint.metadata))
+        and source.same(layout.other_fields(fields), stored.value["more"])
+        # Metadata is JSON, and its encoding compares as equal where NaN does not.
+        and pack_raw(source.decode(stored.value["meta"])) == pack_raw(dict(checkpoint.metadata))
     )
 
 
@@ -402,10 +406,6 @@ def _other_content(place: Place) -> ConflictError:
         f"checkpoint {place.checkpoint} of thread {place.thread!r}, namespace "
         f"{place.namespace!r}, is in the store with other content; import into another store"
     )
-
-
-def _plain(stored: Any) -> bytes:
-    return pack_raw(encoding.decode(stored, load_raw))
 
 
 def _place_of_write(write: PendingRow) -> tuple[str, int]:

@@ -23,7 +23,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from casstore import store as stores
 from casstore.adapters.langgraph import care, layout
-from casstore.adapters.langgraph.encoding import Codec
+from casstore.adapters.langgraph.encoding import Codec, encodes_as_langgraph
 from casstore.adapters.langgraph.holding import HoldsStore, StoreHolder
 from casstore.adapters.langgraph.known_lists import KnownLists
 from casstore.adapters.langgraph.layout import Place
@@ -97,8 +97,14 @@ class CasstoreSaver(HoldsStore, BaseCheckpointSaver[str]):
             raise InvalidInputError(f"on_branch is 'keep' or 'refuse', not {on_branch!r}")
         if serde is not None and allowed:
             raise InvalidInputError("allowed types are for the saver's own serialiser: leave serde")
-        if getattr(serde, "pickle_fallback", False):
-            raise InvalidInputError("a serialiser that falls back to pickle runs what it loads")
+        inner: Any = serde
+        while inner is not None:
+            if getattr(inner, "pickle_fallback", False):
+                raise InvalidInputError(
+                    f"serde must not fall back to pickle, which runs code on loading: {inner!r:.80}"
+                )
+            # EncryptedSerializer wraps another serialiser.
+            inner = getattr(inner, "serde", None)
         super().__init__(serde=serde or StrictSerializer(allowed))
         self._holder = holder
         self._parents = Parents()
@@ -121,9 +127,11 @@ class CasstoreSaver(HoldsStore, BaseCheckpointSaver[str]):
 
     @property
     def _list_codec(self) -> ListCodec | None:
-        # Only of our own serialiser it is known that elements may be joined.
         serde = self.serde
-        return ListCodec(serde, self._lists) if type(serde) is StrictSerializer else None
+        # Joining the encoded elements of a list is specific to StrictSerializer.
+        if type(serde) is StrictSerializer and encodes_as_langgraph(serde):
+            return ListCodec(serde, self._lists)
+        return None
 
     # --- reading ------------------------------------------------------------------------
 

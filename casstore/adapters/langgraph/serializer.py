@@ -1,14 +1,23 @@
-"""LangGraph's serialiser, strict: what bytes name is looked up before anything is imported.
+"""LangGraph's serialiser, strict: each type that bytes name is checked before it is imported.
 
-LangGraph rebuilds objects by importing what the bytes name and calling it. Its list of safe
-types is honoured by default only if an environment variable was set in time, and then a
-forbidden object quietly becomes plain data. Here every name is first compared with that list,
-and with what the application allows; a stranger is an error. The same is asked when saving:
-what could not be read back is refused while somebody can still do something about it.
+LangGraph rebuilds objects by importing the type that the bytes name and calling it. These types
+may be loaded:
+
+- LangGraph's own list of safe types;
+- LangChain's data classes (messages, documents, agent actions and the like), of those that
+  LangGraph lets LangChain load;
+- the types that the application passes as ``allowed``;
+- the types in a graph's schemas, which LangGraph passes in its own strict mode.
+
+By default any other type is refused, on saving as well as on loading: a value that could not be
+read back is refused while the application can still change it. In LangGraph's own strict mode
+(``LANGGRAPH_STRICT_MSGPACK=true``) it is treated as LangGraph treats it: the object is saved, and
+is loaded as its plain fields, without importing its type.
 """
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final
@@ -24,6 +33,7 @@ from langgraph.checkpoint.serde.jsonplus import (
     EXT_NUMPY_ARRAY,
     EXT_PYDANTIC_V1,
     EXT_PYDANTIC_V2,
+    LC_REVIVER,
     JsonPlusSerializer,
 )
 
@@ -41,6 +51,14 @@ _CONSTRUCTORS: Final = (
     EXT_CONSTRUCTOR_KW_ARGS,
     EXT_PYDANTIC_V1,
     EXT_PYDANTIC_V2,
+)
+# Packages of LangChain whose classes only hold data. Its others (prompts, runnables, parsers)
+# configure what an application runs.
+_DATA_PACKAGES: Final = ("agents", "documents", "messages", "outputs", "prompt_values")
+_LANGCHAIN_DATA: Final = frozenset(
+    (".".join(path[:-1]), path[-1])
+    for path in LC_REVIVER.allowed_class_paths or ()
+    if path[0] == "langchain_core" and path[1] in _DATA_PACKAGES
 )
 # Msgpack's spelling of extensions and of a list.
 _FIXED_BYTES: Final = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}
@@ -64,7 +82,7 @@ def _checked_types(allowed: Collection[AllowedType]) -> tuple[AllowedType, ...]:
 
 
 class StrictSerializer(JsonPlusSerializer):
-    """Saves and loads only LangGraph's safe types and those in ``allowed``.
+    """Saves and loads only types known to be safe, and those in ``allowed``.
 
     ``allowed`` are classes, or pairs of module and name.
 
@@ -82,18 +100,27 @@ class StrictSerializer(JsonPlusSerializer):
         super().__init__(
             pickle_fallback=False,
             allowed_json_modules=None,
-            allowed_msgpack_modules=_checked_types(allowed) or None,
+            allowed_msgpack_modules=(*_LANGCHAIN_DATA, *_checked_types(allowed)),
         )
         self._passed = _Passed()
+        self._loads_others_as_data = False
 
     def with_msgpack_allowlist(
         self, extra_allowlist: Iterable[tuple[str, ...] | type]
-    ) -> JsonPlusSerializer:
-        """The same, allowing more."""
+    ) -> StrictSerializer:
+        """A serialiser that also loads these types, and any other object as its plain fields.
+
+        LangGraph calls this in its own strict mode, with the types of a graph's schemas.
+        """
         wider = super().with_msgpack_allowlist(extra_allowlist)
-        if isinstance(wider, StrictSerializer) and wider is not self:
-            # What passes there may be forbidden here.
-            wider._passed = _Passed()
+        if wider is self:
+            if self._loads_others_as_data:
+                return self
+            wider = copy.copy(self)
+        assert isinstance(wider, StrictSerializer)
+        wider._loads_others_as_data = True
+        # Bytes that pass there may be refused here.
+        wider._passed = _Passed()
         return wider
 
     def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
@@ -195,7 +222,11 @@ class StrictSerializer(JsonPlusSerializer):
     def _check_name(self, inner: Any, refuse: _Refuse) -> None:
         try:
             name = (inner[0], inner[1])
-            if len(inner) > 2 and (name in SAFE_MSGPACK_TYPES or name in self._own_types()):
+            if len(inner) > 2 and (
+                name in SAFE_MSGPACK_TYPES
+                or name in self._own_types()
+                or (self._loads_others_as_data and all(type(part) is str for part in name))
+            ):
                 return
         except (IndexError, KeyError, TypeError):
             name = ("?", "?")

@@ -127,7 +127,7 @@ class StepWriter:
                 step.checkpoint,
                 channels,
                 self._codec.encode(layout.other_fields(step.checkpoint)),
-                self._codec.encode_metadata(step.metadata),
+                self._codec.encode(step.metadata),
             )
         )
         run = step.metadata.get("run_id")

@@ -25,7 +25,7 @@ from casstore.format.canonical import Link
 from casstore.maintenance import retention
 from casstore.maintenance.retention import Policy
 from casstore.records.json_values import restored, storable
-from casstore.session.data import UNFENCED, Checkpoint, Commit, Node, NodeDraft, Usage
+from casstore.session.data import UNFENCED, Checkpoint, Commit, Node, NodeDraft, Time, Usage
 from casstore.session.nodes import Nodes
 from casstore.store import Store
 
@@ -50,6 +50,16 @@ class At(NamedTuple):
 
     branch: str
     clears: int
+
+
+class Tail(NamedTuple):
+    """The last items of a branch, oldest first, and the nodes that hold them."""
+
+    at: At
+    nodes: list[str]
+    items: list[Any]
+    #: True if the branch has no other items.
+    complete: bool
 
 
 class TurnUsage(NamedTuple):
@@ -117,31 +127,112 @@ class Conversation:
 
     def add(self, at: At, items: Sequence[Any]) -> None:
         """Put items at the end of a branch, all or none."""
-        for item in items:
-            if type(item) is not dict:
-                raise InvalidInputError(f"an item is a dict, not {type(item).__name__}")
-        payloads = [storable(item) for item in items]
+        payloads = _payloads(items)
 
         def change(view: View) -> Commit:
             branch = self.where(at, view)
             now_ms = self._store.engine.now_ms()
-            drafts: list[NodeDraft] = []
-            parent, turn = branch.leaf, branch.turns
-            for number, (item, payload) in enumerate(zip(items, payloads, strict=True)):
-                turn += is_user(item)
-                # Revisions are never given twice, so the ids are new.
-                own = f"i{view.revision + 1}.{number}"
-                drafts.append(NodeDraft(own, payload, parent, frame=str(turn), time=now_ms))
-                parent = own
+            added = _Growth(branch.leaf, branch.turns, view.revision + 1)
+            added.extend(payloads, now_ms)
             grown = branch._replace(
-                leaf=parent,
+                leaf=added.leaf,
                 created_at_ms=branch.created_at_ms or now_ms,
                 items=branch.items + len(items),
-                turns=turn,
+                turns=added.turns,
             )
-            return step(view, view.branches.put(grown), append=drafts)
+            return step(view, view.branches.put(grown), append=added.drafts)
 
         self._change(change)
+
+    def tail(self, at: At, limit: int) -> Tail:
+        """The last ``limit`` items of a branch."""
+
+        def pick(view: View, branch: Branch, nodes: Nodes) -> Tail:
+            chosen = list(nodes[max(len(nodes) - limit, 0) :])
+            return Tail(
+                At(branch.name, view.branches.clears),
+                [node.id for node in chosen],
+                [restored(node.payload) for node in chosen],
+                len(chosen) == len(nodes),
+            )
+
+        return self.read(at, pick)
+
+    def replace_tail(
+        self,
+        at: At,
+        expected: Sequence[str] | None,
+        items: Sequence[Any],
+        drops: Callable[[Any], bool] | None = None,
+    ) -> bool:
+        """Put items in place of the last ones of a branch, in one commit.
+
+        ``expected`` are the nodes of the items to replace, or None for all items of the branch;
+        False, and nothing happens, if the branch no longer ends in them, as after a clear. Items
+        at the beginning of the branch are removed as well, as long as ``drops`` returns True for
+        them. What is replaced or removed stays in the session, as after ``pop``, until ``prune``.
+        """
+        payloads = _payloads(items)
+        replaced = False
+
+        def change(view: View) -> Commit | None:
+            nonlocal replaced
+            replaced = False
+            branch = self.where(at, view)
+            nodes = self.path(branch)
+            start = 0 if expected is None else len(nodes) - len(expected)
+            if expected is not None and (
+                start < 0 or [node.id for node in nodes[start:]] != [*expected]
+            ):
+                return None
+            kept = list(nodes[:start])
+            dropped = 0
+            while drops is not None and dropped < start and drops(restored(kept[dropped].payload)):
+                dropped += 1
+            now_ms = self._store.engine.now_ms()
+            if dropped:
+                # A path begins at its root, so nodes behind removed ones are stored once more.
+                grown = _Growth(None, 0, view.revision + 1)
+                for node in kept[dropped:]:
+                    grown.extend([node.payload], node.time)
+            else:
+                turns = sum(is_user(restored(node.payload)) for node in kept)
+                grown = _Growth(kept[-1].id if kept else None, turns, view.revision + 1)
+            moved = [draft.id for draft in grown.drafts]
+            grown.extend(payloads, now_ms)
+            shorter = branch._replace(
+                leaf=grown.leaf, items=start - dropped + len(items), turns=grown.turns
+            )
+            replaced = True
+            return step(
+                view,
+                view.branches.put(shorter),
+                append=grown.drafts,
+                leaf=grown.leaf,
+                usage=self._usage_after(view, branch, kept, dropped, moved),
+            )
+
+        self._change(change)
+        return replaced
+
+    def _usage_after(
+        self, view: View, branch: Branch, kept: Sequence[Node], dropped: int, moved: Sequence[str]
+    ) -> dict[str, Any] | None:
+        """Usage without the turns that are gone from a branch; None if nothing changes.
+
+        The first ``dropped`` of the nodes that were ``kept`` are gone, and if there are any, the
+        others are ``moved`` to new nodes.
+        """
+        usage = self.usage(view)
+        own = usage.get(branch.name, {})
+        ids = moved if dropped else [node.id for node in kept]
+        gone = sum(is_user(restored(node.payload)) for node in kept[:dropped])
+        left: dict[str, list[Any]] = {}
+        for node, new in zip(kept[dropped:], ids, strict=True):
+            if node.id in own:
+                row = TurnUsage(*own[node.id])
+                left[new] = list(row._replace(turn=row.turn - gone))
+        return None if left == own else {**usage, branch.name: left}
 
     def pop(self, at: At) -> Any:
         """Take the last item of a branch off; None if it is empty."""
@@ -359,6 +450,33 @@ def step(
         usage=[] if ledger is None else [ledger],
         **parts,
     )
+
+
+class _Growth:
+    """Nodes to append behind a leaf, and the leaf and the number of turns they lead to."""
+
+    def __init__(self, leaf: str | None, turns: int, revision: int) -> None:
+        self.leaf = leaf
+        self.turns = turns
+        self.drafts: list[NodeDraft] = []
+        self._revision = revision
+
+    def extend(self, payloads: Sequence[Any], time: Time) -> None:
+        """Add items as they are stored."""
+        for payload in payloads:
+            self.turns += is_user(restored(payload))
+            # Revisions are never given twice, so the ids are new.
+            own = f"i{self._revision}.{len(self.drafts)}"
+            self.drafts.append(NodeDraft(own, payload, self.leaf, frame=str(self.turns), time=time))
+            self.leaf = own
+
+
+def _payloads(items: Sequence[Any]) -> list[Any]:
+    """Items as they are stored."""
+    for item in items:
+        if type(item) is not dict:
+            raise InvalidInputError(f"an item is a dict, not {type(item).__name__}")
+    return [storable(item) for item in items]
 
 
 def _turn_of(node: Node) -> int:

@@ -29,6 +29,7 @@ from casstore.store import Store
 if TYPE_CHECKING:
     from agents import RunResult, RunResultStreaming
     from agents.items import TResponseInputItem
+    from agents.memory.session import _CompactionSnapshot
 
 Result = TypeVar("Result")
 
@@ -115,6 +116,48 @@ class CasstoreSession(SqliteNames):
             self._move(At(MAIN, self._conversation.clear().clears))
 
         await self._write(clear)
+
+    # --- what the SDK's wrappers of sessions look for -----------------------------------------
+
+    # OpenAIResponsesCompactionSession and EncryptedSession find these two by name. Without them
+    # compaction is skipped where only part of a history can be compacted, and otherwise clears
+    # the session, with all its branches, before it adds what it has compacted.
+
+    async def _get_compaction_snapshot(
+        self, limit: int, *, prune_prefix: Callable[[TResponseInputItem], bool] | None = None
+    ) -> _CompactionSnapshot | None:
+        """The last ``limit`` items of the current branch, and how to replace those at its end."""
+        from agents.memory.session import _CompactionSnapshot
+
+        if self._changes_items:
+            return None
+        tail = await self._read_at(lambda at: self._conversation.tail(at, limit))
+
+        async def replace_suffix(start: int, output: list[TResponseInputItem]) -> bool:
+            expected = tail.nodes[start:]
+            if not expected:
+                return False
+            return await self._write(
+                lambda _: self._conversation.replace_tail(tail.at, expected, output, prune_prefix)
+            )
+
+        return _CompactionSnapshot(tail.items, tail.complete, replace_suffix)
+
+    async def _atomic_replace_items(self, items: list[TResponseInputItem]) -> bool:
+        """Put items in place of all items of the current branch; other branches stay."""
+        if self._changes_items:
+            return False
+        return await self._write(lambda at: self._conversation.replace_tail(at, None, items))
+
+    @property
+    def _changes_items(self) -> bool:
+        """True if a subclass overrides how items are read or written: the SDK must call that."""
+        kind = type(self)
+        return (kind.get_items, kind.add_items, kind.clear_session) != (
+            CasstoreSession.get_items,
+            CasstoreSession.add_items,
+            CasstoreSession.clear_session,
+        )
 
     # --- branches -------------------------------------------------------------------------
 
@@ -242,13 +285,15 @@ class CasstoreSession(SqliteNames):
     async def _read(
         self, branch: str | None, pick: Callable[[View, Branch, Nodes], Result]
     ) -> Result:
-        def read() -> Result:
-            at = self._standing()
+        def read(at: At) -> Result:
             if branch is not None:
                 at = at._replace(branch=branch)
             return self._conversation.read(at, pick)
 
-        return await asyncio.to_thread(read)
+        return await self._read_at(read)
+
+    async def _read_at(self, read: Callable[[At], Result]) -> Result:
+        return await asyncio.to_thread(lambda: read(self._standing()))
 
     async def _write(self, change: Callable[[At], Result], *, as_known: bool = False) -> Result:
         def write() -> Result:

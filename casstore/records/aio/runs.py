@@ -46,6 +46,7 @@ class AsyncRuns(Face[Runs]):
     messages = awaited(Runs.messages)
     request_approval = awaited(Runs.request_approval)
     resolve_approval = awaited(Runs.resolve_approval)
+    expire_approval = awaited(Runs.expire_approval)
     find_approval = awaited(Runs.find_approval)
     approvals = awaited(Runs.approvals)
     save_request = awaited(Runs.save_request)

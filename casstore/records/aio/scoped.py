@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from casstore.aio.faces import Face, awaited, made, opened
+from casstore.aio.faces import Face, awaited, iterated, made, opened
 from casstore.aio.store import AsyncStore
 from casstore.records.scoped import RunState, Scope, ScopedState
 
@@ -88,3 +88,5 @@ class AsyncScopedState(Face[ScopedState]):
     generations = awaited(ScopedState.generations)
     drop_history = awaited(ScopedState.drop_history)
     erase_actor = awaited(ScopedState.erase_actor)
+    list_state = iterated(ScopedState.list_state)
+    delete_state = awaited(ScopedState.delete_state)

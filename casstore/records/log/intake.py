@@ -89,8 +89,8 @@ class Intake:
             draft.put(ground.usage, key3, [*used.tokens, used.created_at_ms])
         if rest.totals != UsageTotals():
             draft.put(ground.totals, (session,), list(rest.totals))
-        beside = born(ground, draft, session, rest.row)
-        self._commit(fresh, rest.state, beside)
+        row = rest.row._replace(brought_in=self._revision + 1)
+        self._commit(fresh, rest.state, born(ground, draft, session, row))
 
     def _check_calls(self, state: LogState, fresh: Sequence[Arrived]) -> None:
         """Refuse calls that wait and that no message makes: nobody could ever end the waiting."""
@@ -124,9 +124,12 @@ class Intake:
                 raise SessionExistsError(self._session)
         return list(messages[len(known) :])
 
+    @property
+    def _revision(self) -> int:
+        return 0 if self._state is None else self._state.head.revision
+
     def _commit(self, fresh: list[Arrived], state: LogState | None, beside: Write | None) -> None:
         runtime = self._ground.runtime
-        revision = 0 if self._state is None else self._state.head.revision
         try:
             commit.commit(
                 runtime,
@@ -134,7 +137,7 @@ class Intake:
                 Commit(
                     append=[one.draft() for one in fresh],
                     checkpoint=None if state is None else Checkpoint(turn_state=pack(state)),
-                    expected=revision,
+                    expected=self._revision,
                     lease=UNFENCED,
                     beside=beside,
                 ),

@@ -41,7 +41,7 @@ def export(ground: Ground, session: str) -> Iterator[dict[str, Any]]:
     """Everything of a session, entry by entry, its messages as of now."""
     at, nodes = opened(ground, session)
     row = settled(lambda: tree.get_row(ground, session), (CorruptionError,))
-    return _entries(ground, session, row, at.state, nodes)
+    return _entries(ground, session, row.as_of(at.revision.head), at.state, nodes)
 
 
 def _entries(

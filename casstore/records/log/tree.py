@@ -43,7 +43,7 @@ from casstore.session.arguments import check_count, check_flag, check_text
 from casstore.session.attempts import settled
 from casstore.session.catalogue import KnownSession
 from casstore.session.data import UNFENCED, Checkpoint, Commit, SessionMeta
-from casstore.session.heads import decode_head, head_key
+from casstore.session.heads import HeadRow, decode_head, head_key
 from casstore.session.state import meta_key, tombstone_key
 
 _ID_BYTES: Final = 12
@@ -70,13 +70,25 @@ class Row(NamedTuple):
     metadata: Any
     #: How many children it ever had.
     children: int
+    #: The revision with which it was brought in from elsewhere: no change of the session. 0: none.
+    brought_in: int = 0
 
-    def public(self, session: str, committed_at_ms: int) -> LogSession:
+    def packed(self) -> list[Any]:
+        """As it is stored. Without the last field if it is 0, as in rows of older releases."""
+        return list(self) if self.brought_in else list(self[:-1])
+
+    def as_of(self, head: HeadRow) -> Row:
+        """The row with the time of the session's last commit, if that is later and a change."""
+        if head.revision <= self.brought_in:
+            return self
+        return self._replace(updated_at_ms=max(self.updated_at_ms, head.committed_at_ms))
+
+    def public(self, session: str) -> LogSession:
         """As callers see it."""
         return LogSession(
             session,
             self.created_at_ms,
-            max(self.updated_at_ms, committed_at_ms),
+            self.updated_at_ms,
             self.status,
             self.kind,
             self.lifecycle,
@@ -155,7 +167,7 @@ def create(ground: Ground, session: str, row: Row, depth_limit: int) -> LogSessi
             if _is_taken(ground, session):
                 raise SessionExistsError(session) from None
             continue
-        return placed.public(session, 0)
+        return placed.public(session)
     raise BusyError(f"the parent of session {session!r} kept changing; try again")
 
 
@@ -186,7 +198,7 @@ def below_parent(ground: Ground, draft: Draft, session: str, row: Row, depth_lim
     place = parent.children + 1
     draft.expect(ground.sessions, (row.parent,), found)
     draft.also(Write(conditions=[RowStarts(*head_key(parent_key), b"")]))
-    draft.put(ground.sessions, (row.parent,), list(parent._replace(children=place)))
+    draft.put(ground.sessions, (row.parent,), parent._replace(children=place).packed())
     draft.put(ground.children, (row.parent, digits(place)), session)
     return row._replace(kind=SUBAGENT, depth=parent.depth + 1, place=place)
 
@@ -204,7 +216,7 @@ def adopt(ground: Ground, session: str, row: Row, depth_limit: int) -> LogSessio
         draft = Draft(ground.store)
         placed = below_parent(ground, draft, session, known, depth_limit)
         draft.expect(ground.sessions, (session,), None)
-        draft.put(ground.sessions, (session,), list(placed))
+        draft.put(ground.sessions, (session,), placed.packed())
         there = RowStarts(*head_key(keys.session_key(session)), b"")
         draft.also(Write(conditions=[there]))
         return at, placed, draft
@@ -217,14 +229,14 @@ def adopt(ground: Ground, session: str, row: Row, depth_limit: int) -> LogSessio
             if ground.sessions.find(session) is not None:
                 raise SessionExistsError(session) from None
             continue
-        return placed.public(session, at.revision.head.committed_at_ms)
+        return placed.as_of(at.revision.head).public(session)
     raise BusyError(f"session {session!r} or its parent kept changing; try again")
 
 
 def born(ground: Ground, draft: Draft, session: str, row: Row) -> Write:
     """The rows by which there is a session; for the commit that makes its graph."""
     draft.expect(ground.sessions, (session,), None)
-    draft.put(ground.sessions, (session,), list(row))
+    draft.put(ground.sessions, (session,), row.packed())
     meta = SessionMeta(session, session, row.created_at_ms, row.model or None, None, row.parent)
     free = RowIs(*meta_key(keys.session_key(session)), None)
     draft.also(Write(conditions=[free], rows=[catalogue.put_meta(meta)]))
@@ -258,7 +270,7 @@ def _public(ground: Ground, record: Record) -> LogSession | None:
     if head is None:
         # Deleted by its store, and not yet closed here.
         return None
-    return decode(record).public(session, decode_head(head).committed_at_ms)
+    return decode(record).as_of(decode_head(head)).public(session)
 
 
 def listed(ground: Ground, after: str | None, limit: int | None) -> Iterator[LogSession]:
@@ -306,7 +318,7 @@ def update(ground: Ground, session: str, changes: dict[str, Any]) -> LogSession:
         check_row(row)
         draft = Draft(ground.store)
         draft.expect(ground.sessions, (session,), record)
-        draft.put(ground.sessions, (session,), list(row))
+        draft.put(ground.sessions, (session,), row.packed())
         return shown, row, draft
 
     for _ in range(MAX_ATTEMPTS):
@@ -315,7 +327,9 @@ def update(ground: Ground, session: str, changes: dict[str, Any]) -> LogSession:
             draft.commit()
         except ConditionFailedError:
             continue
-        return row.public(session, shown.updated_at_ms)
+        return row._replace(updated_at_ms=max(row.updated_at_ms, shown.updated_at_ms)).public(
+            session
+        )
     raise BusyError(f"session {session!r} kept changing; try again")
 
 
@@ -419,5 +433,5 @@ class _Going:
             if record is top:
                 row = row._replace(parent=None, place=0)
             self.draft.expect(ground.sessions, record.key, record)
-            self.draft.put(ground.sessions, record.key, list(row))
+            self.draft.put(ground.sessions, record.key, row.packed())
             rising += self._children(record.key[0])

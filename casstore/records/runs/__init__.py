@@ -5,6 +5,7 @@
 
 from casstore.records.runs.data import (
     COMMITTED,
+    EXPIRED,
     KEEP,
     PENDING,
     RUNNING,
@@ -25,6 +26,7 @@ from casstore.records.runs.runs import Committed, Runs
 
 __all__ = [
     "COMMITTED",
+    "EXPIRED",
     "KEEP",
     "PENDING",
     "RUNNING",

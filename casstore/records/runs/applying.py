@@ -17,6 +17,8 @@ from casstore.format.digest import Digest
 from casstore.records.rows import Draft
 from casstore.records.runs import layout, steps
 from casstore.records.runs.data import (
+    EXPIRED,
+    KEEP,
     PENDING,
     RUNNING,
     STATUS_OF,
@@ -71,7 +73,7 @@ def _places(tables: Tables, todo: Sequence[steps.Step]) -> list[Place]:
     for step in todo:
         if step.run is not None or not isinstance(step, steps.AppendMessage):
             want(tables.runs, step.run, "a run")
-        if isinstance(step, steps.RequestApproval | steps.ResolveApproval):
+        if isinstance(step, steps.RequestApproval | steps.ResolveApproval | steps.ExpireApproval):
             want(tables.approvals, step.approval, "an approval")
         if isinstance(step, steps.SaveIntent | steps.BeginAttempt | steps.ClearIntent):
             want(tables.intents, step.run, "a run")
@@ -95,19 +97,19 @@ def _create_run(work: Working, step: steps.CreateRun) -> Run:
         if (there.agent, there.mode, there.adapter) != (step.agent, step.mode, adapter):
             raise RecordConflictError("run", step.run, "is there with another agent or mode")
         return there
-    now_ms = work.now_ms
+    at_ms = work.time_of(step.at_ms)
     run = Run(
         step.run,
         work.thread.id,
         step.agent,
         step.mode,
         adapter,
-        now_ms,
-        now_ms,
+        at_ms,
+        at_ms,
         RUNNING,
         None,
-        now_ms,
-        now_ms,
+        at_ms,
+        at_ms,
         None,
         work.thread.runs + 1,
         0,
@@ -123,12 +125,13 @@ def _create_run(work: Working, step: steps.CreateRun) -> Run:
 def _set_state(work: Working, step: steps.SetState) -> Run:
     check_id(step.state, "a state")
     row = work.run(step.run)
+    at_ms = work.time_of(step.at_ms)
     run = row.run._replace(
         state=step.state,
         previous_state=row.run.state,
-        state_entered_at_ms=work.now_ms,
-        last_transition_at_ms=work.now_ms,
-        updated_at_ms=work.now_ms,
+        state_entered_at_ms=at_ms,
+        last_transition_at_ms=at_ms,
+        updated_at_ms=at_ms,
         checkpoint=work.checkpoint(step.checkpoint, row.run.checkpoint),
     )
     work.put_run(row._replace(run=run, order=work.numbers.take()))
@@ -144,15 +147,17 @@ def _renew_protection(work: Working, step: steps.RenewProtection) -> Run:
 
 def _mirror(work: Working, run: Run) -> None:
     """Let the thread show how its latest run stands; an older one only shows that it moved."""
+    # A caller may give an earlier time than the thread has.
+    updated_at_ms = max(work.thread.updated_at_ms, run.updated_at_ms)
     if run.number < work.latest:
-        work.change_thread(moves=True, updated_at_ms=work.now_ms)
+        work.change_thread(moves=True, updated_at_ms=updated_at_ms)
     else:
         work.change_thread(
             moves=True,
             latest=run.number,
             latest_run=run.id,
             status=run.state,
-            updated_at_ms=work.now_ms,
+            updated_at_ms=updated_at_ms,
         )
 
 
@@ -174,7 +179,7 @@ def _append_event(work: Working, step: steps.AppendEvent) -> Event:
                     "event", f"{step.run} {sequence}", "is there with other content"
                 )
             return there
-    event = Event(work.thread.id, step.run, sequence, step.event, work.now_ms)
+    event = Event(work.thread.id, step.run, sequence, step.event, work.time_of(step.at_ms))
     put_event(work, row, event)
     return event
 
@@ -203,7 +208,8 @@ def _append_message(work: Working, step: steps.AppendMessage) -> Message:
     if step.run is not None:
         work.run(step.run)
     number = work.thread.messages + 1
-    message = Message(work.thread.id, number, step.role, step.content, step.run, work.now_ms)
+    at_ms = work.time_of(step.at_ms)
+    message = Message(work.thread.id, number, step.role, step.content, step.run, at_ms)
     put_message(work, message)
     return message
 
@@ -221,8 +227,11 @@ def put_message(work: Working, message: Message) -> None:
 def _request_approval(work: Working, step: steps.RequestApproval) -> Approval:
     row = work.run(step.run)
     checkpoint = work.checkpoint(step.checkpoint, row.run.checkpoint)
-    if checkpoint is None:
-        raise InvalidInputError(f"approval {step.approval!r} needs the checkpoint to resume from")
+    if checkpoint is None and step.checkpoint is KEEP:
+        raise InvalidInputError(
+            f"run {step.run!r} has no checkpoint to resume from: give one for approval "
+            f"{step.approval!r}, or None for none"
+        )
     check_id(step.tool, "a tool")
     if type(step.tool_call) is not str:
         raise InvalidInputError(f"a tool call is named by a str, not {step.tool_call!r}")
@@ -238,7 +247,7 @@ def _request_approval(work: Working, step: steps.RequestApproval) -> Approval:
         PENDING,
         _decisions(step.allowed),
         None,
-        work.now_ms,
+        work.time_of(step.at_ms),
         None,
         step.preview,
         checkpoint,
@@ -249,7 +258,10 @@ def _request_approval(work: Working, step: steps.RequestApproval) -> Approval:
         put_approval(work, approval)
         return approval
     asked = found.approval._replace(
-        status=PENDING, decision=None, resolved_at_ms=None, requested_at_ms=work.now_ms
+        status=PENDING,
+        decision=None,
+        resolved_at_ms=None,
+        requested_at_ms=approval.requested_at_ms,
     )
     if not same_value(_plain(asked), _plain(approval)):
         raise RecordConflictError("approval", step.approval, "is there with other content")
@@ -277,23 +289,43 @@ def _decisions(allowed: Sequence[str]) -> tuple[str, ...]:
 
 
 def _resolve_approval(work: Working, step: steps.ResolveApproval) -> Approval:
+    approval = _pending_approval(work, step).approval
+    if step.decision not in approval.allowed:
+        raise DecisionNotAllowedError(step.approval, step.decision, approval.allowed)
+    status = STATUS_OF.get(step.decision, step.decision)
+    return _end_approval(work, step, status, step.decision)
+
+
+def _expire_approval(work: Working, step: steps.ExpireApproval) -> Approval:
+    return _end_approval(work, step, EXPIRED, None)
+
+
+def _pending_approval(
+    work: Working, step: steps.ResolveApproval | steps.ExpireApproval
+) -> ApprovalRow:
+    """The approval of a step, if it is not resolved; ApprovalResolvedError if it is."""
     row = work.run(step.run)
     found = work.find_approval(step.approval)
     if found is None or found.approval.run != row.run.id:
         raise RecordNotFoundError("approval", step.approval, f"of run {step.run!r}")
-    approval = found.approval
-    if approval.status != PENDING:
-        raise ApprovalResolvedError(step.approval, approval.status)
-    if step.decision not in approval.allowed:
-        raise DecisionNotAllowedError(step.approval, step.decision, approval.allowed)
-    resolved = approval._replace(
-        status=STATUS_OF.get(step.decision, step.decision),
-        decision=step.decision,
-        resolved_at_ms=work.now_ms,
+    if found.approval.status != PENDING:
+        raise ApprovalResolvedError(step.approval, found.approval.status)
+    return found
+
+
+def _end_approval(
+    work: Working,
+    step: steps.ResolveApproval | steps.ExpireApproval,
+    status: str,
+    decision: str | None,
+) -> Approval:
+    found = _pending_approval(work, step)
+    ended = found.approval._replace(
+        status=status, decision=decision, resolved_at_ms=work.time_of(step.at_ms)
     )
-    work.put_approval(found._replace(approval=resolved))
+    work.put_approval(found._replace(approval=ended))
     work.delete(work.tables.pending, (number_text(found.order),))
-    return resolved
+    return ended
 
 
 # --- what to run and how to go on -----------------------------------------------------------------
@@ -301,7 +333,8 @@ def _resolve_approval(work: Working, step: steps.ResolveApproval) -> Approval:
 
 def _save_request(work: Working, step: steps.SaveRequest) -> RunRequest:
     work.run(step.run)
-    request = RunRequest(work.thread.id, step.run, step.input, step.invocation, work.now_ms)
+    at_ms = work.time_of(step.at_ms)
+    request = RunRequest(work.thread.id, step.run, step.input, step.invocation, at_ms)
     work.put_request(step.run, request)
     return request
 
@@ -323,7 +356,7 @@ def _save_intent(work: Working, step: steps.SaveIntent) -> RecoveryIntent:
         step.payload,
         work.checkpoint(step.checkpoint, row.run.checkpoint),
         check_number(step.attempts, "a number of attempts"),
-        work.now_ms,
+        work.time_of(step.at_ms),
     )
     work.put_intent(step.run, intent)
     return intent
@@ -360,7 +393,15 @@ def _put_artifact(work: Working, step: steps.PutArtifact) -> Artifact:
     digest = Digest.of_blob(step.content) if is_blob else value_digest(step.content)
     number = row.run.artifacts + 1
     artifact = Artifact(
-        work.thread.id, step.run, name, step.kind, path, digest, is_blob, work.now_ms, number
+        work.thread.id,
+        step.run,
+        name,
+        step.kind,
+        path,
+        digest,
+        is_blob,
+        work.time_of(step.at_ms),
+        number,
     )
     there = _find_artifact(work, row, path)
     if there is not None:
@@ -413,6 +454,7 @@ _HANDLERS: Final[dict[type, Callable[[Working, Any], Any]]] = {
     steps.AppendMessage: _append_message,
     steps.RequestApproval: _request_approval,
     steps.ResolveApproval: _resolve_approval,
+    steps.ExpireApproval: _expire_approval,
     steps.SaveRequest: _save_request,
     steps.ClearRequest: _clear_request,
     steps.SaveIntent: _save_intent,

@@ -1,7 +1,7 @@
 """Threads, runs and what belongs to them: plain data, no behaviour.
 
-Everything here is a NamedTuple. Times are milliseconds since 1970 by the engine's clock and
-end in ``_ms``; they are told, never compared: orders come from counters.
+Everything here is a NamedTuple. Times are milliseconds since 1970, by the engine's clock or as the
+caller gave them, and end in ``_ms``. They are never compared: orders come from counters.
 
 The examples use ``runs`` as those of ``Runs`` do.
 """
@@ -23,6 +23,8 @@ WAITING: Final = "waiting_for_approval"
 TERMINAL: Final = frozenset(("completed", "failed", "cancelled"))
 #: The status of an approval that nobody has resolved.
 PENDING: Final = "pending"
+#: The status of an approval that ended without a decision.
+EXPIRED: Final = "expired"
 #: What an approval is called once it was resolved so; after other decisions it has their name.
 STATUS_OF: Final = {"approve": "approved", "edit": "edited", "reject": "rejected"}
 #: What a recovery intent is for, unless it is said otherwise.
@@ -174,15 +176,15 @@ class Approval(NamedTuple):
     action: str
     tool_call: str
     tool: str
-    #: ``pending``, or what it was resolved to.
+    #: ``pending``, what it was resolved to, or ``expired``.
     status: str
     allowed: tuple[str, ...]
-    #: One of those allowed; None: not yet, or not known.
+    #: One of those allowed; None: not yet, never, or not known.
     decision: str | None
     requested_at_ms: int
     resolved_at_ms: int | None
     preview: Any
-    checkpoint: CheckpointRef
+    checkpoint: CheckpointRef | None
     events: tuple[Any, ...]
 
 

@@ -250,7 +250,7 @@ _APPROVAL: Final = {
     "requested_at_ms": (int,),
     "resolved_at_ms": (int, _NONE),
     "preview": _ANY,
-    "checkpoint": (str, list),
+    "checkpoint": (str, list, _NONE),
     "events": (list,),
     "order": (int,),
 }

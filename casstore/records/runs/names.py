@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from casstore.engine.protocol import MAX_STAMP_MS
 from casstore.errors import InvalidInputError
 from casstore.session import keys
 
@@ -40,6 +41,17 @@ def check_path(path: Any) -> str:
             f"a path has no backslashes, drives or control characters, unlike {path!r}"
         )
     return str(path)
+
+
+def check_time(at_ms: Any, now_ms: int) -> int:
+    """A time that a caller has given, or now if it is None; InvalidInputError if it is none."""
+    if at_ms is None:
+        return now_ms
+    if type(at_ms) is not int or not 0 <= at_ms <= MAX_STAMP_MS:
+        raise InvalidInputError(
+            f"at_ms must be a number of milliseconds since 1970, not {at_ms!r:.80}"
+        )
+    return at_ms
 
 
 def number_text(number: int) -> str:

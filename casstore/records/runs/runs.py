@@ -76,6 +76,9 @@ class Runs:
     ``find_…`` gives None for what is not there; whatever else names a thread or run that is
     not there raises RecordNotFoundError. Safe to use from many threads and processes.
 
+    A call that stores a time takes ``at_ms``, the time to store: milliseconds since 1970, or None
+    for now. Orders do not depend on it.
+
     The examples use ``runs``, with the thread ``t`` of the agent ``helper``, and in it the run
     ``r``, which goes on. ``store`` is their store.
 
@@ -145,14 +148,19 @@ class Runs:
 
     # --- threads --------------------------------------------------------------------------
 
-    def create_thread(self, thread: str, agent: str, *, workspace: str = "default") -> Thread:
+    def create_thread(
+        self, thread: str, agent: str, *, workspace: str = "default", at_ms: int | None = None
+    ) -> Thread:
         """Begin a thread. Repeated with the same agent and workspace it gives what is there.
 
-        >>> runs.create_thread("t2", "planner").agent
-        'planner'
+        >>> made = runs.create_thread("t2", "planner", at_ms=1_700_000_000_000)
+        >>> made.agent, made.created_at_ms
+        ('planner', 1700000000000)
         """
         return _settled(
-            lambda: threads.create(self._ground, thread, agent=agent, workspace=workspace)
+            lambda: threads.create(
+                self._ground, thread, agent=agent, workspace=workspace, at_ms=at_ms
+            )
         )
 
     def find_thread(self, thread: str) -> Thread | None:
@@ -209,7 +217,14 @@ class Runs:
     # --- runs -----------------------------------------------------------------------------
 
     def create_run(
-        self, thread: str, run: str, agent: str, mode: str, *, adapter: str | None = None
+        self,
+        thread: str,
+        run: str,
+        agent: str,
+        mode: str,
+        *,
+        adapter: str | None = None,
+        at_ms: int | None = None,
     ) -> Run:
         """Begin a run; it is the thread's latest from then on.
 
@@ -218,12 +233,18 @@ class Runs:
         >>> runs.find_thread("t").latest_run
         'r2'
         """
-        return self._one(thread, steps.CreateRun(run, agent, mode, adapter), Run)
+        return self._one(thread, steps.CreateRun(run, agent, mode, adapter, at_ms), Run)
 
     def set_state(
-        self, thread: str, run: str, state: str, *, checkpoint: NewCheckpoint = KEEP
+        self,
+        thread: str,
+        run: str,
+        state: str,
+        *,
+        checkpoint: NewCheckpoint = KEEP,
+        at_ms: int | None = None,
     ) -> Run:
-        """Move a run to a state; its checkpoint stays, goes (None) or is another.
+        """Move a run to a state; its checkpoint stays, goes (None or "") or is another.
 
         A revision of a session that it names is protected until the run comes to its end.
 
@@ -231,7 +252,7 @@ class Runs:
         >>> run.resumable, run.checkpoint
         (True, 'checkpoints/17')
         """
-        return self._one(thread, steps.SetState(run, state, checkpoint), Run)
+        return self._one(thread, steps.SetState(run, state, checkpoint, at_ms), Run)
 
     def find_run(self, run: str) -> Run | None:
         """A run; None if there is none.
@@ -327,7 +348,13 @@ class Runs:
     # --- events and messages ----------------------------------------------------------------
 
     def append_event(
-        self, thread: str, run: str, event: Any, *, sequence: int | None = None
+        self,
+        thread: str,
+        run: str,
+        event: Any,
+        *,
+        sequence: int | None = None,
+        at_ms: int | None = None,
     ) -> Event:
         """Write down an event, as the next one or under its own number.
 
@@ -337,7 +364,7 @@ class Runs:
         >>> event.sequence
         1
         """
-        return self._one(thread, steps.AppendEvent(run, event, sequence), Event)
+        return self._one(thread, steps.AppendEvent(run, event, sequence, at_ms), Event)
 
     def find_event(self, thread: str, run: str, sequence: int) -> Event | None:
         """One event; None if there is none.
@@ -367,14 +394,20 @@ class Runs:
         return _settled(lambda: self._reading.events(thread, run, limit, cursor, after))
 
     def append_message(
-        self, thread: str, role: str, content: Any, *, run: str | None = None
+        self,
+        thread: str,
+        role: str,
+        content: Any,
+        *,
+        run: str | None = None,
+        at_ms: int | None = None,
     ) -> Message:
         """Add to what was said in a thread.
 
         >>> runs.append_message("t", "user", "Tidy up.", run="r").number
         1
         """
-        return self._one(thread, steps.AppendMessage(role, content, run), Message)
+        return self._one(thread, steps.AppendMessage(role, content, run, at_ms), Message)
 
     def messages(self, thread: str, *, limit: int = 12, before: int | None = None) -> list[Message]:
         """The last messages, or the last before a number, oldest first.
@@ -401,8 +434,12 @@ class Runs:
         action: str | None = None,
         tool_call: str = "",
         events: Sequence[Any] = (),
+        at_ms: int | None = None,
     ) -> Approval:
         """Ask for a decision. The checkpoint to resume from is the run's unless it is given.
+
+        With None or "" the approval has no checkpoint. InvalidInputError if ``checkpoint`` is left
+        out and the run has none.
 
         >>> run = runs.set_state("t", "r", "waiting_for_approval", checkpoint="checkpoints/17")
         >>> asked = runs.request_approval("t", "r", "a1", "shell", preview={"cmd": "git clean -fd"})
@@ -410,7 +447,7 @@ class Runs:
         ('pending', 'checkpoints/17')
         """
         asked = steps.RequestApproval(
-            run, approval, tool, checkpoint, allowed, preview, action, tool_call, events
+            run, approval, tool, checkpoint, allowed, preview, action, tool_call, events, at_ms
         )
         return self._one(thread, asked, Approval)
 
@@ -422,6 +459,7 @@ class Runs:
         decision: str,
         *,
         intent: steps.SaveIntent | None = None,
+        at_ms: int | None = None,
     ) -> Approval:
         """Decide, and keep in the same write how to go on, if that is given.
 
@@ -434,7 +472,7 @@ class Runs:
         >>> runs.find_intent("t", "r").payload
         {'decision': 'approve'}
         """
-        todo: list[steps.Step] = [steps.ResolveApproval(run, approval, decision)]
+        todo: list[steps.Step] = [steps.ResolveApproval(run, approval, decision, at_ms)]
         if intent is not None:
             if not isinstance(intent, steps.SaveIntent):
                 raise InvalidInputError(f"an intent is a SaveIntent, not {type(intent).__name__}")
@@ -443,6 +481,21 @@ class Runs:
             todo.append(intent)
         resolved: Approval = self.apply(thread, *todo)[0]
         return resolved
+
+    def expire_approval(
+        self, thread: str, run: str, approval: str, *, at_ms: int | None = None
+    ) -> Approval:
+        """End a pending approval without a decision.
+
+        ApprovalResolvedError if the approval is not pending.
+
+        >>> asked = runs.request_approval("t", "r", "a1", "shell", checkpoint="checkpoints/17")
+        >>> runs.expire_approval("t", "r", "a1").status
+        'expired'
+        >>> [one.id for one in runs.approvals(status="pending").items]
+        []
+        """
+        return self._one(thread, steps.ExpireApproval(run, approval, at_ms), Approval)
 
     def find_approval(self, approval: str) -> Approval | None:
         """An approval; None if there is none.
@@ -473,14 +526,20 @@ class Runs:
     # --- what to run, and how to go on --------------------------------------------------------
 
     def save_request(
-        self, thread: str, run: str, input: Any, *, invocation: Any = None
+        self,
+        thread: str,
+        run: str,
+        input: Any,
+        *,
+        invocation: Any = None,
+        at_ms: int | None = None,
     ) -> RunRequest:
         """Keep what to run, until it is cleared.
 
         >>> runs.save_request("t", "r", {"text": "Tidy up."}).input
         {'text': 'Tidy up.'}
         """
-        return self._one(thread, steps.SaveRequest(run, input, invocation), RunRequest)
+        return self._one(thread, steps.SaveRequest(run, input, invocation, at_ms), RunRequest)
 
     def find_request(self, thread: str, run: str) -> RunRequest | None:
         """What is kept to be run; None if nothing is.
@@ -518,6 +577,7 @@ class Runs:
         checkpoint: NewCheckpoint = KEEP,
         kind: str = APPROVAL_DECISION,
         attempts: int = 0,
+        at_ms: int | None = None,
     ) -> RecoveryIntent:
         """Keep how to go on with a run, until it has gone on: from its checkpoint, or another.
 
@@ -526,7 +586,7 @@ class Runs:
         >>> intent.checkpoint, intent.attempts
         ('checkpoints/17', 0)
         """
-        intent = steps.SaveIntent(run, payload, checkpoint, kind, attempts)
+        intent = steps.SaveIntent(run, payload, checkpoint, kind, attempts, at_ms)
         return self._one(thread, intent, RecoveryIntent)
 
     def find_intent(self, thread: str, run: str) -> RecoveryIntent | None:
@@ -577,6 +637,7 @@ class Runs:
         *,
         artifact: str | None = None,
         replace: bool = False,
+        at_ms: int | None = None,
     ) -> Artifact:
         """Keep something that a run has made: bytes as a blob, anything else as a value.
 
@@ -587,7 +648,7 @@ class Runs:
         >>> made.path, made.is_blob
         ('reports/summary.json', False)
         """
-        made = steps.PutArtifact(run, path, content, kind, artifact, replace)
+        made = steps.PutArtifact(run, path, content, kind, artifact, replace, at_ms)
         return self._one(thread, made, Artifact)
 
     def find_artifact(self, thread: str, run: str, path: str) -> Artifact | None:

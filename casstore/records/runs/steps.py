@@ -33,6 +33,8 @@ class CreateRun(NamedTuple):
     mode: str
     #: As the mode, if it is not given.
     adapter: str | None = None
+    #: When it happened, in milliseconds since 1970; None: now.
+    at_ms: int | None = None
 
 
 class SetState(NamedTuple):
@@ -45,8 +47,10 @@ class SetState(NamedTuple):
 
     run: str
     state: str
-    #: KEEP: as it is; None: none from now on.
+    #: KEEP: as it is; None or "": none from now on.
     checkpoint: NewCheckpoint = KEEP
+    #: When it happened, in milliseconds since 1970; None: now.
+    at_ms: int | None = None
 
 
 class RenewProtection(NamedTuple):
@@ -72,6 +76,8 @@ class AppendEvent(NamedTuple):
     event: Any
     #: None: the next one.
     sequence: int | None = None
+    #: When it happened, in milliseconds since 1970; None: now.
+    at_ms: int | None = None
 
 
 class AppendMessage(NamedTuple):
@@ -85,6 +91,8 @@ class AppendMessage(NamedTuple):
     role: str
     content: Any
     run: str | None = None
+    #: When it happened, in milliseconds since 1970; None: now.
+    at_ms: int | None = None
 
 
 class RequestApproval(NamedTuple):
@@ -102,7 +110,7 @@ class RequestApproval(NamedTuple):
     run: str
     approval: str
     tool: str
-    #: KEEP: that of the run.
+    #: KEEP: that of the run, which must have one; None or "": none.
     checkpoint: NewCheckpoint = KEEP
     allowed: Sequence[str] = DECISIONS
     preview: Any = None
@@ -110,6 +118,8 @@ class RequestApproval(NamedTuple):
     action: str | None = None
     tool_call: str = ""
     events: Sequence[Any] = ()
+    #: When it happened, in milliseconds since 1970; None: now.
+    at_ms: int | None = None
 
 
 class ResolveApproval(NamedTuple):
@@ -124,6 +134,23 @@ class ResolveApproval(NamedTuple):
     run: str
     approval: str
     decision: str
+    #: When it happened, in milliseconds since 1970; None: now.
+    at_ms: int | None = None
+
+
+class ExpireApproval(NamedTuple):
+    """End a pending approval without a decision: its status becomes ``expired``.
+
+    >>> asked = runs.request_approval("t", "r", "a1", "shell", checkpoint="checkpoints/17")
+    >>> [ended] = runs.apply("t", ExpireApproval("r", "a1"))
+    >>> ended.status, ended.decision
+    ('expired', None)
+    """
+
+    run: str
+    approval: str
+    #: When it happened, in milliseconds since 1970; None: now.
+    at_ms: int | None = None
 
 
 class SaveRequest(NamedTuple):
@@ -139,6 +166,8 @@ class SaveRequest(NamedTuple):
     run: str
     input: Any
     invocation: Any = None
+    #: When it happened, in milliseconds since 1970; None: now.
+    at_ms: int | None = None
 
 
 class ClearRequest(NamedTuple):
@@ -166,10 +195,12 @@ class SaveIntent(NamedTuple):
 
     run: str
     payload: Any
-    #: KEEP: that of the run.
+    #: KEEP: that of the run; None or "": none.
     checkpoint: NewCheckpoint = KEEP
     kind: str = APPROVAL_DECISION
     attempts: int = 0
+    #: When it happened, in milliseconds since 1970; None: now.
+    at_ms: int | None = None
 
 
 class BeginAttempt(NamedTuple):
@@ -216,6 +247,8 @@ class PutArtifact(NamedTuple):
     #: As the path, if it is not given.
     artifact: str | None = None
     replace: bool = False
+    #: When it happened, in milliseconds since 1970; None: now.
+    at_ms: int | None = None
 
 
 Step = (
@@ -226,6 +259,7 @@ Step = (
     | AppendMessage
     | RequestApproval
     | ResolveApproval
+    | ExpireApproval
     | SaveRequest
     | ClearRequest
     | SaveIntent

@@ -18,7 +18,7 @@ from casstore.records.rows import Draft, Record, Table, find_records
 from casstore.records.runs import layout
 from casstore.records.runs.data import Thread
 from casstore.records.runs.layout import COUNTER, ApprovalRow, RunRow, ThreadRow
-from casstore.records.runs.names import check_id, number_text
+from casstore.records.runs.names import check_id, check_time, number_text
 from casstore.records.runs.working import Ground, Numbers, Place, protected_revision, protector
 from casstore.session import protection
 from casstore.session.attempts import settled, until_written
@@ -29,20 +29,21 @@ _BATCH_ROWS: Final = 1000
 _PAGE: Final = 256
 
 
-def create(ground: Ground, thread: str, *, agent: str, workspace: str) -> Thread:
+def create(ground: Ground, thread: str, *, agent: str, workspace: str, at_ms: int | None) -> Thread:
     """Make a thread; what is there if it is there with the same agent and workspace."""
+    now_ms = check_time(at_ms, ground.store.engine.now_ms())
     check_id(thread, "a thread")
     check_id(agent, "an agent")
     check_id(workspace, "a workspace")
     there = until_written(
-        "the runs of this store", lambda: _create(ground, thread, agent, workspace)
+        "the runs of this store", lambda: _create(ground, thread, agent, workspace, now_ms)
     )
     if (there.agent, there.workspace) != (agent, workspace):
         raise RecordConflictError("thread", thread, "is there with another agent or workspace")
     return there
 
 
-def _create(ground: Ground, thread: str, agent: str, workspace: str) -> Thread:
+def _create(ground: Ground, thread: str, agent: str, workspace: str, now_ms: int) -> Thread:
     tables, schema = ground.tables, ground.schema
     own: Place = (tables.threads, (thread,))
     places = [*schema.places, (tables.counter, COUNTER), own]
@@ -50,7 +51,6 @@ def _create(ground: Ground, thread: str, agent: str, workspace: str) -> Thread:
     schema.is_stamped(family, version)
     if record is not None:
         return layout.read_thread(record).thread
-    now_ms = ground.store.engine.now_ms()
     fresh = Thread(thread, workspace, agent, None, None, now_ms, now_ms, 0, 0, 0, 0, 0)
     numbers = Numbers(tables, counter)
     key, order = number_text(numbers.take()), numbers.take()

@@ -29,7 +29,7 @@ from casstore.records.runs.data import (
     Thread,
 )
 from casstore.records.runs.layout import COUNTER, ApprovalRow, RunRow, Tables
-from casstore.records.runs.names import check_id, check_number, number_text
+from casstore.records.runs.names import check_id, check_number, check_time, number_text
 from casstore.records.runs.schema import Schema
 from casstore.session import protection
 from casstore.session.state import Runtime
@@ -184,9 +184,15 @@ class Working:
         if isinstance(new, SessionCheckpoint):
             check_id(new.session, "a session")
             check_number(new.revision, "a revision")
+        elif new == "":
+            return None
         elif new is not None:
             check_id(new, "a checkpoint")
         return new
+
+    def time_of(self, at_ms: int | None) -> int:
+        """The time that a step gives, or now."""
+        return check_time(at_ms, self.now_ms)
 
     # --- changing -----------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from casstore.records.scoped.contents import MAX_KEY_CHARACTERS, MAX_VALUE_BYTES
 from casstore.records.scoped.erasure import ActorErasure
 from casstore.records.scoped.generations import Generation
+from casstore.records.scoped.places import Located
 from casstore.records.scoped.policy import Outcome, Policy, Quota, Reason
 from casstore.records.scoped.removal import Erased
 from casstore.records.scoped.runs import Run
@@ -19,6 +20,7 @@ __all__ = [
     "Entry",
     "Erased",
     "Generation",
+    "Located",
     "Outcome",
     "Page",
     "Policy",

@@ -186,13 +186,9 @@ class Scope:
         >>> scope.origin("language").conversation_id
         'c1'
         """
-        store = self._tables.store
-
-        def context(stored: Stored) -> Context:
-            told = stored.context
-            return Context(*(get_linked(store, [told])[0] if type(told) is Link else told))
-
-        return self._read(checked_key(key), None, context)
+        return self._read(
+            checked_key(key), None, lambda stored: context_of(self._tables.store, stored)
+        )
 
     def _read(
         self, name: str, generation: int | None, build: Callable[[Stored], Built]
@@ -510,6 +506,12 @@ def get_linked(store: Store, links: Sequence[Link]) -> list[Any]:
         return store.get_many([link.digest for link in links])
     except ObjectNotFoundError as exc:
         raise CorruptionError(f"a value of state is not in the store: {exc}") from exc
+
+
+def context_of(store: Store, stored: Stored) -> Context:
+    """Where a value was put first."""
+    told = stored.context
+    return Context(*(get_linked(store, [told])[0] if type(told) is Link else told))
 
 
 def entries(tables: Tables, found: Sequence[Stored]) -> list[Entry]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from casstore.engine.protocol import Write
 from casstore.errors import StateRefusedError
-from casstore.records.scoped import generations, removal, runs
+from casstore.records.scoped import generations, places, removal, runs
 from casstore.records.scoped import policy as policies
 from casstore.records.scoped.generations import Generation
 from casstore.records.scoped.layout import Spot, Tables
+from casstore.records.scoped.places import Located, Where
 from casstore.records.scoped.policy import DEFAULT, Outcome, Policy, Quota, Reason
 from casstore.records.scoped.removal import Erased, Pulse
 from casstore.records.scoped.runs import RUN_MS, STATE, Run, RunGuard, Runs
@@ -295,6 +296,49 @@ class ScopedState:
         person = removal.checked_person((actor_type, actor_id))
         removal.check_place(workspace_id, bot_id)
         return removal.erase(self._tables, person, workspace_id, bot_id, pulse)
+
+    # --- by where it belongs --------------------------------------------------------------
+
+    def list_state(
+        self,
+        *,
+        runner_id: str | None = None,
+        binding_identity: str | None = None,
+        bot_id: str | None = None,
+        workspace_id: str | None = None,
+    ) -> Iterator[Located]:
+        """The values of a runner, a binding, a bot or a workspace, or of several of these at once.
+
+        In all scopes and generations, by the key of their scope. Reads all state of the store.
+
+        >>> entry = state.scope(context, "actor").put("language", "de")
+        >>> [(found.scope, found.entry.key) for found in state.list_state(bot_id="bot")]
+        [('actor', 'language')]
+        """
+        where = Where(runner_id, binding_identity, bot_id, workspace_id)
+        return places.located(self._tables, places.check_where(where))
+
+    def delete_state(
+        self,
+        *,
+        runner_id: str | None = None,
+        binding_identity: str | None = None,
+        bot_id: str | None = None,
+        workspace_id: str | None = None,
+        pulse: Pulse | None = None,
+    ) -> Erased:
+        """Remove what ``list_state`` gives, and end the runs that belong there.
+
+        Each transaction removes up to 512 values. ``pulse`` is called after each with the number
+        removed so far; if it raises, calling again continues. Values put concurrently may stay.
+        Resets stay; gc and compact free the bytes.
+
+        >>> entry = state.scope(context, "actor").put("language", "de")
+        >>> state.delete_state(runner_id="helper")
+        Erased(values=1, runs=0)
+        """
+        where = Where(runner_id, binding_identity, bot_id, workspace_id)
+        return places.delete(self._tables, places.check_where(where), pulse)
 
 
 class RunState:

@@ -846,6 +846,25 @@ def test_archive__when_a_session_changed_is_known(log: SessionLog, clock: Any) -
     assert log.get("s").updated_at_ms == created + 20
 
 
+def test_archive__a_session_that_was_brought_in_says_when_it_changed_there(
+    log: SessionLog, clock: Any
+) -> None:
+    log.create("s")
+    clock.move(10)
+    log.append("s", user("hello"))
+    changed = log.get("s").updated_at_ms
+    clock.move(10)
+    copy = log.import_session(list(log.export("s")), "copy")
+    assert copy.updated_at_ms == log.get("copy").updated_at_ms == changed
+    clock.move(10)
+    again = log.import_session(list(log.export("copy")), "again")
+    assert again.updated_at_ms == changed
+    log.append("copy", user("more"))
+    assert log.get("copy").updated_at_ms == changed + 20
+    log.create("below", parent="again")
+    assert log.get("again").updated_at_ms == changed
+
+
 # --- usage --------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@
 |---|---|
 | Init                    | ``test_init__…`` |
 | Schema family, version  | ``test_schema__…`` |
+| Times                   | ``test_times__…`` |
 | Run lifecycle           | ``test_run_lifecycle__…`` |
 | Tri-state checkpoint    | ``test_tri_state_checkpoint__…`` |
 | Thread mirror           | ``test_thread_mirror__…``, and ``test_runs_one_write.py`` |
@@ -59,6 +60,7 @@ from casstore.errors import (
 from casstore.format.digest import Digest
 from casstore.records.rows import Draft, Table
 from casstore.records.runs import (
+    EXPIRED,
     KEEP,
     PENDING,
     RUNNING,
@@ -218,6 +220,79 @@ def test_run_lifecycle__an_adapter_of_its_own_is_kept(busy: Runs) -> None:
     assert busy.find_run("r2") == run
 
 
+# --- Times ---------------------------------------------------------------------------------------
+
+
+def test_times__are_those_that_the_caller_gives(runs: Runs, clock: Clock) -> None:
+    """As of a runtime that has written them down before, or replays what it did."""
+    day = 86_400_000
+    at = [clock.now_ms - day + number for number in range(20)]
+    thread = runs.create_thread("t", "agent", at_ms=at[0])
+    assert (thread.created_at_ms, thread.updated_at_ms) == (at[0], at[0])
+    run = runs.create_run("t", "r", "agent", "loop", at_ms=at[1])
+    assert {run.created_at_ms, run.updated_at_ms, run.state_entered_at_ms} == {at[1]}
+    assert run.last_transition_at_ms == at[1]
+    assert runs.append_message("t", "user", "x", at_ms=at[2]).created_at_ms == at[2]
+    assert runs.append_event("t", "r", "x", at_ms=at[3]).created_at_ms == at[3]
+    run = runs.set_state("t", "r", WAITING, checkpoint="one", at_ms=at[4])
+    assert {run.updated_at_ms, run.state_entered_at_ms, run.last_transition_at_ms} == {at[4]}
+    assert run.created_at_ms == at[1]
+    assert runs.request_approval("t", "r", "a", "tool", at_ms=at[5]).requested_at_ms == at[5]
+    assert runs.request_approval("t", "r", "b", "tool", at_ms=at[5]).requested_at_ms == at[5]
+    assert runs.save_request("t", "r", {}, at_ms=at[6]).saved_at_ms == at[6]
+    assert runs.save_intent("t", "r", {}, at_ms=at[7]).saved_at_ms == at[7]
+    made = runs.put_artifact("t", "r", "x.json", {}, "json", at_ms=at[8])
+    assert made.created_at_ms == at[8]
+    assert runs.resolve_approval("t", "r", "a", "approve", at_ms=at[9]).resolved_at_ms == at[9]
+    assert runs.expire_approval("t", "r", "b", at_ms=at[10]).resolved_at_ms == at[10]
+    # They are stored as they were given.
+    found = runs.find_thread("t")
+    assert found is not None
+    assert (found.created_at_ms, found.updated_at_ms) == (at[0], at[4])
+    assert runs.get_run("t", "r") == run._replace(events=1, artifacts=1)
+    assert [message.created_at_ms for message in runs.messages("t")] == [at[2]]
+    assert [event.created_at_ms for event in runs.events("t", "r").items] == [at[3]]
+    # What is there already keeps its time, whatever is given with it.
+    assert runs.create_thread("t", "agent", at_ms=at[11]).created_at_ms == at[0]
+    assert runs.create_run("t", "r", "agent", "loop", at_ms=at[11]).created_at_ms == at[1]
+    assert runs.put_artifact("t", "r", "x.json", {}, "json", at_ms=at[11]) == made
+
+
+def test_times__orders_do_not_depend_on_them(runs: Runs) -> None:
+    for number in range(3):
+        runs.create_thread(f"t{number}", "agent", at_ms=1000 - number)
+        runs.create_run(f"t{number}", f"r{number}", "agent", "loop", at_ms=1000 - number)
+        runs.append_message("t0", "user", number, at_ms=1000 - number)
+    assert [thread.id for thread in runs.threads().items] == ["t2", "t1", "t0"]
+    assert [message.content for message in runs.messages("t0")] == [0, 1, 2]
+    runs.set_state("t0", "r0", RUNNING, at_ms=1)
+    first = runs.threads().items[0]
+    # An earlier time does not set back when the thread changed last.
+    assert (first.id, first.updated_at_ms) == ("t0", 1000)
+
+
+@pytest.mark.parametrize("bad", [-1, 1.5, "2026-01-01", True, 1 << 60])
+def test_times__that_are_none_are_refused(busy: Runs, store: Store, bad: Any) -> None:
+    busy.request_approval("t", "r", "a", "tool", checkpoint="one")
+    before = contents(store)
+    for call in (
+        lambda: busy.create_thread("u", "agent", at_ms=bad),
+        lambda: busy.create_run("t", "r2", "agent", "loop", at_ms=bad),
+        lambda: busy.set_state("t", "r", RUNNING, at_ms=bad),
+        lambda: busy.append_message("t", "user", "x", at_ms=bad),
+        lambda: busy.append_event("t", "r", "x", at_ms=bad),
+        lambda: busy.request_approval("t", "r", "b", "tool", checkpoint="one", at_ms=bad),
+        lambda: busy.resolve_approval("t", "r", "a", "approve", at_ms=bad),
+        lambda: busy.expire_approval("t", "r", "a", at_ms=bad),
+        lambda: busy.save_request("t", "r", {}, at_ms=bad),
+        lambda: busy.save_intent("t", "r", {}, at_ms=bad),
+        lambda: busy.put_artifact("t", "r", "x", {}, "json", at_ms=bad),
+    ):
+        with pytest.raises(InvalidInputError, match="at_ms"):
+            call()
+    assert contents(store) == before
+
+
 # --- Tri-state checkpoint -----------------------------------------------------------------------
 
 
@@ -230,7 +305,10 @@ def test_tri_state_checkpoint__left_out_it_stays_none_clears_it_a_value_sets_it(
     assert busy.set_state("t", "r", RUNNING, checkpoint="two").checkpoint == "two"
     assert busy.set_state("t", "r", WAITING, checkpoint=None).checkpoint is None
     assert busy.set_state("t", "r", WAITING).checkpoint is None
-    for bad in ("", 7, SessionCheckpoint("s", -1), SessionCheckpoint("", 1), ("s", 1)):
+    # An empty reference is none, as there.
+    assert busy.set_state("t", "r", WAITING, checkpoint="one").checkpoint == "one"
+    assert busy.set_state("t", "r", WAITING, checkpoint="").checkpoint is None
+    for bad in (7, SessionCheckpoint("s", -1), SessionCheckpoint("", 1), ("s", 1)):
         with pytest.raises(InvalidInputError):
             busy.set_state("t", "r", WAITING, checkpoint=bad)  # type: ignore[arg-type]
     assert busy.get_run("t", "r").checkpoint is None
@@ -386,6 +464,42 @@ def test_approvals__need_a_checkpoint_and_decisions(busy: Runs, store: Store) ->
     for allowed in ((), "approve", ["a", "a"], [""], [PENDING], [1]):
         with pytest.raises(InvalidInputError):
             busy.request_approval("t", "r", "a", "shell", checkpoint="one", allowed=allowed)  # type: ignore[arg-type]
+    assert contents(store) == before
+
+
+def test_approvals__may_say_that_there_is_no_checkpoint(busy: Runs) -> None:
+    busy.set_state("t", "r", WAITING, checkpoint="one")
+    assert busy.request_approval("t", "r", "a", "shell", checkpoint="").checkpoint is None
+    assert busy.request_approval("t", "r", "b", "shell", checkpoint=None).checkpoint is None
+    assert busy.find_approval("a") == busy.approvals().items[0]
+    # Asked again in other words it is the same question; with a checkpoint it is another.
+    assert busy.request_approval("t", "r", "a", "shell", checkpoint=None).id == "a"
+    with pytest.raises(RecordConflictError):
+        busy.request_approval("t", "r", "a", "shell", checkpoint="one")
+    assert busy.save_intent("t", "r", {}, checkpoint="").checkpoint is None
+    assert busy.resolve_approval("t", "r", "a", "approve").checkpoint is None
+
+
+def test_approvals__expire_without_a_decision(busy: Runs, store: Store, clock: Clock) -> None:
+    for name in ("a", "b"):
+        busy.request_approval("t", "r", name, "shell", checkpoint="one", allowed=["approve"])
+    clock.move(7)
+    expired = busy.expire_approval("t", "r", "a")
+    assert (expired.status, expired.decision) == (EXPIRED, None)
+    assert expired.resolved_at_ms == clock.now_ms
+    assert busy.find_approval("a") == expired
+    assert [one.id for one in busy.approvals(status=PENDING).items] == ["b"]
+    assert [one.id for one in busy.approvals(status=EXPIRED).items] == ["a"]
+    busy.resolve_approval("t", "r", "b", "approve")
+    before = contents(store)
+    with pytest.raises(ApprovalResolvedError):
+        busy.resolve_approval("t", "r", "a", "approve")
+    for name in ("a", "b"):
+        with pytest.raises(ApprovalResolvedError):
+            busy.expire_approval("t", "r", name)
+    for run, name in (("r", "nothing"), ("nothing", "a")):
+        with pytest.raises(RecordNotFoundError):
+            busy.expire_approval("t", run, name)
     assert contents(store) == before
 
 

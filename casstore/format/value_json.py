@@ -1,0 +1,85 @@
+"""Values as JSON, and back.
+
+JSON has no bytes and no links. They are written as ``{"$bytes": "<base64>"}`` and
+``{"$link": "<digest>"}``; a key of a map that begins with ``$`` gets a second ``$`` in front
+of it, so that reading gives back exactly what was written.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from typing import Any, Final
+
+from casstore.errors import InvalidInputError
+from casstore.format.canonical import Link
+from casstore.format.digest import Digest
+
+_BYTES: Final = "$bytes"
+_LINK: Final = "$link"
+
+
+def plain(value: Any) -> Any:
+    """A value in terms of JSON."""
+    if isinstance(value, bytes | bytearray):
+        return {_BYTES: base64.b64encode(value).decode()}
+    if isinstance(value, Link):
+        return {_LINK: bytes(value.digest).hex()}
+    if isinstance(value, dict):
+        return {plain_key(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def plain_key(key: str) -> str:
+    """A key of a map in terms of JSON."""
+    return f"${key}" if key.startswith("$") else key
+
+
+def unplain(value: Any) -> Any:
+    """The inverse of ``plain``; InvalidInputError if the value is not a result of it."""
+    if isinstance(value, list):
+        return [unplain(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1:
+        ((key, item),) = value.items()
+        if key == _BYTES and isinstance(item, str):
+            try:
+                return base64.b64decode(item, validate=True)
+            except binascii.Error as exc:
+                raise InvalidInputError(f"{_BYTES} takes base64: {exc}") from exc
+        if key == _LINK and isinstance(item, str):
+            return Link(Digest.from_hex(item))
+    return {_unplain_key(key): unplain(item) for key, item in value.items()}
+
+
+def _unplain_key(key: str) -> str:
+    if key.startswith("$$"):
+        return key[1:]
+    if key.startswith("$"):
+        raise InvalidInputError(f"{key!r} means nothing here; write ${key} for the key {key!r}")
+    return key
+
+
+def parse_json(data: bytes, where: str) -> Any:
+    """Decode a value from JSON text; InvalidInputError names ``where`` if the text is invalid."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            raise InvalidInputError(f"{where} has the same key twice in one map")
+        return found
+
+    def refuse(name: str) -> Any:
+        raise InvalidInputError(f"{where} holds {name}, which is no JSON and cannot be stored")
+
+    try:
+        return unplain(json.loads(data, object_pairs_hook=unique, parse_constant=refuse))
+    except InvalidInputError:
+        raise
+    except (ValueError, RecursionError) as exc:
+        reason = "it nests too deeply" if isinstance(exc, RecursionError) else exc
+        raise InvalidInputError(f"{where} is no JSON: {reason}") from exc

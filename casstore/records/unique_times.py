@@ -1,0 +1,117 @@
+"""Times that no two writes share: each is later than every time given before, in any process.
+
+Frameworks order lists by the time of the last change. Two changes within one tick of the clock
+would tie, so a write reserves its ticks in its own transaction:
+
+    <name>   tick modulo ``SLOTS``, two digits      the latest tick of this slot, 8 bytes
+
+A write that reserves a tick expects the slot of the tick to be as it was read, and puts the tick
+there. So two writers that choose the same tick conflict, and the later one tries again, while
+writers that choose different ticks rarely do. The greatest tick of all slots is the latest that
+was ever given: a slot only changes to a tick that is greater than all slots were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+
+from casstore.engine.forks import Lock
+from casstore.engine.protocol import PutRow, RowIs, RowKey, Write
+from casstore.errors import CorruptionError
+from casstore.records.rows import Draft, Record, Table
+from casstore.store import Store
+
+#: As many writes at a time do not conflict if they choose different slots.
+SLOTS: Final = 16
+_KEYS: Final = [f"{slot:02}" for slot in range(SLOTS)]
+_TICK_BYTES: Final = 8
+
+
+class Moment(NamedTuple):
+    """The slots of a clock as they are stored, and records, as they were at one moment."""
+
+    slots: Sequence[bytes | None]
+    records: Sequence[Record | None]
+
+
+class UniqueTimes:
+    """Gives out ticks of one clock of a store. May be used by many threads.
+
+    ``name`` is the table of its slots.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = Lock()
+        self._last = 0
+        #: Slots that writes under way in this process have reserved, and how many of them.
+        self._busy: dict[int, int] = {}
+        # Where the slots are, and what their rows start with: the same in every store.
+        self._places: list[RowKey] = []
+        self._start = b""
+
+    def read(self, store: Store, table: Table, keys: Sequence[tuple[str, ...]]) -> Moment:
+        """The slots, and records of a table, in one call of the engine."""
+        if not self._places:
+            slots = Table(store, self._name, 1)
+            row = Draft(store).put(slots, (_KEYS[0],), bytes(_TICK_BYTES))
+            self._start = row[:-_TICK_BYTES]
+            self._places = [slots.place(key) for key in _KEYS]
+        rows = store.engine.get_rows([*self._places, *[table.place(*key) for key in keys]])
+        found = zip(keys, rows[SLOTS:], strict=True)
+        return Moment(
+            rows[:SLOTS], [None if row is None else Record(store, key, row) for key, row in found]
+        )
+
+    @contextmanager
+    def reserve(self, draft: Draft, moment: Moment, now: int, *, count: int = 1) -> Iterator[int]:
+        """Let a draft reserve ``count`` ticks in a row, from ``now`` on; gives the first of them.
+
+        To be left when the draft was committed. Committing raises ConditionFailedError if
+        another write has changed a slot since ``moment``: read again, and make the draft again.
+        """
+        latest = self._latest(moment)
+        with self._lock:
+            first = max(now, latest + 1, self._last + 1)
+            # Threads of one process keep out of each other's way.
+            for _ in range(SLOTS):
+                slots = _slots(first, count)
+                if self._busy.keys().isdisjoint(slots):
+                    break
+                first += 1
+            self._last = first + count - 1
+            for slot in slots:
+                self._busy[slot] = self._busy.get(slot, 0) + 1
+        draft.also(
+            Write(
+                conditions=[RowIs(*self._places[slot], moment.slots[slot]) for slot in slots],
+                rows=[
+                    PutRow(*self._places[slot], self._start + tick.to_bytes(_TICK_BYTES, "big"))
+                    for slot, tick in slots.items()
+                ],
+            )
+        )
+        try:
+            yield first
+        finally:
+            with self._lock:
+                for slot in slots:
+                    left = self._busy.pop(slot) - 1
+                    if left:
+                        self._busy[slot] = left
+
+    def _latest(self, moment: Moment) -> int:
+        # Rows of one length that start alike sort as their ticks do.
+        row = max(filter(None, moment.slots), default=None)
+        if row is None:
+            return 0
+        if row[:-_TICK_BYTES] != self._start:
+            raise CorruptionError(f"a row of {self._name!r} holds no time; check the store")
+        return int.from_bytes(row[-_TICK_BYTES:], "big")
+
+
+def _slots(first: int, count: int) -> dict[int, int]:
+    """The slots of ticks, and the last tick of each."""
+    return {tick % SLOTS: tick for tick in range(max(first, first + count - SLOTS), first + count)}

@@ -1,0 +1,351 @@
+"""Leases, claims and commits as JSON documents, to be handed to another process.
+
+``to_json`` writes one, ``from_json`` reads it back and refuses everything that is not exactly such
+a document. Each begins with its schema:
+
+    casstore.lease/1    session, owner, token (hexadecimal), fencing, claimed_at_ms, expires_at_ms
+    casstore.claim/1    id, session, fencing, batches
+    casstore.commit/1   the fields of ``Commit``
+
+A field that has its default value is left out, and may be. Of a lease only the four fields that
+identify it are needed. Where None means something, a field that is left out is not null: ``leaf``
+is then the last node, and the ``parent`` of a node the node before it. ``lease`` is a lease,
+``"unfenced"`` or null. Values are written as in ``format.value_json``. ``Commit.beside`` (rows of
+other systems) cannot be written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
+
+from casstore.errors import InvalidInputError
+from casstore.format.value_json import parse_json, plain
+from casstore.session.commit import check_commit
+from casstore.session.data import (
+    LAST,
+    LEAF,
+    UNFENCED,
+    Batch,
+    Checkpoint,
+    Claim,
+    Commit,
+    Lease,
+    Node,
+    NodeDraft,
+    Usage,
+)
+
+Document = TypeVar("Document", Lease, Claim, Commit)
+# What a field may be, by the name of a type that messages name.
+_Kind = Callable[[Any, str], Any]
+
+_SCHEMA: Final = "schema"
+_SCHEMAS: Final[dict[type, str]] = {
+    Lease: "casstore.lease/1",
+    Claim: "casstore.claim/1",
+    Commit: "casstore.commit/1",
+}
+_UNFENCED: Final = "unfenced"
+
+
+def to_json(value: Lease | Claim | Commit) -> str:
+    """A lease, a claim or a commit as a JSON document, in ASCII.
+
+    InvalidInputError if JSON cannot hold a value, or ``Commit.beside`` is given.
+
+    >>> lease = session.claim_lease("worker-1", ttl_ms=30_000)
+    >>> from_json(Lease, to_json(lease)) == lease
+    True
+    """
+    if not isinstance(value, Lease | Claim | Commit):
+        raise InvalidInputError(
+            f"a Lease, a Claim or a Commit has a JSON document, not {type(value).__name__}"
+        )
+    if isinstance(value, Commit):
+        check_commit(value)
+    try:
+        return json.dumps(plain(_document(value)), allow_nan=False, separators=(",", ":"))
+    except InvalidInputError:
+        raise
+    except (AttributeError, TypeError, ValueError, RecursionError) as exc:
+        raise InvalidInputError(f"JSON has no such {type(value).__name__}: {exc}") from exc
+
+
+def from_json(kind: type[Document], text: str | bytes) -> Document:
+    """The lease, claim or commit of a document; InvalidInputError if it is not one of this kind.
+
+    >>> step = Commit(append=[NodeDraft("n3", {"role": "user"})], expected=2, lease=UNFENCED)
+    >>> from_json(Commit, to_json(step)) == step
+    True
+    """
+    if kind not in _SCHEMAS:
+        raise InvalidInputError(f"a document is of Lease, Claim or Commit, not of {kind!r:.80}")
+    if not isinstance(text, str | bytes):
+        raise InvalidInputError(f"a document is a str or bytes, not {type(text).__name__}")
+    name = kind.__name__.lower()
+    data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    read = _READERS[kind](parse_json(data, f"the {name}"), name)
+    if isinstance(read, Commit):
+        check_commit(read)
+    found: Document = read
+    return found
+
+
+# --- writing --------------------------------------------------------------------------------
+
+
+def _document(value: Lease | Claim | Commit) -> dict[str, Any]:
+    document: dict[str, Any] = {_SCHEMA: _SCHEMAS[type(value)]}
+    if isinstance(value, Lease):
+        return {**document, **value._asdict(), "token": value.token.hex()}
+    if isinstance(value, Claim):
+        return {**document, **value._asdict(), "batches": [one._asdict() for one in value.batches]}
+    if value.beside is not None:
+        raise InvalidInputError(
+            "Commit.beside cannot be written as JSON: set it where the commit is made"
+        )
+    document |= _changed(value, Commit())
+    for name in ("append", "replace"):
+        if name in document:
+            document[name] = [_node(node) for node in document[name]]
+    if "leaf" in document and value.leaf is LAST:
+        del document["leaf"]
+    if value.checkpoint is not None:
+        document["checkpoint"] = _changed(value.checkpoint, Checkpoint())
+    if value.lease is UNFENCED:
+        document["lease"] = _UNFENCED
+    elif isinstance(value.lease, Lease):
+        document["lease"] = _document(value.lease)
+    if value.usage:
+        document["usage"] = [_changed(one, Usage("", "")) for one in value.usage]
+    if value.completes:
+        document["completes"] = [_document(one) for one in value.completes]
+    return document
+
+
+def _node(node: NodeDraft | Node) -> dict[str, Any]:
+    if not isinstance(node, NodeDraft | Node):
+        raise InvalidInputError(f"a node is a NodeDraft or a Node, not {type(node).__name__}")
+    document = {name: getattr(node, name) for name in NodeDraft._fields}
+    if node.parent is LEAF:
+        del document["parent"]
+    return {
+        name: value
+        for name, value in document.items()
+        if value is not None or name in ("parent", "payload")
+    }
+
+
+def _changed(value: Any, default: Any) -> dict[str, Any]:
+    """The fields of a tuple that do not have their default."""
+    return {
+        name: mine
+        for name, mine, theirs in zip(value._fields, value, default, strict=True)
+        if mine is not theirs and (type(mine) is not type(theirs) or mine != theirs)
+    }
+
+
+# --- reading --------------------------------------------------------------------------------
+
+
+def _text(value: Any, where: str) -> str:
+    if type(value) is not str:
+        raise InvalidInputError(f"{where} must be a text, got {value!r:.80}")
+    return value
+
+
+def _number(value: Any, where: str) -> int:
+    if type(value) is not int:
+        raise InvalidInputError(f"{where} must be a whole number, got {value!r:.80}")
+    return value
+
+
+def _flag(value: Any, where: str) -> bool:
+    if type(value) is not bool:
+        raise InvalidInputError(f"{where} must be true or false, got {value!r:.80}")
+    return value
+
+
+def _token(value: Any, where: str) -> bytes:
+    digits = _text(value, where)
+    try:
+        return bytes.fromhex(digits)
+    except ValueError as exc:
+        raise InvalidInputError(f"{where} must be hexadecimal digits, got {value!r:.80}") from exc
+
+
+def _any(value: Any, where: str) -> Any:
+    return value
+
+
+def _time(value: Any, where: str) -> Any:
+    if type(value) not in (str, int, float, type(None)):
+        raise InvalidInputError(f"{where} must be a text, a number or null, got {value!r:.80}")
+    return value
+
+
+def _or_none(kind: _Kind) -> _Kind:
+    return lambda value, where: None if value is None else kind(value, where)
+
+
+def _list_of(kind: _Kind) -> _Kind:
+    def read(value: Any, where: str) -> list[Any]:
+        if type(value) is not list:
+            raise InvalidInputError(f"{where} must be a list, got {value!r:.80}")
+        return [kind(one, f"{where}[{at}]") for at, one in enumerate(value)]
+
+    return read
+
+
+def _fields(
+    value: Any, where: str, kinds: Mapping[str, _Kind], needed: frozenset[str]
+) -> dict[str, Any]:
+    """The fields of an object, each of its kind."""
+    if type(value) is not dict:
+        raise InvalidInputError(f"{where} must be an object, got {value!r:.80}")
+    for name in value:
+        if name not in kinds:
+            raise InvalidInputError(f"{where} has a field {name!r:.80} that it cannot have")
+    for name in needed:
+        if name not in value:
+            raise InvalidInputError(f"{where} lacks the field {name!r}")
+    return {name: kinds[name](one, f"{where}.{name}") for name, one in value.items()}
+
+
+def _read(made: type, kinds: Mapping[str, _Kind], *needed: str) -> _Kind:
+    """Reads the object that becomes a tuple."""
+    every, required = dict(kinds), frozenset(needed)
+    schema = _SCHEMAS.get(made)
+    if schema is not None:
+        every[_SCHEMA] = _any
+        required |= {_SCHEMA}
+
+    def read(value: Any, where: str) -> Any:
+        if schema is not None and type(value) is dict and value.get(_SCHEMA) != schema:
+            raise InvalidInputError(
+                f"the schema of {where} must be {schema!r}, got {value.get(_SCHEMA)!r:.80}"
+            )
+        fields = _fields(value, where, every, required)
+        fields.pop(_SCHEMA, None)
+        return made(**fields)
+
+    return read
+
+
+_read_lease: Final = _read(
+    Lease,
+    {
+        "session": _text,
+        "owner": _text,
+        "token": _token,
+        "fencing": _number,
+        "claimed_at_ms": _number,
+        "expires_at_ms": _number,
+    },
+    "session",
+    "owner",
+    "token",
+    "fencing",
+)
+_BATCH: Final[dict[str, _Kind]] = {
+    "id": _text,
+    "session": _text,
+    "seq": _number,
+    "items": _list_of(_any),
+    "source_key": _or_none(_text),
+    "delivery": _text,
+    "slot": _text,
+    "merge_key": _or_none(_text),
+    "available_at_ms": _number,
+    "enqueued_at_ms": _number,
+    "fence": _number,
+    "held_by": _number,
+}
+_read_batch: Final = _read(Batch, _BATCH, *_BATCH)
+
+
+def _read_claim(value: Any, where: str) -> Claim:
+    claim: Claim = _read_claim_fields(value, where)
+    batches = tuple([one._replace(items=tuple(one.items)) for one in claim.batches])
+    return claim._replace(batches=batches)
+
+
+_CLAIM: Final[dict[str, _Kind]] = {
+    "id": _text,
+    "session": _text,
+    "fencing": _number,
+    "batches": _list_of(_read_batch),
+}
+_read_claim_fields: Final = _read(Claim, _CLAIM, *_CLAIM)
+_read_node: Final = _read(
+    NodeDraft,
+    {
+        "id": _text,
+        "payload": _any,
+        "parent": _or_none(_text),
+        "cause": _any,
+        "frame": _or_none(_text),
+        "time": _time,
+    },
+    "id",
+    "payload",
+)
+_read_checkpoint: Final = _read(
+    Checkpoint,
+    {
+        "turn_state": _any,
+        "tool_state": _any,
+        "plugin_snapshot": _any,
+        "plugin_revision": _or_none(_number),
+        "execution_state": _any,
+        "frames": _list_of(_any),
+        "current_frame": _or_none(_text),
+        "config": _any,
+    },
+)
+_read_usage: Final = _read(
+    Usage,
+    {
+        "source": _text,
+        "model": _text,
+        "input": _number,
+        "output": _number,
+        "cached_input": _number,
+        "reasoning": _number,
+    },
+    "source",
+    "model",
+)
+
+
+def _lease_given(value: Any, where: str) -> Any:
+    if value is None:
+        return None
+    return UNFENCED if value == _UNFENCED else _read_lease(value, where)
+
+
+_read_commit: Final = _read(
+    Commit,
+    {
+        "append": _list_of(_read_node),
+        "replace": _or_none(_list_of(_read_node)),
+        "leaf": _or_none(_text),
+        "checkpoint": _or_none(_read_checkpoint),
+        "expected": _or_none(_number),
+        "lease": _lease_given,
+        "release": _flag,
+        "turn": _or_none(_text),
+        "label": _or_none(_text),
+        "usage": _list_of(_read_usage),
+        "completes": _list_of(_read_claim),
+        "attachments": _list_of(_text),
+        "session": _or_none(_text),
+    },
+)
+_READERS: Final[dict[type, _Kind]] = {
+    Lease: _read_lease,
+    Claim: _read_claim,
+    Commit: _read_commit,
+}
