@@ -330,6 +330,7 @@ class HeldUp:
 def test_a_cancelled_start_leaves_nothing_open() -> None:
     engine = Gate()
     opener = HeldUp(lambda: Store(engine))
+    before = threading.enumerate()
 
     async def main() -> None:
         store = AsyncStore(opener)
@@ -343,10 +344,9 @@ def test_a_cancelled_start_leaves_nothing_open() -> None:
         await store.close()
 
     run(main())
-    # asyncio.run has ended, and with it everything that could still close the store.
-    for thread in threading.enumerate():
-        if thread.name.startswith("casstore"):
-            thread.join(TIMEOUT_S)
+    # asyncio.run has ended; only a thread that this test started can still close the store.
+    for thread in set(threading.enumerate()).difference(before):
+        thread.join(TIMEOUT_S)
     assert engine.closed
 
 
