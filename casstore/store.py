@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from casstore.engine.files import importing
 from casstore.engine.forks import Lock
 from casstore.engine.paths import path_text
 from casstore.engine.protocol import (
@@ -123,7 +124,8 @@ def open(
         raise InvalidInputError(
             f"{url[0]}… names no store; one is a directory, or {_SERVERS[0]}HOST/DATABASE"
         )
-    from casstore.engine.lmdb import sharing
+    with importing():
+        from casstore.engine.lmdb import sharing
 
     engine = sharing.acquire(
         place,
@@ -173,7 +175,8 @@ def shown_place(place: str) -> str:
     """A store's place as it may be shown to anybody: a URL without its password."""
     if not is_server(place):
         return place
-    from casstore.engine.postgres.address import split
+    with importing():
+        from casstore.engine.postgres.address import split
 
     kind, who, where, parameters = split(place)
     told = "&".join(
@@ -186,8 +189,9 @@ def shown_place(place: str) -> str:
 
 def _on_server(url: str, **options: Any) -> Engine:
     try:
-        from casstore.engine.postgres import address
-        from casstore.engine.postgres.engine import PostgresEngine
+        with importing():
+            from casstore.engine.postgres import address
+            from casstore.engine.postgres.engine import PostgresEngine
     except ModuleNotFoundError as exc:
         if exc.name is None or exc.name.partition(".")[0] not in ("psycopg", "psycopg_pool"):
             raise
@@ -197,7 +201,8 @@ def _on_server(url: str, **options: Any) -> Engine:
         ) from exc
     where = address.parse(url)
     if where.cache is not None:
-        from casstore.engine.lmdb.disk_cache import DiskCache
+        with importing():
+            from casstore.engine.lmdb.disk_cache import DiskCache
 
         options["spare"] = DiskCache(where.cache, where.cache_mib << 20)
     return PostgresEngine(where, **options)
@@ -280,7 +285,8 @@ class Store:
         >>> store.train_dictionary().adopted is None  # there is too little to learn from
         True
         """
-        from casstore.engine.lmdb.engine import LmdbEngine
+        with importing():
+            from casstore.engine.lmdb.engine import LmdbEngine
 
         engine = self.engine
         if not isinstance(engine, LmdbEngine):
@@ -434,7 +440,8 @@ class Store:
         >>> view[9_000]["step"], len(view)
         (9000, 10000)
         """
-        from casstore.objects import view
+        with importing():
+            from casstore.objects import view
 
         _check_limit(max_bytes)
         reader = PieceReader(self.engine)
@@ -466,7 +473,8 @@ class Store:
         >>> store.get_value(new)
         {'name': 'report', 'steps': ['plan', 'write', 'read again']}
         """
-        from casstore.objects import edit
+        with importing():
+            from casstore.objects import edit
 
         writer = PieceWriter()
         reader = PendingReader(self.engine, writer)
@@ -488,7 +496,8 @@ class Store:
         >>> [(change.op, change.path, change.after) for change in store.diff(old, new)]
         [('added', ('open', 1), 'b.py')]
         """
-        from casstore.objects import diff
+        with importing():
+            from casstore.objects import diff
 
         _check_limit(max_bytes)
         reader = PieceReader(self.engine)
@@ -500,7 +509,8 @@ class Store:
     @property
     def _runtime(self) -> Runtime:
         if self._made_runtime is None:
-            from casstore.session.state import Runtime
+            with importing():
+                from casstore.session.state import Runtime
 
             self._made_runtime = Runtime(self)
         return self._made_runtime
@@ -512,7 +522,8 @@ class Store:
         >>> session.head() is None  # the first commit makes it
         True
         """
-        from casstore.session.session import Session
+        with importing():
+            from casstore.session.session import Session
 
         return Session(self._runtime, session_id)
 
@@ -538,7 +549,8 @@ class Store:
         >>> store.create_session("trip", name="Another").name
         'A trip to Rome'
         """
-        from casstore.session import catalogue
+        with importing():
+            from casstore.session import catalogue
 
         return catalogue.create(
             self._runtime,
@@ -562,7 +574,8 @@ class Store:
         >>> [(info.meta.session, info.first_user_message) for info in store.sessions()]
         [('s', 'which way?'), ('t', 'which way?')]
         """
-        from casstore.session import catalogue
+        with importing():
+            from casstore.session import catalogue
 
         return catalogue.list_sessions(self._runtime, after, limit, prefix)
 
@@ -576,7 +589,8 @@ class Store:
         >>> list(store.sessions())
         []
         """
-        from casstore.session import catalogue
+        with importing():
+            from casstore.session import catalogue
 
         return catalogue.delete(self._runtime, session_id)
 
@@ -602,8 +616,9 @@ class Store:
         >>> [node.id for node in fork.nodes()], [node.id for node in store.session("s").nodes()]
         (['ask', 'right'], ['ask', 'left'])
         """
-        from casstore.session import forks
-        from casstore.session.attempts import settled
+        with importing():
+            from casstore.session import forks
+            from casstore.session.attempts import settled
 
         return settled(lambda: forks.fork(self._runtime, source, target, at, node, subjects))
 
@@ -614,7 +629,8 @@ class Store:
         >>> list(store.sessions_about("anna"))
         ['trip']
         """
-        from casstore.session import subjects
+        with importing():
+            from casstore.session import subjects
 
         return subjects.sessions_of(self._runtime, subject)
 
@@ -632,16 +648,18 @@ class Store:
         >>> [node.id for node in found.added], found.ancestor.id
         (['left'], 'ask')
         """
-        from casstore.session import compare
-        from casstore.session.attempts import settled
+        with importing():
+            from casstore.session import compare
+            from casstore.session.attempts import settled
 
         return settled(
             lambda: compare.compare(PieceReader(self.engine), self._side(old), self._side(new))
         )
 
     def _side(self, place: Session | str | tuple[str, int | str | Entry | None] | bytes) -> Side:
-        from casstore.session.compare import Side
-        from casstore.session.session import Session
+        with importing():
+            from casstore.session.compare import Side
+            from casstore.session.session import Session
 
         if isinstance(place, bytes):
             return Side(place, None)
@@ -661,7 +679,8 @@ class Store:
         >>> store.compare(tag.digest, "s").equal
         True
         """
-        from casstore.session import pins
+        with importing():
+            from casstore.session import pins
 
         return pins.put(self._runtime, name, digest, ttl_ms=None, note=note, is_tag=True, move=move)
 
@@ -677,7 +696,8 @@ class Store:
         >>> pin.expires_at_ms - pin.created_at_ms
         3600000
         """
-        from casstore.session import pins
+        with importing():
+            from casstore.session import pins
 
         return pins.put(
             self._runtime, name, digest, ttl_ms=ttl_ms, note=note, is_tag=False, move=False
@@ -690,7 +710,8 @@ class Store:
         >>> store.unpin("worker-1/plan"), store.unpin("worker-1/plan")
         (True, False)
         """
-        from casstore.session import pins
+        with importing():
+            from casstore.session import pins
 
         return pins.remove(self._runtime, name)
 
@@ -703,7 +724,8 @@ class Store:
         >>> store.find_pin("nothing") is None
         True
         """
-        from casstore.session import pins
+        with importing():
+            from casstore.session import pins
 
         return pins.find(self._runtime, name)
 
@@ -715,7 +737,8 @@ class Store:
         >>> [pin.name for pin in store.pins(prefix="worker-2/")]
         ['worker-2/notes', 'worker-2/plan']
         """
-        from casstore.session import pins
+        with importing():
+            from casstore.session import pins
 
         return pins.list_pins(self._runtime, prefix, expired=expired)
 

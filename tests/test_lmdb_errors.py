@@ -6,6 +6,8 @@ import errno
 import fcntl
 import os
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -163,17 +165,78 @@ def test_a_file_system_without_locks_is_a_typed_error(
     assert all("No locks available" in text for text in told)
 
 
-def test_a_part_that_cannot_be_locked_or_cleared_is_a_typed_error(
+_NO_DESCRIPTORS = """if True:
+    import os, resource, sys
+    import casstore
+    from casstore import UNFENCED, Commit, NodeDraft
+    from casstore.errors import CasstoreError
+    from casstore.maintenance import backup, check, copying, exporting, gc, salvage, vacuum
+    place = sys.argv[1]
+    store = casstore.open(place + "/store")
+    store.session("s").commit(Commit(append=[NodeDraft("n", "hello")], lease=UNFENCED))
+    other = casstore.open(place + "/other")
+    calls = {
+        "gc": lambda: gc.collect(store),
+        "check": lambda: check.check(store, level="full"),
+        "vacuum": lambda: vacuum.vacuum(store),
+        "pack": lambda: store.pack(min_age_ms=0),
+        "backup": lambda: backup.backup(store, place + "/backup"),
+        "copy": lambda: copying.copy(store, other),
+        "export": lambda: exporting.export_session(store, "s", place + "/bundle"),
+        "salvage": lambda: salvage.salvage(place + "/store", place + "/saved"),
+        "watch": lambda: store.engine.watch(),
+        "put": lambda: store.put_blob(os.urandom(200_000)),
+        "diff": lambda: list(store.diff(store.put_value([1]), store.put_value([2]))),
+        "open": lambda: casstore.open(place + "/third"),
+    }
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    held = []
+    while True:
+        try:
+            held.append(os.open("/dev/null", os.O_RDONLY))
+        except OSError:
+            break
+    told = []
+    # Nothing is left at first, then one more each time: each call fails wherever it can.
+    for spare in range(8):
+        for name, call in calls.items():
+            try:
+                call()
+                told.append(f"{name} done")
+            except CasstoreError:
+                pass
+            except BaseException as exc:
+                told.append(f"{name} {exc!r}")
+        os.close(held.pop())
+    for handle in held:
+        os.close(handle)
+    print(chr(10).join(sorted({line for line in told if not line.endswith(" done")})), end="")
+    assert any(line == "gc done" for line in told)
+"""
+
+
+def test_where_no_descriptor_is_left_every_call_ends_with_a_typed_error(tmp_path: Path) -> None:
+    """Parts of casstore are loaded when they are first needed, which takes a descriptor, too."""
+    ran = subprocess.run(
+        [sys.executable, "-B", "-c", _NO_DESCRIPTORS, str(tmp_path)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == ""
+
+
+def test_a_part_that_cannot_be_created_is_a_typed_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(*_: object) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     place = str(tmp_path / "target")
-    for module, name in ((fcntl, "flock"), (os, "listdir")):
+    for name in ("makedirs", "open", "mkdir"):
         with monkeypatch.context() as patch:
-            patch.setattr(module, name, refused)
-            with pytest.raises(StorageError, match="No locks"), part_directory(place):
+            patch.setattr(os, name, refused)
+            with pytest.raises(StorageError, match="Read-only"), part_directory(place):
                 raise AssertionError("nothing can be built there")
     with part_directory(place) as part:
-        assert os.listdir(part) == []
+        assert os.listdir(part.path) == []
+    assert list(tmp_path.iterdir()) == []

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal, NamedTuple, cast, get_args
 
+from casstore.engine.files import storage_error
 from casstore.engine.paths import path_text
 from casstore.errors import (
     BadLineError,
@@ -212,7 +213,11 @@ def _seekable(
         # Unlike the method of a path, it says no of names that are too long.
         if not os.path.isfile(path):
             raise SourceNotFoundError(f"there is no file {path}")
-        with path.open("rb") as opened:
+        try:
+            opened = path.open("rb")
+        except OSError as exc:
+            raise storage_error(f"cannot read {path}", exc) from exc
+        with opened:
             yield opened, path.stem or None
         return
     if isinstance(source, io.TextIOBase):

@@ -12,6 +12,7 @@ from casstore.cli.completing import complete_name
 from casstore.cli.output import Printer, good, name
 from casstore.cli.quantities import count, size
 from casstore.cli.shapes import Shape
+from casstore.engine.files import leftovers
 from casstore.errors import InvalidInputError
 from casstore.maintenance import backup as backing_up
 from casstore.maintenance import copying, exporting, importing, verification
@@ -59,6 +60,16 @@ def backup(app: App, target: str, update: bool, replace: bool, compacted: bool) 
         )
 
     app.answer({"target": target, **report._asdict()}, render)
+    _name_leftovers(app, target)
+
+
+def _name_leftovers(app: App, target: str) -> None:
+    """Report the parts that unfinished runs left next to the target."""
+    for left in leftovers(target):
+        app.remark(
+            f"{left} is there as well: an interrupted run left it, or another one builds it; "
+            "remove it once none is running"
+        )
 
 
 @command(
@@ -197,6 +208,7 @@ def export(
         )  # fmt: skip
 
     app.answer({"file": file, **report._asdict()}, render)
+    _name_leftovers(app, file)
 
 
 @command(

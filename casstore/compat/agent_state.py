@@ -10,6 +10,7 @@ raises, a value that would come back changed is refused, and any thread may call
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -50,7 +51,7 @@ class _OnStore:
 
 
 def _opened(path: Path) -> Store:
-    if path.is_file():
+    if os.path.isfile(path):
         raise InvalidInputError(
             f"{path} is a file, and DB_PATH names a store: choose another place for it, and move "
             f"the old database there with import_agent_state"

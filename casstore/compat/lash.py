@@ -19,6 +19,8 @@ from casstore.compat.lash_findings import Found
 from casstore.compat.lash_session import Gathered, gather
 from casstore.compat.lash_verify import verify
 from casstore.compat.sqlite_source import SqliteSource
+from casstore.engine.files import storage_error
+from casstore.engine.paths import path_text
 from casstore.engine.protocol import RowKey
 from casstore.errors import (
     ConditionFailedError,
@@ -99,7 +101,7 @@ def import_sessions(
     if not places:
         raise InvalidInputError("name a database of lash, or a directory of them")
     before = used_bytes(store)
-    files = [file for place in places for file in _files(Path(place))]
+    files = [file for place in places for file in _files(Path(path_text(place)))]
     if name is not None and len(files) != 1:
         raise InvalidInputError(f"{len(files)} databases cannot all be called {name!r}")
     named = {Path(place) for place in places}
@@ -127,10 +129,15 @@ def import_sessions(
 
 def _files(place: Path) -> Iterator[Path]:
     """The databases at a place."""
-    if not place.is_dir():
+    # Unlike the method of a path, it says no of names that are too long.
+    if not os.path.isdir(place):
         yield place
         return
-    found = sorted(each for each in place.iterdir() if each.suffix == _SUFFIX and each.is_file())
+    try:
+        there = sorted(place.iterdir())
+    except OSError as exc:
+        raise storage_error(f"cannot read {place}", exc) from exc
+    found = [each for each in there if each.suffix == _SUFFIX and os.path.isfile(each)]
     if not found:
         raise SourceNotFoundError(f"there is no file *{_SUFFIX} in {place}")
     yield from found

@@ -192,12 +192,11 @@ class SessionStore:
 
             return cls(Store(MemoryEngine()))
         place = Path(name).expanduser()
-        if place.is_file():
+        if os.path.isfile(place):
             raise InvalidInputError(
                 f"{place} is a file, and a store is a directory; a database of power-loop moves "
                 f"over with: casstore import-records power-loop {place}"
             )
-        place.parent.mkdir(parents=True, exist_ok=True)
         return cls(casstore.store.open(place, durability), str(place))
 
     def close(self) -> None:

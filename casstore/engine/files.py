@@ -1,17 +1,26 @@
-"""What the file system says no to, and what it must be told to remember."""
+"""Safe creation of files and directories, and typed errors for what the file system refuses.
+
+``PartFile`` and ``PartDirectory`` build something under an unpredictable name in its target's
+directory and rename it when it is complete. They create it exclusively, relative to the opened
+directory, and follow no link: another user of the directory may have planted one. No process
+removes what it did not create, so a killed process leaves its part behind; ``leftovers`` lists
+such parts.
+"""
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
+import re
+import secrets
 import shutil
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Final
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import BinaryIO, Final
 
 from casstore.errors import (
-    BusyError,
     CasstoreError,
     InvalidInputError,
     SourceNotFoundError,
@@ -21,15 +30,56 @@ from casstore.errors import (
 
 FULL_DISK: Final = frozenset((errno.ENOSPC, errno.EFBIG, errno.EDQUOT))
 
-#: What something under way is called: its own name and this.
-PART_SUFFIX: Final = ".casstore-part"
-_DIRECTORY_MODE: Final = 0o700
+#: The errors of renaming a directory to a name that is in use.
+TAKEN: Final = frozenset((errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR))
+
+_NO_LINKS: Final = frozenset((errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS))
+
+FILE_MODE: Final = 0o600
+DIRECTORY_MODE: Final = 0o700
+_DIRECTORY_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+# Behind the beginning of the target's name.
+_PART: Final = ".casstore-part-"
+_TOKEN_BYTES: Final = 16
+# Of the target's name, so that all of it is no longer than a file system allows.
+_NAME_BYTES: Final = 200
+_KINDS: Final = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 def storage_error(what: str, exc: OSError) -> StorageError:
     """The error for something that the operating system refused to do."""
     kind = StorageFullError if exc.errno in FULL_DISK else StorageError
-    return kind(f"{what}: {exc.strerror}")
+    # O_NOFOLLOW makes opening a link fail with ELOOP.
+    why = "it is a symbolic link" if exc.errno == errno.ELOOP else exc.strerror
+    return kind(f"{what}: {why or exc}")
+
+
+def open_regular(
+    path: str,
+    flags: int = os.O_RDONLY,
+    mode: int = FILE_MODE,
+    *,
+    dir_fd: int | None = None,
+    follow: bool = False,
+) -> int:
+    """Open a regular file; OSError for anything else.
+
+    Opening a pipe would block until another process opens its other end. A symbolic link as the
+    last component is refused, unless ``follow``.
+    """
+    link = 0 if follow else os.O_NOFOLLOW
+    handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | link, mode, dir_fd=dir_fd)
+    kind = stat.S_IFMT(os.fstat(handle).st_mode)
+    if kind != stat.S_IFREG:
+        os.close(handle)
+        raise OSError(errno.EINVAL, f"it is {_KINDS.get(kind, 'no file')}, not a file", path)
+    return handle
 
 
 def source_error(path: str, exc: OSError) -> CasstoreError:
@@ -67,55 +117,176 @@ def sync_directory(path: str) -> None:
         os.close(handle)
 
 
-@contextmanager
-def part_directory(target: str) -> Iterator[str]:
-    """An empty directory beside ``target``, for one process to build something in.
+class _Importing:
+    """Raises StorageError for an OSError while a module is loaded."""
 
-    It is removed at the end, if it is still there under this name, and so is what a killed
-    process has left there. BusyError if another process builds the same.
-    """
-    part = target + PART_SUFFIX
-    handle = _claim_directory(part)
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(exc, OSError):
+            raise storage_error("a part of casstore cannot be loaded", exc) from exc
+
+
+_IMPORTING: Final = _Importing()
+
+
+def importing() -> _Importing:
+    """A context for imports inside functions: the process may have no descriptor left by then."""
+    return _IMPORTING
+
+
+# --- under way --------------------------------------------------------------------------------
+
+
+def _part_name(target: str) -> str:
+    begin = os.fsencode(target)[:_NAME_BYTES]
+    return f"{os.fsdecode(begin)}{_PART}{secrets.token_hex(_TOKEN_BYTES)}"
+
+
+def leftovers(target: str) -> list[str]:
+    """The parts of ``target`` that running processes build or killed ones have left."""
+    directory, name = os.path.split(os.path.abspath(target))
+    begin = os.fsdecode(os.fsencode(name)[:_NAME_BYTES])
+    ours = re.compile(re.escape(begin + _PART) + f"[0-9a-f]{{{2 * _TOKEN_BYTES}}}")
     try:
+        return sorted(
+            os.path.join(directory, found)
+            for found in os.listdir(directory)
+            if ours.fullmatch(found)
+        )
+    except OSError:
+        return []
+
+
+class _Part:
+    """A file or directory under a temporary name until it is published."""
+
+    def __init__(self, target: str) -> None:
+        """Open the directory of ``target``; raises OSError."""
+        directory, self._target = os.path.split(os.path.abspath(target))
+        self._directory = os.open(directory, _DIRECTORY_FLAGS)
+        self._name = _part_name(self._target)
+        self.path = os.path.join(directory, self._name)
+        self._made: os.stat_result | None = None
+
+    def _is_there(self) -> bool:
+        """Does the temporary name still belong to what this process created?"""
         try:
-            for name in os.listdir(part):
-                _remove(os.path.join(part, name))
+            there = os.stat(self._name, dir_fd=self._directory, follow_symlinks=False)
+        except OSError:
+            return False
+        return self._made is not None and os.path.samestat(there, self._made)
+
+    def _require_there(self) -> None:
+        if not self._is_there():
+            raise OSError(errno.ESTALE, "it was moved or replaced while it was written", self.path)
+
+    def _rename(self) -> None:
+        """Rename it to the target, replacing what has that name; raises OSError."""
+        self._require_there()
+        os.rename(self._name, self._target, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+        os.fsync(self._directory)
+
+
+class PartFile(_Part):
+    """A file that appears whole under its name, or not at all. Every call raises OSError."""
+
+    def __init__(self, target: str, mode: int = FILE_MODE) -> None:
+        """Create it beside its place."""
+        super().__init__(target)
+        try:
+            handle = os.open(
+                self._name,
+                os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
+                mode,
+                dir_fd=self._directory,
+            )
+        except BaseException:
+            os.close(self._directory)
+            raise
+        self._made = os.fstat(handle)
+        self.file: BinaryIO = os.fdopen(handle, "wb")
+
+    def publish(self, *, replace: bool) -> None:
+        """Flush it, and give it its name; FileExistsError if that is taken, unless ``replace``."""
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        if replace:
+            self._rename()
+        else:
+            self._link()
+        self.file.close()
+        os.close(self._directory)
+
+    def _link(self) -> None:
+        self._require_there()
+        there = {"src_dir_fd": self._directory, "dst_dir_fd": self._directory}
+        try:
+            # Unlike renaming, linking never takes the place of what came meanwhile.
+            os.link(self._name, self._target, follow_symlinks=False, **there)
         except OSError as exc:
-            raise storage_error(f"cannot clear {part}", exc) from exc
+            if exc.errno not in _NO_LINKS:
+                raise
+            # This file system has no such links: between asking and renaming something may come.
+            with suppress(FileNotFoundError):
+                os.stat(self._target, dir_fd=self._directory, follow_symlinks=False)
+                raise FileExistsError(errno.EEXIST, "there is one", self._target) from None
+            self._rename()
+            return
+        os.unlink(self._name, dir_fd=self._directory)
+        os.fsync(self._directory)
+
+    def discard(self) -> None:
+        """Remove it, unless something else has its name by now."""
+        with suppress(OSError):
+            # It held what could not be written; the file goes away in any case.
+            self.file.close()
+        with suppress(OSError):
+            if self._is_there():
+                os.unlink(self._name, dir_fd=self._directory)
+        with suppress(OSError):
+            os.close(self._directory)
+
+
+class PartDirectory(_Part):
+    """An empty directory beside its place, for this process alone."""
+
+    def __init__(self, target: str) -> None:
+        """Create it, and what is missing above it; raises OSError."""
+        os.makedirs(os.path.dirname(os.path.abspath(target)), exist_ok=True)
+        super().__init__(target)
+        try:
+            os.mkdir(self._name, DIRECTORY_MODE, dir_fd=self._directory)
+            self._made = os.stat(self._name, dir_fd=self._directory, follow_symlinks=False)
+        except BaseException:
+            os.close(self._directory)
+            raise
+
+    def publish(self) -> None:
+        """Give it its name; raises OSError, also if something that is not empty has that."""
+        self._rename()
+
+    def close(self) -> None:
+        """Remove it, unless it was published or something else has its name by now."""
+        if self._is_there():
+            shutil.rmtree(self._name, ignore_errors=True, dir_fd=self._directory)
+        os.close(self._directory)
+
+
+@contextmanager
+def part_directory(target: str) -> Iterator[PartDirectory]:
+    """An empty directory beside ``target`` to build something in; removed unless published."""
+    try:
+        part = PartDirectory(target)
+    except OSError as exc:
+        raise storage_error(f"cannot create {target}", exc) from exc
+    try:
         yield part
     finally:
-        if os.path.lexists(part):
-            shutil.rmtree(part, ignore_errors=True)
-        os.close(handle)
-
-
-def _claim_directory(path: str) -> int:
-    while True:
-        try:
-            os.makedirs(path, mode=_DIRECTORY_MODE, exist_ok=True)
-            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            continue  # finished by somebody else just now
-        except OSError as exc:
-            raise storage_error(f"cannot create {path}", exc) from exc
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(handle), os.stat(path)):
-                return handle
-        except BlockingIOError:
-            os.close(handle)
-            raise BusyError(f"{path} is being written by another process") from None
-        except FileNotFoundError:
-            pass
-        except OSError as exc:
-            os.close(handle)
-            raise storage_error(f"cannot lock {path}", exc) from exc
-        # Whoever held it has just finished: what was opened has another name by now.
-        os.close(handle)
-
-
-def _remove(path: str) -> None:
-    if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path)
-    else:
-        os.unlink(path)
+        part.close()

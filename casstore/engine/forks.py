@@ -18,6 +18,8 @@ from contextlib import suppress
 from typing import Any, Final
 from weakref import ref
 
+from casstore.engine.files import open_regular
+
 _PACKAGE: Final = __name__.partition(".")[0]
 
 # Held while a descriptor comes or goes, so that a fork finds all of them.
@@ -79,10 +81,16 @@ class Descriptor:
             os.close(number)
 
 
-def open_file(path: str, flags: int, mode: int) -> Descriptor:
-    """Open a file; raises OSError."""
+def open_file(path: str, flags: int, mode: int, *, dir_fd: int | None = None) -> Descriptor:
+    """Open a file, and nothing else that has its name (``files.open_regular``); raises OSError."""
     with _changing:
-        return Descriptor(os.open(path, flags, mode))
+        return Descriptor(open_regular(path, flags, mode, dir_fd=dir_fd))
+
+
+def open_directory(path: str) -> Descriptor:
+    """Open a directory; raises OSError."""
+    with _changing:
+        return Descriptor(os.open(path, os.O_RDONLY | os.O_DIRECTORY))
 
 
 def open_pipe() -> tuple[Descriptor, Descriptor]:

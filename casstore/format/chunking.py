@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, Final
 
+from casstore.errors import StorageError
 from casstore.format import tree
 from casstore.format.hashing import Kind
 
@@ -24,7 +25,11 @@ Emit = Callable[[int, bytes, list[bytes]], bytes]
 
 def _cutter() -> Any:
     # Imported at the first long blob: it costs as much as all of casstore.
-    from pyfastcdc import FastCDC
+    try:
+        from pyfastcdc import FastCDC
+    except OSError as exc:
+        # A process may have no descriptor left by then.
+        raise StorageError(f"pyfastcdc cannot be loaded: {exc.strerror}") from exc
 
     return FastCDC(
         _AVERAGE_BYTES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from casstore.engine.files import part_directory, storage_error, sync_directory
+from casstore.engine.files import TAKEN, part_directory, storage_error
 from casstore.engine.protocol import HotCopying
 from casstore.errors import InvalidInputError, TargetExistsError
 from casstore.maintenance.copying import CopyReport, copy
@@ -91,13 +91,15 @@ def _build(store: Store, target: str, progress: Progress | None) -> BackupReport
     if os.path.lexists(target):
         raise TargetExistsError(target)
     with part_directory(target) as part:
-        with open_store(part) as other:
+        with open_store(part.path) as other:
             done = copy(store, other, progress=progress)
             other.engine.flush()
         try:
-            size_bytes = sum([item.stat().st_size for item in os.scandir(part) if item.is_file()])
-            os.rename(part, target)
-            sync_directory(os.path.dirname(target))
+            found = os.scandir(part.path)
+            size_bytes = sum([item.stat().st_size for item in found if item.is_file()])
+            part.publish()
         except OSError as exc:
+            if exc.errno in TAKEN:
+                raise TargetExistsError(target) from exc
             raise storage_error(f"cannot create {target}", exc) from exc
     return BackupReport(False, done.new_objects, size_bytes)

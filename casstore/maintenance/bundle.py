@@ -7,7 +7,6 @@ by its offset.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import struct
 from collections import OrderedDict
@@ -16,11 +15,10 @@ from types import TracebackType
 from typing import Any, BinaryIO, Final, NamedTuple, Self
 
 from casstore.engine.compression import CODEC_RAW, CODEC_ZSTD, NO_DICTIONARY, Compressor
-from casstore.engine.files import PART_SUFFIX, source_error, storage_error, sync_directory
+from casstore.engine.files import PartFile, source_error, storage_error
 from casstore.errors import (
     BundleError,
     BundleLimitError,
-    BusyError,
     CorruptionError,
     ForeignBundleError,
     InvalidInputError,
@@ -32,7 +30,6 @@ from casstore.format import canonical
 from casstore.format.bundle import BundleHeader, PackedObject, Totals
 from casstore.format.digest import BlobHasher
 
-_FILE_MODE: Final = 0o600
 _KEPT_BLOCKS: Final = 16
 _KEPT_BYTES: Final = 32 << 20
 
@@ -63,15 +60,13 @@ class Block(NamedTuple):
 class BundleWriter:
     """``with BundleWriter(path, header) as writer``: the file is there after the block, or never.
 
-    What a killed writer leaves behind is called like the target with ``.casstore-part`` at
-    the end; the next one to the same target takes it over.
+    What a killed writer leaves behind is called as ``engine.files.leftovers`` says, and stays.
     """
 
     def __init__(
         self, path: str, header: BundleHeader, *, replace: bool = False, compress: bool = True
     ) -> None:
         self._path = path
-        self._new = path + PART_SUFFIX
         self._replace = replace
         self._header = header
         self._compressor = Compressor(_no_dictionary) if compress else None
@@ -88,14 +83,14 @@ class BundleWriter:
         if not self._replace and os.path.lexists(self._path):
             raise TargetExistsError(self._path)
         try:
-            self._file = self._claim()
+            self._part = PartFile(self._path)
         except OSError as exc:
             raise storage_error(f"cannot write {self._path}", exc) from exc
         try:
             self._put(layout.MAGIC)
             self._block(layout.HEADER, 1, layout.encode_header(self._header), plain=True)
         except BaseException:
-            self._give_up()
+            self._part.discard()
             raise
         return self
 
@@ -106,34 +101,13 @@ class BundleWriter:
         trace: TracebackType | None,
     ) -> None:
         if kind is not None:
-            self._give_up()
+            self._part.discard()
             return
         try:
             self._finish()
         except BaseException:
-            self._give_up()
+            self._part.discard()
             raise
-
-    def _claim(self) -> BinaryIO:
-        """The file beside the target, emptied, for this writer alone."""
-        while True:
-            handle = os.open(self._new, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
-            file: BinaryIO = os.fdopen(handle, "wb")
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.path.samestat(os.fstat(handle), os.stat(self._new)):
-                    os.ftruncate(handle, 0)
-                    return file
-            except BlockingIOError:
-                file.close()
-                raise BusyError(f"{self._path} is being written by another process") from None
-            except FileNotFoundError:
-                pass
-            except BaseException:
-                file.close()
-                raise
-            # Whoever held it has just finished: what was opened is the target by now.
-            file.close()
 
     def add_object(self, kind: int, digest: bytes, data: bytes) -> None:
         """Take an object; all that it links to must have come, or be left out on purpose."""
@@ -173,7 +147,7 @@ class BundleWriter:
 
     def _put(self, data: bytes) -> None:
         try:
-            self._file.write(data)
+            self._part.file.write(data)
         except OSError as exc:
             raise storage_error(f"cannot write {self._path}", exc) from exc
         self._hasher.update(data)
@@ -185,31 +159,11 @@ class BundleWriter:
         totals = Totals(self.objects, self.object_bytes, self.rows, digest)
         self._block(layout.TRAILER, 1, layout.encode_totals(totals), plain=True)
         try:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            if self._replace:
-                os.replace(self._new, self._path)
-            else:
-                # Unlike renaming, linking never takes the place of what came meanwhile.
-                os.link(self._new, self._path)
-                os.unlink(self._new)
-            self._file.close()
-            sync_directory(os.path.dirname(os.path.abspath(self._path)))
+            self._part.publish(replace=self._replace)
         except FileExistsError as exc:
             raise TargetExistsError(self._path) from exc
         except OSError as exc:
             raise storage_error(f"cannot write {self._path}", exc) from exc
-
-    def _give_up(self) -> None:
-        try:
-            self._file.close()
-        except OSError:
-            # It held what could not be written; the file goes away in any case.
-            pass
-        try:
-            os.unlink(self._new)
-        except FileNotFoundError:
-            return
 
 
 # --- reading ----------------------------------------------------------------------------------

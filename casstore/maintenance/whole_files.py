@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import BinaryIO
+from contextlib import contextmanager
+from typing import BinaryIO, Final
 
-from casstore.engine.files import storage_error
+from casstore.engine.files import PartFile, storage_error
 from casstore.engine.paths import path_text
+
+# As any file that a program writes for its user: less what the user's mask takes off.
+_FILE_MODE: Final = 0o666
 
 
 @contextmanager
@@ -22,29 +24,35 @@ def whole_file(path: str | os.PathLike[str], *, replace: bool = False) -> Iterat
     """
     name = path_text(path)
     try:
+        with _opened(name, replace=replace) as into:
+            yield into
+    except FileExistsError:
+        raise
+    except OSError as exc:
+        raise storage_error(f"cannot write {name}", exc) from exc
+
+
+@contextmanager
+def _opened(name: str, *, replace: bool) -> Iterator[BinaryIO]:
+    if not replace and os.path.lexists(name):
+        raise FileExistsError(name)
+    try:
         old = os.stat(name) if replace else None
     except OSError:
         # Not there: nothing is replaced. What else stands in the way is told when it is opened.
         old = None
-    # A pipe or a device is written to as it is; a link leads to the file that is replaced.
-    as_it_is = old is not None and not stat.S_ISREG(old.st_mode)
-    target = os.path.realpath(name) if old is not None and not as_it_is else name
-    written = target
-    if replace and not as_it_is:
-        written = os.path.join(os.path.dirname(target), f".casstore-{secrets.token_hex(8)}")
-    created = False
-    try:
-        with open(written, "wb" if as_it_is else "xb") as into:
-            created = not as_it_is
+    if old is not None and not stat.S_ISREG(old.st_mode):
+        # A pipe or a device is written to as it is.
+        with open(name, "wb") as into:
             yield into
-        if written != target:
-            if old is not None:
-                os.chmod(written, stat.S_IMODE(old.st_mode))
-            os.replace(written, target)
-    except BaseException as exc:
-        if created:
-            with suppress(FileNotFoundError):
-                os.unlink(written)
-        if isinstance(exc, OSError) and not isinstance(exc, FileExistsError):
-            raise storage_error(f"cannot write {name}", exc) from exc
+        return
+    # A link leads to the file that is replaced.
+    part = PartFile(os.path.realpath(name) if old is not None else name, _FILE_MODE)
+    try:
+        yield part.file
+        if old is not None:
+            os.fchmod(part.file.fileno(), stat.S_IMODE(old.st_mode))
+        part.publish(replace=replace)
+    except BaseException:
+        part.discard()
         raise

@@ -13,6 +13,7 @@ from typing import Final
 import lmdb
 
 from casstore.engine.clock import wall_clock_ms
+from casstore.engine.files import open_regular
 from casstore.engine.lmdb.directory import (
     FILE_MODE,
     NEW_FILE,
@@ -41,9 +42,11 @@ def create_store(directory: StoreDirectory, map_bytes: int, lmdb_version: int) -
     new_lock = os.path.join(directory.path, NEW_LOCK_FILE)
     try:
         for leftover in (new, new_lock):
-            if os.path.exists(leftover):
+            if os.path.lexists(leftover):
                 os.unlink(leftover)
         directory.reserve_lock_file(NEW_LOCK_FILE, _NEW_READERS)
+        # LMDB would follow a link. An empty file is as good to it as none.
+        os.close(open_regular(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
         _build(new, map_bytes, lmdb_version)
         os.unlink(new_lock)
         os.rename(new, directory.data_path)

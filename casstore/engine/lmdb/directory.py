@@ -22,12 +22,12 @@ import stat
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from casstore.engine import forks
 from casstore.engine.files import FULL_DISK as FULL_DISK
-from casstore.engine.files import flush_file, write_at
+from casstore.engine.files import flush_file, open_regular, write_at
 from casstore.engine.files import storage_error as storage_error
 from casstore.engine.files import sync_directory as sync_directory
 from casstore.engine.lmdb.kept import KEPT_FILE
@@ -128,6 +128,7 @@ class StoreDirectory:
     def prepare(self, *, create: bool) -> None:
         """See that this is, or may become, a store's directory; raise a typed error if not."""
         if os.path.exists(self.data_path):
+            self._require_file()
             return
         if os.path.islink(self.data_path):
             # A new store in its place would be empty, and the way to the old one gone.
@@ -154,6 +155,13 @@ class StoreDirectory:
             sync_directory(os.path.dirname(os.path.abspath(self.path)))
         except OSError as exc:
             raise storage_error(f"cannot create {self.path}", exc) from exc
+
+    def _require_file(self) -> None:
+        """Raise StorageError unless the data file can be read, and is a file or a link to one."""
+        try:
+            os.close(open_regular(self.data_path, follow=True))
+        except OSError as exc:
+            raise storage_error(f"cannot read {self.data_path}", exc) from exc
 
     def _require_not_lost(self) -> None:
         """Refuse a directory whose store has lost its data file; a new store would hide that.
@@ -340,8 +348,15 @@ class StoreDirectory:
         """
         folder = os.path.join(self.path, LOCKS)
         try:
-            os.makedirs(folder, mode=DIRECTORY_MODE, exist_ok=True)
-            return forks.open_file(os.path.join(folder, name), os.O_RDWR | os.O_CREAT, FILE_MODE)
+            with suppress(FileExistsError):
+                os.mkdir(folder, mode=DIRECTORY_MODE)
+            # A link would have locks made, and waited for, elsewhere.
+            inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                flags = os.O_RDWR | os.O_CREAT
+                return forks.open_file(name, flags, FILE_MODE, dir_fd=inside)
+            finally:
+                os.close(inside)
         except OSError as exc:
             if self._readonly and exc.errno in (errno.EROFS, errno.EACCES):
                 return None
@@ -356,7 +371,7 @@ class StoreDirectory:
         """
         size = _LOCK_HEADER_BYTES + _READER_BYTES * readers
         try:
-            handle = os.open(os.path.join(self.path, name), os.O_RDWR | os.O_CREAT, FILE_MODE)
+            handle = open_regular(os.path.join(self.path, name), os.O_RDWR | os.O_CREAT)
         except OSError as exc:
             if self._readonly and exc.errno in (errno.EROFS, errno.EACCES):
                 return None
@@ -382,7 +397,7 @@ class StoreDirectory:
     def open_place(self) -> forks.Descriptor:
         """A descriptor of the directory itself."""
         try:
-            return forks.open_file(self.path, os.O_RDONLY | os.O_DIRECTORY, 0)
+            return forks.open_directory(self.path)
         except OSError as exc:
             raise storage_error(f"cannot open {self.path}", exc) from exc
 
@@ -426,7 +441,7 @@ class StoreDirectory:
         try:
             os.mkdir(place, mode=DIRECTORY_MODE)
         except OSError as exc:
-            raise storage_error(f"cannot write to {self.path}", exc) from exc
+            raise storage_error(f"cannot create {place}", exc) from exc
         try:
             yield place
         finally:
@@ -464,6 +479,12 @@ class StoreDirectory:
         import shutil  # here, because opening a store should not have to wait for it
 
         try:
+            strange = sorted(set(os.listdir(place)) - _OWN_NAMES)
+            if strange:
+                raise StorageError(
+                    f"{os.path.join(place, strange[0])} is not of a compaction; move it elsewhere, "
+                    f"and then remove {place}"
+                )
             shutil.rmtree(place)
         except OSError as exc:
             raise storage_error(f"cannot remove {place}", exc) from exc
@@ -474,7 +495,8 @@ class StoreDirectory:
         """The boot under which writes without a flush began, if any may be pending."""
         try:
             # Whatever a damaged marker holds, it is not this boot.
-            with open(os.path.join(self.path, _MARKER), errors="replace") as source:
+            marker = open_regular(os.path.join(self.path, _MARKER))
+            with open(marker, errors="replace") as source:
                 return source.read(_MARKER_CHARS).strip()
         except FileNotFoundError:
             return None
@@ -501,7 +523,7 @@ class StoreDirectory:
         """Note that a flush has failed: the boot is as good as ended. As well as the disk lets."""
         marker = os.path.join(self.path, _MARKER)
         try:
-            handle = os.open(marker, os.O_WRONLY)
+            handle = open_regular(marker, os.O_WRONLY)
             try:
                 write_at(handle, (self.boot() + _LOST).encode(), 0)
                 os.fsync(handle)
@@ -524,7 +546,7 @@ class StoreDirectory:
             return
         marker = os.path.join(self.path, _MARKER)
         try:
-            handle = os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
+            handle = open_regular(marker, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             try:
                 write_at(handle, boot.encode(), 0)
                 os.fsync(handle)

@@ -17,11 +17,13 @@ won back inside of them.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
 import secrets
 import shutil
+import stat
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -49,9 +51,10 @@ MIN_LIMIT_BYTES: Final = 4 << 20
 # The layout; whoever changes it takes another name, and lets the old one lie.
 _LAYOUT: Final = "objects-1"
 _SHELF: Final = re.compile(r"(\d{1,19})-(\d{1,19})")
-_GONE: Final = ".gone-"
+_GONE: Final = re.compile(r"\.gone-[0-9a-f]{16}")
 _LOCK: Final = "lock"
 _LOCK_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+_OTHERS_WRITE: Final = 0o022
 _WORD_BYTES: Final = 16
 _SHELVES: Final = 2
 # In memory objects are kept by the engine that asks us; here only a few slabs are.
@@ -238,6 +241,7 @@ class DiskCache:
             try:
                 try:
                     os.makedirs(self._root, mode=DIRECTORY_MODE, exist_ok=True)
+                    _require_own(self._root)
                     path = os.path.join(self._root, _LOCK)
                     self._held = forks.open_file(path, _LOCK_FLAGS, FILE_MODE)
                     fcntl.flock(self._held, fcntl.LOCK_EX)
@@ -291,7 +295,7 @@ class DiskCache:
             match = _SHELF.fullmatch(name)
             if match is not None and os.path.exists(os.path.join(self._root, name, DATA_FILE)):
                 there.setdefault(int(match[1]), []).append(int(match[2]))
-            elif name != _LOCK:
+            elif match is not None or _GONE.fullmatch(name):
                 # Whoever made it or threw it away was killed over it.
                 shutil.rmtree(os.path.join(self._root, name), ignore_errors=True)
         if any(epoch > self._epoch for epoch in there):
@@ -352,7 +356,7 @@ class DiskCache:
 
     def _throw_away(self, path: str) -> None:
         """Remove a shelf at once for everybody, and then file by file."""
-        gone = os.path.join(os.path.dirname(path), _GONE + secrets.token_hex(8))
+        gone = os.path.join(os.path.dirname(path), f".gone-{secrets.token_hex(8)}")
         try:
             os.rename(path, gone)
         except OSError as exc:
@@ -390,6 +394,15 @@ class DiskCache:
                 RuntimeWarning,
                 stacklevel=2,
             )
+
+
+def _require_own(path: str) -> None:
+    """Raise OSError if a directory is a link, or if another user could have put files there."""
+    found = os.lstat(path)
+    if stat.S_ISLNK(found.st_mode):
+        raise OSError(errno.ELOOP, "it is a symbolic link", path)
+    if found.st_uid != os.geteuid() or found.st_mode & _OTHERS_WRITE:
+        raise OSError(errno.EPERM, "another user can write to it", path)
 
 
 def _require_sound(path: str) -> None:

@@ -25,6 +25,7 @@ import lmdb
 from casstore.engine import conditions
 from casstore.engine.clock import wall_clock_ms
 from casstore.engine.compression import Compressor
+from casstore.engine.files import importing
 from casstore.engine.lmdb import notes
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.batches import READ_BATCH, Batches
@@ -183,7 +184,8 @@ class LmdbEngine:
                 target=behind[self._env.durability], name="casstore-sync", daemon=True
             ).start()
         if auto_pack:
-            from casstore.engine.lmdb.background import BackgroundPacker
+            with importing():
+                from casstore.engine.lmdb.background import BackgroundPacker
 
             self.packer = BackgroundPacker(
                 lambda progress: self.pack(progress, min_age_ms=COLD_AGE_MS), self._count_slabs
@@ -456,7 +458,8 @@ class LmdbEngine:
 
     def watch(self) -> Watch:
         """A watch that tells when anybody, in any process, may have written to the store."""
-        from casstore.engine.lmdb.watching import open_watch
+        with importing():
+            from casstore.engine.lmdb.watching import open_watch
 
         return open_watch(self._env)
 
@@ -518,7 +521,8 @@ class LmdbEngine:
         self, progress: Callable[[PackReport], None] | None = None, *, min_age_ms: int = 0
     ) -> PackReport:
         """Join slabs older than ``min_age_ms`` into large ones, in short steps beside writers."""
-        from casstore.engine.lmdb.packing import pack
+        with importing():
+            from casstore.engine.lmdb.packing import pack
 
         cold_before_ms = self._clock() - min_age_ms if min_age_ms else None
         with self.reclaiming():
@@ -535,7 +539,8 @@ class LmdbEngine:
         return self._reserve.reclaiming()
 
     def _adopt_cold_dictionary(self, scope: Scope) -> None:
-        from casstore.engine.lmdb.cold_dictionary import try_cold_dictionary
+        with importing():
+            from casstore.engine.lmdb.cold_dictionary import try_cold_dictionary
 
         try:
             trial = try_cold_dictionary(self._env, self._compressor, scope.packed_to, scope.newest)
@@ -553,7 +558,8 @@ class LmdbEngine:
 
     def measure_space(self, progress: Callable[[int, int], None] | None = None) -> EngineSpace:
         """What the file's pages are used for; ``progress`` is told rows done, of how many."""
-        from casstore.engine.lmdb.measuring import measure
+        with importing():
+            from casstore.engine.lmdb.measuring import measure
 
         return measure(self._env, progress)
 
@@ -561,7 +567,8 @@ class LmdbEngine:
 
     def collection(self, roots: Roots, *, grace_ms: int, dry_run: bool = False) -> Collection:
         """A collection that keeps what roots reach and what was put within the grace."""
-        from casstore.engine.lmdb.collection import Collection
+        with importing():
+            from casstore.engine.lmdb.collection import Collection
 
         self._env.gate.check()
         return Collection(self._env, roots, self._clock, grace_ms=grace_ms, dry_run=dry_run)
@@ -575,14 +582,16 @@ class LmdbEngine:
 
     def rebuild_index(self, roots: Roots, *, grace_ms: int = 0) -> IndexReport:
         """Make the index anew from the slabs: what roots reach, and what is younger."""
-        from casstore.engine.lmdb.reindexing import rebuild_index
+        with importing():
+            from casstore.engine.lmdb.reindexing import rebuild_index
 
         keep_after_ms = self._clock() + 1 - grace_ms
         return rebuild_index(self._env, roots, keep_after_ms=keep_after_ms)
 
     def drop_damaged_rows(self, table: str) -> int:
         """Remove rows of a table that cannot be proven, and make the sum over all rows anew."""
-        from casstore.engine.lmdb.reindexing import drop_damaged_rows
+        with importing():
+            from casstore.engine.lmdb.reindexing import drop_damaged_rows
 
         conditions.check_table(table)
         return drop_damaged_rows(self._env, table)
@@ -591,13 +600,15 @@ class LmdbEngine:
 
     def check_header(self) -> list[Fault]:
         """Look at what the store says of itself, and that its parts fit together in number."""
-        from casstore.engine.lmdb import examination
+        with importing():
+            from casstore.engine.lmdb import examination
 
         return examination.check_header(self._env)
 
     def check_structure(self) -> Structure:
         """Walk the pages of all tables, as one snapshot has them, without LMDB."""
-        from casstore.engine.lmdb import examination
+        with importing():
+            from casstore.engine.lmdb import examination
 
         return examination.check_structure(self._env, self._env.data_path)
 
@@ -605,7 +616,8 @@ class LmdbEngine:
         self, tables: Sequence[str], told: Told | None = None, *, whole: bool = True
     ) -> list[Fault]:
         """Prove every row of these tables; ``whole``: these are all, so the sum over them, too."""
-        from casstore.engine.lmdb import examination
+        with importing():
+            from casstore.engine.lmdb import examination
 
         for table in tables:
             conditions.check_table(table)
@@ -613,46 +625,53 @@ class LmdbEngine:
 
     def readable_rows(self, table: str, *, start: bytes, limit: int) -> list[Row]:
         """Rows from ``start`` on, in order, without those that are damaged."""
-        from casstore.engine.lmdb import examination
+        with importing():
+            from casstore.engine.lmdb import examination
 
         conditions.check_table(table)
         return examination.readable_rows(self._env, self._journal, table, start, limit)
 
     def examine(self, *, after: int, content: Callable[[int], bool] | None) -> Examination:
         """Objects with an id above ``after``, some slabs at a time, straight from the file."""
-        from casstore.engine.lmdb import examination
+        with importing():
+            from casstore.engine.lmdb import examination
 
         compressor = examination.fresh_compressor(self._env)
         return examination.examine(self._env, self._journal, compressor, after, content)
 
     def find_ids(self, digests: Sequence[bytes]) -> list[int | None]:
         """The ids of objects, all of one moment; None where there is none."""
-        from casstore.engine.lmdb import examination
+        with importing():
+            from casstore.engine.lmdb import examination
 
         conditions.check_digests(digests)
         return examination.find_ids(self._env, self._journal, digests)
 
     def find_names(self, ids: Sequence[int]) -> list[bytes | None]:
         """The digests by which objects are found, all of one moment; None: by none."""
-        from casstore.engine.lmdb import examination
+        with importing():
+            from casstore.engine.lmdb import examination
 
         return examination.find_names(self._env, self._journal, ids)
 
     def check_index(self, excused: Callable[[int], bool], told: Told | None = None) -> list[Fault]:
         """Look for names that lead nowhere, but not to ids that are ``excused``."""
-        from casstore.engine.lmdb import examination
+        with importing():
+            from casstore.engine.lmdb import examination
 
         return examination.check_index(self._env, self._journal, excused, told)
 
     def read_mark(self) -> bytes | None:
         """What the last check left behind."""
-        from casstore.engine.lmdb import examination
+        with importing():
+            from casstore.engine.lmdb import examination
 
         return examination.read_mark(self._env)
 
     def write_mark(self, mark: bytes) -> None:
         """Leave something for the next check."""
-        from casstore.engine.lmdb import examination
+        with importing():
+            from casstore.engine.lmdb import examination
 
         examination.write_mark(self._env, mark)
 
@@ -667,7 +686,8 @@ class LmdbEngine:
         pulse: Callable[[int, int | None], None] | None = None,
     ) -> HotCopyReport:
         """Make ``target`` a store of its own, as of one moment, beside running writers."""
-        from casstore.engine.lmdb.hot_copy import copy_store
+        with importing():
+            from casstore.engine.lmdb.hot_copy import copy_store
 
         self._env.gate.check()
         return copy_store(self._env, target, compact=compact, replace=replace, pulse=pulse)

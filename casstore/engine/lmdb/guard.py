@@ -17,8 +17,8 @@ import os
 from struct import Struct
 from typing import Final, NamedTuple
 
-from casstore.engine.files import storage_error, write_at
-from casstore.errors import CorruptionError, FormatVersionError, StorageError
+from casstore.engine.files import open_regular, storage_error, write_at
+from casstore.errors import CorruptionError, FormatVersionError
 
 META_MAGIC: Final = 0xBEEFC0DE
 # The two formats differ in the length of a page header: LMDB 0.9 writes version 1
@@ -66,13 +66,13 @@ class Extent(NamedTuple):
 def read_extent(path: str) -> Extent:
     """Parse both meta pages the way LMDB picks one; raise if neither makes sense."""
     try:
-        with open(path, "rb") as source:
+        with open(open_regular(path, follow=True), "rb") as source:
             # The meta page is read before the length: a writer that commits in between
             # can only make the file longer than needed.
             head = source.read(2 << 16)
             file_bytes = os.fstat(source.fileno()).st_size
     except OSError as exc:
-        raise StorageError(f"cannot read {path}: {exc.strerror}") from exc
+        raise storage_error(f"cannot read {path}", exc) from exc
     header_bytes = _find_header(head, path)
     page_bytes = _META.unpack_from(head, header_bytes)[4]
     if page_bytes not in (1 << shift for shift in range(9, 17)):
@@ -151,8 +151,6 @@ def verify_structure(path: str, metas: bytes = b"") -> None:
     # Only damaged or suspect files are worth its import.
     from lmdb import verify
 
-    file_bytes = os.path.getsize(path)
-
     class Verifier(verify._Verifier):
         """Also misses the later pages of a long value, if the file ends before them.
 
@@ -171,8 +169,11 @@ def verify_structure(path: str, metas: bytes = b"") -> None:
             return sound
 
     try:
-        with open(path, "rb") as source:
+        with open(open_regular(path, follow=True), "rb") as source:
+            file_bytes = os.fstat(source.fileno()).st_size
             problems: list[str] = Verifier(source, file_bytes).verify()  # type: ignore[no-untyped-call]
+    except OSError as exc:
+        raise storage_error(f"cannot read {path}", exc) from exc
     except verify.VerifyError as exc:
         raise CorruptionError(f"{path} cannot be read: {exc}") from exc
     if problems:

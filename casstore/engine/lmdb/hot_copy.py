@@ -21,12 +21,11 @@ from typing import Final
 
 import lmdb
 
-from casstore.engine.files import part_directory
+from casstore.engine.files import TAKEN, open_regular, part_directory
 from casstore.engine.forks import Descriptor, open_pipe
 from casstore.engine.lmdb import notes
 from casstore.engine.lmdb.directory import (
     DATA_FILE,
-    FILE_MODE,
     FULL,
     LOCK_FILE,
     LOCKS,
@@ -68,22 +67,24 @@ def copy_store(
         # Only a store may be replaced by one.
         StoreDirectory(target).prepare(create=False)
     with part_directory(place) as part:
-        data = os.path.join(part, DATA_FILE)
+        data = os.path.join(part.path, DATA_FILE)
         for _ in range(_MAX_ATTEMPTS):
             if _Copy(env, data, compact=compact).run(pulse):
                 break
             env.gate.check()
         else:
             raise BusyError(f"copying {env.path} had to give way to forks again and again")
-        objects = _make_sound(part, env)
+        objects = _make_sound(part.path, env)
         try:
             size_bytes = os.stat(data).st_size
             if replace and os.path.lexists(place):
                 _replace(data, place)
+                sync_directory(os.path.dirname(place))
             else:
-                os.rename(part, place)
-            sync_directory(os.path.dirname(place))
+                part.publish()
         except OSError as exc:
+            if exc.errno in TAKEN:
+                raise TargetExistsError(target) from exc
             raise storage_error(f"cannot create {target}", exc) from exc
     return HotCopyReport(size_bytes, objects)
 
@@ -198,9 +199,9 @@ class _Copy:
 
     def _write(self, out: Descriptor) -> None:
         """Write what comes out of the pipe into the file, until it ends or must end."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         try:
-            with open(os.open(self._path, flags, FILE_MODE), "wb", buffering=0) as target:
+            with open(open_regular(self._path, flags), "wb", buffering=0) as target:
                 while not self._stop.is_set():
                     if self._env.gate.is_awaited:
                         self._gave_way = True

@@ -29,7 +29,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from casstore.engine import forks
-from casstore.engine.files import flush_file, storage_error, write_at
+from casstore.engine.files import flush_file, open_regular, storage_error, write_at
 from casstore.errors import StorageError
 from casstore.format.hashing import DIGEST_BYTES, plain_hash
 
@@ -166,7 +166,7 @@ class Found(NamedTuple):
 def read_kept(path: str, boot: str) -> Found:
     """The last state that was kept under this boot; raises StorageError."""
     try:
-        with open(path, "rb") as source:
+        with open(open_regular(path), "rb") as source:
             content = source.read(_MAX_BYTES + 1)
     except FileNotFoundError:
         return Found(None, doubtful=False)

@@ -19,8 +19,9 @@ from itertools import pairwise
 from struct import Struct
 from typing import Final, NamedTuple
 
+from casstore.engine.files import open_regular, storage_error
 from casstore.engine.lmdb.guard import META_MAGIC, META_VERSIONS
-from casstore.errors import CorruptionError, StorageError
+from casstore.errors import CorruptionError
 
 BRANCH: Final = 0x01
 LEAF: Final = 0x02
@@ -120,10 +121,10 @@ class PageFile:
 
     def __init__(self, path: str) -> None:
         try:
-            self._handle = os.open(path, os.O_RDONLY)
+            self._handle = open_regular(path, follow=True)
             self.size_bytes = os.fstat(self._handle).st_size
         except OSError as exc:
-            raise StorageError(f"cannot read {path}: {exc.strerror}") from exc
+            raise storage_error(f"cannot read {path}", exc) from exc
         self.path = path
         try:
             self.header_bytes, self.page_bytes = self._find_layout()
@@ -206,7 +207,7 @@ class PageFile:
         except OSError as exc:
             # A bad sector is damage like any other: what it held is lost, not the rest.
             if start == 0:
-                raise StorageError(f"cannot read {self.path}: {exc.strerror}") from exc
+                raise storage_error(f"cannot read {self.path}", exc) from exc
             return b""
 
     def read(self, number: int, pages: int = 1) -> bytes | None:

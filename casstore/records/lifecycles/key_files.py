@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from casstore.engine.files import storage_error, sync_directory
+from casstore.engine.files import open_regular, storage_error, sync_directory, write_at
 from casstore.engine.paths import path_text
 from casstore.errors import (
     ConflictError,
@@ -36,6 +36,8 @@ _NAME: Final = re.compile(r"[0-9a-z][0-9a-z.-]{0,127}", re.ASCII)
 _FILE_MODE: Final = 0o600
 _DIRECTORY_MODE: Final = 0o700
 _OTHERS: Final = 0o077
+# More than any key has.
+_MAX_FILE_BYTES: Final = 1024
 # What a directory with a store in it has.
 _STORE_FILE: Final = "data.mdb"
 
@@ -80,7 +82,7 @@ class FileKeys:
         try:
             if gone.exists():
                 raise KeyDestroyedError(name)
-            self._write(part, key.hex().encode() + b"\n")
+            self._write(part, key.hex().encode() + b"\n", os.O_EXCL)
             try:
                 # Unlike a rename, this fails if there is one.
                 os.link(part, file)
@@ -102,8 +104,9 @@ class FileKeys:
         """
         file = self._file(name, _KEY)
         try:
-            self._require_private(file)
-            text = file.read_bytes()
+            with open(open_regular(str(file), follow=True), "rb") as opened:
+                self._require_private(file, opened.fileno())
+                text = opened.read(_MAX_FILE_BYTES)
         except FileNotFoundError:
             if self._file(name, _DESTROYED).exists():
                 raise KeyDestroyedError(name) from None
@@ -144,7 +147,8 @@ class FileKeys:
             sync_directory(str(self._directory))
             # Somebody else may be destroying it, too, and be quicker.
             with suppress(FileNotFoundError):
-                with file.open("r+b") as opened:
+                # A link is not followed: what it leads to would be overwritten.
+                with open(open_regular(str(file), os.O_RDWR), "r+b") as opened:
                     opened.write(b"\0" * (2 * KEY_BYTES + 1))
                     opened.flush()
                     os.fsync(opened.fileno())
@@ -159,14 +163,14 @@ class FileKeys:
             raise InvalidInputError(f"a key has a name of small letters and digits, not {name!r}")
         return self._directory / (name + ending)
 
-    def _write(self, path: Path, content: bytes) -> None:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
+    def _write(self, path: Path, content: bytes, flags: int = 0) -> None:
+        handle = open_regular(str(path), os.O_WRONLY | os.O_CREAT | flags, _FILE_MODE)
         try:
-            os.write(handle, content)
+            write_at(handle, content, 0)
             os.fsync(handle)
         finally:
             os.close(handle)
 
-    def _require_private(self, path: Path) -> None:
-        if path.stat().st_mode & _OTHERS:
+    def _require_private(self, path: Path, handle: int | None = None) -> None:
+        if os.stat(path if handle is None else handle).st_mode & _OTHERS:
             raise StorageError(f"others may read {path}: chmod go-rwx {path}")

@@ -13,7 +13,9 @@ from typing import Final, NamedTuple
 
 import lmdb
 
+from casstore.engine.files import storage_error
 from casstore.engine.lmdb.excavation.ranks import NEWEST, SAVED_TABLES
+from casstore.engine.lmdb.translation import translate
 from casstore.engine.protocol import Row
 
 _SCRATCH_MAP_BYTES: Final = 1 << 40
@@ -41,7 +43,10 @@ class FoundRows:
     """The rows of all tables, in a scratch file of LMDB's."""
 
     def __init__(self) -> None:
-        self._path = tempfile.mkdtemp(prefix="casstore-salvage-")
+        try:
+            self._path = tempfile.mkdtemp(prefix="casstore-salvage-")
+        except OSError as exc:
+            raise storage_error("no directory for the rows that are found", exc) from exc
         self._scratch: lmdb.Environment | None = None
         self._waiting: list[_Taken] = []
         try:
@@ -53,6 +58,9 @@ class FoundRows:
                 lock=False,
             )
             self._tables = {name: self._scratch.open_db(name.encode()) for name in SAVED_TABLES}
+        except lmdb.Error as exc:
+            self.close()
+            raise translate(exc, self._path) from exc
         except BaseException:
             self.close()
             raise
@@ -76,7 +84,14 @@ class FoundRows:
     def keep(self) -> None:
         """Compare what was taken in with what is known, and keep what counts."""
         assert self._scratch is not None
-        with self._scratch.begin(write=True) as txn:
+        try:
+            self._keep(self._scratch)
+        except lmdb.Error as exc:
+            raise translate(exc, self._path) from exc
+        self._waiting.clear()
+
+    def _keep(self, scratch: lmdb.Environment) -> None:
+        with scratch.begin(write=True) as txn:
             for table, key, rank, value, on_top in self._waiting:
                 database = self._tables[table]
                 known = txn.get(key, db=database)
@@ -100,7 +115,6 @@ class FoundRows:
                 ):
                     continue
                 txn.put(key, bytes((rank,)) + value, db=database)
-        self._waiting.clear()
 
     def ranked(
         self, table: str, start: bytes = b"", stop: bytes | None = None
