@@ -1,4 +1,8 @@
-"""Somebody else's SQLite database, to read from: as it is at one moment, and left as it was."""
+"""Reads another program's SQLite database in one snapshot, and does not change it.
+
+The file is not trusted. Views and virtual tables do not count as tables, because a view may have
+endless rows. The size of the file bounds what one query may read, and Ctrl-C ends a query.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ from casstore.errors import (
     CasstoreError,
     ConflictError,
     ForeignSourceError,
+    LimitError,
     SourceNotFoundError,
     StorageError,
 )
@@ -24,6 +29,16 @@ from casstore.errors import (
 _PRIMARY: Final = 0xFF
 # How long a writer is waited for.
 _PATIENCE_S = 5.0
+# SQLite calls back after so many instructions of its virtual machine.
+_STEP: Final = 1000
+# What one query may take: a second, and for each byte of the file many times what reading it,
+# sorting it and looking it up take.
+_LEAST_STEPS: Final = 50_000
+_BYTES_PER_STEP: Final = 16
+_LEAST_ROWS: Final = 10_000
+# A column may be computed, and as long as SQLite allows.
+_MAX_VALUE_BYTES: Final = 1 << 29
+_FAILURES: Final = (sqlite3.Error, UnicodeDecodeError)
 
 
 class SqliteSource:
@@ -36,10 +51,15 @@ class SqliteSource:
 
     def __init__(self, file: str | os.PathLike[str]) -> None:
         self.path = Path(path_text(file))
+        # How often SQLite may still call back for the query that runs, and what was raised then:
+        # SQLite itself only says that it was interrupted.
+        self._steps_left = _LEAST_STEPS
+        self._raised: BaseException | None = None
         # Unlike the method of a path, it says no of names that are too long.
         if not os.path.isfile(self.path):
             raise SourceNotFoundError(f"there is no file {self.path}")
         self._opened = self._state()
+        self._size = self.size_bytes
         # With neither log nor journal nobody is writing, and SQLite need not leave anything beside
         # the file. With either it must look at them: the file alone holds what was not committed.
         mode = "mode=ro" if self._opened is None else "mode=ro&immutable=1"
@@ -48,15 +68,40 @@ class SqliteSource:
                 f"{self.path.absolute().as_uri()}?{mode}", timeout=_PATIENCE_S, uri=True
             )
             try:
+                self._database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
+                self._database.set_progress_handler(self._watching().__next__, _STEP)
                 #: The tables that there are.
                 self.tables = self._begin()
             except BaseException:
                 self._database.close()
                 raise
-        except sqlite3.DatabaseError as exc:
+        except _FAILURES as exc:
+            self._reraise()
             raise self._refusal(exc) from exc
 
-    def _refusal(self, exc: sqlite3.DatabaseError) -> CasstoreError:
+    def _watching(self) -> Iterator[bool]:
+        """Called back while a query runs: True ends it.
+
+        A generator: Python handles signals when it resumes one, where they are caught here. In a
+        function it would do so before the function can catch anything, and sqlite3 drops what a
+        callback raises.
+        """
+        while True:
+            try:
+                yield self._raised is not None or self._steps_left < 0
+                self._steps_left -= 1
+            except GeneratorExit:
+                return
+            except BaseException as exc:
+                self._raised = exc
+
+    def _reraise(self) -> None:
+        """Raise what ended a query: Ctrl-C, or whatever else a signal handler has raised."""
+        raised, self._raised = self._raised, None
+        if raised is not None:
+            raise raised
+
+    def _refusal(self, exc: Exception) -> CasstoreError:
         code = getattr(exc, "sqlite_errorcode", 0) & _PRIMARY
         if code == sqlite3.SQLITE_BUSY:
             return BusyError(f"somebody is writing to {self.path}: import it when they are done")
@@ -71,7 +116,10 @@ class SqliteSource:
         self._database.execute("PRAGMA query_only = 1")
         # One moment for everything that is read.
         self._database.execute("BEGIN")
-        names = self._database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        names = self._database.execute(
+            # A virtual table has no page.
+            "SELECT name FROM sqlite_master WHERE type = 'table' AND rootpage > 0"
+        )
         return frozenset(name for (name,) in names)
 
     def __enter__(self) -> SqliteSource:
@@ -88,8 +136,7 @@ class SqliteSource:
     @property
     def size_bytes(self) -> int:
         """What the database takes, with its log."""
-        files = (self.path, Path(f"{self.path}-wal"))
-        return sum(each.stat().st_size for each in files if each.exists())
+        return (_size(self.path) or 0) + (_size(f"{self.path}-wal") or 0)
 
     @property
     def encoding(self) -> str:
@@ -97,18 +144,47 @@ class SqliteSource:
         return str(next(self.ask("PRAGMA encoding"))[0])
 
     def ask(self, query: str, values: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
-        """The rows of a query, as they are read. StorageError if the file cannot be read."""
-        try:
-            # Not from the cursor itself: who stops early would close it, maybe after the database.
-            # One at a time: a row may be as long as it likes.
-            cursor = self._database.execute(query, values)
-            while (row := cursor.fetchone()) is not None:
-                yield row
-        except sqlite3.DatabaseError as exc:
-            raise StorageError(f"{self.path} cannot be read: {exc}") from exc
+        """The rows of a query, as they are read.
+
+        StorageError if the file cannot be read, LimitError if a file of its size cannot hold so
+        much: it was made to look endless.
+        """
+        steps_left = _LEAST_STEPS + self._size // _BYTES_PER_STEP
+        rows_left = _LEAST_ROWS + self._size
+        cursor: sqlite3.Cursor | None = None
+        while True:
+            # Queries run in each other, so each has a budget of its own.
+            self._steps_left = steps_left
+            try:
+                # Not from the cursor itself: who stops early would close it, maybe after the
+                # database. One at a time: a row may be as long as it likes.
+                if cursor is None:
+                    cursor = self._database.execute(query, values)
+                row = cursor.fetchone()
+            except _FAILURES as exc:
+                self._reraise()
+                if self._steps_left < 0:
+                    raise self._endless() from exc
+                raise StorageError(f"{self.path} cannot be read: {exc}") from exc
+            steps_left = self._steps_left
+            if row is None:
+                return
+            rows_left -= 1
+            if rows_left < 0:
+                raise self._endless()
+            yield row
+
+    def _endless(self) -> LimitError:
+        return LimitError(
+            f"{self.path} has more rows, or takes more work to read, than a database of "
+            f"{self._size:,} bytes can: it is damaged, or made to look endless"
+        )
 
     def columns(self, table: str) -> frozenset[str]:
-        """The columns of a table; none if there is no such table."""
+        """The columns of a table; none if there is no such table, or it is a view."""
+        # SQLite takes names in any case for the same.
+        if table.lower() not in {name.lower() for name in self.tables}:
+            return frozenset()
         return frozenset(
             name for (name,) in self.ask("SELECT name FROM pragma_table_info(?)", (table,))
         )
@@ -133,10 +209,18 @@ class SqliteSource:
 
         So it does a journal; an empty one is only kept to be used again.
         """
-        journal = Path(f"{self.path}-journal")
-        if not self.path.is_file() or Path(f"{self.path}-wal").exists():
+        if _size(f"{self.path}-wal") is not None or _size(f"{self.path}-journal"):
             return None
-        if journal.exists() and journal.stat().st_size:
+        try:
+            found = os.stat(self.path)
+        except OSError:
             return None
-        found = self.path.stat()
         return found.st_size, found.st_mtime_ns
+
+
+def _size(path: str | os.PathLike[str]) -> int | None:
+    """How long a file is; None if there is none, or its name is too long for one."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -24,9 +25,11 @@ from langgraph.types import Command
 
 from casstore.adapters.langgraph import CasstoreSaver, import_sqlite
 from casstore.errors import (
+    CasstoreError,
     ConflictError,
     CorruptionError,
     ForeignStoreError,
+    InvalidInputError,
     StoreNotFoundError,
     UnsafePayloadError,
 )
@@ -339,14 +342,72 @@ def test_what_cannot_be_moved_is_refused_by_name(
         import_sqlite(store, source)
 
 
+CONSTRUCTOR = {"lc": 1, "type": "constructor", "id": ["os", "system"], "kwargs": {}}
+STATE = {"v": 1, "id": "x", "ts": "", "channel_values": {}, "channel_versions": {}}
+ODD_STATES: list[tuple[type[CasstoreError], object, object]] = [
+    (UnsafePayloadError, "json", CONSTRUCTOR),
+    (UnsafePayloadError, "json", {"lc": 1, "type": "not_implemented", "id": ["x"]}),
+    (UnsafePayloadError, "json", {**STATE, "channel_values": {"a": CONSTRUCTOR}}),
+    (InvalidInputError, "json", {**STATE, "channel_values": {"a": 2**70}}),
+    (CorruptionError, "json", "{"),
+    (CorruptionError, "json", b"\xff"),
+    (CorruptionError, "json", "[" * 100_000),
+    (CorruptionError, "json", None),
+    (CorruptionError, "json", 5),
+    (CorruptionError, "bytes", None),
+    (CorruptionError, "msgpack", None),
+    (UnsafePayloadError, None, b""),
+]
+ODD_CHECKPOINTS = [
+    {"channel_values": 5},
+    {"channel_versions": [1]},
+    {"channel_versions": {"a": 1, "b": "2"}},
+    {"channel_versions": {"a": None}},
+    {"versions_seen": 5},
+    {"versions_seen": {"a": 5}},
+    {"v": "1"},
+]
+
+
+def stored_as(value: object) -> object:
+    return json.dumps(value).encode() if isinstance(value, dict) else value
+
+
+@pytest.mark.parametrize(("error", "tag", "state"), ODD_STATES)
+def test_state_that_cannot_be_rebuilt_is_a_typed_error(
+    source: Path, store: Store, error: type[CasstoreError], tag: object, state: object
+) -> None:
+    change = "UPDATE {} SET type = ?, {} = ? WHERE thread_id = 'asking'"
+    before = source.read_bytes()
+    for table, column in (("checkpoints", "checkpoint"), ("writes", "value")):
+        source.write_bytes(before)
+        damage(source, change.format(table, column), tag, stored_as(state))
+        with pytest.raises(error):
+            import_sqlite(store, source)
+
+
+@pytest.mark.parametrize("fields", ODD_CHECKPOINTS)
+def test_a_checkpoint_that_is_none_is_a_typed_error(
+    source: Path, store: Store, fields: dict[str, Any]
+) -> None:
+    change = "UPDATE checkpoints SET type = 'json', checkpoint = ? WHERE thread_id = 'asking'"
+    damage(source, change, stored_as({**STATE, **fields}))
+    with pytest.raises(CorruptionError, match=r"'asking'.* is damaged"):
+        import_sqlite(store, source)
+
+
+def test_metadata_that_are_no_text_are_a_typed_error(source: Path, store: Store) -> None:
+    damage(source, "UPDATE checkpoints SET metadata = 5 WHERE thread_id = 'asking'")
+    with pytest.raises(CorruptionError, match="metadata"):
+        import_sqlite(store, source)
+
+
 def without_paths(path: Path) -> None:
     damage(path, "ALTER TABLE writes DROP COLUMN task_path")
 
 
 def as_json(path: Path) -> None:
     """As databases from before msgpack have it, for plain values."""
-    import json
-
     strict = JsonPlusSerializer()
     with closing(sqlite3.connect(path)) as database, database:
         for thread, at, tag, blob in database.execute(

@@ -259,6 +259,11 @@ def test_what_cannot_be_moved_is_refused_by_name(
     for statement, error in (
         ("UPDATE checkpoints SET metadata = '[]'", CorruptionError),
         ("UPDATE checkpoints SET checkpoint = '{\"channel_values\": 7}'", CorruptionError),
+        ('UPDATE checkpoints SET checkpoint = checkpoint || \'{"v": "1"}\'', CorruptionError),
+        (
+            "UPDATE checkpoints SET checkpoint = checkpoint || '{\"versions_seen\": 5}'",
+            CorruptionError,
+        ),
         ("UPDATE checkpoint_blobs SET blob = '\\x91'", CorruptionError),
         ("UPDATE checkpoint_blobs SET type = 'pickle'", UnsafePayloadError),
         ("ALTER TABLE checkpoint_blobs DROP COLUMN version CASCADE", ForeignSourceError),

@@ -1201,6 +1201,7 @@ def damaged(statement: str) -> Any:
         damaged("UPDATE turn_usage SET total_tokens = 'many'"),
         damaged("UPDATE message_structure SET session_id = 'other' WHERE session_id = 'talk'"),
         damaged("UPDATE agent_sessions SET session_id = NULL WHERE session_id = 'talk'"),
+        damaged("UPDATE branch_reservations SET branch_id = CAST(branch_id AS BLOB)"),
     ],
 )
 def test_rows_that_the_sdk_never_writes_are_told(
@@ -1209,6 +1210,23 @@ def test_rows_that_the_sdk_never_writes_are_told(
     rows(advanced, statement)
     with pytest.raises(CorruptionError):
         import_sqlite(store, advanced)
+
+
+@pytest.mark.parametrize("table", ["agent_sessions", "agent_messages"])
+def test_a_view_without_end_in_the_place_of_a_table_is_refused(
+    plain: Path, store: Store, table: str
+) -> None:
+    """Counting its rows kept the import busy for ever, deaf to Ctrl-C."""
+    rows(plain, f"ALTER TABLE {table} RENAME TO real")
+    rows(
+        plain,
+        f"""CREATE VIEW {table} AS WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c)
+        SELECT x AS id, 's' || x AS session_id, '{{}}' AS message_data, '' AS created_at,
+        '' AS updated_at FROM c""",
+    )
+    with pytest.raises(ForeignStoreError, match="has no tables"):
+        import_sqlite(store, plain)
+    assert list(store.sessions()) == []
 
 
 # --- much, and at random ------------------------------------------------------------------------

@@ -20,6 +20,7 @@ import casstore
 import casstore.aio
 from casstore.engine.postgres import schema as schemas
 from casstore.engine.postgres import tables
+from casstore.engine.postgres.absence import may_pass
 from casstore.engine.postgres.address import Address, parse
 from casstore.engine.postgres.engine import PostgresEngine
 from casstore.engine.protocol import PutRow, RowKey, StoredObject, Write
@@ -106,6 +107,12 @@ def test_a_directory_is_named_as_it_is() -> None:
         "postgresql://me:100%@h/d",
         "postgresql://127.0.0.1:1/d?nonsense=1",
         "postgresql://127.0.0.1:1/d?application_name=%ff",
+        "postgresql://127.0.0.1:1:x/d",
+        "postgresql://127.0.0.1:99999/d",
+        "postgresql://h:5,127.0.0.1:x/d",
+        "postgresql://[::1]:x/d",
+        "postgresql:///d?port=1:x",
+        "postgresql:///d?port=5432,0",
     ],
 )
 def test_a_url_that_cannot_be_meant_is_bad_input(url: str) -> None:
@@ -123,6 +130,35 @@ def test_the_address_may_stand_in_a_service_file(
     monkeypatch.setenv("PGSERVICEFILE", str(services))
     with casstore.open(f"postgresql:///?service=agents&schema={schema}") as store:
         assert store.get_blob(store.put_blob(b"x")) == b"x"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://h:5432/d",
+        "postgresql://[::1]:5432/d",
+        "postgresql://[::1]/d",
+        "postgresql://a:1,b:65535/d",
+        "postgresql://a:,b/d",
+        "postgresql://me:12:x@h/d",
+        "postgresql:///d?port=5432,5433",
+    ],
+)
+def test_ports_are_left_as_they_are(url: str) -> None:
+    assert parse(url).conninfo == url
+
+
+@pytest.mark.parametrize(("host", "port"), [(b"127.0.0.1", b"1:x"), (b"\xff", b"1")])
+def test_a_place_that_cannot_be_is_not_waited_for(host: bytes, port: bytes) -> None:
+    """The environment may name a port, too."""
+
+    class Tried:
+        hostaddr = b""
+
+    Tried.host, Tried.port = host, port  # type: ignore[attr-defined]
+    exc = psycopg.OperationalError("connection is bad")
+    exc._pgconn = Tried  # type: ignore[assignment]
+    assert not may_pass(exc, "")
 
 
 @pytest.mark.parametrize(
@@ -145,6 +181,8 @@ def test_words_that_make_no_sense_are_refused(words: str) -> None:
         "postgresql://h/db?password=sec%00ret",
         "postgresql://[::1/db?password=secret",
         "postgresql://me:secret@h/db?nonsense=1",
+        # The host was forgotten, and the password stands where a port does.
+        "postgresql://me:secret/db",
     ],
 )
 def test_no_password_is_told_of_a_url_that_cannot_be_read(url: str) -> None:

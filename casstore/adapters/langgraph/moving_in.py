@@ -32,6 +32,7 @@ from casstore.errors import (
     ConditionFailedError,
     ConflictError,
     CorruptionError,
+    InvalidInputError,
     UnsafePayloadError,
 )
 from casstore.maintenance.progress import Progress, Step
@@ -181,11 +182,12 @@ class SaverSource(ABC):
         """Read serialised state that belongs to a checkpoint."""
         if self._serde is not None:
             return self._serde.loads_typed((tag, payload))
+        if tag == "null":
+            return None
+        if type(tag) is str and not isinstance(payload, bytes | str):
+            raise self.damaged(place, "its state is neither bytes nor text")
         if tag == "json":
-            # As LangGraph once wrote; its own list says what of that may be rebuilt. What it
-            # gives is spelled anew, as LangGraph would write it today.
-            strict = JsonPlusSerializer(allowed_msgpack_modules=None)
-            tag, payload = strict.dumps_typed(strict.loads_typed((tag, payload)))
+            tag, payload = self._rewritten(place, payload)
         try:
             return load_raw((tag, payload))
         except UnsafePayloadError as exc:
@@ -195,11 +197,65 @@ class SaverSource(ABC):
                 "needs its serialiser; give it as serde",
             ) from exc
 
+    def _rewritten(self, place: Place, payload: bytes | str) -> tuple[str, bytes]:
+        """State that LangGraph once wrote as JSON, as it would write it today.
+
+        Its own list says what of it may be rebuilt; it raises whatever it likes for the rest.
+        """
+        try:
+            json.loads(payload)
+        except (ValueError, RecursionError) as exc:
+            raise self.damaged(place, f"its state is no JSON: {exc}") from exc
+        strict = JsonPlusSerializer(allowed_msgpack_modules=None)
+        try:
+            value = strict.loads_typed(("json", payload))  # type: ignore[arg-type]
+        except Exception as exc:
+            raise UnsafePayloadError(
+                "json",
+                f"checkpoint {place.checkpoint} of thread {place.thread!r} holds what LangGraph "
+                f"does not rebuild ({exc!s:.200}); give a serialiser that does as serde",
+            ) from exc
+        try:
+            return strict.dumps_typed(value)
+        except (TypeError, ValueError) as exc:
+            raise InvalidInputError(
+                f"checkpoint {place.checkpoint} of thread {place.thread!r} holds what LangGraph's "
+                f"serialiser cannot encode: {exc}"
+            ) from exc
+
+    def damaged(self, place: Place, why: str) -> CorruptionError:
+        """The error for a checkpoint that cannot be what it is stored as."""
+        return CorruptionError(
+            f"checkpoint {place.checkpoint} of thread {place.thread!r} in {self.name} is damaged: "
+            f"{why}"
+        )
+
+    def require_fields(self, place: Place, fields: Any) -> None:
+        """Raise CorruptionError unless a checkpoint has what every checkpoint has."""
+        if type(fields) is not dict:
+            raise self.damaged(place, "it is no map")
+        if type(fields.get("channel_values")) is not dict:
+            raise self.damaged(place, "its channel_values are no map")
+        if type(fields.get("v")) not in (int, type(None)):
+            raise self.damaged(place, "its version is no number")
+        versions, seen = fields.get("channel_versions"), fields.get("versions_seen")
+        for name, found in (("channel_versions", versions), ("versions_seen", seen)):
+            if found is not None and type(found) is not dict:
+                raise self.damaged(place, f"its {name} are no map")
+        kinds = {type(version) for version in (versions or {}).values()}
+        if not (kinds <= {str} or kinds <= {int, float}):
+            raise self.damaged(place, "versions of its channels are neither texts nor numbers")
+        if any(type(one) is not dict for one in (seen or {}).values()):
+            raise self.damaged(place, "its versions_seen are no maps of versions")
+        for names in (fields["channel_values"], versions or {}, seen or {}):
+            if any(type(name) is not str for name in names):
+                raise self.damaged(place, "a channel is not called by a text")
+
     def parse(self, place: Place, text: str | bytes, what: str) -> dict[str, Any]:
         """Read a map that a checkpoint has as JSON."""
         try:
             found = json.loads(text)
-        except (ValueError, RecursionError) as exc:
+        except (TypeError, ValueError, RecursionError) as exc:
             raise CorruptionError(f"the {what} of {place} in {self.name} is damaged") from exc
         if type(found) is not dict:
             raise CorruptionError(f"the {what} of {place} in {self.name} is none")

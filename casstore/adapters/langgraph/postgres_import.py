@@ -156,6 +156,7 @@ class _PostgresSaver(SaverSource):
         # They win over what the document says of them: of a delta snapshot it says that it is.
         for channel, tag, payload in self._source.ask(self._sql.blobs, place):
             values[channel] = self.load(place, tag, payload or b"")
+        self.require_fields(place, fields)
         if (fields.get("v") or 0) < _TASKS_SINCE:
             if self._is_shallow:
                 self._add_tasks(place, fields)
@@ -172,7 +173,7 @@ class _PostgresSaver(SaverSource):
             for tag, payload in self._source.ask(self._sql.sends, values)
         ]
         if sends:
-            versions = fields.setdefault("channel_versions", {})
+            versions = fields["channel_versions"] = fields.get("channel_versions") or {}
             fields["channel_values"][TASKS] = sends
             versions[TASKS] = max(versions.values()) if versions else _FIRST_VERSION
 

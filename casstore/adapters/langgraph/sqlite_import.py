@@ -16,7 +16,7 @@ from casstore.adapters.langgraph.moving_in import (
     move_in,
 )
 from casstore.compat.sqlite_source import SqliteSource
-from casstore.errors import CorruptionError, ForeignSourceError
+from casstore.errors import ForeignSourceError
 from casstore.maintenance.progress import Progress
 from casstore.store import Store, check_store
 
@@ -85,8 +85,7 @@ class _SqliteSaver(SaverSource):
         parent, tag, payload, metadata = found
         fields = self.load(place, tag, payload)
         meta = self.parse(place, metadata, "metadata") if metadata else {}
-        if type(fields) is not dict or "channel_values" not in fields:
-            raise CorruptionError(f"checkpoint {place.checkpoint} in {self.name} is none")
+        self.require_fields(place, fields)
         return FoundCheckpoint(place, parent, fields, meta, self.writes(place))
 
     def require_unchanged(self) -> None:

@@ -209,7 +209,14 @@ class SdkDatabase:
         if not self._reserved:
             return frozenset()
         asked = "SELECT branch_id FROM branch_reservations WHERE session_id = ?"
-        return frozenset(name for (name,) in self._ask(asked, (session,)))
+        found = frozenset(name for (name,) in self._ask(asked, (session,)))
+        for name in found:
+            if type(name) is not str:
+                raise CorruptionError(
+                    f"a branch of session {session!r} in {self._path} is called {name!r:.100}, "
+                    "which is no text"
+                )
+        return found
 
     def clears(self, session: str) -> int:
         """How often it was cleared."""

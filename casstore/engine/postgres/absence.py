@@ -33,7 +33,11 @@ def may_pass(exc: psycopg.Error, conninfo: str) -> bool:
     if tried is None or not (tried.host or tried.hostaddr):
         # No host of that name, no service, a parameter that makes no sense.
         return False
-    code = _answer_of((tried.hostaddr or tried.host).decode(), int(tried.port))
+    try:
+        code = _answer_of((tried.hostaddr or tried.host).decode(), int(tried.port))
+    except ValueError:
+        # A host whose name is no text, or a port that is no number, is not there later either.
+        return False
     if code is None or code in _NOT_NOW:
         return True
     # It is there, and speaks: a password or a certificate that it does not take stays wrong.
@@ -55,7 +59,7 @@ def _answer_of(host: str, port: int) -> bytes | None:
             (size_bytes,) = _LENGTH.unpack(server.recv(_LENGTH.size, socket.MSG_WAITALL))
             wanted = min(size_bytes - _LENGTH.size, _MAX_ANSWER_BYTES)
             fields = server.recv(max(0, wanted), socket.MSG_WAITALL).split(b"\0")
-    except (OSError, ValueError, struct.error):
+    except (OSError, ValueError, OverflowError, struct.error):
         return None
     return next((field[1:] for field in fields if field.startswith(b"C")), b"")
 

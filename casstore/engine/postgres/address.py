@@ -24,6 +24,7 @@ DEFAULT_PATIENCE_S: Final = 30.0
 DEFAULT_CACHE_MIB: Final = 256
 MIN_CACHE_MIB: Final = 4
 MAX_CACHE_MIB: Final = 1 << 20
+_MAX_PORT: Final = 65_535
 
 # Longer names are cut by the server, and two stores would become one.
 _SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
@@ -105,6 +106,7 @@ def parse(url: str) -> Address:
             "or a % that stands for nothing"
         )
     parts = split(url)
+    _check_ports(parts)
     ours: dict[str, str] = {}
     rest: list[str] = []
     for each in parts.parameters:
@@ -122,6 +124,29 @@ def parse(url: str) -> Address:
         except (KeyError, ValueError) as exc:
             raise InvalidInputError(f"{name}={value!r} in the store's URL: {_MEANT[name]}") from exc
     return address
+
+
+def _check_ports(parts: Parts) -> None:
+    """InvalidInputError for a port that is no number; libpq says so only when it connects."""
+    ports: list[tuple[str, str]] = []
+    for each in parts.where.partition("/")[0].split(","):
+        # An address in brackets has colons of its own.
+        begin, bracket, rest = each.rpartition("]")
+        host, _, port = rest.partition(":")
+        ports.append((f"the port of host {begin + bracket + host!r}", port))
+    for each in parts.parameters:
+        name, _, value = each.partition("=")
+        if unquote(name) == "port":
+            ports += [("port=", port) for port in unquote(value).split(",")]
+    for what, port in ports:
+        told = unquote(port)
+        # None is libpq's own, or that of the environment.
+        number = int(told) if told.isascii() and told.isdigit() and len(told) < 6 else 0
+        if told and not 1 <= number <= _MAX_PORT:
+            # It is not shown: where the host was forgotten, the password stands in its place.
+            raise InvalidInputError(
+                f"{what} in the store's URL is not a number from 1 to {_MAX_PORT}"
+            )
 
 
 def check_schema(name: str) -> str:
