@@ -63,6 +63,16 @@ class InvalidValueError(InvalidInputError):
 class LimitError(InvalidValueError):
     """A value, frame or answer is deeper, longer or larger than casstore handles at once."""
 
+    def __str__(self) -> str:
+        return super().__str__() if self.path else self.reason
+
+
+class ExpansionError(LimitError):
+    """A value repeats shared parts until it takes too much memory to build.
+
+    ``put_value`` refuses such a value; ``Store.view`` reads parts of one that is stored.
+    """
+
 
 class BundleLimitError(LimitError):
     """A bundle asks for more than its reader was told to allow: a bomb, or raise the limit."""

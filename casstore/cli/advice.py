@@ -37,6 +37,7 @@ _GENERAL: Final[tuple[tuple[type[CasstoreError], str], ...]] = (
     (errors.AddressSpaceError, "ulimit -v unlimited, then again"),
     (errors.UnsettledError, "open it once as a user who may write to it"),
     (errors.StorageError, "see to the disk and the permissions, then again"),
+    (errors.BundleLimitError, "if you trust the file, import it in Python with larger limits="),
     (errors.LimitError, "ask for a part of it: casstore show NAME --path PATH"),
 )
 # Where the general advice is what was just tried, or is of another store than the one meant.

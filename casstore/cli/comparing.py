@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections import Counter
@@ -16,12 +15,13 @@ from casstore.cli import naming
 from casstore.cli.command import App, command
 from casstore.cli.completing import complete_name
 from casstore.cli.differences import BLOB, CHECKPOINT, Difference, Place, compare, unified
+from casstore.cli.json_stream import json_pieces
 from casstore.cli.output import Printer, Styled, bad, bold, dim, good, name, needs_ascii, other
 from casstore.cli.places import HIDDEN, checkpoint_document, node_summary, read_nodes
 from casstore.cli.quantities import count, size
 from casstore.cli.shapes import Part, Shape
-from casstore.cli.spelling import brief, clip_name, plain, short
-from casstore.errors import InvalidInputError, LimitError, render_path
+from casstore.cli.spelling import brief, clip_name, short
+from casstore.errors import InvalidInputError, render_path
 from casstore.format.digest import Digest
 from casstore.objects.diff import ADDED, CHANGED, REMOVED, Change
 from casstore.session.compare import NodeRef
@@ -31,6 +31,8 @@ from casstore.store import Store, is_server, shown_place
 _SECTION: Final = "Comparing"
 _SHOWN: Final = 100
 _TEXT_LINES: Final = 12
+# Texts up to this length are compared line by line.
+_TEXT_CHARACTERS: Final = 1_000_000
 _NODE: Final = {
     "id": "its id",
     "parent": "the id of its parent",
@@ -193,7 +195,9 @@ def _print_patch(found: Difference) -> None:
     click.echo("[", nl=False)
     between = "\n"
     for operation in found.patch():
-        click.echo(between + json.dumps(operation, ensure_ascii=ascii_only), nl=False)
+        click.echo(between, nl=False)
+        for piece in json_pieces(operation, ascii_only=ascii_only, indented=False):
+            sys.stdout.write(piece)
         between = ",\n"
     click.echo("\n]")
 
@@ -310,8 +314,8 @@ class _Listing:
             "op": change.op,
             "path": list(change.path),
             "old_path": None if change.old_path is None else list(change.old_path),
-            "before": plain(change.before),
-            "after": plain(change.after),
+            "before": change.stored_before(),
+            "after": change.stored_after(),
             "usage": None if usage is None else usage._asdict(),
         }
 
@@ -459,27 +463,22 @@ class _Page:
     def _change(self, change: Change, where: str) -> None:
         room = 1_000_000 if self._full else self._to.room(6, 160)
         if change.op == ADDED:
-            self._to.line(
-                good(f"  + {where}"), "  ", self._brief(change, "after", room - len(where))
-            )
+            shown = brief(change.stored_after(), max(20, room - len(where)))
+            self._to.line(good(f"  + {where}"), "  ", shown)
         elif change.op == REMOVED:
-            self._to.line(
-                bad(f"  - {where}"), "  ", self._brief(change, "before", room - len(where))
-            )
+            shown = brief(change.stored_before(), max(20, room - len(where)))
+            self._to.line(bad(f"  - {where}"), "  ", shown)
         else:
             self._changed(change, where, room)
 
-    def _brief(self, change: Change, side: str, room: int) -> str:
-        try:
-            return brief(getattr(change, side), max(20, room))
-        except LimitError:
-            return "(too long to be read at once)"
-
     def _changed(self, change: Change, where: str, room: int) -> None:
-        before, after = change.before, change.after
-        if isinstance(before, str) and isinstance(after, str) and "\n" in before + after:
+        before, after = change.stored_before(), change.stored_after()
+        assert before is not None
+        assert after is not None
+        left, right = before.whole_text(_TEXT_CHARACTERS), after.whole_text(_TEXT_CHARACTERS)
+        if left is not None and right is not None and "\n" in left + right:
             self._to.line(other(f"  ~ {where}"))
-            self._lines(before, after)
+            self._lines(left, right)
             return
         old, new = brief(before, max(20, room)), brief(after, max(20, room))
         if len(where) + len(old) + len(new) + 8 <= room:
@@ -491,9 +490,6 @@ class _Page:
 
     def _lines(self, before: str, after: str) -> None:
         """Two texts, line by line."""
-        if max(len(before), len(after)) > 1_000_000:
-            self._to.line(f"      {size(len(before))} → {size(len(after))} of text")
-            return
         lines = unified(before, after, around=1)[2:]
         shown = lines if self._full else lines[:_TEXT_LINES]
         for line in shown:

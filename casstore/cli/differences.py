@@ -14,16 +14,19 @@ from casstore.cli import naming
 from casstore.cli.json_patch import operations
 from casstore.cli.naming import Target
 from casstore.cli.places import node_document, read_node, read_nodes
-from casstore.cli.spelling import plain
 from casstore.engine.protocol import Engine, StoredObject
 from casstore.errors import InvalidInputError
 from casstore.format import splitting
+from casstore.format.canonical import ROLE_LINK, decode, inspect
 from casstore.format.digest import Digest
 from casstore.format.hashing import Kind
-from casstore.format.limits import DEFAULT_MAX_BYTES
+from casstore.format.limits import DEFAULT_MAX_BYTES, MAX_DEPTH
+from casstore.format.node import cut_node
+from casstore.format.splitting import Spelled
 from casstore.objects import diff as value_diff
 from casstore.objects.diff import Change
 from casstore.objects.pieces import PendingReader, PieceReader, PieceWriter
+from casstore.objects.stored import Stored
 from casstore.session import compare as checkpoints
 from casstore.session.compare import Comparison, Side
 from casstore.session.state import Runtime
@@ -99,7 +102,7 @@ class Difference(NamedTuple):
                 yield {"op": "remove", "path": _node_pointer(node.id)}
             digests = [node.digest for node in found.added]
             for added in read_nodes(self.new.store, digests, self.new.target.session):
-                value = plain(node_document(added))
+                value = node_document(added)
                 yield {"op": "add", "path": _node_pointer(added.id), "value": value}
         yield from operations(self.changes)
 
@@ -179,16 +182,25 @@ def _nodes(old: Place, new: Place, engine: Engine) -> tuple[Change, ...]:
     """Two nodes are compared as the documents that ``show`` prints of them."""
     writer = PieceWriter()
     reader = PendingReader(engine, writer)
-    digests: list[bytes] = []
-    for place in (old, new):
-        document = node_document(read_node(place.store, place.digest, place.target.session))
-        digests.append(bytes(splitting.split(document, writer.emit)))
-    before, after = reader.get_many(digests)
-    return tuple(
-        value_diff.diff_objects(
-            reader, (digests[0], before), (digests[1], after), DEFAULT_MAX_BYTES
-        )
-    )
+    before, after = [_fields(reader, place, writer) for place in (old, new)]
+    fields = [(name, before[name], after[name]) for name in sorted(before)]
+    return tuple(value_diff.diff_fields(reader, fields, DEFAULT_MAX_BYTES))
+
+
+def _fields(reader: PieceReader, place: Place, writer: PieceWriter) -> dict[str, Spelled]:
+    """The fields that ``show`` prints of a node, encoded as a map would hold them."""
+    stored = dict(zip(("cause", "payload"), cut_node(reader.get(place.digest).data), strict=True))
+    document = node_document(read_node(place.store, place.digest, place.target.session))
+    fields: dict[str, Spelled] = {}
+    for name, value in document.items():
+        if not isinstance(value, Stored):
+            fields[name] = splitting.spell(value, MAX_DEPTH, writer.emit)
+        elif any(role != ROLE_LINK for role, _ in inspect(stored[name].data)[1]):
+            fields[name] = stored[name]
+        else:
+            # A short payload keeps long texts inline; a map would not.
+            fields[name] = splitting.spell(decode(stored[name].data), MAX_DEPTH, writer.emit)
+    return fields
 
 
 def _blobs(old: Place, new: Place) -> Blobs:

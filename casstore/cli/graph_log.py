@@ -14,7 +14,6 @@ from casstore.cli.drawing import Lanes, order
 from casstore.cli.naming import Target
 from casstore.cli.output import Part as Text
 from casstore.cli.output import Printer, Styled, dim, name
-from casstore.cli.places import json_text
 from casstore.cli.shapes import Part, Shape
 from casstore.cli.spelling import clip_name, plain, summary
 from casstore.errors import InvalidInputError, NotFoundError
@@ -69,12 +68,10 @@ class Graph:
                 self._take(batch)
                 batch = []
         self._take(batch)
-        state = handle.load(target.at, hydrate=False)
-        if state is not None and state.leaf is not None and target.node is None:
-            leaf = handle.node(state.leaf, at=target.at)
-            if leaf is not None:
-                at = "" if target.at is None else f"@{target.at}"
-                self.mark(leaf.digest, "leaf", f"{target.session}{at}")
+        path = handle.nodes(at=target.at, payloads=False)
+        if path and target.node is None:
+            at = "" if target.at is None else f"@{target.at}"
+            self.mark(path[-1].digest, "leaf", f"{target.session}{at}")
 
     def add_left_behind(self, session: str) -> None:
         """Take the nodes that rewinds of a session left behind."""
@@ -126,9 +123,9 @@ class Graph:
             except NotFoundError:
                 continue
             if fork.node is not None:
-                found = self._store.session(fork.source).node(fork.node, at=fork.revision)
+                found = naming.find_node(self._store, fork.source, fork.node, fork.revision)
                 if found is not None:
-                    self.mark(found.digest, "fork", fork.session)
+                    self.mark(found, "fork", fork.session)
             else:
                 self._mark_manifest(entry.manifest, "fork", fork.session)
 
@@ -157,9 +154,9 @@ class Graph:
         return sorted(self.headers, key=lambda one: (-self.headers[one].seq, one))
 
     def read(self, digests: Sequence[bytes]) -> Iterator[DecodedNode]:
-        """Nodes with their payloads."""
+        """Nodes with their payloads, which are ``Stored``, or None."""
         for start in range(0, len(digests), _BATCH):
-            yield from graph.read_nodes(self._reader, digests[start : start + _BATCH])
+            yield from graph.stored_nodes(self._reader, digests[start : start + _BATCH])
 
 
 class Fork(NamedTuple):
@@ -351,8 +348,7 @@ def _answer(
             to.line(*_coloured(before), " ", name(shown_id), " ", *marks, *told)
             if payloads:
                 beside = lanes.beside() if drawn else "|"
-                for line in json_text(payload).splitlines():
-                    to.line(dim(beside), "   ", line)
+                to.json(payload, before=(dim(beside), "   "))
             for connection in after:
                 to.line(*_coloured(connection))
         if total > len(lines):

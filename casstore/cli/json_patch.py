@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from casstore.cli.spelling import plain, plain_key
+from casstore.cli.spelling import plain_key
 from casstore.errors import PathStep
 from casstore.objects.diff import ADDED, REMOVED, Change
 
@@ -39,9 +39,9 @@ def operations(changes: Iterable[Change]) -> Iterator[dict[str, Any]]:
             yield {"op": "remove", "path": pointer(at)}
         elif change.op == ADDED:
             _shift(shifts, change.path, 1)
-            yield {"op": "add", "path": pointer(change.path), "value": plain(change.after)}
+            yield {"op": "add", "path": pointer(change.path), "value": change.stored_after()}
         else:
-            yield {"op": "replace", "path": pointer(change.path), "value": plain(change.after)}
+            yield {"op": "replace", "path": pointer(change.path), "value": change.stored_after()}
 
 
 def _current(old: Path, shifts: dict[Path, int]) -> Path:

@@ -28,6 +28,7 @@ from typing import Final, NamedTuple
 from casstore.engine.protocol import Listing
 from casstore.errors import (
     InvalidInputError,
+    NodeNotFoundError,
     NotFoundError,
     RevisionNotFoundError,
     SessionDeletedError,
@@ -296,16 +297,24 @@ def _node(store: Store, text: str) -> Iterator[Target]:
 def _node_target(store: Store, where: Target, node: str) -> Target | None:
     assert where.session is not None
     try:
-        found = store.session(where.session).node(node, at=where.at)
+        found = find_node(store, where.session, node, where.at)
     except (RevisionNotFoundError, SessionNotFoundError, InvalidInputError):
         return None
     if found is None:
         return None
     inner = where.text.partition(":")[2]
     return Target(
-        NODE, f"node:{inner}#{node}", found.digest, where.session, where.revision, node,
+        NODE, f"node:{inner}#{node}", found, where.session, where.revision, node,
         at_head=where.at_head,
     )  # fmt: skip
+
+
+def find_node(store: Store, session: str, node: str, at: int | None) -> Digest | None:
+    """The digest of a visible node, or None; does not read its payload."""
+    try:
+        return store.session(session).nodes(leaf=node, at=at, payloads=False)[-1].digest
+    except NodeNotFoundError:
+        return None
 
 
 def _tag(store: Store, text: str) -> Iterator[Target]:

@@ -16,8 +16,8 @@ import click
 from casstore.cli import naming
 from casstore.cli.command import App, command
 from casstore.cli.completing import complete_name
-from casstore.cli.output import Printer, dim, has_all_characters, is_terminal, name, write_json
-from casstore.cli.places import at_path, json_text, load, parse_path
+from casstore.cli.output import Printer, dim, is_terminal, name, write_json
+from casstore.cli.places import at_path, load, parse_path
 from casstore.cli.quantities import size
 from casstore.cli.shapes import Part, Shape
 from casstore.cli.spelling import parse_json, plain
@@ -165,23 +165,17 @@ def cat(app: App, name_: str, path: str | None, output: str | None, force: bool)
             "kind": naming.kind_name(store, target.digest),
             "value": plain(value),
         }
-    if output is not None:
-        if app.as_json:
-            page = io.StringIO()
-            write_json(page, document)
-            text = page.getvalue()
-        else:
-            text = json_text(value)
+        if output is None:
+            app.answer(document, lambda to: to.json(document["value"]))
+            return
         with _created(output, force=force) as into:
-            into.write(text.encode())
-        return
-
-    def render(to: Printer) -> None:
-        ascii_only = not has_all_characters(sys.stdout)
-        for line in json_text(value, ascii_only=ascii_only).splitlines():
-            to.line(line)
-
-    app.answer(document, render)
+            pieces = io.TextIOWrapper(into, encoding="utf-8", newline="")
+            if app.as_json:
+                write_json(pieces, document)
+            else:
+                Printer(pieces).json(document["value"])
+            pieces.flush()
+            pieces.detach()
 
 
 @contextmanager

@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 import threading
 from typing import Final, TextIO
 
+from casstore.cli.json_stream import json_pieces
 from casstore.cli.main import BROKEN_PIPE, INTERRUPTED
 from casstore.cli.offline import (
     SCHEMA,
@@ -129,11 +129,12 @@ def write_report(where: str, outcomes: list[Outcome], *, interrupted: bool) -> N
         "interrupted": interrupted,
         "stores": [outcome.report for outcome in outcomes],
     }
+    text = "".join(json_pieces(document, ascii_only=True)) + "\n"
     if where == "-":
-        print(json.dumps(document, indent=2), flush=True)
+        print(text, end="", flush=True)
         return
     with whole_file(where, replace=True) as into:
-        into.write(f"{json.dumps(document, indent=2)}\n".encode())
+        into.write(text.encode())
 
 
 class _Log:

@@ -7,7 +7,6 @@ would take for a command. Colours only on a terminal, and not if ``NO_COLOR`` is
 from __future__ import annotations
 
 import io
-import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,10 +14,14 @@ from typing import IO, Any, Final, NamedTuple
 
 import click
 
+from casstore.cli.json_stream import json_pieces
+from casstore.cli.quantities import count as quantity
 from casstore.cli.spelling import safe
 
 # Where output is not shown, nothing is cut: wide enough for any line that is worth having.
 _UNSHOWN_WIDTH: Final = 1_000_000
+# The most lines of a value that are counted after those shown.
+_COUNTED_LINES: Final = 10_000
 # Of a column that is not cut.
 _LEAST_WIDTH: Final = 6
 
@@ -117,6 +120,37 @@ class Printer:
         if not self._colour or not text:
             return text
         return click.style(text, fg=part.fg, bold=part.bold, dim=part.dim)
+
+    def json(self, value: Any, *, before: Sequence[Part] = ()) -> None:
+        """A value as JSON, in lines that begin with ``before``; nothing of it is cut."""
+        begin = "".join([self._styled(part) for part in before])
+        ascii_only = not has_all_characters(self._stream)
+        self._write(begin)
+        for piece in json_pieces(value, ascii_only=ascii_only):
+            self._write(piece.replace("\n", "\n" + begin) if begin else piece)
+        self._write("\n")
+
+    def json_lines(self, value: Any, lines: int, width: int) -> None:
+        """The first lines of a value as JSON, each cut to a width, and how many there are more."""
+        count, line = 0, ""
+        # What follows is counted, but not for ever.
+        for piece in json_pieces(value):
+            first, *others = piece.split("\n")
+            line += first[: max(0, width - len(line))]
+            for other in others:
+                if count < lines:
+                    self.line(line)
+                count, line = count + 1, other[:width]
+            if count >= lines + _COUNTED_LINES:
+                break
+        else:
+            if count < lines:
+                self.line(line)
+            count += 1
+        if count > lines:
+            more = count - lines
+            some = "more than " if more >= _COUNTED_LINES else ""
+            self.line(dim(f"… {some}{quantity(more, 'more line')}: --full"))
 
     def facts(self, facts: Iterable[tuple[str, str | Sequence[Part]]]) -> None:
         """Names and values, one below the other."""
@@ -231,7 +265,8 @@ def _rich_style(part: Styled) -> str:
 
 def write_json(stream: IO[str], document: Mapping[str, Any]) -> None:
     """One JSON document."""
-    json.dump(document, stream, indent=2, ensure_ascii=needs_ascii(stream))
+    for piece in json_pieces(document, ascii_only=needs_ascii(stream)):
+        stream.write(piece)
     stream.write("\n")
 
 

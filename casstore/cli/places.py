@@ -8,16 +8,17 @@ from collections.abc import Container, Iterator, Sequence
 from typing import Any, Final
 
 from casstore.cli.naming import Target
-from casstore.cli.spelling import plain, safe_json, summary
+from casstore.cli.spelling import summary
 from casstore.errors import InvalidInputError, PathNotFoundError, PathStep
 from casstore.format.canonical import Link
 from casstore.format.digest import Digest
 from casstore.format.hashing import Kind
+from casstore.format.manifest import NOTHING
 from casstore.maintenance.removed_nodes import remembered
 from casstore.objects import graph
 from casstore.objects.pieces import PieceReader
-from casstore.objects.view import View
-from casstore.session.checkpoint import read_checkpoint, read_usage
+from casstore.objects.stored import Stored, open_stored, stored_field
+from casstore.session.checkpoint import read_usage
 from casstore.session.data import Node
 from casstore.session.heads import decode_head
 from casstore.session.scanning import scan
@@ -107,12 +108,13 @@ def read_node(store: Store, digest: bytes, session: str | None) -> Node:
 def read_nodes(store: Store, digests: Sequence[bytes], session: str | None) -> Iterator[Node]:
     """Nodes by their digests, in pages: on a server, a page is one round trip.
 
-    The payload of one that a tombstone hides is ``HIDDEN``, and its cause is left out.
+    Causes and payloads are ``Stored``, or None. If a tombstone hides the node, its payload is
+    ``HIDDEN`` and its cause None.
     """
     hidden = hidden_nodes(store, session) if digests else ()
     for start in range(0, len(digests), _PAGE):
         page = digests[start : start + _PAGE]
-        found = graph.read_nodes(PieceReader(store.engine), page)
+        found = graph.stored_nodes(PieceReader(store.engine), page)
         for digest, (header, cause, payload) in zip(page, found, strict=True):
             if digest in hidden:
                 cause, payload = None, HIDDEN
@@ -123,31 +125,49 @@ def read_nodes(store: Store, digests: Sequence[bytes], session: str | None) -> I
 
 
 def checkpoint_document(store: Store, digest: bytes, *, hydrate: bool) -> dict[str, Any]:
-    """A checkpoint as it is shown; components whole, or as links."""
+    """A checkpoint as it is shown; components as ``Stored``, or as links.
+
+    What else may be long is ``Stored`` as well.
+    """
     reader = PieceReader(store.engine)
     manifest = graph.read_manifest(reader, digest, named=True)
-    found = read_checkpoint(reader, manifest, hydrate=hydrate)
-    usage = [entry._asdict() for entry in read_usage(reader, manifest.usage)]
+    components: dict[str, Any] = {}
+    for name in COMPONENTS:
+        component = getattr(manifest, name)
+        if component is not None and hydrate:
+            components[name] = open_object(store, component)
+        else:
+            components[name] = None if component is None else Link(Digest(component))
     return {
         "leaf": manifest.leaf_id,
         "node_count": manifest.nodes,
-        **found._asdict(),
-        "frames": list(found.frames),
-        "usage": usage,
+        "turn_state": stored_field(reader, manifest.turn_state),
+        "tool_state": components["tool_state"],
+        "plugin_snapshot": components["plugin_snapshot"],
+        "plugin_revision": manifest.plugin_revision,
+        "execution_state": components["execution_state"],
+        "frames": [] if manifest.frames == NOTHING else stored_field(reader, manifest.frames),
+        "current_frame": manifest.current_frame,
+        "config": stored_field(reader, manifest.config),
+        "usage": [entry._asdict() for entry in read_usage(reader, manifest.usage)],
     }
 
 
+def open_object(store: Store, digest: bytes) -> Stored:
+    """A value or blob, read as it is printed."""
+    reader = PieceReader(store.engine)
+    return open_stored(reader, digest, reader.get(digest))
+
+
 def load(store: Store, target: Target) -> Any:
-    """Everything that a name stands for, as one value."""
+    """Everything that a name stands for; what may be long is ``Stored``."""
     assert target.digest is not None
     kind = PieceReader(store.engine).get(target.digest).kind
     if kind == Kind.NODE:
         return node_document(read_node(store, target.digest, target.session))
     if kind == Kind.MANIFEST:
         return checkpoint_document(store, target.digest, hydrate=True)
-    if kind in (Kind.BLOB, Kind.ROPE):
-        return store.get_blob(target.digest)
-    return store.get_value(target.digest)
+    return open_object(store, target.digest)
 
 
 def at_path(store: Store, target: Target, path: tuple[PathStep, ...]) -> Any:
@@ -164,32 +184,22 @@ def at_path(store: Store, target: Target, path: tuple[PathStep, ...]) -> Any:
         whole = checkpoint_document(store, target.digest, hydrate=False)
         component = whole.get(str(path[0]))
         if path[0] in COMPONENTS and isinstance(component, Link):
-            whole[str(path[0])] = _open(store, component.digest)
+            whole[str(path[0])] = open_object(store, component.digest)
         return _descend(whole, path)
-    return _descend(store.view(target.digest), path)
-
-
-def _open(store: Store, digest: Digest) -> Any:
-    """A component, read on demand; it may be a blob."""
-    if PieceReader(store.engine).get(digest).kind in (Kind.BLOB, Kind.ROPE):
-        return store.get_blob(digest)
-    return store.view(digest)
+    return open_object(store, target.digest).at(path)
 
 
 def _descend(here: Any, path: tuple[PathStep, ...]) -> Any:
     for depth, step in enumerate(path):
-        if isinstance(here, View):
-            here = here.at([step])
-            continue
+        if isinstance(here, Stored):
+            try:
+                return here.at(path[depth:])
+            except PathNotFoundError as exc:
+                raise PathNotFoundError((*path[:depth], *exc.path)) from exc
         try:
             if isinstance(here, str | bytes):
                 raise TypeError
             here = here[step]
         except (LookupError, TypeError) as exc:
             raise PathNotFoundError(path[: depth + 1]) from exc
-    return here.load() if isinstance(here, View) else here
-
-
-def json_text(value: Any, *, ascii_only: bool = False) -> str:
-    """A value as a person reads it, and a program, too."""
-    return safe_json(json.dumps(plain(value), ensure_ascii=ascii_only, indent=2))
+    return here

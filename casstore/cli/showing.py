@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-import json
+from itertools import islice
 from typing import Any, Final
 
 import click
@@ -20,23 +20,28 @@ from casstore.cli.places import (
     checkpoint_document,
     hidden_nodes,
     node_document,
+    node_summary,
+    open_object,
     parse_path,
     read_node,
+    read_nodes,
 )
 from casstore.cli.quantities import count, moment_or_none, size
 from casstore.cli.sessions import SESSION_FIELDS, session_document
 from casstore.cli.shapes import Part, Shape
-from casstore.cli.spelling import brief, plain, safe_json, short, summary
+from casstore.cli.spelling import brief, plain, short
 from casstore.errors import InvalidInputError, LimitError, ObjectNotFoundError
 from casstore.format.canonical import Link
 from casstore.format.digest import Digest
 from casstore.format.hashing import Kind
 from casstore.objects import graph
 from casstore.objects.pieces import PieceReader
+from casstore.objects.stored import Stored
 from casstore.store import Store
 
 _SECTION: Final = "Sessions"
 _NODES_SHOWN: Final = 10
+_LINES_SHOWN: Final = 40
 # Of a blob, the bytes that are looked at.
 _BLOB_SHOWN: Final = 400
 # A value up to this size is shown whole.
@@ -144,14 +149,12 @@ def _links(kind: int, digest: bytes, data: bytes) -> list[bytes]:
     return list(dict.fromkeys(links_in(data)))[:1000]
 
 
-def _write_value(to: Printer, spelled: Any, *, full: bool) -> None:
-    """A value that is in terms of JSON already: spelled twice it would be another."""
-    lines = safe_json(json.dumps(spelled, ensure_ascii=False, indent=2)).splitlines()
-    shown = lines if full else lines[:40]
-    for line in shown:
-        to.line(line if full else line[: to.room(0, 200)])
-    if len(lines) > len(shown):
-        to.line(dim(f"… {count(len(lines) - len(shown), 'more line')}: --full"))
+def _write_value(to: Printer, value: Any, *, full: bool) -> None:
+    """A value that is in terms of JSON already, or ``Stored``."""
+    if full:
+        to.json(value)
+    else:
+        to.json_lines(value, _LINES_SHOWN, to.room(0, 200))
 
 
 class _Shown:
@@ -257,22 +260,18 @@ class _Shown:
 
     def _component(self, key: str, digest: Digest, room: int) -> Branch:
         """A component and its first entries, without reading all of it."""
-        from casstore.objects.view import View
-
         label = f"{key}  {short(digest)}"
         try:
             if naming.kind_of(self._store, digest) in (Kind.BLOB, Kind.ROPE):
                 with self._store.open_blob(digest) as blob:
                     return Branch(f"{label}  {size(blob.seek(0, 2))} of bytes")
-            view = self._store.view(digest)
+            stored = open_object(self._store, digest)
         except ObjectNotFoundError:
             return Branch(Styled(f"{label}  is missing: casstore check", fg="red"))
-        if not isinstance(view, View):
-            return Branch(f"{label}  {brief(view, room)}")
-        below: list[Branch] = []
-        total = len(view)
-        for entry in _first(view, 200 if self._full else 8):
-            below.append(Branch(f"{entry[0]}  {_entry(entry[1], room)}"))
+        total = stored.entry_count()
+        if total is None:
+            return Branch(f"{label}  {brief(stored, room)}")
+        below = _first(stored, 200 if self._full else 8, room)
         if total > len(below):
             below.append(Branch(dim(f"… {total - len(below):,} more")))
         return Branch(f"{label}  {count(total, 'entry', 'entries')}", below)
@@ -291,19 +290,16 @@ class _Shown:
         _write_value(self._to, node["payload"], full=self._full)
 
     def _view(self) -> None:
-        from casstore.objects.view import View
-
         assert self._target.digest is not None
-        view = self._store.view(self._target.digest)
-        if not isinstance(view, View):
-            self._to.line(brief(view, self._to.room(0, 200)))
+        stored = open_object(self._store, self._target.digest)
+        total = stored.entry_count()
+        if total is None:
+            self._to.line(brief(stored, self._to.room(0, 200)))
             return
-        room = self._to.room(20, 120)
-        entries = list(_first(view, 1000 if self._full else 40))
-        below = [Branch(f"{entry[0]}  {_entry(entry[1], room)}") for entry in entries]
-        if len(view) > len(entries):
-            below.append(Branch(dim(f"… {len(view) - len(entries):,} more: --full, or --path")))
-        self._to.tree(Styled(count(len(view), "entry", "entries"), bold=True), below)
+        below = _first(stored, 1000 if self._full else 40, self._to.room(20, 120))
+        if total > len(below):
+            below.append(Branch(dim(f"… {total - len(below):,} more: --full, or --path")))
+        self._to.tree(Styled(count(total, "entry", "entries"), bold=True), below)
 
     def _blob(self) -> None:
         assert self._target.digest is not None
@@ -321,26 +317,25 @@ class _Shown:
     def _last_nodes(self) -> None:
         assert self._target.session is not None
         nodes = self._store.session(self._target.session).nodes(at=self._target.at)
-        shown = nodes[-_NODES_SHOWN:]
+        shown = list(nodes[-_NODES_SHOWN:].digests())
         if len(nodes) > len(shown):
             self._to.line(dim(f"… {count(len(nodes) - len(shown), 'node')} before: casstore log"))
         room = self._to.room(20, 120)
-        for node in shown:
-            self._to.line(name(node.id), "  ", summary(node.payload, max(20, room - len(node.id))))
+        for node in read_nodes(self._store, shown, self._target.session):
+            said = node_summary(node, max(20, room - len(node.id)))
+            self._to.line(name(node.id), "  ", said)
 
 
-def _first(view: Any, limit: int) -> list[tuple[str, Any]]:
+def _first(stored: Stored, limit: int, room: int) -> list[Branch]:
     """The first entries of a list or map, with their keys or places."""
-    from itertools import islice
+    return [
+        Branch(f"{f'[{step}]' if isinstance(step, int) else step}  {_entry(value, room)}")
+        for step, value in islice(stored.entries(), limit)
+    ]
 
-    if view.is_map:
-        return [(str(key), value) for key, value in islice(view.items(), limit)]
-    return [(f"[{at}]", value) for at, value in enumerate(islice(iter(view), limit))]
 
-
-def _entry(value: Any, room: int) -> str:
-    from casstore.objects.view import View
-
-    if isinstance(value, View):
-        return f"({count(len(value), 'entry', 'entries')})"
+def _entry(value: Stored, room: int) -> str:
+    entries = value.entry_count()
+    if entries is not None:
+        return f"({count(entries, 'entry', 'entries')})"
     return brief(value, room)

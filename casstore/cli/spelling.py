@@ -15,6 +15,7 @@ from casstore.format.value_json import parse_json as parse_json
 from casstore.format.value_json import plain as plain
 from casstore.format.value_json import plain_key as plain_key
 from casstore.format.value_json import unplain as unplain
+from casstore.objects.stored import BytesBeginning, Stored
 from casstore.session.messages import message_in, user_text
 
 # Control, format (bidi overrides among them), surrogates, private use, separators of lines.
@@ -56,11 +57,6 @@ def short(digest: bytes) -> str:
 # --- JSON ---------------------------------------------------------------------------------
 
 
-def compact_json(value: Any) -> str:
-    """A value as JSON on one line."""
-    return json.dumps(plain(value), ensure_ascii=False, separators=(", ", ": "))
-
-
 def safe_json(text: str) -> str:
     """JSON that stays JSON, with everything escaped that a terminal would not print as itself.
 
@@ -82,8 +78,14 @@ def safe_json(text: str) -> str:
 
 
 def brief(value: Any, width: int) -> str:
-    """A value on one line of this width at the most; a long one is not spelled whole."""
-    return clip(_cut(value, width), width)
+    """A value on one line of this width at the most; of a long one only the beginning is read."""
+    return clip(_cut(begun(value, width), width), width)
+
+
+def begun(value: Any, width: int) -> Any:
+    """As much of a stored value as a line of this width shows; other values as they are."""
+    # Runs of spaces are shown as one, so more is read than is shown.
+    return value.beginning(8 * width + 256, 4 * width + 8) if isinstance(value, Stored) else value
 
 
 def _cut(value: Any, room: int) -> str:
@@ -91,7 +93,8 @@ def _cut(value: Any, room: int) -> str:
     if isinstance(value, str):
         return json.dumps(value[: room + 1], ensure_ascii=False)
     if isinstance(value, bytes):
-        return f"<{len(value):,} bytes {value[:8].hex()}{'…' if len(value) > 8 else ''}>"
+        length = value.size_bytes if isinstance(value, BytesBeginning) else len(value)
+        return f"<{length:,} bytes {value[:8].hex()}{'…' if length > 8 else ''}>"
     if isinstance(value, Link):
         return f"<link {short(value.digest)}>"
     if not isinstance(value, dict | list | tuple):
@@ -114,6 +117,7 @@ def _cut(value: Any, room: int) -> str:
 
 def summary(payload: Any, width: int) -> str:
     """What a node says, on one line: who, and the beginning of it."""
+    payload = begun(payload, width)
     message = message_in(payload)
     if message is None:
         return brief(payload, width)

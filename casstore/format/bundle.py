@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
-from casstore.errors import InvalidInputError, NotCanonicalError
+from casstore.errors import InvalidInputError, LimitError, NotCanonicalError
 from casstore.format import canonical
 from casstore.format.hashing import DIGEST_BYTES, Kind, plain_hash
 
@@ -41,6 +41,8 @@ _OFFSET_BYTES: Final = 8
 BLOCK_TARGET_BYTES: Final = 256 << 10
 # An object of the largest size, and what stands before it.
 MAX_BLOCK_BYTES: Final = (16 << 20) + 64
+# 16 MiB of rows could be as many empty lists, which take a gigabyte when they are decoded.
+MAX_ROW_CONTAINERS: Final = 1 << 21
 # The header and the trailer say little; a longer one is no header.
 MAX_EDGE_BYTES: Final = 64 << 10
 
@@ -193,6 +195,8 @@ def encode_rows(rows: Sequence[bytes]) -> bytes:
 
 def decode_rows(raw: bytes, count: int) -> list[list[Any]]:
     """Read a block of rows; ValueError if it is none."""
+    if canonical.most_containers(raw) > MAX_ROW_CONTAINERS:
+        raise LimitError("a block of rows with more lists and maps than rows have")
     rows = canonical.decode(raw)
     if type(rows) is not list or len(rows) != count:
         raise NotCanonicalError("not as many rows as the block says")

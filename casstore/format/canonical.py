@@ -25,7 +25,7 @@ import msgpack
 from casstore.errors import InvalidInputError, InvalidValueError, LimitError, NotCanonicalError
 from casstore.format.digest import Digest
 from casstore.format.hashing import DIGEST_BYTES
-from casstore.format.limits import MAX_DEPTH, MAX_ENTRIES, MAX_KEY_BYTES
+from casstore.format.limits import DEFAULT_MAX_BYTES, MAX_DEPTH, MAX_ENTRIES, MAX_KEY_BYTES
 
 # Extension type 1 holds a role byte, for items a size, and a digest. The role says
 # what stands in this place of the value; what kind of object the digest names is the
@@ -393,16 +393,34 @@ def refuse_depth() -> LimitError:
     return LimitError(f"lists and maps nested deeper than {MAX_DEPTH}")
 
 
-def encode(value: Any) -> bytes:
+def encode(value: Any, *, max_bytes: int = DEFAULT_MAX_BYTES) -> bytes:
     """Spell ``value`` in the one way that casstore reads back.
+
+    LimitError if that takes more than ``max_bytes``: lists that hold one list twice, and so on
+    down, would take any number.
 
     >>> encode({"b": 1, "a": [None, 1.5]}).hex()
     '82a16192c0cb3ff8000000000000a16201'
     """
-    return _encode(value, MAX_DEPTH)
+    return _encode(value, MAX_DEPTH, _Budget(max_bytes))
 
 
-def _encode(value: Any, room: int) -> bytes:
+class _Budget:
+    """How many bytes an encoding may still take."""
+
+    __slots__ = ("_left", "_limit")
+
+    def __init__(self, limit: int) -> None:
+        self._left = self._limit = limit
+
+    def spend(self, data: bytes) -> bytes:
+        self._left -= len(data)
+        if self._left < 0:
+            raise LimitError(f"a value that takes more than {self._limit:,} bytes")
+        return data
+
+
+def _encode(value: Any, room: int, budget: _Budget) -> bytes:
     kind = type(value)
     step: str | int = 0
     if kind is dict:
@@ -410,13 +428,13 @@ def _encode(value: Any, room: int) -> bytes:
             raise refuse_depth()
         # As it stands at one moment, so that it has as many entries as its header says.
         value = value.copy()
-        parts = [map_header(len(value))]
+        parts = [budget.spend(map_header(len(value)))]
         keys = sorted_keys(value)
         parts_of_keys = [key_bytes(key) for key in keys]
         try:
             for step, spelled in zip(keys, parts_of_keys, strict=True):
-                parts.append(spelled)
-                parts.append(_encode(value[step], room - 1))
+                parts.append(budget.spend(spelled))
+                parts.append(_encode(value[step], room - 1, budget))
         except InvalidValueError as exc:
             raise exc.within(step) from exc.__cause__
         return b"".join(parts)
@@ -424,14 +442,14 @@ def _encode(value: Any, room: int) -> bytes:
         if not room:
             raise refuse_depth()
         value = list(value)
-        parts = [list_header(len(value))]
+        parts = [budget.spend(list_header(len(value)))]
         try:
             for step, item in enumerate(value):  # noqa: B007 - the handler below needs it
-                parts.append(_encode(item, room - 1))
+                parts.append(_encode(item, room - 1, budget))
         except InvalidValueError as exc:
             raise exc.within(step) from exc.__cause__
         return b"".join(parts)
-    return scalar_bytes(value)
+    return budget.spend(scalar_bytes(value))
 
 
 def _refuse_outline(role: int, digest: bytes) -> Any:
@@ -472,7 +490,7 @@ def inspect(data: bytes) -> tuple[Any, list[tuple[int, bytes]]]:
     # unpacking did. A NaN or infinity starts with one of two byte pairs, and a long key needs
     # long data: pieces without any of that, nearly all of them, need no walk.
     if not _nests(value, MAX_DEPTH) or len(data) > MAX_KEY_BYTES or _may_hold_strange_float(data):
-        _encode(_unpack(data, lambda code, payload: None), MAX_DEPTH)
+        encode(_unpack(data, lambda code, payload: None))
     return value, links
 
 
@@ -585,7 +603,13 @@ def rebuild(data: bytes, resolve: Resolver) -> Any:
         role, digest = read_link(code, payload)
         return Link(Digest(digest)) if role == ROLE_LINK else resolve(role, digest)
 
-    return _unpack(data, supply)
+    # Inspecting has compared the keys of every map with their order.
+    try:
+        return _unpackb(data, ext_hook=supply, timestamp=1)
+    except InvalidInputError:
+        raise
+    except _UNPACK_ERRORS as exc:
+        raise _not_msgpack(exc) from exc
 
 
 def links_in(data: bytes) -> list[bytes]:
@@ -619,13 +643,18 @@ def _note_depths(value: Any, depth: int, depths: list[int]) -> None:
 def nests_within(data: bytes, room: int) -> bool:
     """Do canonical bytes nest at most ``room`` levels?"""
     # As many headers as levels are needed, so few headers answer without a walk.
-    if len(data.translate(None, _OTHER_BYTES)) <= room:
+    if most_containers(data) <= room:
         return True
     try:
-        _encode(_unpack(data, lambda code, payload: None), room)
+        _encode(_unpack(data, lambda code, payload: None), room, _Budget(len(data)))
     except LimitError:
         return False
     return True
+
+
+def most_containers(data: bytes) -> int:
+    """At most how many lists and maps canonical bytes hold."""
+    return len(data.translate(None, _OTHER_BYTES))
 
 
 def _nests(value: Any, room: int) -> bool:
@@ -663,6 +692,31 @@ def cut_items(data: bytes) -> list[bytes]:
         stop = unpacker.tell()
         items.append(data[start:stop])
         start = stop
+    return items
+
+
+def cut_some(data: bytes, most: int) -> list[bytes] | None:
+    """The encoded items of a list, or keys and values of a map, of bytes not yet checked.
+
+    None if these are neither, or there are more than ``most``: nothing is decoded to find out.
+    """
+    unpacker = msgpack.Unpacker(max_buffer_size=len(data))
+    unpacker.feed(data)
+    try:
+        if is_map_piece(data):
+            count = unpacker.read_map_header()
+            steps = 2 * count
+        else:
+            count = steps = unpacker.read_array_header()
+        if count > most:
+            return None
+        items: list[bytes] = []
+        for _ in range(steps):
+            start = unpacker.tell()
+            unpacker.skip()
+            items.append(data[start : unpacker.tell()])
+    except (*_UNPACK_ERRORS, OverflowError):
+        return None
     return items
 
 

@@ -12,17 +12,20 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from casstore.errors import CorruptionError, LimitError
-from casstore.format import canonical, tree
+from casstore.format import canonical, expansion, tree
 from casstore.format.canonical import ROLE_BYTES, ROLE_ITEM, ROLE_LINK, ROLE_TEXT
 from casstore.format.hashing import Kind
 from casstore.format.limits import MAX_DEPTH
 from casstore.format.manifest import decode_manifest
 from casstore.format.node import open_node
+from casstore.format.piece_size import check_piece_size
 
 # What a value is: a list, a map, or anything else.
 PLAIN: Final = 0
 LIST: Final = 1
 MAP: Final = 2
+#: What costs nothing to build.
+FREE: Final = expansion.Expansion(0, 0)
 _ITEM_LINK_BYTES: Final = len(canonical.item_link_bytes(0, bytes(32)))
 
 
@@ -54,6 +57,8 @@ class ValueFact(NamedTuple):
     depth: int
     #: A number for the last key, to compare with.
     key: int
+    #: What building it costs a reader, with every part at each of its places, and alone.
+    cost: expansion.Expansion = FREE
 
 
 class NodeFact(NamedTuple):
@@ -63,10 +68,13 @@ class NodeFact(NamedTuple):
     depth: int
     users: int
     id: int
+    cost: expansion.Expansion = FREE
 
 
 class ManifestFact(NamedTuple):
     """A manifest. Nothing is held against it but that it is one."""
+
+    cost: expansion.Expansion = FREE
 
 
 Fact = BlobFact | ChunksFact | ValueFact | NodeFact | ManifestFact
@@ -94,6 +102,7 @@ def examine(digest: bytes, kind: int, data: bytes, known: Known) -> Fact:
     """
     if kind == Kind.BLOB:
         return BlobFact(len(data), _is_text(data))
+    check_piece_size(kind, data)
     if kind == Kind.ROPE:
         body = _chunks(digest, tree.open_rope(data), known)
         return BlobFact(body.size, is_text=True)
@@ -149,8 +158,8 @@ def _value(digest: bytes, data: bytes, known: Known) -> ValueFact:
         key = key_number(next(reversed(value))) if value else 0
     if shape != LIST:
         _refuse_items(digest, links)
-    depth = _depth(digest, value, links, known, outer=0)
-    return ValueFact(shape, 0, entries, size, len(data), depth, key)
+    depth, cost = _inside(digest, value, links, known, len(data), outer=0)
+    return ValueFact(shape, 0, entries, size, len(data), depth, key, cost)
 
 
 def _check_items(digest: bytes, data: bytes, links: list[tuple[int, bytes]], known: Known) -> int:
@@ -185,21 +194,24 @@ def _is_item_link(item: bytes) -> bool:
     return len(item) == _ITEM_LINK_BYTES and item[:4] == canonical.item_link_bytes(0, bytes(32))[:4]
 
 
-def _depth(
+def _inside(
     digest: bytes,
     value: Any,
     links: list[tuple[int, bytes]],
     known: Known,
+    size: int,
     *,
     outer: int,
-) -> int:
-    """Check what the links of an inspected value lead to; how deep it nests with all of it.
+) -> tuple[int, expansion.Expansion]:
+    """Check what the links of an inspected value of ``size`` bytes lead to.
 
-    ``outer`` levels of it are not the value's own: those of a node or manifest.
+    Returns how deep it nests and what it costs, with all of that. ``outer`` levels of it are not
+    the value's own: those of a node or manifest.
     """
     deepest = _nesting(value) - outer
+    own = cost = expansion.part_cost(expansion.memory_bytes(value, size), len(links))
     if not links:
-        return deepest
+        return deepest, expansion.Expansion(cost, own)
     for at, (role, name) in zip(canonical.link_depths(value), links, strict=True):
         fact = known(name)
         if fact is None or role == ROLE_LINK:
@@ -211,9 +223,10 @@ def _depth(
         if not isinstance(fact, ValueFact) or (fact.level == 0 and fact.shape == PLAIN):
             raise _misfit(digest, name)
         deepest = max(deepest, at - outer + fact.depth)
+        cost += fact.cost.everywhere
     if deepest > MAX_DEPTH:
         raise LimitError(f"object {digest.hex()} nests deeper than {MAX_DEPTH} levels")
-    return deepest
+    return deepest, expansion.Expansion(cost, own)
 
 
 def _nesting(value: Any) -> int:
@@ -229,6 +242,7 @@ def _branch(digest: bytes, kind: int, data: bytes, known: Known) -> ValueFact:
     branch = tree.decode_branch(kind, data)
     shape = MAP if kind == Kind.MAP else LIST
     depth = 0
+    own = cost = expansion.part_cost(len(data), len(branch.digests))
     for child in branch.children():
         fact = known(child.digest)
         if fact is None:
@@ -240,6 +254,7 @@ def _branch(digest: bytes, kind: int, data: bytes, known: Known) -> ValueFact:
         ):
             raise _misfit(digest, child.digest)
         depth = max(depth, fact.depth)
+        cost += fact.cost.everywhere
     return ValueFact(
         shape,
         branch.level,
@@ -248,6 +263,7 @@ def _branch(digest: bytes, kind: int, data: bytes, known: Known) -> ValueFact:
         len(data),
         depth,
         key_number(branch.keys[-1]) if kind == Kind.MAP else 0,
+        expansion.Expansion(cost, own),
     )
 
 
@@ -265,8 +281,8 @@ def _node(digest: bytes, data: bytes, known: Known) -> NodeFact:
             raise _misfit(digest, header.parent)
     value, links = canonical.inspect(data)
     _refuse_items(digest, links)
-    _depth(digest, value, links, known, outer=1)
-    return NodeFact(header.seq, header.depth, header.users, key_number(header.id))
+    _, cost = _inside(digest, value, links, known, len(data), outer=1)
+    return NodeFact(header.seq, header.depth, header.users, key_number(header.id), cost)
 
 
 def _manifest(digest: bytes, data: bytes, known: Known) -> ManifestFact:
@@ -288,8 +304,8 @@ def _manifest(digest: bytes, data: bytes, known: Known) -> ManifestFact:
             raise _misfit(digest, component)
     value, links = canonical.inspect(data)
     _refuse_items(digest, links)
-    _depth(digest, value, links, known, outer=1)
-    return ManifestFact()
+    _, cost = _inside(digest, value, links, known, len(data), outer=1)
+    return ManifestFact(cost)
 
 
 def _stray_item(digest: bytes) -> CorruptionError:

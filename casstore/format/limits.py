@@ -51,5 +51,10 @@ CHUNKED_BLOB_MIN_BYTES = 65_536
 # What get_blob and get_value put into memory unless the caller allows more.
 DEFAULT_MAX_BYTES = 1 << 30
 
+# How much memory the repeated parts of a value may take beyond its distinct parts, by the estimate
+# of ``format.expansion``: when it is put, when it is imported, and when it is read whole unless the
+# caller allows more than DEFAULT_MAX_BYTES.
+MAX_REPEATED_BYTES = 1 << 28
+
 # The most entries of one list or map (msgpack's own limit).
 MAX_ENTRIES = (1 << 32) - 1

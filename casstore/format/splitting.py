@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from casstore.errors import InvalidValueError
-from casstore.format import tree
+from casstore.format import expansion, tree
 from casstore.format.canonical import (
     CONTAINER_BYTES,
     ROLE_BYTES,
@@ -40,6 +40,7 @@ from casstore.format.limits import (
     CONTAINER_OUTLINE_MIN_BYTES,
     LIST_ITEM_OUTLINE_MIN_BYTES,
     MAX_DEPTH,
+    MAX_REPEATED_BYTES,
     OUTLINE_MIN_BYTES,
     SINGLE_PIECE_MAX_BYTES,
 )
@@ -92,10 +93,50 @@ def root_object(spelled: Spelled, emit: Emit) -> bytes:
 _Known = dict[tuple[int, int], tuple[Any, Spelled]]
 
 
+class _Parts:
+    """Takes the pieces of one value on their way to ``emit``, to measure what they expand to."""
+
+    __slots__ = ("_below", "_data", "_emit")
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._data: dict[bytes, tuple[int, bytes]] = {}
+        self._below: dict[bytes, list[bytes]] = {}
+
+    def emit(self, kind: int, data: bytes, children: list[bytes]) -> bytes:
+        digest = self._emit(kind, data, children)
+        if kind != Kind.BLOB:
+            self._data[digest] = kind, data
+            if children:
+                self._below[digest] = children
+        return digest
+
+    def require_bounded(self, spelled: Spelled) -> None:
+        """Raise ExpansionError if shared parts of the value repeat to more than a reader builds."""
+        # Texts and what users link to are among the children, and cost nothing.
+        data = self._data
+        below = {
+            name: [child for child in children if child in data]
+            for name, children in self._below.items()
+        }
+        roots = [name for name in spelled.links if name in data]
+        if not expansion.has_repetition(roots, below):
+            return
+        most = expansion.expand(roots, below, lambda name: expansion.most_cost(len(data[name][1])))
+        if most.repeated <= MAX_REPEATED_BYTES:
+            return
+        found = expansion.expand(roots, below, lambda name: expansion.own_cost(*data[name])[0])
+        if found.repeated > MAX_REPEATED_BYTES:
+            raise expansion.refuse_repetition(
+                found.repeated, MAX_REPEATED_BYTES, "store a part that repeats once, and Link to it"
+            )
+
+
 def spell(value: Any, room: int, emit: Emit, known: _Known | None = None) -> Spelled:
     """Bring one value into the form its container holds, moving long parts out.
 
-    ``known`` is what was spelled before as a part of the same value.
+    ``known`` is what was spelled before as a part of the same value. ExpansionError if shared
+    parts of the value, written out at every place, take more memory than a reader allows.
     """
     kind = type(value)
     if kind is str:
@@ -110,8 +151,11 @@ def spell(value: Any, room: int, emit: Emit, known: _Known | None = None) -> Spe
         if short is not None:
             return short
         if known is None:
-            known = {}
-        elif (id(value), room) in known:
+            parts = _Parts(emit)
+            spelled = spell(value, room, parts.emit, {})
+            parts.require_bounded(spelled)
+            return spelled
+        if (id(value), room) in known:
             return known[id(value), room][1]
         if kind is dict:
             spelled = _spell_map(value, room, emit, known)

@@ -16,16 +16,16 @@ from casstore.errors import InvalidInputError
 from casstore.format.canonical import Link
 from casstore.format.digest import Digest
 
-_BYTES: Final = "$bytes"
-_LINK: Final = "$link"
+BYTES_KEY: Final = "$bytes"
+LINK_KEY: Final = "$link"
 
 
 def plain(value: Any) -> Any:
     """A value in terms of JSON."""
     if isinstance(value, bytes | bytearray):
-        return {_BYTES: base64.b64encode(value).decode()}
+        return {BYTES_KEY: base64.b64encode(value).decode()}
     if isinstance(value, Link):
-        return {_LINK: bytes(value.digest).hex()}
+        return {LINK_KEY: bytes(value.digest).hex()}
     if isinstance(value, dict):
         return {plain_key(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -46,12 +46,12 @@ def unplain(value: Any) -> Any:
         return value
     if len(value) == 1:
         ((key, item),) = value.items()
-        if key == _BYTES and isinstance(item, str):
+        if key == BYTES_KEY and isinstance(item, str):
             try:
                 return base64.b64decode(item, validate=True)
             except binascii.Error as exc:
-                raise InvalidInputError(f"{_BYTES} takes base64: {exc}") from exc
-        if key == _LINK and isinstance(item, str):
+                raise InvalidInputError(f"{BYTES_KEY} takes base64: {exc}") from exc
+        if key == LINK_KEY and isinstance(item, str):
             return Link(Digest.from_hex(item))
     return {_unplain_key(key): unplain(item) for key, item in value.items()}
 

@@ -24,8 +24,10 @@ from casstore.engine.faults import Checking, Examined, Fault
 from casstore.engine.id_set import IdSet
 from casstore.engine.protocol import TABLES, RowKey
 from casstore.errors import CasstoreError, CorruptionError, InvalidInputError, ReadOnlyError
+from casstore.format import expansion
 from casstore.format.canonical import pack_checked, unpack_checked
 from casstore.format.digest import Digest
+from casstore.format.limits import MAX_REPEATED_BYTES
 from casstore.maintenance import findings as codes
 from casstore.maintenance.findings import Affected, Finding, Findings, Where
 from casstore.maintenance.lineages import Lineages, Table, differences
@@ -49,6 +51,8 @@ LEVELS: Final = (QUICK, CONNECTIVITY, SAMPLE, FULL)
 _NAMED_SESSIONS: Final = 1000
 _NAMED_REVISIONS: Final = 20
 _MARK_VERSION: Final = 1
+# Taken for the cost of an object without parts, which is not kept.
+_COST_WITHOUT_PARTS: Final = 1024
 # Without these no object can be read; without those no graph.
 _OBJECT_TABLES: Final = frozenset(("main", "meta", "slabs", "index", "dictionaries", "journal"))
 _GRAPH_TABLES: Final = frozenset(("heads", "history", "nodes"))
@@ -156,6 +160,10 @@ class _Check:
         self._tainted = IdSet()
         self._any_tainted = False
         self._objects = self._contents = 0
+        # What building an object costs a reader, by id, of those that have parts; and what all
+        # objects cost, each built once.
+        self._costs: dict[int, int] = {}
+        self._cost_once = 0
         self._highest = 0
         self._start = 0
         self._pins: list[str] = []
@@ -310,7 +318,27 @@ class _Check:
             what = f"object {one.digest.hex()} has {len(links)} links, its slab lists others"
             self._found.add(codes.LINKS_DIFFER, what, where)
             return False
+        if self._level == FULL:
+            self._check_expansion(one, where)
         return True
+
+    def _check_expansion(self, one: Examined, where: Where) -> None:
+        """Report a value that no reader builds, unless a part of it was reported."""
+        assert one.item is not None
+        own, parts = expansion.own_cost(one.item.kind, one.item.data)
+        self._cost_once += own
+        if not parts:
+            return
+        ids = dict(zip(one.links, one.children, strict=True))
+        below = [self._costs.get(ids[part], _COST_WITHOUT_PARTS) for part in parts]
+        cost = self._costs[one.id] = own + sum(below)
+        limit = self._cost_once + MAX_REPEATED_BYTES
+        if cost > limit and max(below) <= limit:
+            what = (
+                f"object {one.digest.hex()} expands to about {cost:,} bytes of memory, because "
+                "parts of it repeat"
+            )
+            self._found.add(codes.VALUE_EXPANDS, what, where)
 
     # --- derived tables --------------------------------------------------------------------
 

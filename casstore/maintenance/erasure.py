@@ -23,6 +23,7 @@ from casstore.errors import (
 )
 from casstore.format.digest import Digest
 from casstore.maintenance import sharing
+from casstore.maintenance.ascii_json import ascii_json
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.sharing import Root, Shared, Sharer, Sharing
 from casstore.maintenance.subject_pins import decode_revision, revisions_of, unpin
@@ -151,7 +152,7 @@ class ErasurePlan(NamedTuple):
             "sharers": [one._asdict() for one in self.sharing.sharers],
         }
         told["stays"] = [one._asdict() for one in self.stays]
-        return json.dumps(told, ensure_ascii=False)
+        return ascii_json(told)
 
     @staticmethod
     def from_json(text: str) -> ErasurePlan:

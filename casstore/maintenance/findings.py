@@ -16,6 +16,7 @@ ERROR: Final = "error"
 
 OBJECT_MISSING: Final = "object_missing"
 OBJECT_MALFORMED: Final = "object_malformed"
+VALUE_EXPANDS: Final = "value_expands"
 LINK_ORDER: Final = "link_order"
 LINKS_DIFFER: Final = "links_differ"
 ROOT_MISSING: Final = "root_missing"
@@ -83,6 +84,11 @@ CODES: Final[dict[str, Meaning]] = {
     OBJECT_MALFORMED: Meaning(
         ERROR, "an object matches its digest but is not spelled as its kind must be",
         "nothing was lost since it was written; find out who wrote it, and drop what refers to it",
+    ),
+    VALUE_EXPANDS: Meaning(
+        WARNING, "shared parts of a value repeat so often that it cannot be read whole",
+        "read parts of it with Store.view; no casstore of this release would have stored it, so "
+        "find out where it came from",
     ),
     LINK_ORDER: Meaning(
         ERROR, "an object's id is lower than that of one it links to", _SALVAGE

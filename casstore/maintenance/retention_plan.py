@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 from casstore.errors import InvalidInputError
+from casstore.maintenance.ascii_json import ascii_json
 from casstore.maintenance.policy import Policy, policy_fields, policy_from
 from casstore.session import keys
 
@@ -114,9 +115,9 @@ class Plan:
         >>> len(list(found.to_json()))  # a line for the plan, and one for the session
         2
         """
-        yield json.dumps({"schema": SCHEMA, "planned_at_ms": self.planned_at_ms})
+        yield ascii_json({"schema": SCHEMA, "planned_at_ms": self.planned_at_ms})
         for session in self:
-            yield json.dumps(_plain(session), ensure_ascii=False)
+            yield ascii_json(_plain(session))
 
     @staticmethod
     def from_json(lines: Iterable[str]) -> Plan:

@@ -24,10 +24,11 @@ from casstore.errors import (
 )
 from casstore.format import bundle as layout
 from casstore.format import closure
-from casstore.format.closure import BlobFact, Fact, ManifestFact, ValueFact
+from casstore.format.closure import BlobFact, Fact, ManifestFact, NodeFact, ValueFact
 from casstore.format.digest import Digest
+from casstore.format.expansion import Expansion
 from casstore.format.hashing import Kind, check_object, digest_of, plain_hash
-from casstore.format.limits import DEFAULT_MAX_BYTES
+from casstore.format.limits import DEFAULT_MAX_BYTES, MAX_REPEATED_BYTES
 from casstore.maintenance import session_rows
 from casstore.maintenance.bundle import Block, BundleReader, Place
 from casstore.maintenance.node_tables import NodeTable, View
@@ -36,11 +37,14 @@ from casstore.maintenance.session_rows import SessionRows
 from casstore.objects import graph, values
 from casstore.objects.blobs import BlobReader
 from casstore.objects.pieces import PieceReader
+from casstore.session import checkpoint
 from casstore.session.arguments import check_count
 
 _READ_BYTES: Final = 1 << 20
 _MIN_STEPS: Final = 1 << 20
 _STEPS_PER_OBJECT: Final = 8
+# Reading so many takes a fraction of a second. Whatever is not counted, reading is bounded.
+_MEASURED_OUTSIDE: Final = 20_000
 #: How many missing digests an error names.
 _MAX_NAMED: Final = 10_000
 
@@ -54,6 +58,8 @@ class BundleLimits(NamedTuple):
     max_object_bytes: int = 1 << 40
     #: What is read again to prove ropes and graphs.
     max_work_bytes: int = 1 << 36
+    #: What shared parts of one value may take in memory when they are written out at every place.
+    max_repeated_bytes: int = MAX_REPEATED_BYTES
 
 
 DEFAULT_LIMITS: Final = BundleLimits()
@@ -141,6 +147,10 @@ class Proof:
         # What each rope's own bytes were, by the name that its content proved.
         self._ropes: dict[bytes, bytes] = {}
         self._object_bytes = 0
+        # What all objects together cost a reader, each built once; and how many of those that
+        # the file leaves out may be read to find out what they cost.
+        self._cost_once = 0
+        self._outside_left = _MEASURED_OUTSIDE
         self._raw_rows: list[list[Any]] = []
         self._rows_at = 0
         self.rows: SessionRows
@@ -241,11 +251,24 @@ class Proof:
         if kind == Kind.ROPE:
             check_object(name, kind, data)
         fact = closure.examine(name, kind, data, self._known)
+        if isinstance(fact, ValueFact | NodeFact | ManifestFact):
+            self._charge_expansion(name, fact.cost)
         if kind == Kind.ROPE:
             fact = self._prove_rope(name, data, fact)
             self._ropes[name] = plain_hash(data)
         self.objects.known[name] = _Known(fact, Place(offset, packed.at))
         self._loose[name] = offset
+
+    def _charge_expansion(self, name: bytes, cost: Expansion) -> None:
+        """Refuse an object that expands to more than all objects so far together, and the limit."""
+        self._cost_once += cost.once
+        limit = self._limits.max_repeated_bytes
+        if cost.everywhere - self._cost_once > limit:
+            raise BundleLimitError(
+                f"{self._reader.path}: shared parts of object {name.hex()} repeat until they take "
+                f"about {cost.everywhere - self._cost_once:,} bytes of memory (at most {limit:,}); "
+                "raise max_repeated_bytes to read it"
+            )
 
     def _known(self, digest: bytes) -> Fact | None:
         known = self.objects.known.get(digest)
@@ -268,7 +291,18 @@ class Proof:
                 self._lacking[digest] = None
             return None
         # What lies below it is the store's affair, and whole there (P3).
-        return closure.examine(digest, item.kind, item.data, lambda below: None)
+        fact = closure.examine(digest, item.kind, item.data, lambda below: None)
+        if isinstance(fact, ValueFact):
+            return fact._replace(cost=self._cost_outside(digest))
+        return fact
+
+    def _cost_outside(self, digest: bytes) -> Expansion:
+        """What a value of the store costs; of a long one, its first parts."""
+        assert self._outside is not None
+        before = self._outside.pieces_read
+        cost = values.measure(self._outside, [digest], max(1, self._outside_left))
+        self._outside_left -= self._outside.pieces_read - before
+        return cost
 
     def _prove_rope(self, name: bytes, data: bytes, fact: Fact) -> Fact:
         """Read a rope's content: only that proves its name."""
@@ -324,8 +358,13 @@ class Proof:
     def _check_graphs(self) -> None:
         steps = max(_MIN_STEPS, _STEPS_PER_OBJECT * len(self.objects.known))
         self.table = NodeTable(self.objects, max_steps=steps)
+        checked: set[tuple[bytes, bytes]] = set()
         for row in self.rows.revisions:
             manifest = graph.read_manifest(self.objects, row.manifest)
+            fields = manifest.usage.data, manifest.frames.data
+            if fields not in checked:
+                checkpoint.check_fields(self.objects, manifest)
+                checked.add(fields)
             self.views.append(self.table.add(row.manifest, manifest))
         hidden = self.rows.revisions[-1].hidden
         if hidden is not None:

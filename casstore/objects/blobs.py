@@ -113,6 +113,15 @@ def read_blob(reader: PieceReader, digest: bytes, item: StoredObject, *, max_byt
     return content
 
 
+def blob_size(digest: bytes, item: StoredObject) -> int:
+    """How many bytes a blob has whose object has been fetched."""
+    if item.kind == Kind.BLOB:
+        return len(item.data)
+    if item.kind != Kind.ROPE:
+        raise InvalidInputError(f"{digest.hex()} is not a blob")
+    return sum(tree.decode_branch(Kind.CHUNKS, tree.open_rope(item.data)).sizes)
+
+
 def _too_long(size: int, max_bytes: int) -> LimitError:
     return LimitError(
         f"a blob of {size} bytes; at most {max_bytes} are read at once (open_blob streams it)"

@@ -3,16 +3,17 @@
 Equal digests are equal values, so a shared piece is skipped unread, wherever it has
 moved to. Maps are walked side by side in key order; lists are aligned piece by piece,
 from the root down, so an insertion at the front does not make every later item look
-changed.
+changed. Where shared pieces repeat so often that walking them would take long, a container is
+reported as changed as a whole (P7).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from casstore.engine.protocol import StoredObject
-from casstore.errors import PathStep
+from casstore.errors import ExpansionError, PathStep
 from casstore.format import canonical, tree
 from casstore.format.canonical import (
     ROLE_BYTES,
@@ -25,7 +26,8 @@ from casstore.format.hashing import Kind
 from casstore.format.limits import MAX_DEPTH
 from casstore.format.splitting import Spelled
 from casstore.objects.align import differing_runs
-from casstore.objects.pieces import BoundedReader, PieceReader
+from casstore.objects.pieces import PieceReader
+from casstore.objects.stored import Stored, make_walker
 from casstore.objects.values import (
     BLOB_KINDS,
     Assembly,
@@ -59,19 +61,12 @@ class Change:
     ('changed', ('cwd',), '/repo', '/tmp')
     """
 
-    __slots__ = ("_after", "_before", "_max_bytes", "_reader", "old_path", "op", "path")
+    __slots__ = ("_after", "_before", "_walk", "old_path", "op", "path")
 
     def __init__(
-        self,
-        reader: PieceReader,
-        max_bytes: int,
-        old_path: Path,
-        new_path: Path,
-        before: Any,
-        after: Any,
+        self, walk: _Walk, old_path: Path, new_path: Path, before: Any, after: Any
     ) -> None:
-        self._reader = reader
-        self._max_bytes = max_bytes
+        self._walk = walk
         self._before = before
         self._after = after
         self.op = ADDED if before is _ABSENT else REMOVED if after is _ABSENT else CHANGED
@@ -98,6 +93,29 @@ class Change:
         """
         return self._load(self._after)
 
+    def stored_before(self) -> Stored | None:
+        """The older value, read as it is gone through; None if there was none.
+
+        >>> [change] = store.diff(store.put_value(["a", "b"]), store.put_value(["a"]))
+        >>> change.stored_before().beginning(80), change.stored_after() is None
+        ('b', True)
+        """
+        return self._stored(self._before)
+
+    def stored_after(self) -> Stored | None:
+        """The newer value, read as it is gone through; None if there is none.
+
+        >>> [change] = store.diff(store.put_value(["a"]), store.put_value(["a", "b" * 10_000]))
+        >>> change.stored_after().beginning(8)
+        'bbbbbbbb'
+        """
+        return self._stored(self._after)
+
+    def _stored(self, place: Any) -> Stored | None:
+        if place is _ABSENT:
+            return None
+        return Stored(self._walk.unbounded, place, self._walk.printing)
+
     @property
     def pieces_read(self) -> int:
         """How many pieces the comparison has read so far.
@@ -107,12 +125,12 @@ class Change:
         >>> change.pieces_read < 20  # of more than six hundred
         True
         """
-        return self._reader.pieces_read
+        return self._walk.reader.pieces_read
 
     def _load(self, place: Any) -> Any:
         if place is _ABSENT:
             return None
-        return Assembly(self._reader, self._max_bytes).load([place])[0]
+        return Assembly(self._walk.reader, self._walk.max_bytes).load([place])[0]
 
     def __repr__(self) -> str:
         return f"<Change {self.op} at {self.path}>"
@@ -127,12 +145,11 @@ def diff_objects(
     """The changes that turn one stored object into another."""
     if old[0] == new[0]:
         return
-    bounded = BoundedReader(reader, max_bytes)
-    walk = _Walk(bounded, max_bytes)
-    before, after = _root_place(bounded, *old), _root_place(bounded, *new)
+    before, after = _root_place(reader, *old), _root_place(reader, *new)
+    walk = _Walk(reader, [before, after], max_bytes)
     if (old[1].kind in BLOB_KINDS) != (new[1].kind in BLOB_KINDS):
         # A blob is not the value that holds the same bytes.
-        yield Change(bounded, max_bytes, (), (), before, after)
+        yield Change(walk, (), (), before, after)
     else:
         yield from walk.places(before, after, (), ())
 
@@ -146,14 +163,15 @@ def diff_fields(
     reader: PieceReader, fields: Iterable[tuple[str, Field, Field]], max_bytes: int
 ) -> Iterator[Change]:
     """The changes between fields, given by name, older and newer; paths start with the name."""
-    bounded = BoundedReader(reader, max_bytes)
-    walk = _Walk(bounded, max_bytes)
-    for name, old, new in fields:
-        if old == new:
-            continue
-        before, after = _field_place(bounded, old), _field_place(bounded, new)
+    pairs = [
+        (name, _field_place(reader, old), _field_place(reader, new))
+        for name, old, new in fields
+        if old != new
+    ]
+    walk = _Walk(reader, [place for _, *sides in pairs for place in sides], max_bytes)
+    for name, before, after in pairs:
         if before is _ABSENT or after is _ABSENT:
-            yield Change(bounded, max_bytes, (name,), (name,), before, after)
+            yield Change(walk, (name,), (name,), before, after)
         else:
             yield from walk.places(before, after, (name,), (name,))
 
@@ -182,9 +200,12 @@ class _Item(NamedTuple):
 class _Walk:
     """Two values side by side."""
 
-    def __init__(self, reader: PieceReader, max_bytes: int) -> None:
-        self._reader = reader
-        self._max_bytes = max_bytes
+    def __init__(self, reader: PieceReader, roots: Sequence[Any], max_bytes: int) -> None:
+        self.unbounded = reader
+        self.reader = make_walker(reader, roots, max_bytes)
+        self.max_bytes = max_bytes
+        #: For all changes together: there may be many, each of a part that repeats.
+        self.printing = make_walker(reader, roots)
 
     def places(self, old: Any, new: Any, old_path: Path, new_path: Path) -> Iterator[Change]:
         """The changes between what stands at two places."""
@@ -192,28 +213,33 @@ class _Walk:
             return
         if len(old_path) > MAX_DEPTH:
             raise canonical.refuse_depth()
-        old_node, new_node = self._container(old), self._container(new)
-        if old_node is not None and new_node is not None and is_map(old_node) == is_map(new_node):
+        try:
+            old_node, new_node = self._container(old), self._container(new)
+            if old_node is None or new_node is None or is_map(old_node) != is_map(new_node):
+                if not _same_scalar(old, new):
+                    yield self._change(old_path, new_path, old, new)
+                return
             walk = self._maps if is_map(old_node) else self._lists
             yield from walk(old_node, new_node, old_path, new_path)
-        elif not _same_scalar(old, new):
+        except ExpansionError:
+            # Shared parts differ at more places than can be listed: the container as a whole does.
             yield self._change(old_path, new_path, old, new)
 
     def _change(self, old_path: Path, new_path: Path, old: Any, new: Any) -> Change:
-        return Change(self._reader, self._max_bytes, old_path, new_path, old, new)
+        return Change(self, old_path, new_path, old, new)
 
     def _container(self, place: Any) -> Node | None:
         """The list or map at a place, one piece of it; None for anything else."""
         if type(place) is Outline and place.role not in (ROLE_TEXT, ROLE_BYTES):
-            item = self._reader.follow((place.digest,))[0]
+            item = self.reader.follow((place.digest,))[0]
             require_part(place.role, place.digest, item)
-            place = read_node(self._reader, item)
+            place = read_node(self.reader, item)
         return place if type(place) in (list, dict, Tree) else None
 
     # --- maps ---------------------------------------------------------------------------
 
     def _maps(self, old: Node, new: Node, old_path: Path, new_path: Path) -> Iterator[Change]:
-        left, right = _MapCursor(self._reader, old), _MapCursor(self._reader, new)
+        left, right = _MapCursor(self.reader, old), _MapCursor(self.reader, new)
         while True:
             left.skip_shared(right)
             mine, theirs = left.head, right.head
@@ -295,7 +321,7 @@ class _Walk:
 
     def _below(self, level: int, parts: list[tree.Child]) -> list[tree.Child]:
         """The children of branches of this level."""
-        items = self._reader.follow([part.digest for part in parts])
+        items = self.reader.follow([part.digest for part in parts])
         return [
             child
             for part, item in zip(parts, items, strict=True)
@@ -304,7 +330,7 @@ class _Walk:
 
     def _leaf_items(self, leaves: list[tree.Child]) -> list[_Item]:
         items: list[_Item] = []
-        found = self._reader.follow([leaf.digest for leaf in leaves])
+        found = self.reader.follow([leaf.digest for leaf in leaves])
         for said, item in zip(leaves, found, strict=True):
             places = read_piece(leaf_data(Kind.LIST, item, said))
             require_leaf(Kind.LIST, places, said)
@@ -314,16 +340,16 @@ class _Walk:
     def _all_items(self, node: Node) -> list[_Item]:
         """Every item of a list of which at least one side is short."""
         if isinstance(node, Tree):
-            leaves = iter_leaves(self._reader, node.root, node.kind, 0, sum(node.root.counts))
+            leaves = iter_leaves(self.reader, node.root, node.kind, 0, sum(node.root.counts))
             places = [place for _, leaf in leaves for place in leaf]
         else:
             places = list(node)
         # One side is a tree and the other too short for it, so the same item may stand
         # in its list on one side and outside on the other: look at all of them inside.
         outside = [place for place in places if _is_item(place)]
-        found = iter(self._reader.follow([place.digest for place in outside]))
+        found = iter(self.reader.follow([place.digest for place in outside]))
         places = [
-            read_node(self._reader, next(found)) if _is_item(place) else place for place in places
+            read_node(self.reader, next(found)) if _is_item(place) else place for place in places
         ]
         return [_Item(_token(place), place) for place in places]
 

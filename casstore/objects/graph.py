@@ -15,7 +15,11 @@ from casstore.format.manifest import Manifest, decode_manifest, encode_manifest
 from casstore.format.node import DecodedNode, NodeHeader, fill_node, open_node, open_whole
 from casstore.format.splitting import Emit, Spelled
 from casstore.objects.pieces import PieceReader
+from casstore.objects.stored import Stored
 from casstore.objects.values import Assembly, Outline, decode_text, require_part
+
+# How many places and characters of a payload tell whether it is a message, and of whom.
+_BEGINNING = 10_000
 
 #: A node, and the links in its cause and payload, as (role, digest).
 Opened = tuple[DecodedNode, list[tuple[int, bytes]]]
@@ -71,6 +75,26 @@ def iter_fields(
         yield fields
 
 
+def stored_nodes(reader: PieceReader, digests: Sequence[bytes]) -> list[DecodedNode]:
+    """Nodes whose causes and payloads are read as they are gone through; null stays None."""
+    nodes: list[DecodedNode] = []
+    for digest, item in zip(digests, reader.follow(digests), strict=True):
+        header, cause, payload = fill_node(
+            open_node(digest, _node_data(digest, item), trusted=True)[0], Outline
+        )
+        fields = [None if place is None else Stored(reader, place) for place in (cause, payload)]
+        nodes.append(DecodedNode(header, *fields))
+    return nodes
+
+
+def begun_payloads(reader: PieceReader, digests: Sequence[bytes]) -> list[tuple[str, Any]]:
+    """The ids of nodes and the beginnings of their payloads, whatever size those have."""
+    return [
+        (node.header.id, None if node.payload is None else node.payload.beginning(_BEGINNING))
+        for node in stored_nodes(reader, digests)
+    ]
+
+
 def _open_carefully(
     reader: PieceReader, digests: Sequence[bytes], found: list[StoredObject], max_bytes: int
 ) -> list[list[Any]]:
@@ -103,9 +127,8 @@ def _fill(
         for role, name in away
         if role in (ROLE_TEXT, ROLE_BYTES)
     }
-    names = list(wanted)
-    texts = dict(zip(names, reader.follow(names), strict=True)) if names else {}
     assembly = Assembly(reader, max_bytes)
+    texts = assembly.fetch(list(wanted))
 
     def resolve(role: int, name: bytes) -> Any:
         item = texts.get(name)
@@ -115,11 +138,17 @@ def _fill(
         assembly.spend(len(item.data))
         return decode_text(item.data, name) if role == ROLE_TEXT else item.data
 
+    # What is more than a text is loaded for all nodes together: their budget is one.
+    partial: list[int] = []
     for at, (opened, away) in outside.items():
         _, *filled = fill_node(opened, resolve)
-        if any(_is_outlined(role, name, texts) for role, name in away):
-            filled = assembly.load(filled)
         nodes[at][-2:] = filled
+        if any(_is_outlined(role, name, texts) for role, name in away):
+            partial.append(at)
+    if partial:
+        loaded = iter(assembly.load([place for at in partial for place in nodes[at][-2:]]))
+        for at in partial:
+            nodes[at][-2:] = next(loaded), next(loaded)
 
 
 def _is_outlined(role: int, name: bytes, texts: dict[bytes, StoredObject]) -> bool:

@@ -6,16 +6,30 @@ against the digest they were asked for by.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from casstore.engine.protocol import Engine, NewObject, StoredObject, Write
-from casstore.errors import CorruptionError, LimitError, ObjectNotFoundError
+from casstore.errors import (
+    CorruptionError,
+    ExpansionError,
+    LimitError,
+    ObjectNotFoundError,
+)
 from casstore.format import chunking
+from casstore.format.expansion import part_cost
 from casstore.format.hashing import HASHERS, Kind, check_objects, digest_of, plain_hash
 from casstore.format.limits import CHUNKED_BLOB_MIN_BYTES
+from casstore.format.piece_size import MAX_LIST_BYTES, check_piece_size
 
 _BATCH = 256
+_PART_KINDS = (Kind.VALUE, Kind.LIST, Kind.MAP)
+# How many objects a bounded reader recognises: a walk over more distinct ones needs no more memory.
+_MAX_SEEN = 1 << 20
+_UNLIMITED = 1 << 62
+# What a bounded reader reads again before the whole walk is measured. Few walks reach it; reading
+# so much takes a fraction of a second.
+REPEATED_BYTES = 4 << 20
 
 
 class PieceReader:
@@ -33,6 +47,9 @@ class PieceReader:
         found = self.engine.get_many(digests)
         self.pieces_read += len(found)
         check_objects(digests, found)
+        for item in found:
+            if item is not None and len(item.data) > MAX_LIST_BYTES:
+                check_piece_size(item.kind, item.data)
         return found
 
     def get(self, digest: bytes) -> StoredObject:
@@ -64,29 +81,61 @@ class BoundedReader(PieceReader):
     """Reads on behalf of another reader, up to a number of bytes.
 
     For walks whose length the input decides: repeated links make a small store describe
-    a walk of any length (P7).
+    a walk of any length (P7). Once parts of lists and maps have been read again that cost
+    REPEATED_BYTES, find_many calls ``measure``, which raises ExpansionError if the walk is too
+    long. If it does, so does every later call; if not, parts may repeat from then on.
     """
 
-    __slots__ = ("_left", "_limit", "_reader")
+    __slots__ = ("_again_left", "_left", "_limit", "_measure", "_reader", "_seen", "_too_long")
 
-    def __init__(self, reader: PieceReader, max_bytes: int) -> None:
+    def __init__(
+        self, reader: PieceReader, measure: Callable[[], None], max_bytes: int | None = None
+    ) -> None:
         super().__init__(reader.engine)
         self._reader = reader
-        self._limit = max_bytes
-        self._left = max_bytes
+        self._measure = measure
+        self._limit = _UNLIMITED if max_bytes is None else max_bytes
+        self._left = self._limit
+        self._again_left = REPEATED_BYTES
+        self._too_long: ExpansionError | None = None
+        self._seen: set[bytes] = set()
         self.pieces_read = reader.pieces_read
 
     def find_many(self, digests: Sequence[bytes]) -> list[StoredObject | None]:
-        """The objects, verified; LimitError once too much has been read."""
+        """The objects, verified; LimitError once too much has been read, and from then on."""
         found: list[StoredObject | None] = []
         for start in range(0, len(digests), _BATCH):
-            batch = self._reader.find_many(digests[start : start + _BATCH])
-            self._left -= sum([len(item.data) for item in batch if item is not None])
+            names = digests[start : start + _BATCH]
+            batch = self._reader.find_many(names)
+            for name, item in zip(names, batch, strict=True):
+                if item is not None:
+                    size = len(item.data)
+                    self._left -= size
+                    if item.kind in _PART_KINDS:
+                        if name in self._seen:
+                            self._again_left -= part_cost(size, 1)
+                        elif len(self._seen) < _MAX_SEEN:
+                            self._seen.add(name)
             if self._left < 0:
-                raise LimitError(f"reading on would take more than {self._limit} bytes")
+                raise LimitError(
+                    f"reading on would take more than {self._limit:,} bytes: raise max_bytes, or "
+                    "look at parts with view()"
+                )
+            if self._again_left < 0:
+                self._require_bounded()
             found.extend(batch)
         self.pieces_read = self._reader.pieces_read
         return found
+
+    def _require_bounded(self) -> None:
+        if self._too_long is not None:
+            raise self._too_long
+        try:
+            self._measure()
+        except ExpansionError as exc:
+            self._too_long = exc
+            raise
+        self._again_left = _UNLIMITED
 
 
 class PendingReader(PieceReader):

@@ -1,29 +1,31 @@
 """Values whole: split on the way in, put together on the way out.
 
 Reading goes one level at a time: all pieces of a level are fetched in one request,
-so that an engine far away is asked as often as the tree is deep. What may come out
-is bounded before it is built: shared pieces let a small store describe a value of
-any size, and only a budget tells a large value from a bomb (P7).
+so that an engine far away is asked as often as the tree is deep. Shared pieces let a small
+store describe a value of any size, so what the fetched pieces expand to is computed and
+compared with the budget before anything is built (P7).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from casstore.engine.protocol import StoredObject
 from casstore.errors import CorruptionError, InvalidInputError, LimitError, PathStep
-from casstore.format import canonical, tree
-from casstore.format.canonical import CONTAINER_BYTES, ROLE_BYTES, ROLE_LINK, ROLE_TEXT
+from casstore.format import canonical, expansion, tree
+from casstore.format.canonical import CONTAINER_BYTES, ROLE_BYTES, ROLE_LINK, ROLE_PART, ROLE_TEXT
 from casstore.format.hashing import KIND_NAMES, Kind
-from casstore.format.limits import MAX_DEPTH
+from casstore.format.limits import DEFAULT_MAX_BYTES, MAX_DEPTH, MAX_REPEATED_BYTES
 from casstore.objects import blobs
 from casstore.objects.pieces import PieceReader
 
 TREE_KINDS = (Kind.LIST, Kind.MAP)
 BLOB_KINDS = (Kind.BLOB, Kind.ROPE)
 
+_FIRST_BATCH = 16
 _FETCH_BATCH = 256
+_FETCH_BYTES = 8 << 20
 
 
 class Outline(NamedTuple):
@@ -66,17 +68,26 @@ def read_value(reader: PieceReader, digest: bytes, item: StoredObject, *, max_by
 class Assembly:
     """The pieces of a value, or of some places in it: fetched level by level, then joined.
 
-    One budget covers everything that comes out of one assembly.
+    One budget covers everything that comes out of one assembly, which is used once: ``max_bytes``
+    of encoding, each piece counted at every place where it occurs, as much memory for lists and
+    maps but at least DEFAULT_MAX_BYTES, and a quarter of that memory for repeated pieces.
     """
 
     def __init__(self, reader: PieceReader, max_bytes: int) -> None:
         self._reader = reader
         self._max_bytes = max_bytes
         self._fetched = 0
+        self._batch = _FIRST_BATCH
         self._built = 0
+        self._memory = 0
         self._found: dict[bytes, StoredObject] = {}
         # The value pieces of which something lives elsewhere.
         self._linking: set[bytes] = set()
+        # What a piece costs at each place, and the pieces of lists and maps that it links to.
+        self._costs: dict[bytes, int] = {}
+        self._parts: dict[bytes, list[bytes]] = {}
+        # Texts that were read: they are immutable, so all places share one.
+        self._texts: dict[Outline, str | bytes] = {}
 
     # --- fetching ---------------------------------------------------------------------
 
@@ -84,12 +95,18 @@ class Assembly:
         """The whole value whose root object has been fetched."""
         self._charge([item])
         self._fetch([(digest, item)])
+        self._refuse_repetition([digest])
         return self.value(digest, MAX_DEPTH)
+
+    def fetch(self, names: list[bytes]) -> dict[bytes, StoredObject]:
+        """Objects as part of what the budget covers; for callers who put them in place."""
+        return dict(self._follow(names))
 
     def load(self, places: list[Any]) -> list[Any]:
         """The plain values of places in decoded pieces: Outlines, trees, or plain already."""
-        names = dict.fromkeys(name for place in places for name in _outlined(place))
-        self._fetch(self._follow(list(names)))
+        names = [name for place in places for name in outlined(place)]
+        self._fetch(self._follow(list(dict.fromkeys(names))))
+        self._refuse_repetition([name for name in names if name in self._costs])
         return [self._place(place, MAX_DEPTH) for place in places]
 
     def _place(self, place: Any, room: int) -> Any:
@@ -120,32 +137,72 @@ class Assembly:
     def _follow(self, names: list[bytes]) -> list[tuple[bytes, StoredObject]]:
         """Fetch the next level, in batches, so that the budget is asked before all is read."""
         level: list[tuple[bytes, StoredObject]] = []
-        for start in range(0, len(names), _FETCH_BATCH):
-            batch = names[start : start + _FETCH_BATCH]
+        start = 0
+        while start < len(names):
+            batch = names[start : start + self._batch]
             found = self._reader.follow(batch)
-            self._charge(found)
+            size = self._charge(found)
             level.extend(zip(batch, found, strict=True))
+            start += len(batch)
+            # An object may have 16 MiB: batches grow only while those before were small.
+            if size > _FETCH_BYTES:
+                self._batch = max(1, self._batch // 2)
+            elif len(batch) == self._batch:
+                self._batch = min(2 * self._batch, _FETCH_BATCH)
         return level
 
-    def _charge(self, fetched: list[StoredObject]) -> None:
-        self._fetched += sum([len(item.data) for item in fetched])
+    def _charge(self, fetched: list[StoredObject]) -> int:
+        size = sum([len(item.data) for item in fetched])
+        self._fetched += size
         if self._fetched > self._max_bytes:
             raise self._too_large()
+        return size
 
     def _needs(self, digest: bytes, item: StoredObject) -> list[bytes]:
         """What must be fetched to build this piece."""
-        if item.kind == Kind.VALUE:
-            _, links = canonical.inspect(item.data)
+        kind, data = item
+        if kind == Kind.VALUE:
+            value, links = canonical.inspect(data)
+            memory = expansion.memory_bytes(value, len(data))
+            self._memory += memory
+            if self._memory > self._memory_limit():
+                raise LimitError(
+                    f"the lists and maps of a value take more than {self._memory_limit():,} bytes "
+                    "of memory; read parts of it with view(), or raise max_bytes"
+                )
+            self._costs[digest] = expansion.part_cost(memory, len(links))
+            if not links:
+                return []
             needed = [name for role, name in links if role != ROLE_LINK]
             if needed:
                 self._linking.add(digest)
+                parts = [name for role, name in links if role >= ROLE_PART]
+                if parts:
+                    self._parts[digest] = parts
             return needed
-        if item.kind in TREE_KINDS:
-            return tree.decode_branch(item.kind, item.data).digests
-        if item.kind == Kind.ROPE:
-            # Chunks are fetched when the rope is read: its size is checked first.
-            return []
+        if kind in TREE_KINDS:
+            digests = tree.decode_branch(kind, data).digests
+            self._costs[digest] = expansion.part_cost(len(data), len(digests))
+            self._parts[digest] = digests
+            return digests
+        # The chunks of a rope are fetched when it is read: its size is checked first.
         return []
+
+    def _memory_limit(self) -> int:
+        return max(self._max_bytes, DEFAULT_MAX_BYTES)
+
+    def _refuse_repetition(self, roots: list[bytes]) -> None:
+        """Raise ExpansionError if repeated pieces take too much, before any is built."""
+        if not expansion.has_repetition(roots, self._parts):
+            return
+        # A link of a list or map may lead to a text by mistake; building finds that out.
+        costs = self._costs
+        found = expansion.expand(roots, self._parts, lambda name: costs.get(name, 0))
+        limit = self._memory_limit() // (DEFAULT_MAX_BYTES // MAX_REPEATED_BYTES)
+        if found.repeated > limit:
+            raise expansion.refuse_repetition(
+                found.repeated, limit, "read parts of it with view(), or raise max_bytes"
+            )
 
     # --- building ------------------------------------------------------------------------
 
@@ -182,9 +239,15 @@ class Assembly:
         if role not in (ROLE_TEXT, ROLE_BYTES):
             return self.value(digest, room)
         left = self._max_bytes - self._built
+        known = self._texts.get(outline)
+        if known is not None:
+            self.spend(blobs.blob_size(digest, self._found[digest]))
+            return known
         content = blobs.read_blob(self._reader, digest, self._found[digest], max_bytes=left)
         self.spend(len(content))
-        return decode_text(content, digest) if role == ROLE_TEXT else content
+        found = decode_text(content, digest) if role == ROLE_TEXT else content
+        self._texts[outline] = found
+        return found
 
     def _tree(self, kind: int, root: tree.Branch, room: int) -> Any:
         built: Any = {} if kind == Kind.MAP else []
@@ -219,7 +282,27 @@ class Assembly:
         return LimitError(f"a value of more than {self._max_bytes} bytes; view() reads it in parts")
 
 
-def _outlined(place: Any) -> list[bytes]:
+def measure(reader: PieceReader, roots: Sequence[bytes], max_parts: int) -> expansion.Expansion:
+    """Read every distinct part below ``roots`` once, and return what they all cost a reader.
+
+    Parts beyond ``max_parts`` are not read and cost nothing.
+    """
+    costs: dict[bytes, int] = {}
+    below: dict[bytes, list[bytes]] = {}
+    ahead = list(dict.fromkeys(roots))
+    known = set(ahead)
+    while ahead and len(costs) < max_parts:
+        names = ahead[-_FIRST_BATCH:]
+        del ahead[-_FIRST_BATCH:]
+        for name, item in zip(names, reader.follow(names), strict=True):
+            costs[name], below[name] = expansion.own_cost(item.kind, item.data)
+            new = [part for part in dict.fromkeys(below[name]) if part not in known]
+            known.update(new)
+            ahead += new
+    return expansion.expand(roots, below, lambda name: costs.get(name, 0))
+
+
+def outlined(place: Any) -> list[bytes]:
     """The digests that must be fetched before this place can be built."""
     kind = type(place)
     if kind is Outline:
@@ -227,9 +310,9 @@ def _outlined(place: Any) -> list[bytes]:
     if kind is Tree:
         return list(place.root.digests)
     if kind is list:
-        return [name for item in place for name in _outlined(item)]
+        return [name for item in place for name in outlined(item)]
     if kind is dict:
-        return [name for item in place.values() for name in _outlined(item)]
+        return [name for item in place.values() for name in outlined(item)]
     return []
 
 

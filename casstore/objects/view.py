@@ -128,6 +128,28 @@ def find_key(reader: PieceReader, node: Tree, key: str) -> tuple[bool, Any]:
         branch = decode_child(node.kind, branch.level - 1, item, said)
 
 
+def find_entry(reader: PieceReader, node: Node, step: Any) -> tuple[bool, Any]:
+    """(found, place) of an entry of a container; reads only the pieces on the way to it."""
+    if is_map(node):
+        if type(step) is not str:
+            raise InvalidInputError(f"a map is asked by str, not {type(step).__name__}")
+        if isinstance(node, Tree):
+            return find_key(reader, node, step)
+        assert type(node) is dict
+        return step in node, node.get(step)
+    if type(step) is not int:
+        raise InvalidInputError(f"a list is asked by int, not {type(step).__name__}")
+    length = node_length(node)
+    at = step + length if step < 0 else step
+    if not 0 <= at < length:
+        return False, None
+    if isinstance(node, Tree):
+        for first, leaf in iter_leaves(reader, node.root, node.kind, at, at + 1):
+            return True, leaf[at - first]
+    assert type(node) is list
+    return True, node[at]
+
+
 class View:
     """A stored list or map, read on demand.
 
@@ -182,7 +204,7 @@ class View:
     def __getitem__(self, step: Any) -> Any:
         if type(step) is slice:
             return self._slice(step)
-        found, place = self._find(step)
+        found, place = find_entry(self._reader, self._node, step)
         if not found:
             raise PathNotFoundError((*self._path, step))
         return self._open(place, step)
@@ -190,7 +212,7 @@ class View:
     def __contains__(self, key: object) -> bool:
         if not is_map(self._node):
             return any((item.load() if type(item) is View else item) == key for item in self)
-        return type(key) is str and self._find(key)[0]
+        return type(key) is str and find_entry(self._reader, self._node, key)[0]
 
     def get(self, step: PathStep, default: Any = None) -> Any:
         """The entry at ``step``, or ``default`` if there is none.
@@ -198,7 +220,7 @@ class View:
         >>> view.get("title"), view.get("author", "nobody")
         ('a long talk', 'nobody')
         """
-        found, place = self._find(step)
+        found, place = find_entry(self._reader, self._node, step)
         return self._open(place, step) if found else default
 
     def at(self, path: Sequence[PathStep]) -> Any:
@@ -256,26 +278,6 @@ class View:
                 yield from leaf.items()
         elif type(node) is dict:
             yield from node.items()
-
-    def _find(self, step: Any) -> tuple[bool, Any]:
-        node = self._node
-        if is_map(node):
-            if type(step) is not str:
-                raise InvalidInputError(f"a map is asked by str, not {type(step).__name__}")
-            if isinstance(node, Tree):
-                return find_key(self._reader, node, step)
-            assert type(node) is dict
-            return step in node, node.get(step)
-        if type(step) is not int:
-            raise InvalidInputError(f"a list is asked by int, not {type(step).__name__}")
-        at = step + len(self) if step < 0 else step
-        if not 0 <= at < len(self):
-            return False, None
-        if isinstance(node, Tree):
-            for first, leaf in iter_leaves(self._reader, node.root, node.kind, at, at + 1):
-                return True, leaf[at - first]
-        assert type(node) is list
-        return True, node[at]
 
     def _item_places(
         self, start: int, stop: int, spend: Callable[[int], None] = lambda size: None

@@ -11,9 +11,9 @@ import json
 from math import isfinite
 from typing import Any, Final
 
-from casstore.errors import InvalidValueError, LimitError
+from casstore.errors import ExpansionError, InvalidValueError, LimitError
 from casstore.format import splitting
-from casstore.format.hashing import DIGEST_BYTES
+from casstore.format.hashing import digest_of
 from casstore.format.limits import MAX_DEPTH
 
 _TEXT: Final = "json"
@@ -45,7 +45,10 @@ def as_text(value: Any, *, python: bool = False) -> dict[str, bytes]:
 def storable(value: Any, *, python: bool = False) -> Any:
     """The value, or its text if it cannot be stored as it is; ``python`` as for ``as_text``."""
     try:
-        splitting.spell(value, _DEPTH, _nowhere)
+        splitting.spell(value, _DEPTH, lambda kind, data, children: digest_of(kind, data))
+    except ExpansionError:
+        # Its text would be as large.
+        raise
     except InvalidValueError:
         return as_text(value, python=python)
     # What looks like a text would be read as one.
@@ -70,7 +73,3 @@ def _finite(text: str) -> float:
     if not isfinite(number):
         raise ValueError(f"{text[:40]} is too large a number")
     return number
-
-
-def _nowhere(kind: int, data: bytes, children: list[bytes]) -> bytes:
-    return bytes(DIGEST_BYTES)

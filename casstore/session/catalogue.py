@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from casstore.engine.protocol import (
+    MAX_ROW_VALUE_BYTES,
     Condition,
     DeleteRow,
     PutRow,
@@ -155,7 +156,8 @@ def _encode(meta: SessionMeta) -> bytes:
         keys.session_key(meta.parent)
     long_id = meta.session if keys.is_cut(meta.session) else None
     data = canonical.encode(
-        [meta.name, meta.model, meta.cwd, meta.parent, meta.cause, meta.extra, long_id]
+        [meta.name, meta.model, meta.cwd, meta.parent, meta.cause, meta.extra, long_id],
+        max_bytes=MAX_ROW_VALUE_BYTES,
     )
     if canonical.links_in(data):
         raise InvalidInputError("the meta of a session keeps nothing alive and takes no links")

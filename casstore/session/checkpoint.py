@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from casstore.errors import (
     ComponentNotFoundError,
+    CorruptionError,
     InvalidInputError,
     InvalidValueError,
     ObjectNotFoundError,
@@ -108,7 +109,7 @@ def read_checkpoint(
         plugin_snapshot,
         manifest.plugin_revision,
         execution_state,
-        tuple(frames or ()),
+        _listed(frames),
         manifest.current_frame,
         config,
     )
@@ -158,4 +159,30 @@ def check_usage(entry: Usage) -> None:
 def read_usage(reader: PieceReader, ledger: Spelled) -> list[Usage]:
     """All entries of a ledger, also those that count nothing yet."""
     rows = objects.load_spelled(reader, (ledger,))[0] or []
+    if type(rows) is not list or not all(_is_usage(row) for row in rows):
+        raise CorruptionError("the ledger of a checkpoint is no list of usage; check the store")
     return [Usage(*row) for row in rows]
+
+
+def _is_usage(row: Any) -> bool:
+    return (
+        type(row) is list
+        and 3 <= len(row) <= len(Usage._fields)
+        and all(type(name) is str for name in row[:2])
+        and all(type(number) is int for number in row[2:])
+    )
+
+
+def _listed(frames: Any) -> tuple[Any, ...]:
+    """The frames of a checkpoint as they are shown."""
+    if frames is None:
+        return ()
+    if type(frames) is not list:
+        raise CorruptionError("the frames of a checkpoint are no list; check the store")
+    return tuple(frames)
+
+
+def check_fields(reader: PieceReader, manifest: Manifest) -> None:
+    """Raise CorruptionError unless the ledger and the frames of a manifest are lists of theirs."""
+    read_usage(reader, manifest.usage)
+    _listed(objects.load_spelled(reader, (manifest.frames,))[0])

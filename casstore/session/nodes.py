@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, Literal, overload
 
-from casstore.errors import CorruptionError, NodeNotFoundError
+from casstore.errors import CorruptionError, LimitError, NodeNotFoundError
 from casstore.format.digest import Digest
 from casstore.format.node import NodeHeader
 from casstore.objects import graph as objects
@@ -72,7 +72,19 @@ class Nodes(Sequence[Node]):
         return self._read([self._seqs[at]])[0]
 
     def __iter__(self) -> Iterator[Node]:
-        for page in self.pages():
+        before: bytes | None = None
+        for start in range(0, len(self._seqs), _BATCH):
+            seqs = self._seqs[start : start + _BATCH]
+            try:
+                page = self._read(seqs, before)
+            except LimitError:
+                # Together they take more than one answer may; one by one they need not.
+                for seq in seqs:
+                    [node] = self._read([seq], before)
+                    before = node.digest
+                    yield node
+                continue
+            before = page[-1].digest
             yield from page
 
     def pages(self, size: int = _BATCH) -> Iterator[list[Node]]:

@@ -7,6 +7,9 @@ is the first one looked for, by halving the path.
 
 from __future__ import annotations
 
+from typing import Any
+
+from casstore.errors import LimitError
 from casstore.format.node import NodeHeader
 from casstore.objects import graph as objects
 from casstore.session import messages
@@ -42,8 +45,13 @@ def picked(runtime: Runtime, session: str, state: State) -> tuple[str | None, in
         return None, 0
     reader = runtime.reader()
     leaf = state.leaf or objects.read_headers(reader, [manifest.leaf])[0]
-    first = objects.read_nodes(reader, [manifest.first_user])[0]
-    return messages.user_text(first.payload), leaf.users
+    payload: Any
+    try:
+        payload = objects.read_nodes(reader, [manifest.first_user])[0].payload
+    except LimitError:
+        # One payload that is too large to be read must not hide the other sessions of a list.
+        [(_, payload)] = objects.begun_payloads(reader, [manifest.first_user])
+    return messages.user_text(payload), leaf.users
 
 
 def _picked_by_reading(

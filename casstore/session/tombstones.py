@@ -114,8 +114,7 @@ def heal_leaf(runtime: Runtime, state: State, hidden: HiddenNodes) -> str | None
     for stop in range(len(seqs), 0, -_HEAL_BATCH):
         batch = chain.digests(seqs[max(0, stop - _HEAL_BATCH) : stop])
         visible = [digest for digest in batch if digest not in hidden]
-        for node in reversed(objects.read_nodes(reader, visible)):
-            if messages.message_in(node.payload) is not None:
-                found: str = node.header.id
-                return found
+        for node_id, payload in reversed(objects.begun_payloads(reader, visible)):
+            if messages.message_in(payload) is not None:
+                return str(node_id)
     return None

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import json
+from collections.abc import Iterable
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from casstore.cli.json_patch import operations, pointer
+from casstore.cli.json_stream import json_line
 from casstore.cli.spelling import plain, unplain
 from casstore.engine.memory import MemoryEngine
 from casstore.format.canonical import Link
@@ -19,6 +22,11 @@ from casstore.store import Store
 def step(container: Any, token: str) -> Any:
     name = token.replace("~1", "/").replace("~0", "~")
     return int(name) if isinstance(container, list) else name
+
+
+def written(patch: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The operations as a program reads them."""
+    return [json.loads(json_line(operation)) for operation in patch]
 
 
 def apply(document: Any, patch: list[dict[str, Any]]) -> Any:
@@ -85,7 +93,7 @@ def pairs(draws: st.DrawFn) -> tuple[Any, Any]:
 def test_a_patch_makes_the_new_value_of_the_old_one(pair: tuple[Any, Any]) -> None:
     with Store(MemoryEngine()) as store:
         old, new = store.put_value(pair[0]), store.put_value(pair[1])
-        patch = list(operations(store.diff(old, new)))
+        patch = written(operations(store.diff(old, new)))
     assert apply(plain(pair[0]), patch) == plain(pair[1])
 
 
@@ -94,7 +102,7 @@ def test_a_patch_of_long_lists_counts_what_moved() -> None:
     new = [*old[5:700], {"new": 1}, *old[701:1500], *old[1510:], {"end": 2}]
     new[100] = {**new[100], "text": "y"}
     with Store(MemoryEngine()) as store:
-        patch = list(operations(store.diff(store.put_value(old), store.put_value(new))))
+        patch = written(operations(store.diff(store.put_value(old), store.put_value(new))))
     assert apply(old, patch) == new
     assert len(patch) < 40
 

@@ -493,12 +493,18 @@ def few(limit: int) -> Any:
 @pytest.mark.parametrize("crossed", [False, True], ids=["twice the same", "crossed"])
 def test_what_a_value_has_in_many_places_is_spelled_once(around: Any, crossed: bool) -> None:
     """Written out, it would have more parts than anybody can count."""
-    left: Any = [f"item {at}" for at in range(100)]
-    right: Any = left[::-1] if crossed else left
-    for _ in range(20):
-        above = around(left, right)
-        left, right = above, around(right, left) if crossed else above
-    splitting.split(around(left, right), few(1000))
+
+    def nested(levels: int) -> Any:
+        left: Any = [f"item {at}" for at in range(100)]
+        right: Any = left[::-1] if crossed else left
+        for _ in range(levels):
+            above = around(left, right)
+            left, right = above, around(right, left) if crossed else above
+        return around(left, right)
+
+    splitting.split(nested(9), few(1000))
+    with pytest.raises(LimitError, match="shared parts of a value repeat"):
+        splitting.split(nested(20), few(1000))
 
 
 def test_what_stands_in_two_places_is_spelled_as_two_that_are_equal() -> None:

@@ -344,6 +344,91 @@ def test_a_small_bomb_is_stopped_by_the_limits(file: Path) -> None:
             verify_bundle(file, limits=limits)
 
 
+def shared_parts(draft: Draft, levels: int, core: bytes = b"\x90") -> bytes:
+    """A list that has the next one twice, and so on down."""
+    digest = draft.put(Kind.VALUE, core)
+    for _ in range(levels):
+        digest = draft.put(Kind.VALUE, b"\x92" + 2 * link_bytes(ROLE_PART, digest))
+    return digest
+
+
+def test_a_value_that_a_few_shared_parts_blow_up_is_refused(file: Path) -> None:
+    """Thirty objects, two links each: 1.4 KB that took gigabytes when they were read."""
+    payload, component, long_core = Draft(), Draft(), Draft()
+    part = shared_parts(payload, 30)
+    linked = Spelled(link_bytes(ROLE_PART, part), [part])
+    node = payload.node("n", None, payload=linked)
+    payload.revision(Manifest(leaf_id="n", nodes=1, next_seq=1, leaf=node))
+    component.hang(shared_parts(component, 30))
+    long_core.hang(shared_parts(long_core, 17, canonical.encode(["word"] * 200)))
+    for draft in (payload, component, long_core):
+        refused(draft.write(file), BundleLimitError, "268,435,456.*max_repeated_bytes")
+    small = Draft()
+    small.hang(shared_parts(small, 12))
+    assert verify_bundle(small.write(file)).objects == 14
+    with pytest.raises(BundleLimitError):
+        verify_bundle(file, limits=BundleLimits(max_repeated_bytes=100_000))
+
+
+def test_a_node_that_has_one_large_value_at_many_places_is_refused(file: Path) -> None:
+    """Each part alone is within the limit."""
+    draft = Draft()
+    part = link_bytes(ROLE_PART, shared_parts(draft, 15))
+    inner = [draft.put(Kind.VALUE, b"\x92" + encoded + part) for encoded in (b"\x01", b"\x02")]
+    payload = b"\x9f" + b"".join([link_bytes(ROLE_PART, inner[at % 2]) for at in range(15)])
+    node = draft.node("n", None, payload=Spelled(payload, inner))
+    draft.revision(Manifest(leaf_id="n", nodes=1, next_seq=1, leaf=node))
+    refused(draft.write(file), BundleLimitError, "repeat")
+
+
+def test_a_thin_bundle_that_multiplies_what_a_store_has_is_refused(file: Path) -> None:
+    store = Store(MemoryEngine())
+    first, second = Draft(), Draft()
+    first.hang(shared_parts(first, 12))
+    import_session(store, first.write(file))
+    have = len(first.objects) - 1
+    second.hang(shared_parts(second, 30))
+    second.objects = second.objects[have:]
+    second.rows[0] = ["session", "t"]
+    second.header = HEADER._replace(thin=True)
+    second.write(file)
+    before = everything(store)
+    with pytest.raises(BundleLimitError, match="repeat"):
+        import_session(store, file)
+    assert everything(store) == before
+    third = Draft()
+    third.hang(shared_parts(third, 14))
+    third.objects = third.objects[have:]
+    third.rows[0] = ["session", "t"]
+    third.header = HEADER._replace(thin=True)
+    import_session(store, third.write(file))
+
+
+def test_a_block_of_rows_full_of_small_lists_is_refused(file: Path) -> None:
+    rows = b"\x91\x92" + canonical.encode("session") + canonical.list_header(1 << 22)
+    rows += b"\x90" * (1 << 22)
+    packed = zstandard.ZstdCompressor().compress(rows)
+    file.write_bytes(framed([(layout.ROWS, 1, len(rows), packed, 1)]))
+    refused(file, match="more lists and maps than rows have")
+
+
+def test_the_ledger_and_the_frames_of_a_checkpoint_are_what_they_must_be(file: Path) -> None:
+    row = ["agent", "model", 1, 2, 0, 0]
+    for field, sound, odd in (
+        ("usage", [[], [row]], [7, "x", {"a": 1}, [1], [[1]], [[*row, 1]], [["a", "b", "c"]]]),
+        ("frames", [[], [{"id": "f"}]], [5, "abc", {"a": 1}]),
+    ):
+        for value in (*sound, *odd):
+            draft = Draft()
+            spelled = Spelled(canonical.encode(value), [])
+            draft.revision(Manifest()._replace(**{field: spelled}))  # type: ignore[arg-type]
+            draft.write(file)
+            if value in sound:
+                verify_bundle(file)
+            else:
+                refused(file, match="of a checkpoint")
+
+
 def test_a_rope_that_describes_more_than_anybody_reads_is_stopped(file: Path) -> None:
     """Twelve branches over one chunk describe 128 to the power of twelve chunks."""
     draft = Draft()

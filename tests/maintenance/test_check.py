@@ -44,6 +44,7 @@ from tests.maintenance.wounds import (
     step,
     wounding,
 )
+from tests.objects.specimens import put_shared_parts
 
 pytestmark = pytest.mark.usefixtures("slab_a_commit")
 
@@ -230,6 +231,12 @@ def put_slab(path: Path, items: list[NewObject], children: list[list[int]]) -> N
 def store_a_value_that_is_spelled_wrongly(path: Path) -> None:
     data = b"\xcc\x01"  # 1, but not in its shortest form
     put_slab(path, [NewObject(digest_of(Kind.VALUE, data), Kind.VALUE, data, ())], [[]])
+
+
+@wound(codes.VALUE_EXPANDS)
+def store_a_value_that_repeats_its_parts(path: Path) -> None:
+    with open_store(path) as store:
+        put_shared_parts(store.engine)
 
 
 @wound(codes.LINK_ORDER)

@@ -15,6 +15,7 @@ from casstore.format.canonical import (
     Link,
     link_bytes,
     list_header,
+    map_header,
     scalar_bytes,
 )
 from casstore.format.digest import Digest
@@ -153,6 +154,27 @@ def put_list_bomb(engine: Engine, leaf_items: Sequence[Any] = (0,), levels: int 
         name = put_branch(engine, Kind.LIST, level, [child] * 128)
         child = Child(name, child.entries * 128, child.size * 128, "")
     return child.digest
+
+
+def put_shared_parts(
+    engine: Engine,
+    levels: int = 30,
+    core: bytes = b"\x90",
+    *,
+    places: int = 2,
+    mapped: bool = False,
+) -> bytes:
+    """A list, or map, that has the next one at several places, and so on down ``levels`` levels."""
+    digest = put_object(engine, Kind.VALUE, core)
+    for _ in range(levels):
+        link = link_bytes(ROLE_PART, digest)
+        if mapped:
+            keys = [scalar_bytes(str(place)) for place in range(places)]
+            data = map_header(places) + b"".join([key + link for key in keys])
+        else:
+            data = list_header(places) + link * places
+        digest = put_object(engine, Kind.VALUE, data, [digest] * places)
+    return digest
 
 
 def put_part_chain(

@@ -18,7 +18,12 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from casstore.errors import CorruptionError, InvalidInputError, InvalidValueError
+from casstore.errors import (
+    CorruptionError,
+    ExpansionError,
+    InvalidInputError,
+    InvalidValueError,
+)
 from casstore.format.limits import MAX_DEPTH
 from casstore.records.json_values import as_text, restored
 from casstore.records.rows import Draft
@@ -85,6 +90,9 @@ def pack(draft: Draft, session: str, entries: Iterable[dict[str, Any]]) -> Packe
         try:
             kept = draft.keep_long(body, least_bytes=_BODY_LEAST_BYTES, max_depth=_MAX_DEPTH)
             draft.keep_long(head, max_depth=_MAX_DEPTH)
+        except ExpansionError:
+            # Its text would be as large.
+            raise
         except InvalidValueError:
             # The whole entry as its text; of the head only what finds it again.
             own = entry_id(entry)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import secrets
 from typing import Any, Final, NamedTuple
 
-from casstore.errors import CorruptionError, InvalidValueError, LimitError
+from casstore.errors import CorruptionError, InvalidValueError
 from casstore.format import canonical
 from casstore.format.canonical import links_in, pack_checked
 from casstore.records.lifecycles.keys import KeyStore
@@ -47,11 +47,9 @@ class Place(NamedTuple):
 
 def seal(keys: KeyStore, place: Place, value: Any) -> bytes:
     """Encrypt a value for one place."""
-    spelled = canonical.encode(value)
+    spelled = canonical.encode(value, max_bytes=MAX_VALUE_BYTES)
     if links_in(spelled):
         raise InvalidValueError("an encrypted value cannot link to objects, for gc must see links")
-    if len(spelled) > MAX_VALUE_BYTES:
-        raise LimitError(f"an encrypted value of {len(spelled)} bytes (at most {MAX_VALUE_BYTES})")
     plain = len(spelled).to_bytes(_LENGTH_BYTES, "big") + spelled
     plain += bytes(-len(plain) % _BLOCK_BYTES)
     nonce = secrets.token_bytes(_NONCE_BYTES)
