@@ -246,7 +246,10 @@ VALUES = st.recursive(
     | st.dictionaries(st.text() | st.sampled_from(("$", "$bytes", "$$link")), inner, max_size=3),
     max_leaves=10,
 )  # fmt: skip
-TEXTS = st.text(min_size=1, max_size=8)
+# An id holds no zero byte.
+TEXTS = st.text(
+    st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=8
+)
 NODES = st.builds(
     NodeDraft, TEXTS, VALUES, TEXTS | st.none() | st.just(LEAF), VALUES, TEXTS | st.none(),
     st.none() | st.text() | st.integers() | st.floats(allow_nan=False, allow_infinity=False),
