@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
 # At the end: an installed casstore must not be hidden by the one beside the tests.
 sys.path.append(str(Path(__file__).parent.parent))
 
-from casstore.engine.lmdb import tail
+from casstore.engine.lmdb import applying
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import Engine
@@ -44,6 +44,19 @@ _LONG_ON_POSTGRES = (
 )
 
 
+# Where the files of tests are: in memory, if the system has such a place. Most tests open and close
+# stores, which waits for the disk; what a disk may lose is tried by ``campaigns.replay``.
+_MEMORY = Path("/dev/shm")
+_TEMPROOT = "PYTEST_DEBUG_TEMPROOT"
+
+
+def _prefer_memory() -> None:
+    if _TEMPROOT not in os.environ and os.access(_MEMORY, os.W_OK):
+        free = os.statvfs(_MEMORY)
+        if free.f_bavail * free.f_frsize > 4 << 30:
+            os.environ[_TEMPROOT] = str(_MEMORY)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Hear signals, in the tests and in the processes that they start.
 
@@ -51,6 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
     script, tests that interrupt a process would wait for ever. What it handles is back at its
     default in a process that it starts.
     """
+    _prefer_memory()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGQUIT):
         if signal.getsignal(number) is signal.SIG_IGN:
@@ -97,8 +111,8 @@ def engine() -> CountingEngine:
 
 @pytest.fixture
 def slab_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Writers do not join what they store: for tests that want many small slabs."""
-    monkeypatch.setattr(tail, "SMALL_BODY_BYTES", -1)
+    """Each commit becomes a slab of its own: for tests that want many small slabs."""
+    monkeypatch.setattr(applying, "JOINED_BYTES", -1)
 
 
 @pytest.fixture(params=["memory", "lmdb", "postgres"])
@@ -117,6 +131,6 @@ def any_store(
     if request.param == "memory":
         engine = MemoryEngine(clock=clock)
     else:
-        engine = LmdbEngine(str(tmp_path / "s"), durability="process", clock=clock)
+        engine = LmdbEngine(str(tmp_path / "s"), durability="relaxed", clock=clock)
     with Store(engine) as store:
         yield store

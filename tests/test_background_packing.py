@@ -58,7 +58,7 @@ def test_cold_slabs_are_packed_while_the_store_is_used(
 ) -> None:
     monkeypatch.setattr(background, "INTERVAL_S", 0.01)
     monkeypatch.setattr("casstore.engine.lmdb.engine.COLD_AGE_MS", 1)
-    with casstore.open(tmp_path / "s", "process", auto_pack=True) as store:
+    with casstore.open(tmp_path / "s", "relaxed", auto_pack=True) as store:
         packer = engine_of(store).packer
         assert packer is not None
         digests = [store.put_blob(b"%d" % n) for n in range(300)]
@@ -187,7 +187,7 @@ background.INTERVAL_S = 0.001
 background.MIN_NEW_SLABS = 1
 engine.COLD_AGE_MS = 0
 sys.addaudithook(note)
-with casstore.open(sys.argv[1], "process", auto_pack=True) as store:
+with casstore.open(sys.argv[1], "relaxed", auto_pack=True) as store:
     for n in range(3000):
         store.put_value({"number": n, "text": f"some text that is {n} long" * 9})
     deadline = time.monotonic() + 60
@@ -217,14 +217,14 @@ warnings.simplefilter("ignore", DeprecationWarning)
 from casstore.engine.lmdb import background
 background.INTERVAL_S = 0.001
 background.MIN_NEW_SLABS = 1
-store = casstore.open(sys.argv[1], "process", auto_pack=True)
+store = casstore.open(sys.argv[1], "relaxed", auto_pack=True)
 for n in range(20):
     for m in range(20):
         store.put_blob(b"%d %d" % (n, m))
     child = os.fork()
     if not child:
         store.close()
-        with casstore.open(sys.argv[1], "process", auto_pack=True) as own:
+        with casstore.open(sys.argv[1], "relaxed", auto_pack=True) as own:
             own.put_blob(b"child %d" % n)
         os._exit(0)
     _, status = os.waitpid(child, 0)
@@ -241,5 +241,5 @@ def test_a_forked_child_closes_and_opens_anew(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    with casstore.open(tmp_path / "s", "process", verify=True) as store:
+    with casstore.open(tmp_path / "s", "relaxed", verify=True) as store:
         assert engine_of(store).verify() == 420

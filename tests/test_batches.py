@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import lmdb
 import pytest
 
 from casstore.engine.lmdb.batches import WriteBatch
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.lmdb.group import Ticket
-from casstore.engine.lmdb.transaction import Job, StaleError, Transaction
+from casstore.engine.lmdb.transaction import Job, Transaction
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import (
     DeleteRow,
@@ -41,41 +39,26 @@ from casstore.testing.engine_fixtures import (
     new_parent,
 )
 
-Meanwhile = Callable[[], object]
-
 
 @pytest.fixture(params=[0, 1], ids=["lmdb09", "lmdb10"])
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LmdbEngine]:
-    engine = LmdbEngine(str(tmp_path / "s"), durability="process", lmdb_version=request.param)
+    engine = LmdbEngine(str(tmp_path / "s"), durability="relaxed", lmdb_version=request.param)
     yield engine
     assert engine.verify() == len(all_objects(engine))
     engine.close()
 
 
-def commit(
-    engine: LmdbEngine, groups: list[list[Write]], order: list[int], meanwhile: Meanwhile
-) -> list[WriteResult | CasstoreError]:
-    """Prepare each group on its own, then run all writes as one transaction, in this order."""
-    jobs: list[Job] = []
-    for group in groups:
-        together = [Job(write) for write in group]
-        engine._batches.prepare(together)
-        jobs += together
-    meanwhile()
-    return run(engine, [jobs[at] for at in order])
-
-
-def run(engine: LmdbEngine, jobs: list[Job]) -> list[WriteResult | CasstoreError]:
-    """Run prepared jobs as one transaction."""
-    batch = WriteBatch([Ticket(job) for job in jobs])
+def run(engine: LmdbEngine, writes: list[Write]) -> list[WriteResult | CasstoreError]:
+    """Run writes as one commit, in this order."""
+    batch = WriteBatch([Ticket(Job(write, 0, durable=False)) for write in writes])
     engine._batches.commit(batch)
     assert batch.answers is not None
     return list(batch.answers)
 
 
 def together(engine: LmdbEngine, *writes: Write) -> list[WriteResult | CasstoreError]:
-    """Run writes that were prepared together as one transaction."""
-    return commit(engine, [[*writes]], [*range(len(writes))], lambda: None)
+    """Run writes as one commit."""
+    return run(engine, [*writes])
 
 
 def test_a_node_that_is_stored_already_is_not_stored_once_more(engine: LmdbEngine) -> None:
@@ -124,12 +107,15 @@ def test_an_object_of_two_writes_is_stored_once(engine: LmdbEngine) -> None:
     assert len(all_objects(engine)) == 3
 
 
-def test_a_write_that_counts_on_an_object_of_a_refused_one_comes_again(engine: LmdbEngine) -> None:
+def test_an_object_of_a_refused_write_is_stored_by_the_next_that_has_it(
+    engine: LmdbEngine,
+) -> None:
     blob = new_blob(b"of both")
     refused = Write(objects=[blob], conditions=[RowIs("heads", b"key", b"other")])
     answers = together(engine, refused, Write(objects=[blob]), Write(objects=[new_blob(b"own")]))
-    assert stored_anew(answers) == [ConditionFailedError, StaleError, 1]
-    assert engine.missing([blob.digest]) == [blob.digest]
+    assert stored_anew(answers) == [ConditionFailedError, 1, 1]
+    assert_reads_back(engine, blob)
+    assert engine.measure_space().slabs.dead_objects == 0
 
 
 def test_a_row_put_deleted_and_put_again_is_what_the_last_write_left(engine: LmdbEngine) -> None:
@@ -155,55 +141,18 @@ def test_an_object_stored_and_deleted_within_a_batch_is_gone(engine: LmdbEngine)
     gone = Write(deletes=[old.digest, new.digest])
     exists = Write(conditions=[ObjectsExist([new.digest])])
     answers = together(engine, Write(objects=[new]), exists, gone, Write(objects=[old]))
-    # The last had found its object stored; that it is gone since shows in the transaction.
-    assert stored_anew(answers) == [1, 0, 0, StaleError]
-    assert engine.missing([old.digest, new.digest]) == [old.digest, new.digest]
-    assert engine.write(Write(objects=[new, old])).new_objects == 2
+    assert stored_anew(answers) == [1, 0, 0, 1]
+    assert engine.missing([old.digest, new.digest]) == [new.digest]
+    assert engine.write(Write(objects=[new, old])).new_objects == 1
     assert_reads_back(engine, old, new)
 
 
 def test_an_object_deleted_and_stored_again_within_a_batch_is_there(engine: LmdbEngine) -> None:
     blob = new_blob(b"back again")
-    groups = [[Write(objects=[blob])], [Write(objects=[blob])], [Write(deletes=[blob.digest])]]
-    answers = commit(engine, groups, [0, 2, 1], lambda: None)
-    assert stored_anew(answers) == [1, 0, 1]
+    put, gone = Write(objects=[blob]), Write(deletes=[blob.digest])
+    assert stored_anew(together(engine, put, gone, put)) == [1, 0, 1]
     assert_reads_back(engine, blob)
     assert len(all_objects(engine)) == 1
-
-
-def test_writes_prepared_apart_may_stand_between_those_prepared_together(
-    engine: LmdbEngine,
-) -> None:
-    objects = [new_blob(b"%d" % number) for number in range(4)]
-    shared = new_parent(objects[3])
-    groups = [
-        [Write(objects=[objects[0]]), Write(objects=[objects[1]])],
-        [Write(objects=[objects[2], objects[3], shared])],
-        [Write(objects=[objects[3], shared])],
-    ]
-    answers = commit(engine, groups, [0, 2, 1, 3], lambda: None)
-    assert stored_anew(answers) == [1, 3, 1, 0]
-    assert_reads_back(engine, *objects, shared)
-    ids = [info.id for info in all_objects(engine)]
-    assert len(ids) == len(set(ids)) == 5
-
-
-def test_a_child_stored_by_a_write_prepared_apart_is_older_than_its_parent(
-    engine: LmdbEngine,
-) -> None:
-    """Each has drafted a slab with the child; only the first of them gives it its id."""
-    child = new_blob(b"of all")
-    parents = [new_parent(*[child] * number) for number in (1, 2, 3)]
-    groups = [
-        [Write(objects=[new_blob(b"first")]), Write(objects=[child, parents[0]])],
-        [Write(objects=[child, parents[1]])],
-        [Write(objects=[child, parents[2]])],
-    ]
-    answers = commit(engine, groups, [0, 2, 1, 3], lambda: None)
-    # The slab of the second plan is the newer: what lies in the first must come again.
-    assert stored_anew(answers) == [1, 2, StaleError, 1]
-    assert engine.write(groups[0][1]).new_objects == 1
-    assert_reads_back(engine, child, *parents)
 
 
 def test_long_writes_that_share_objects_are_all_answered(engine: LmdbEngine) -> None:
@@ -217,102 +166,28 @@ def test_long_writes_that_share_objects_are_all_answered(engine: LmdbEngine) -> 
         assert [Store(engine).get_blob(name) for name in names] == contents
 
 
-def test_what_was_looked_up_counts_only_while_nobody_commits(engine: LmdbEngine) -> None:
-    """The commit in between is this engine's own, but not one that the prepared jobs know of."""
-    kept, gone, late = new_blob(b"kept"), new_blob(b"gone"), new_blob(b"late")
-    engine.write(Write(objects=[kept, gone]))
-    parent = new_parent(kept, gone)
-
-    def meanwhile() -> None:
-        engine.write(Write(objects=[late], deletes=[gone.digest]))
-
-    writes = [
-        Write(objects=[late, new_parent(late)]),
-        Write(objects=[parent]),
-        Write(objects=[gone]),
-        Write(objects=[kept, new_parent(kept)]),
-    ]
-    answers = commit(engine, [writes], [0, 1, 2, 3], meanwhile)
-    assert [type(answer).__name__ for answer in answers] == [
-        "WriteResult", "ObjectNotFoundError", "StaleError", "WriteResult",
-    ]  # fmt: skip
-    assert stored_anew([answers[0], answers[3]]) == [1, 1]
-    assert_reads_back(engine, kept, late, new_parent(late), new_parent(kept))
-    assert len(all_objects(engine)) == 4
-
-
-def test_what_was_looked_up_at_several_moments_does_not_count(
+def test_a_batch_that_was_interrupted_runs_again_as_if_for_the_first_time(
     engine: LmdbEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A long write looks its objects up in several read transactions; here each has one."""
-    gone, kept = new_blob(b"gone"), new_blob(b"kept")
-    engine.write(Write(objects=[gone, kept]))
-    job = Job(Write(objects=[gone, kept]))
-    pending = [Write(deletes=[gone.digest])]
-    reading = engine._env.reading_bytes
-
-    class Reading:
-        def __enter__(self) -> lmdb.Transaction[bytes]:
-            self._inner = reading()
-            return self._inner.__enter__()
-
-        def __exit__(self, *failure: Any) -> None:
-            self._inner.__exit__(*failure)
-            if pending:
-                # After the first look-up, before the second.
-                engine.write(pending.pop())
-
-    with monkeypatch.context() as patch:
-        patch.setattr("casstore.engine.lmdb.batches.READ_BATCH", 1)
-        patch.setattr(engine._env, "reading_bytes", Reading)
-        engine._batches.prepare([job])
-    assert job.require_prepared().hits == [gone.digest, kept.digest]
-    assert isinstance(run(engine, [job])[0], StaleError)
-
-
-@contextlib.contextmanager
-def interrupted_commits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Interrupt every transaction just before it is committed."""
-    finish = Transaction.finish
+    """An interrupted leader leaves its batch to the next."""
+    blob = new_blob(b"twice")
+    write = Write(objects=[blob, new_parent(blob)], rows=[PutRow("heads", b"key", blob.digest)])
+    refused = Write(objects=[new_blob(b"late")], conditions=[RowIs("heads", b"other", b"there")])
+    entry = Transaction.entry
 
     def interrupted(transaction: Transaction) -> None:
-        finish(transaction)
+        entry(transaction)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Transaction, "finish", interrupted)
-        yield
-
-
-def test_a_batch_whose_commit_failed_runs_again_as_if_for_the_first_time(
-    engine: LmdbEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An interrupted leader leaves its batch, prepared, to the next."""
-    blob = new_blob(b"twice")
-    write = Write(objects=[blob, new_parent(blob)], rows=[PutRow("heads", b"key", blob.digest)])
-    job = Job(write)
-    engine._batches.prepare([job])
-    with interrupted_commits(monkeypatch), pytest.raises(KeyboardInterrupt):
-        run(engine, [job])
+        patch.setattr(Transaction, "entry", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(engine, [write, refused])
     assert all_objects(engine) == []
-    assert stored_anew(run(engine, [job])) == [2]
-    assert_reads_back(engine, *write.objects)
+    engine.write(Write(rows=[PutRow("heads", b"other", b"there")]))
+    assert stored_anew(run(engine, [write, refused])) == [2, 1]
+    assert_reads_back(engine, *write.objects, *refused.objects)
     assert find_row(engine, "heads", b"key") == blob.digest
-
-
-def test_a_write_refused_in_a_run_that_was_interrupted_may_pass_in_the_next(
-    engine: LmdbEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing of the first run sticks to what was prepared."""
-    refused = Write(objects=[new_blob(b"late")], conditions=[RowIs("heads", b"key", b"there")])
-    passes = Write(objects=[new_blob(b"early")])
-    jobs = [Job(refused), Job(passes)]
-    engine._batches.prepare(jobs)
-    with interrupted_commits(monkeypatch), pytest.raises(KeyboardInterrupt):
-        run(engine, jobs)
-    engine.write(Write(rows=[PutRow("heads", b"key", b"there")]))
-    assert stored_anew(run(engine, jobs)) == [1, 1]
-    assert_reads_back(engine, *refused.objects, *passes.objects)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -345,28 +220,15 @@ def test_random_batches_agree_with_the_reference_run_in_the_same_order(
         )
 
     for _ in range(25):
-        groups = [
-            [write() for _ in range(rng.choice([1, 1, 4]))] for _ in range(rng.choice([1, 3]))
-        ]
-        writes = [write for group in groups for write in group]
-        order = rng.sample(range(len(writes)), len(writes))
-        between = [write()] if rng.random() < 0.3 else []
-
-        def meanwhile(between: list[Write] = between) -> None:
-            for apart in between:
-                for each in (engine, reference):
-                    with contextlib.suppress(CasstoreError):
-                        each.write(apart)
-
-        answers = commit(engine, groups, order, meanwhile)
-        for at, answer in zip(order, answers, strict=True):
-            if isinstance(answer, StaleError):
-                continue
+        writes = [write() for _ in range(rng.choice([1, 1, 4, 12]))]
+        if rng.random() < 0.2:
+            engine.apply_log()
+        for one, answer in zip(writes, run(engine, writes), strict=True):
             try:
-                expected: Any = reference.write(writes[at]).new_objects
+                expected: Any = reference.write(one).new_objects
             except CasstoreError as exc:
                 expected = type(exc)
-            assert stored_anew([answer]) == [expected], (seed, at)
+            assert stored_anew([answer]) == [expected], seed
         assert all_rows(engine, "heads") == all_rows(reference, "heads")
         assert {info.digest for info in all_objects(engine)} == {
             info.digest for info in all_objects(reference)

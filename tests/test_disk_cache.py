@@ -85,7 +85,7 @@ def test_content_under_a_wrong_name_is_not_believed(tmp_path: Path) -> None:
     fill(cache)
     cache.close()
     [shelf] = shelves(tmp_path)
-    engine = LmdbEngine(str(shelf), durability="process", auto_train=False)
+    engine = LmdbEngine(str(shelf), durability="relaxed", auto_train=False)
     wrong = new_blob(b"wanted")
     engine.write(Write(objects=[wrong._replace(data=b"another")]))
     engine.close()
@@ -110,8 +110,8 @@ def test_it_stays_within_its_bound_and_keeps_what_is_asked_for(tmp_path: Path) -
     for _ in range(rounds):
         items = [new_blob(source.randbytes(20_000)) for _ in range(10)]
         cache.put([(item.digest, StoredObject(item.kind, item.data)) for item in items], 0)
-        # One write more than half of it, on each of two shelves.
-        assert size_bytes(tmp_path) <= MIN_LIMIT_BYTES + (1 << 20)
+        # One write more than half of it, and what is only in the log, on each of two shelves.
+        assert size_bytes(tmp_path) <= MIN_LIMIT_BYTES + (2 << 20)
         assert favourite.digest in cache.find([favourite.digest])
     assert len(shelves(tmp_path)) == 2
     huge = new_blob(bytes(MIN_LIMIT_BYTES))

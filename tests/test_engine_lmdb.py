@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from casstore.engine.lmdb import batches, examination, index, journal, marking
+from casstore.engine.lmdb import batches, examination, index, marking, recent
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.protocol import Engine
 from casstore.testing import EngineFactory, PersistentEngineContract, Reopen, compare_with_reference
@@ -56,34 +56,35 @@ class LmdbContract(PersistentEngineContract):
 
 
 class TestLmdb09(LmdbContract):
-    options: ClassVar[dict[str, Any]] = {"lmdb_version": 0, "durability": "process"}
+    options: ClassVar[dict[str, Any]] = {"lmdb_version": 0, "durability": "relaxed"}
 
 
 class TestLmdb10(LmdbContract):
-    options: ClassVar[dict[str, Any]] = {"lmdb_version": 1, "durability": "process"}
+    options: ClassVar[dict[str, Any]] = {"lmdb_version": 1, "durability": "relaxed"}
 
 
 class TestLmdbWithoutCache(LmdbContract):
-    """And with a journal that is laid in place after every few changes."""
+    """And with a log that is applied after every few changes, and not used by longer writes."""
 
-    options: ClassVar[dict[str, Any]] = {"cache_bytes": 0, "durability": "relaxed"}
+    options: ClassVar[dict[str, Any]] = {"cache_bytes": 0, "durability": "full"}
 
     @pytest.fixture(autouse=True)
-    def settles_often(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(journal, "SETTLE_CHANGES", 5)
+    def applies_often(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(recent, "APPLY_CHANGES", 5)
+        monkeypatch.setattr(recent, "MAX_LOGGED_BYTES", 400)
 
 
-@pytest.mark.parametrize("laid", [False, True])
+@pytest.mark.parametrize("applied", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 def test_objects_whose_digests_begin_alike_are_told_apart_as_by_the_reference(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, laid: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, applied: bool
 ) -> None:
     """Six bytes of a digest hardly ever meet; one does all the time, and nothing may differ."""
     for module in (batches, examination, index, marking):
         monkeypatch.setattr(module, "PREFIX_BYTES", 1)
-    if laid:
-        monkeypatch.setattr(journal, "SETTLE_CHANGES", 5)
-    engine = LmdbEngine(str(tmp_path / "s"), durability="process", auto_train=False)
+    if applied:
+        monkeypatch.setattr(recent, "MAX_LOGGED_BYTES", 0)
+    engine = LmdbEngine(str(tmp_path / "s"), durability="relaxed", auto_train=False)
     try:
         compare_with_reference(engine, seed, 100)
     finally:

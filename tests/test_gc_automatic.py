@@ -22,7 +22,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     if request.param == "memory":
         made = Store(MemoryEngine())
     else:
-        made = casstore.open(tmp_path / "s", "process")
+        made = casstore.open(tmp_path / "s", "relaxed")
     with made:
         yield made
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from casstore.engine.lmdb import batches, environment, group, journal, transaction
+from casstore.engine.lmdb import batches, environment, group, log, recent, transaction
+from casstore.engine.lmdb.batches import WriteBatch
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.lmdb.group import MAX_BATCH, Batch, CommitQueue
-from casstore.engine.lmdb.transaction import Job
 from casstore.engine.protocol import PutRow, RowIs, RowKey, Write
 from casstore.errors import CasstoreError, ConditionFailedError
 from casstore.testing.engine_fixtures import all_objects, assert_reads_back, new_blob, new_parent
@@ -432,7 +432,7 @@ def interrupt_a_commit(engine: LmdbEngine, step: int, again: int | None) -> bool
     """
     run = engine._batches.run
     entered, go = threading.Event(), threading.Event()
-    interrupt = Interrupt(step, group, batches, transaction, journal, environment, again=again)
+    interrupt = Interrupt(step, group, batches, transaction, recent, log, environment, again=again)
 
     def held(batch: Any) -> None:
         if not entered.is_set():
@@ -476,7 +476,7 @@ def interrupt_a_commit(engine: LmdbEngine, step: int, again: int | None) -> bool
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[LmdbEngine]:
-    engine = LmdbEngine(str(tmp_path / "s"), durability="process")
+    engine = LmdbEngine(str(tmp_path / "s"), durability="relaxed")
     yield engine
     assert engine.verify() == len(all_objects(engine))
     engine.close()
@@ -502,23 +502,23 @@ def test_a_leader_interrupted_twice_answers_its_batch_once(engine: LmdbEngine, a
 
 
 def interpose(engine: LmdbEngine, monkeypatch: pytest.MonkeyPatch, meanwhile: Write) -> None:
-    """Let another process write once, between preparing a write of ours and running it."""
-    prepare = engine._batches.prepare
+    """Let another process write once, just before a batch of ours takes the log's lock."""
+    commit = engine._batches.commit
     pending = [meanwhile]
 
-    def prepared(jobs: list[Job]) -> None:
-        prepare(jobs)
+    def committing(batch: WriteBatch) -> None:
         if pending:
             in_another_process(engine.path, pending.pop())
+        commit(batch)
 
-    monkeypatch.setattr(engine._batches, "prepare", prepared)
+    monkeypatch.setattr(engine._batches, "commit", committing)
 
 
 def in_another_process(path: str, write: Write) -> None:
     code = (
         "import sys; from casstore.engine.lmdb.engine import LmdbEngine\n"
         "from casstore.engine.protocol import NewObject, Write\n"
-        f"engine = LmdbEngine({path!r}, durability='process')\n"
+        f"engine = LmdbEngine({path!r}, durability='relaxed')\n"
         f"engine.write({write!r}); engine.close()"
     )
     root = str(Path(__file__).parent.parent)
@@ -528,7 +528,7 @@ def in_another_process(path: str, write: Write) -> None:
 def test_an_object_collected_after_it_was_found_stored_is_stored_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = LmdbEngine(str(tmp_path / "s"), durability="process")
+    engine = LmdbEngine(str(tmp_path / "s"), durability="relaxed")
     child = new_blob(b"a child")
     parent = new_parent(child)
     engine.write(Write(objects=[child]))
@@ -543,7 +543,7 @@ def test_an_object_collected_after_it_was_found_stored_is_stored_again(
 def test_an_object_stored_by_another_after_it_was_found_missing_is_named_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = LmdbEngine(str(tmp_path / "s"), durability="process")
+    engine = LmdbEngine(str(tmp_path / "s"), durability="relaxed")
     child, other = new_blob(b"a child"), new_blob(b"another")
     theirs, ours = new_parent(child), new_parent(child, other)
     interpose(engine, monkeypatch, Write(objects=[child, theirs]))

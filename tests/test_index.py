@@ -11,7 +11,6 @@ from casstore import UNFENCED, Checkpoint, Commit, NodeDraft
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.lmdb.index import PREFIX_BYTES, index_key, read_key
-from casstore.engine.lmdb.journal import settle_now
 from casstore.engine.protocol import NewObject, Write
 from casstore.errors import CorruptionError
 from casstore.format.digest import Digest
@@ -20,7 +19,7 @@ from casstore.maintenance import gc
 from casstore.maintenance.check import check, rebuild
 from casstore.maintenance.compact import compact
 from casstore.store import Store
-from tests.maintenance.wounds import flip, lay_in_place, open_store, wounding
+from tests.maintenance.wounds import flip, open_store, wounding
 
 # Found by trying 53 million: the digests of both begin with the same six bytes.
 ONE, OTHER = b"23497514", b"42929714"
@@ -37,13 +36,10 @@ def test_the_two_begin_alike_and_are_different() -> None:
     assert DIGEST[:PREFIX_BYTES] == TWIN[:PREFIX_BYTES]
 
 
-@pytest.mark.parametrize("laid", [False, True])
-def test_what_begins_alike_is_not_the_same(tmp_path: Path, laid: bool) -> None:
+def test_what_begins_alike_is_not_the_same(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with open_store(path) as store:
         store.put_blob(ONE)
-    if laid:
-        lay_in_place(path)
     with open_store(path) as store:
         assert store.missing([TWIN, DIGEST]) == [TWIN]
         # Only what begins alike has to be compared, and yet it keeps its place.
@@ -52,8 +48,6 @@ def test_what_begins_alike_is_not_the_same(tmp_path: Path, laid: bool) -> None:
         assert store.engine.get_many([TWIN]) == [None]
         assert store.put_blob(OTHER) == TWIN
         assert store.get_many([TWIN, DIGEST]) == [OTHER, ONE]
-    if laid:
-        lay_in_place(path)
     with open_store(path) as store:
         assert store.missing([TWIN, DIGEST]) == []
         assert store.get_many([TWIN, DIGEST]) == [OTHER, ONE]
@@ -71,7 +65,6 @@ def test_one_goes_and_the_other_stays(tmp_path: Path, gone: bytes, kept: bytes) 
     with open_store(path) as store:
         store.put_blob(ONE)
         store.put_blob(OTHER)
-    lay_in_place(path)
     with open_store(path) as store:
         store.engine.write(Write(deletes=[Digest.of_blob(gone)]))
         for _ in range(2):
@@ -180,7 +173,6 @@ def test_a_node_that_is_stored_already_gets_no_second_id(tmp_path: Path) -> None
             own = Checkpoint(turn_state={"session": session})
             store.session(session).commit(Commit(append=[draft], checkpoint=own, lease=UNFENCED))
             objects = engine_of(store).verify()
-        lay_in_place(path)
     with open_store(path) as store:
         # The node, and a manifest for each.
         assert engine_of(store).verify() == objects == 3
@@ -195,24 +187,20 @@ def test_a_name_that_was_proven_counts_only_while_it_is_there(tmp_path: Path) ->
     path = tmp_path / "s"
     with open_store(path) as store:
         store.put_blob(ONE)
-    lay_in_place(path)
     with open_store(path) as store:
         assert store.missing([DIGEST]) == []
         assert DIGEST in engine_of(store)._batches._proven.ids
         store.engine.write(Write(deletes=[DIGEST]))
-        settle_now(engine_of(store)._env)
+        engine_of(store).apply_log()
         assert store.missing([DIGEST]) == [DIGEST]
         store.put_blob(ONE)
-        settle_now(engine_of(store)._env)
+        engine_of(store).apply_log()
         assert store.missing([DIGEST]) == []
         assert store.get_blob(DIGEST) == ONE
         assert engine_of(store).verify() == 1
 
 
-@pytest.mark.parametrize("laid", [False, True])
-def test_a_slab_that_still_lists_an_object_does_not_make_it_stored(
-    tmp_path: Path, laid: bool
-) -> None:
+def test_a_slab_that_still_lists_an_object_does_not_make_it_stored(tmp_path: Path) -> None:
     path = tmp_path / "s"
     contents = [b"one", b"two", b"three", b"four"]
     names = [Digest.of_blob(content) for content in contents]
@@ -224,8 +212,6 @@ def test_a_slab_that_still_lists_an_object_does_not_make_it_stored(
         store.engine.write(Write(objects=blobs))
         assert len(engine_of(store).get_many(names)) == 4
         store.engine.write(Write(deletes=names[1:3]))
-    if laid:
-        lay_in_place(path)
     with open_store(path) as store:
         # In the order in which they were stored, so that the slab itself is asked first.
         found = store.engine.get_many(names)

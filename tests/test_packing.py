@@ -16,7 +16,6 @@ from casstore.engine.lmdb import cold_dictionary, packing, tidying
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.lmdb.environment import Environment
-from casstore.engine.lmdb.journal import settle_now
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import NewObject, PackReport, Write
 from casstore.errors import CorruptionError, InvalidInputError, ReadOnlyError
@@ -37,6 +36,7 @@ def engine_of(store: Store) -> LmdbEngine:
 
 def stored_slabs(store: Store) -> list[tuple[bytes, bytes]]:
     env = engine_of(store)._env
+    env.apply_log()
     with env.reading() as txn:
         return [(bytes(key), bytes(value)) for key, value in txn.cursor(db=env.slabs)]
 
@@ -63,7 +63,7 @@ def contents(store: Store) -> dict[bytes, tuple[int, bytes]]:
 
 
 def test_everything_reads_back_from_fewer_and_smaller_slabs(tmp_path: Path) -> None:
-    with casstore.open(tmp_path / "s", "process") as store:
+    with casstore.open(tmp_path / "s", "relaxed") as store:
         texts = grow(store, 300)
         before, infos = contents(store), engine_of(store).scan_objects(limit=1_000_000)
         old = stored_slabs(store)
@@ -90,7 +90,7 @@ def test_everything_reads_back_from_fewer_and_smaller_slabs(tmp_path: Path) -> N
 
 
 def test_a_cached_slab_that_was_joined_since_still_serves(tmp_path: Path) -> None:
-    with casstore.open(tmp_path / "s", "process") as store:
+    with casstore.open(tmp_path / "s", "relaxed") as store:
         grow(store, 50)
         before = contents(store)
         store.pack(min_age_ms=0)
@@ -98,7 +98,7 @@ def test_a_cached_slab_that_was_joined_since_still_serves(tmp_path: Path) -> Non
 
 
 def test_packing_again_finds_nothing_to_do(tmp_path: Path) -> None:
-    with casstore.open(tmp_path / "s", "process") as store:
+    with casstore.open(tmp_path / "s", "relaxed") as store:
         grow(store, 300)
         store.pack(min_age_ms=0)
         packed = stored_slabs(store)
@@ -107,7 +107,7 @@ def test_packing_again_finds_nothing_to_do(tmp_path: Path) -> None:
 
 
 def test_what_comes_later_joins_the_last_small_slab(tmp_path: Path) -> None:
-    with casstore.open(tmp_path / "s", "process") as store:
+    with casstore.open(tmp_path / "s", "relaxed") as store:
         grow(store, 40, "a")
         store.pack(min_age_ms=0)
         grow(store, 40, "b")
@@ -120,14 +120,14 @@ def test_what_comes_later_joins_the_last_small_slab(tmp_path: Path) -> None:
 
 
 def test_an_empty_store_and_a_single_slab_are_left_alone(tmp_path: Path) -> None:
-    with casstore.open(tmp_path / "s", "process") as store:
+    with casstore.open(tmp_path / "s", "relaxed") as store:
         assert store.pack(min_age_ms=0) == packing.NOTHING
         store.put_blob(b"alone")
         assert store.pack(min_age_ms=0) == packing.NOTHING
 
 
 def test_no_slab_grows_beyond_what_one_may_hold(tmp_path: Path) -> None:
-    with casstore.open(tmp_path / "s", "process") as store:
+    with casstore.open(tmp_path / "s", "relaxed") as store:
         source = random.Random(1)
         for size in (10, 240_000, 20, 120_000, 30, 280_000, 40, 131_072, 131_072, 1, 800_000, 5):
             store.put_blob(source.randbytes(size))
@@ -145,7 +145,7 @@ def test_no_slab_grows_beyond_what_one_may_hold(tmp_path: Path) -> None:
 
 
 def test_objects_that_were_deleted_lose_their_bytes_and_keep_their_place(tmp_path: Path) -> None:
-    with casstore.open(tmp_path / "s", "process") as store:
+    with casstore.open(tmp_path / "s", "relaxed") as store:
         kept = [store.put_blob(b"kept %d" % n * 50) for n in range(20)]
         gone = [store.put_blob(b"CANARY %d" % n * 50) for n in range(20)]
         last = store.put_value({"links": [casstore.Link(kept[3])]})
@@ -164,7 +164,7 @@ def test_objects_that_were_deleted_lose_their_bytes_and_keep_their_place(tmp_pat
 
 
 def test_a_slab_that_is_mostly_dead_is_rewritten_alone(tmp_path: Path) -> None:
-    with casstore.open(tmp_path / "s", "process") as store:
+    with casstore.open(tmp_path / "s", "relaxed") as store:
         source = random.Random(2)
         digests = store.put_many([source.randbytes(1_000) for _ in range(60)])
         store.engine.write(Write(deletes=digests[5:]))
@@ -175,7 +175,7 @@ def test_a_slab_that_is_mostly_dead_is_rewritten_alone(tmp_path: Path) -> None:
 
 
 def test_slabs_of_which_nothing_is_alive_go_but_never_the_newest(tmp_path: Path) -> None:
-    with casstore.open(tmp_path / "s", "process") as store:
+    with casstore.open(tmp_path / "s", "relaxed") as store:
         source = random.Random(3)
         gone = [store.put_blob(source.randbytes(5_000)) for _ in range(30)]
         store.engine.write(Write(deletes=gone[:-1]))
@@ -193,7 +193,7 @@ def test_slabs_of_which_nothing_is_alive_go_but_never_the_newest(tmp_path: Path)
 
 
 def test_the_newest_id_is_kept_though_its_object_is_dead(tmp_path: Path) -> None:
-    with casstore.open(tmp_path / "s", "process") as store:
+    with casstore.open(tmp_path / "s", "relaxed") as store:
         blobs = store.put_many([b"%d" % n * 100 for n in range(10)])
         store.engine.write(Write(deletes=[blobs[0], *blobs[7:]]))
         assert store.pack(min_age_ms=0).objects_dropped == 4
@@ -205,7 +205,7 @@ def test_the_newest_id_is_kept_though_its_object_is_dead(tmp_path: Path) -> None
 
 def test_slabs_with_a_long_gap_between_them_are_not_joined(tmp_path: Path) -> None:
     """Packing twice after much was collected moved objects to other ids, out of reach."""
-    with casstore.open(tmp_path / "s", "process") as store:
+    with casstore.open(tmp_path / "s", "relaxed") as store:
         kept = [store.put_blob(b"first")]
         gone = [store.put_blob(b"%d" % n) for n in range(2_500)]
         kept += [store.put_blob(b"last %d" % n) for n in range(3)]
@@ -221,7 +221,7 @@ def test_slabs_with_a_long_gap_between_them_are_not_joined(tmp_path: Path) -> No
 
 
 def test_slabs_are_joined_over_a_few_ids_that_are_gone(tmp_path: Path) -> None:
-    with casstore.open(tmp_path / "s", "process") as store:
+    with casstore.open(tmp_path / "s", "relaxed") as store:
         kept, gone = [], []
         for n in range(100):
             kept.append(store.put_blob(b"kept %d " % n * 20))
@@ -249,7 +249,7 @@ def test_slabs_are_joined_over_a_few_ids_that_are_gone(tmp_path: Path) -> None:
 def test_a_slab_that_came_out_wrong_is_not_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with casstore.open(tmp_path / "s", "process") as store:
+    with casstore.open(tmp_path / "s", "relaxed") as store:
         grow(store, 20)
         before = stored_slabs(store)
         encode = slabs.Columns.encode
@@ -265,7 +265,7 @@ def test_a_slab_that_came_out_wrong_is_not_stored(
 
 def test_what_is_young_is_left_as_it_is(tmp_path: Path) -> None:
     now = [1_000_000]
-    engine = LmdbEngine(str(tmp_path / "s"), durability="process", clock=lambda: now[0])
+    engine = LmdbEngine(str(tmp_path / "s"), durability="relaxed", clock=lambda: now[0])
     with Store(engine) as store:
         for _ in range(30):
             now[0] += 1_000
@@ -293,7 +293,7 @@ def test_a_large_slab_is_compressed_harder_once(
 ) -> None:
     source = random.Random(4)
     words = [source.randbytes(3).hex() for _ in range(3_000)]
-    with casstore.open(tmp_path / "s", "process", auto_train=False) as store:
+    with casstore.open(tmp_path / "s", "relaxed", auto_train=False) as store:
         blobs = [
             " ".join(source.choice(words) for _ in range(30_000)).encode()[:200_000]
             for _ in range(3)
@@ -312,7 +312,7 @@ def test_a_large_slab_is_compressed_harder_once(
 
 
 def test_tables_that_are_half_empty_are_written_anew(tmp_path: Path) -> None:
-    with casstore.open(tmp_path / "s", "process") as store:
+    with casstore.open(tmp_path / "s", "relaxed") as store:
         for n in range(40):
             grow(store, 25, f"s{n % 8}-{n}")
         env = engine_of(store)._env
@@ -329,7 +329,7 @@ def test_tables_that_are_half_empty_are_written_anew(tmp_path: Path) -> None:
             with env.reading() as txn:
                 return sum(txn.stat(database)["leaf_pages"] for database in tables.values())
 
-        settle_now(env)
+        engine_of(store).apply_log()
         before, pages = rows(), leaves()
         report = store.pack(min_age_ms=0)
         assert rows() == before
@@ -344,7 +344,7 @@ def test_a_table_that_would_take_long_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tidying, "MAX_TABLE_BYTES", 4096)
-    with casstore.open(tmp_path / "s", "process") as store:
+    with casstore.open(tmp_path / "s", "relaxed") as store:
         for n in range(20):
             grow(store, 25, f"s{n}")
         assert store.pack(min_age_ms=0).pages_saved == 0
@@ -359,7 +359,7 @@ def test_a_fresh_dictionary_is_trained_if_it_pays(
     def text() -> bytes:
         return " ".join(source.choice(words) for _ in range(80)).encode()
 
-    with casstore.open(tmp_path / "s", "process", auto_train=False) as store:
+    with casstore.open(tmp_path / "s", "relaxed", auto_train=False) as store:
         store.put_many([text() for _ in range(3_000)])
         copy = [bytes(digest) for digest in store.put_many([text() for _ in range(500)])]
         shelf = engine_of(store)._shelf
@@ -389,7 +389,7 @@ def test_no_dictionary_is_kept_that_does_not_pay(
     monkeypatch.setattr(cold_dictionary, "PLACES", 8)
     source = random.Random(6)
     words = [source.randbytes(12).hex() for _ in range(4_000)]
-    with casstore.open(tmp_path / "s", "process", auto_train=False) as store:
+    with casstore.open(tmp_path / "s", "relaxed", auto_train=False) as store:
         store.put_many(
             [" ".join(source.choice(words) for _ in range(80)).encode() for _ in range(texts)]
         )
@@ -399,7 +399,7 @@ def test_no_dictionary_is_kept_that_does_not_pay(
 
 def test_nothing_looks_older_than_it_is(tmp_path: Path) -> None:
     now = [1000]
-    engine = LmdbEngine(str(tmp_path / "s"), durability="process", clock=lambda: now[0])
+    engine = LmdbEngine(str(tmp_path / "s"), durability="relaxed", clock=lambda: now[0])
     with Store(engine) as store:
         store.put_blob(b"old")
         now[0] = 5000
@@ -412,7 +412,7 @@ def test_nothing_looks_older_than_it_is(tmp_path: Path) -> None:
 def test_a_run_that_changed_meanwhile_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with casstore.open(tmp_path / "s", "process") as store:
+    with casstore.open(tmp_path / "s", "relaxed") as store:
         grow(store, 30)
         before = contents(store)
         read = packing.read_run
@@ -435,7 +435,7 @@ def test_a_run_that_changed_meanwhile_is_left_alone(
 
 
 def test_readers_and_writers_go_on_while_it_packs(tmp_path: Path) -> None:
-    with casstore.open(tmp_path / "s", "process", cache_bytes=1 << 16) as store:
+    with casstore.open(tmp_path / "s", "relaxed", cache_bytes=1 << 16) as store:
         texts = grow(store, 120)
         stop = threading.Event()
         errors: list[BaseException] = []
@@ -472,7 +472,7 @@ def test_readers_and_writers_go_on_while_it_packs(tmp_path: Path) -> None:
 
 _PACKER = """
 import sys, casstore
-with casstore.open(sys.argv[1], "process") as store:
+with casstore.open(sys.argv[1], "relaxed") as store:
     print("open", flush=True)
     while True:
         store.pack(min_age_ms=0)
@@ -482,7 +482,7 @@ with casstore.open(sys.argv[1], "process") as store:
 
 
 def test_a_process_killed_while_it_packs_leaves_a_sound_store(tmp_path: Path) -> None:
-    with casstore.open(tmp_path / "s", "process") as store:
+    with casstore.open(tmp_path / "s", "relaxed") as store:
         texts = grow(store, 200)
     for delay in (0.0, 0.01, 0.03, 0.06):
         packer = subprocess.Popen(
@@ -495,7 +495,7 @@ def test_a_process_killed_while_it_packs_leaves_a_sound_store(tmp_path: Path) ->
         packer.kill()
         packer.wait()
         packer.stdout.close()
-        with casstore.open(tmp_path / "s", "process", verify=True) as store:
+        with casstore.open(tmp_path / "s", "relaxed", verify=True) as store:
             assert [node.payload["content"] for node in store.session("s").nodes()] == texts
 
 
@@ -514,7 +514,7 @@ def break_slab(store: Store, number: int, at: int) -> int:
 def test_a_damaged_slab_is_reported_and_left_and_the_rest_is_packed(
     tmp_path: Path, at: int
 ) -> None:
-    with casstore.open(tmp_path / "s", "process") as store:
+    with casstore.open(tmp_path / "s", "relaxed") as store:
         grow(store, 40)
         last_id = break_slab(store, 17, at)
         before = dict(stored_slabs(store))
@@ -537,14 +537,14 @@ def test_a_damaged_slab_is_reported_and_left_and_the_rest_is_packed(
 def test_what_cannot_be_packed_says_so(tmp_path: Path) -> None:
     with Store(MemoryEngine()) as store, pytest.raises(InvalidInputError):
         store.pack(min_age_ms=0)
-    with casstore.open(tmp_path / "s", "process") as store:
+    with casstore.open(tmp_path / "s", "relaxed") as store:
         grow(store, 3)
     with casstore.open(tmp_path / "s", readonly=True) as store, pytest.raises(ReadOnlyError):
         store.pack(min_age_ms=0)
 
 
 def test_progress_is_told_step_by_step(tmp_path: Path) -> None:
-    with casstore.open(tmp_path / "s", "process") as store:
+    with casstore.open(tmp_path / "s", "relaxed") as store:
         grow(store, 300)
         steps: list[PackReport] = []
         report = engine_of(store).pack(steps.append)

@@ -91,7 +91,7 @@ def stamped(change: PutRow, now_ms: int) -> bytes:
 
 def validate(write: Write) -> int:
     """Refuse a malformed write before any of it is tried; how many bytes its objects have."""
-    objects, requirements, rows, deletes = write
+    objects, requirements, rows, deletes, _ = write
     if type(write) is CheckedWrite:
         sizes = [len(item[2]) for item in objects]
         if sizes and max(sizes) > MAX_OBJECT_BYTES:

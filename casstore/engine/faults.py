@@ -20,7 +20,6 @@ INDEX_DANGLING: Final = "index_dangling"
 OBJECT_DAMAGED: Final = "object_damaged"
 ROW_DAMAGED: Final = "row_damaged"
 ROWS_SUM_WRONG: Final = "rows_sum_wrong"
-JOURNAL_DAMAGED: Final = "journal_damaged"
 
 
 class Fault(NamedTuple):

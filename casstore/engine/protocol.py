@@ -178,6 +178,12 @@ class DeleteRow(NamedTuple):
 RowChange = PutRow | DeleteRow
 
 
+#: What a write waits for: until a power loss cannot undo it, or for nothing.
+FULL: Final = "full"
+RELAXED: Final = "relaxed"
+DURABILITIES: Final = (FULL, RELAXED)
+
+
 class Write(NamedTuple):
     """One transaction, as data.
 
@@ -198,6 +204,8 @@ class Write(NamedTuple):
     conditions: Sequence[Condition] = ()
     rows: Sequence[RowChange] = ()
     deletes: Sequence[bytes] = ()
+    #: Whether the call waits until a power loss cannot undo it; None: as the engine was opened.
+    durable: bool | None = None
 
 
 class CheckedWrite(Write):
@@ -540,6 +548,9 @@ class EngineSpace(NamedTuple):
     dictionary_bytes: int
     #: How long the file would be if everything were written anew as it is, in order.
     tidy_file_bytes: int
+    #: The length of the redo log, and the commits that were only there.
+    log_bytes: int
+    log_commits: int
 
 
 @runtime_checkable

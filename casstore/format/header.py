@@ -13,8 +13,7 @@ from typing import Final
 from casstore.errors import CorruptionError, ForeignStoreError, FormatVersionError
 
 FAMILY: Final = b"casstore"
-# 2: the journal, notes for collectors and the table of retention came in.
-STORE_FORMAT: Final = 3
+STORE_FORMAT: Final = 4
 
 _VERSION_DIGITS: Final = 9
 FAMILY_KEY: Final = b"family"

@@ -60,7 +60,7 @@ def place(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(place: Path) -> Iterator[Store]:
-    with casstore.open(place, "process") as opened:
+    with casstore.open(place, "relaxed") as opened:
         yield opened
 
 
@@ -74,7 +74,7 @@ def opens(place: Path) -> Callable[[], str]:
     """Work for a child: use a store of its own."""
 
     def use() -> str:
-        with casstore.open(place, "process") as own:
+        with casstore.open(place, "relaxed") as own:
             return "open" if own.get_value(own.put_value([1])) == [1] else "?"
 
     return use
@@ -132,10 +132,10 @@ def test_a_child_forked_while_somebody_looks_who_is_there_is_not_there(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     children: list[Child] = []
-    look = StoreDirectory.others_present
+    look = StoreDirectory.writers_present
 
-    def look_and_fork(directory: StoreDirectory) -> bool:
-        directory.hold("full")
+    def look_and_fork(directory: StoreDirectory) -> bool | None:
+        directory.hold()
         found = look(directory)
         if not children:
             children.append(Child(opens(place)))
@@ -143,8 +143,9 @@ def test_a_child_forked_while_somebody_looks_who_is_there_is_not_there(
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(StoreDirectory, "others_present", look_and_fork)
-        casstore.open(place, "process").close()
+        patch.setattr(StoreDirectory, "writers_present", look_and_fork)
+        store = casstore.open(place, "relaxed")
+    store.close()
     open_elsewhere(place)
     assert children[0].answer() == "open"
 
@@ -162,7 +163,7 @@ def test_a_fork_waits_for_whoever_opens_a_store(
 
     monkeypatch.setattr(StoreDirectory, "open_data", slowly)
     with ThreadPoolExecutor(1) as pool:
-        opening = pool.submit(casstore.open, place, "process")
+        opening = pool.submit(casstore.open, place, "relaxed")
         assert midst.reached.wait(PATIENCE_S)
         assert in_child(opens(place)) == "open"
         opening.result().close()
@@ -180,7 +181,7 @@ def test_a_fork_waits_for_whoever_creates_a_store(
 
     monkeypatch.setattr(creation, "header_rows", slowly)
     with ThreadPoolExecutor(1) as pool:
-        opening = pool.submit(casstore.open, place, "process")
+        opening = pool.submit(casstore.open, place, "relaxed")
         assert midst.reached.wait(PATIENCE_S)
         child = Child(opens(place))
         opening.result().close()
@@ -191,7 +192,7 @@ def test_a_fork_waits_for_whoever_closes_a_store(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     midst = Midst()
-    opened = casstore.open(place, "process")
+    opened = casstore.open(place, "relaxed")
     watch = opened.engine.watch()
     monkeypatch.setattr(type(watch), "wake", lambda watch: midst.stay())
     with ThreadPoolExecutor(1) as pool:
@@ -209,7 +210,7 @@ def test_a_store_that_is_closed_while_a_fork_waits_is_not_closed_again(
 ) -> None:
     """The number of its file belongs to somebody else by then."""
     before_fork = Environment.before_fork
-    opened = casstore.open(place, "process")
+    opened = casstore.open(place, "relaxed")
     number = engine_of(opened)._env.data_handle
     others: list[int] = []
 
@@ -409,7 +410,7 @@ def test_an_awaited_store_is_refused_in_a_child_and_can_be_opened_again(
 
     monkeypatch.setattr(LmdbEngine, "watch", slowly)
     with a_loop_elsewhere() as run:
-        store = casstore.aio.open(place, "process")
+        store = casstore.aio.open(place, "relaxed")
         run(store.start())
         session = store.session("s")
         digest = run(store.put_value([1]))
@@ -447,7 +448,7 @@ async def ended(task: asyncio.Task[Any]) -> Any:
 
 
 def test_a_store_held_for_langgraph_is_refused_in_a_child_if_it_was_open(place: Path) -> None:
-    holder = StoreHolder(lambda: casstore.open(place, "process"), owned=True)
+    holder = StoreHolder(lambda: casstore.open(place, "relaxed"), owned=True)
     with a_loop_elsewhere() as run:
         digest = run(holder.run(lambda: holder.store.put_value([1])))
 
@@ -464,7 +465,7 @@ def test_a_store_held_for_langgraph_is_refused_in_a_child_if_it_was_open(place: 
 
 
 def test_a_store_held_for_langgraph_is_opened_in_a_child_if_it_was_not(place: Path) -> None:
-    holder = StoreHolder(lambda: casstore.open(place, "process"), owned=True)
+    holder = StoreHolder(lambda: casstore.open(place, "relaxed"), owned=True)
 
     async def use() -> str:
         found = await holder.run(lambda: holder.store.get_value(holder.store.put_value([1])))
@@ -548,7 +549,7 @@ def test_a_child_takes_no_place_of_a_reader_away(place: Path, version: int, move
     the table that it shares with its parent. The next reader of the parent took one, and lost it
     when the object went whose place it had been: then writers reused the pages it was reading.
     """
-    engine = LmdbEngine(str(place), durability="process", lmdb_version=version)
+    engine = LmdbEngine(str(place), durability="relaxed", lmdb_version=version)
     env = engine._env
     with env.reading() as ended:
         assert ended.id()
@@ -556,7 +557,7 @@ def test_a_child_takes_no_place_of_a_reader_away(place: Path, version: int, move
     if moved:
         now = place.rename(place.with_name("elsewhere"))
     # It has closed its copy, and can open the store anew.
-    assert in_child(lambda: str(casstore.open(now, "process").engine.missing([]))) == "[]"
+    assert in_child(lambda: str(casstore.open(now, "relaxed").engine.missing([]))) == "[]"
     with env.reading() as txn:
         del ended
         assert str(txn.id()) in places_of_readers(engine)
@@ -569,14 +570,14 @@ def test_where_the_table_cannot_be_told_apart_the_parents_readers_come_first(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inheritance, "_MAPS", str(place / "nowhere"))
-    engine = LmdbEngine(str(place), durability="process")
+    engine = LmdbEngine(str(place), durability="relaxed")
     env = engine._env
     with env.reading() as ended:
         assert ended.id()
 
     def again() -> str:
         try:
-            casstore.open(place, "process")
+            casstore.open(place, "relaxed")
         except BusyError:
             return "busy"
         return "opened"

@@ -23,7 +23,7 @@ READS = 150_000
 _WRITER = """
 import sys, casstore
 from casstore.engine.protocol import PutRow, Write
-with casstore.open(sys.argv[1], "process", auto_train=False) as store:
+with casstore.open(sys.argv[1], "relaxed", auto_train=False) as store:
     print("open", flush=True)
     for n in range(10**9):
         store.engine.write(Write(rows=[PutRow("records", b"k%d" % (n % 50), b"%d" % n)]))
@@ -32,7 +32,7 @@ with casstore.open(sys.argv[1], "process", auto_train=False) as store:
 _READER = """
 import sys, casstore
 from casstore.engine.protocol import RowKey
-with casstore.open(sys.argv[1], "process", auto_train=False) as store:
+with casstore.open(sys.argv[1], "relaxed", auto_train=False) as store:
     for n in range(int(sys.argv[2])):
         store.engine.get_rows([RowKey("records", b"k7")])
 """
@@ -43,7 +43,7 @@ def test_reads_beside_busy_writers_of_other_processes_never_fail(
     tmp_path: Path, lmdb_version: int
 ) -> None:
     place = str(tmp_path / "s")
-    casstore.open(place, "process", lmdb_version=lmdb_version).close()
+    casstore.open(place, "relaxed", lmdb_version=lmdb_version).close()
     writers = [
         subprocess.Popen(
             [sys.executable, "-c", _WRITER, place], stdout=subprocess.PIPE, text=True, cwd=ROOT

@@ -1,8 +1,8 @@
 """A second reader, written from docs/format.md alone. It knows nothing of casstore's code.
 
-It reads a store that nobody has open: any object under its digest, any value, and a session's
-nodes by its head. It refuses what the document says must be refused on the way; it is no
-verifier, and holds in memory whatever it is asked for.
+It reads a store that no process has open, closed or killed: any object under its digest, any
+value, and a session's nodes by its head. It refuses what the document says must be refused on the
+way; it is no verifier, and holds in memory whatever it is asked for.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ CONTEXTS = {2: "chunks", 3: "value", 4: "list", 5: "map", 6: "node", 7: "manifes
 BLOB, ROPE, CHUNKS, VALUE, LIST, MAP, NODE, MANIFEST = range(8)
 DEAD = 127
 WIDTHS = {0: 1, 1: 2, 2: 4, 3: 8}
+FIRST_OFFSET, ALIGNMENT = 4096, 64
+MAX_BODY_BYTES = 16 << 20
 
 
 class Refused(Exception):
@@ -42,6 +44,19 @@ class Object(NamedTuple):
 
     kind: int
     data: bytes
+
+
+class Record(NamedTuple):
+    """A record of the log that matches its own checksum."""
+
+    log_id: bytes
+    lsn: int
+    flushed_lsn: int
+    before: bytes
+    checksum: bytes
+    body: bytes
+    #: Where the next record begins, unless it begins at the first offset.
+    end: int
 
 
 class Slab(NamedTuple):
@@ -170,16 +185,18 @@ class SecondReader:
         self._txn = self._env.begin()
         self._databases: dict[str, Any] = {}
         meta = {key: self._get("meta", key) for key in (b"family", b"format")}
-        require(meta == {b"family": b"casstore", b"format": b"3"}, f"{meta}")
+        require(meta == {b"family": b"casstore", b"format": b"4"}, f"{meta}")
         self._slabs: dict[bytes, Slab] = {}
         self._payloads: dict[int, bytes] = {}
         self._rows: dict[tuple[str, bytes], bytes | None] = {}
         self._ids: dict[bytes, int | None] = {}
+        # Slabs of the log: the last id of each, in ascending order.
+        self._recent: list[tuple[int, Slab]] = []
         # What a test may want to know: that it met all there is to meet.
-        self.journal_entries = 0
+        self.log_offsets: list[int] = []
         self.layouts: set[int] = set()
         self.used_dictionary = False
-        self._read_journal()
+        self._read_log(f"{path}/redo.log")
 
     def close(self) -> None:
         """Let go of it."""
@@ -195,18 +212,60 @@ class SecondReader:
         found: bytes | None = self._txn.get(key, db=self._database(database))
         return found
 
-    # --- rows -----------------------------------------------------------------------------
+    # --- the log --------------------------------------------------------------------------
 
-    def _read_journal(self) -> None:
-        for key, stored in self._txn.cursor(db=self._database("journal")):
-            self.journal_entries += 1
-            rows, named, unnamed = decode(_proven("journal", key, stored))
-            for at in range(0, len(rows), 3):
-                self._rows[rows[at], rows[at + 1]] = rows[at + 2]
-            for digest, _ in _names(unnamed):
-                self._ids[digest] = None
-            for digest, own in _names(named):
-                self._ids[digest] = own
+    def _read_log(self, path: str) -> None:
+        row: bytes = self._txn.get(b"log", b"")
+        require(len(row) == 49, "no row that says which log is needed")
+        require(blake3(row[:41]).digest()[:8] == row[41:], "a damaged row log")
+        in_use, log_id, lsn, offset, checksum = struct.unpack("<B8sQQ16s", row[:41])
+        require(in_use in (0, 1), "a log that is neither in use nor not")
+        if not in_use:
+            return
+        try:
+            with open(path, "rb") as file:
+                content = file.read()
+        except FileNotFoundError:
+            raise Refused("the log is missing") from None
+        require(len(content) >= FIRST_OFFSET and content[:8] == b"casslog1", "no log")
+        require(blake3(content[:16]).digest()[:8] == content[16:24], "a damaged header of the log")
+        require(content[8:16] == log_id, "the log of another store")
+        flushed_lsn, applying_lsn = struct.unpack_from("<QQ", content, 72)
+        require(applying_lsn >= lsn, "a log that is older than the tables")
+        more = True
+        while more:
+            more = False
+            for at in (offset, FIRST_OFFSET):
+                record = _read_record(content, at)
+                if record is not None and (record.log_id, record.lsn, record.before) == (
+                    log_id, lsn + 1, checksum,
+                ):  # fmt: skip
+                    self.log_offsets.append(at)
+                    self._apply(record.body)
+                    lsn, offset, checksum, more = record.lsn, record.end, record.checksum, True
+                    break
+        for at in range(FIRST_OFFSET, len(content), ALIGNMENT):
+            record = _read_record(content, at)
+            if record is not None and record.log_id == log_id:
+                flushed_lsn = max(flushed_lsn, record.flushed_lsn)
+        require(flushed_lsn <= lsn, f"commit {lsn + 1} was flushed, and is damaged")
+
+    def _apply(self, body: bytes) -> None:
+        _, first, stored, rows, unnamed, _ = decode(body)
+        for at in range(0, len(rows), 3):
+            require(rows[at] in TABLES, f"a row of table {rows[at]}")
+            self._rows[rows[at], rows[at + 1]] = rows[at + 2]
+        for digest, _ in _names(unnamed):
+            self._ids[digest] = None
+        if stored:
+            last = first + int.from_bytes(stored[4:8], "little") - 1
+            slab = _read_slab(last.to_bytes(8, "big"), stored)
+            self._recent.append((last, slab))
+            for own, (digest, kind) in enumerate(zip(slab.digests, slab.kinds, strict=True), first):
+                if kind & 0x7F != DEAD:
+                    self._ids[digest] = own
+
+    # --- rows -----------------------------------------------------------------------------
 
     def row(self, table: str, key: bytes) -> bytes | None:
         """The value of a row."""
@@ -227,9 +286,9 @@ class SecondReader:
                 yield key, value
 
     def sum_is_right(self) -> bool:
-        """Is ``rows_sum`` the sum over all rows and entries?"""
+        """Is ``rows_sum`` the sum over all rows of the tables?"""
         total = 0
-        for table in (*TABLES, "journal"):
+        for table in TABLES:
             for key, stored in self._txn.cursor(db=self._database(table)):
                 total += int.from_bytes(_row_hash(table, key, stored[:-8]), "big")
         stored = self._txn.get(b"rows_sum", bytes(32))
@@ -262,6 +321,10 @@ class SecondReader:
         return None
 
     def _slab(self, own: int) -> Slab:
+        for last, slab in self._recent:
+            if slab.first <= own <= last:
+                self.layouts.add(slab.layout)
+                return slab
         cursor = self._txn.cursor(db=self._database("slabs"))
         require(cursor.set_range(own.to_bytes(8, "big")), f"no slab holds {own}")
         key = cursor.key()
@@ -451,6 +514,21 @@ class SecondReader:
 def _padded(fields: list[Any], count: int) -> list[Any]:
     """A list whose nulls at the end were left out."""
     return fields + [None] * (count - len(fields))
+
+
+def _read_record(content: bytes, at: int) -> Record | None:
+    """The record at an offset of a log, if it matches its own checksum."""
+    head = content[at : at + 64]
+    if len(head) < 64 or head[:4] != b"rec1":
+        return None
+    size, log_id, lsn, flushed_lsn, before, checksum = struct.unpack("<I8sQQ16s16s", head[4:])
+    body = content[at + 64 : at + 64 + size]
+    if size > MAX_BODY_BYTES or len(body) < size:
+        return None
+    if blake3(head[:48] + body).digest()[:16] != checksum:
+        return None
+    end = at + 64 + size
+    return Record(log_id, lsn, flushed_lsn, before, checksum, body, end + -end % ALIGNMENT)
 
 
 def _names(joined: bytes) -> Iterator[tuple[bytes, int]]:

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import re
+import struct
 from pathlib import Path
 
 from blake3 import blake3
 
-from casstore.engine.lmdb import slab
-from casstore.engine.lmdb.engine import LmdbEngine
+from casstore.engine.lmdb import log, slab
+from casstore.engine.lmdb.applying import LogState
+from casstore.engine.lmdb.directory import StoreDirectory
+from casstore.engine.lmdb.log import Position
+from casstore.engine.lmdb.memtable import Entry, decode_entry, encode_entry
+from casstore.engine.lmdb.recent import MAX_LOGGED_BYTES
 from casstore.engine.protocol import (
     MAX_OBJECT_BYTES,
     MAX_ROW_KEY_BYTES,
     MAX_ROW_VALUE_BYTES,
     TABLES,
-    DeleteRow,
     NewObject,
-    PutRow,
-    RowChange,
-    Write,
 )
 from casstore.format import canonical, chunking, header, limits, splitting, tree
 from casstore.format.canonical import Link, encode
@@ -118,20 +119,62 @@ def test_the_example_slab_reads_back_by_the_steps_of_the_document() -> None:
     assert (directory.first_id, directory.objects, directory.payload_at) == (1, 2, directory_end)
 
 
-def test_the_example_entry_of_the_journal_has_these_bytes(tmp_path: Path) -> None:
-    title = "Example 3: an entry of the journal"
+EXAMPLE_LOG_ID = bytes.fromhex("6c6f67206f6e652e")
+
+
+def example_entry() -> Entry:
     blob = NewObject(plain_hash(b"Hello, blob"), Kind.BLOB, b"Hello, blob", ())
-    engine = LmdbEngine(str(tmp_path / "s"), durability="process")
-    changes: list[RowChange] = [PutRow("heads", b"s\0", b"head"), DeleteRow("receipts", b"old")]
-    engine.write(Write(objects=[blob], rows=changes))
-    with engine._env.reading() as txn:
-        [(key, stored)] = [(bytes(key), bytes(row)) for key, row in txn.cursor(engine._env.journal)]
-        total = bytes(txn.get(b"rows_sum") or b"")
-    engine.close()
-    assert example_bytes(title) == stored[:-8]
-    hashed = plain_hash(b"\x07journal" + b"\0\x08" + key + stored[:-8])
-    assert stored[-8:] == hashed[:8]
-    assert total == hashed
+    key, value, _ = slab.lay_raw([blob], 7, {7: []}, 1_700_000_000_000)
+    rows = [("heads", b"s\0", b"head"), ("receipts", b"old", None)]
+    return Entry(1_700_000_000_000, 7, [(key, value)], [(blob.digest, 7)], rows, [], [5])
+
+
+def test_the_example_record_of_the_log_has_these_bytes(tmp_path: Path) -> None:
+    title = "Example 3: a record of the redo log"
+    redo = StoreDirectory(str(tmp_path)).open_log(1 << 20, create=True)
+    assert redo is not None
+    start = redo.begin(EXAMPLE_LOG_ID, 2)
+    assert start == (2, 4096, EXAMPLE_LOG_ID + bytes(8))
+    end = redo.append(start, start.offset, encode_entry(example_entry()), flush=True)
+    content = (tmp_path / "redo.log").read_bytes()
+    assert stated(title, "Header") == content[:24].hex()
+    assert example_bytes(title) == content[4096 : end.offset]
+    assert f"{4096 + len(example_bytes(title))}, and has `{end.chain.hex()}`" in section(title)
+    record = redo.read_next(start)
+    assert record is not None
+    assert decode_entry(3, record.body) == example_entry()
+    redo.close()
+
+
+def fields(diagram: str) -> list[tuple[int, int]]:
+    """Offsets and sizes of the fields in a diagram, as far as both are numbers."""
+    found = re.findall(r"^ +(\d+) +(\d+)  \S", diagram, re.M)
+    return [(int(offset), int(size)) for offset, size in found]
+
+
+def test_the_diagrams_of_the_log_have_the_fields_of_the_code() -> None:
+    row, head, record = re.findall(r"^```\n(.*?)^```$", section("The redo log"), re.M | re.S)
+    assert fields(row) == [(0, 1), (1, 8), (9, 8), (17, 8), (25, 16), (41, 8)]
+    state = LogState(True, b"id of it", Position(258, 4352, b"checksum of it.."))
+    packed = b"\x01id of it" + struct.pack("<QQ", 258, 4352) + b"checksum of it.."
+    assert state.encode() == packed + plain_hash(packed)[:8]
+    closed = bytes(9) + struct.pack("<QQ", 258, 4096) + bytes(16)
+    assert state.closed().encode() == closed + plain_hash(closed)[:8]
+    shared = [(at, 8) for at in (0, 8, 16, 64, 72, 80, 88)]
+    assert fields(head) == shared
+    numbers_at = [log._PUBLISHED_AT, log._FLUSHED_AT, log._APPLYING_AT, log._GENERATION_AT]
+    assert numbers_at == [64, 72, 80, 88]
+    sizes = [4, 4, 8, 8, 8, 16, 16]
+    assert fields(record) == [(sum(sizes[:n]), size) for n, size in enumerate(sizes)]
+    assert log._RECORD.size == log._ALIGNMENT == sum(sizes)
+
+
+def test_the_sizes_of_the_log_are_those_of_the_code() -> None:
+    text = section("The redo log")
+    assert log._FIRST_OFFSET == 4096
+    assert f"The file is {log.FIRST_LOG_BYTES >> 10} KiB long at first" in text
+    assert f"has at most {log.MAX_LOG_BYTES >> 20} MiB" in text
+    assert f"A body has at most {MAX_LOGGED_BYTES >> 20} MiB" in text
 
 
 def test_the_slab_diagram_has_the_offsets_of_the_header() -> None:
@@ -186,7 +229,7 @@ def test_the_databases_and_meta_rows_are_those_of_the_code() -> None:
     assert " ".join(f"`{name}`" for name in TABLES) in text
     for key in (*header.header_rows(0), b"current_dictionary"):
         assert f"| `{key.decode()}` |" in text
-    assert header.STORE_FORMAT == 3
+    assert header.STORE_FORMAT == 4
     assert TEXT.startswith("# The casstore format, version 3\n")
 
 

@@ -4,21 +4,42 @@ from __future__ import annotations
 
 import ast
 import io
+import os
+import pickle
 import random
+import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from zstandard import ZstdError
 
 import casstore
+from casstore.engine.lmdb import recent
+from casstore.engine.lmdb.applying import full_slabs
+from casstore.engine.lmdb.log import MAX_LOG_BYTES
 from casstore.maintenance import gc
 from casstore.session.data import UNFENCED, Checkpoint, Commit
 from casstore.session.session import Session
+from casstore.store import Store
 from tests.format.second_reader import Link, Refused, SecondReader, decode
-from tests.maintenance.wounds import flip, open_store, populate, step, wounding
+from tests.maintenance.wounds import (
+    copy_as_killed,
+    engine_of,
+    flip,
+    open_store,
+    populate,
+    step,
+    wounding,
+)
+
+ROOT = Path(__file__).parent.parent.parent
 
 LONG = "a long text, " * 300
 
@@ -43,8 +64,11 @@ def as_links(value: Any) -> Any:
     return value
 
 
-def make(path: Path, *, then: str) -> dict[str, Any]:
-    """A store of many kinds of things, and all that casstore reads in it."""
+def make(path: Path, *, then: str, saved: Path | None = None) -> dict[str, Any]:
+    """A store of many kinds of things, and all that casstore reads in it.
+
+    ``saved``: where to leave that before this process is killed with the store open.
+    """
     source = random.Random(5)
     with open_store(path) as store:
         words = [source.randbytes(5).hex() for _ in range(400)]
@@ -73,6 +97,9 @@ def make(path: Path, *, then: str) -> dict[str, Any]:
             gc.collect(store, grace_ms=1_000_000_000)
             store.pack(min_age_ms=0)
             step(store, "many", "after", text="packing")
+        if then == "killed":
+            wrap_log(store)
+            step(store, "many", "after", text="wrapping")
         found: dict[str, Any] = {
             "objects": {item.digest for item in store.engine.scan_objects(limit=1_000_000)},
             "values": {name: as_links(store.get_value(name)) for name in names},
@@ -82,7 +109,54 @@ def make(path: Path, *, then: str) -> dict[str, Any]:
                 for info in store.sessions()
             },
         }
+        if saved is not None:
+            saved.write_bytes(pickle.dumps(found))
+            os.kill(os.getpid(), signal.SIGKILL)
     return found
+
+
+def make_killed(path: Path) -> dict[str, Any]:
+    """The same by a process that is killed with the store open."""
+    saved = path.with_suffix(".pickle")
+    code = (
+        "import sys; from pathlib import Path; from tests.format.test_second_reader import make; "
+        "make(Path(sys.argv[1]), then='killed', saved=Path(sys.argv[2]))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, path, saved], cwd=ROOT, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    found: dict[str, Any] = pickle.loads(saved.read_bytes())
+    return found
+
+
+def wrap_log(store: Store) -> None:
+    """Leave commits in the log alone, the first of them behind the last.
+
+    While the log is applied, another commit comes; then so many that they begin again at the start.
+    """
+    engine = engine_of(store)
+    assert engine._behind is not None
+    engine._behind.stop()
+    source = random.Random(9)
+
+    def put() -> None:
+        store.put_blob(source.randbytes(20_000))
+
+    def put_first(*given: Any) -> Any:
+        put()
+        return full_slabs(*given)
+
+    # The next commit begins a new log.
+    engine._env.retire_log()
+    for _ in range(16):
+        put()
+    with patch.object(recent, "full_slabs", put_first):
+        assert engine._env.recent.apply_behind()
+    memtable = engine._env.recent.memtable
+    # The file may have grown before.
+    for _ in range(MAX_LOG_BYTES // 20_000):
+        if memtable.last.offset >= memtable.base.offset:
+            put()
+    assert memtable.last.offset < memtable.base.offset
 
 
 def _paths(session: Session) -> dict[int, list[tuple[str, Any]]]:
@@ -94,12 +168,16 @@ def _paths(session: Session) -> dict[int, list[tuple[str, Any]]]:
     }
 
 
-@pytest.mark.parametrize("then", ["as written", "packed"])
+@pytest.mark.parametrize("then", ["as written", "packed", "killed"])
 def test_it_reads_all_that_is_stored(tmp_path: Path, then: str) -> None:
     path = tmp_path / "s"
-    known = make(path, then=then)
+    known = make_killed(path) if then == "killed" else make(path, then=then)
     with second(path) as reader:
-        assert reader.journal_entries
+        if then == "killed":
+            # The log is read from somewhere in its middle to its end, and from its start.
+            assert reader.log_offsets[0] > reader.log_offsets[-1]
+        else:
+            assert reader.log_offsets == []
         assert reader.sum_is_right()
         assert set(reader.digests()) == known["objects"]
         for digest in known["objects"]:
@@ -151,6 +229,86 @@ def test_it_refuses_damage(tmp_path: Path) -> None:
         with pytest.raises(Refused):
             list(reader.sessions())
         assert not reader.sum_is_right()
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> tuple[Path, list[bytes]]:
+    """A store that was not closed, and blobs that are in its log alone, in order."""
+    with casstore.open(tmp_path / "open") as store:
+        # A process does not begin a log for its first commits.
+        for number in range(2):
+            store.put_blob(b"in the tables %d" % number)
+        digests = [store.put_blob(b"in the log %d" % number) for number in range(4)]
+        copy_as_killed(store, tmp_path / "killed")
+    return tmp_path / "killed", [bytes(digest) for digest in digests]
+
+
+def damage_record(path: Path, number: int) -> None:
+    """Change a byte in the body of a record of the log, counted from the first that is needed."""
+    with second(path) as reader:
+        offset = reader.log_offsets[number]
+    log = path / "redo.log"
+    log.write_bytes(flip(log.read_bytes(), offset + 64))
+
+
+def test_it_reads_commits_that_only_the_log_has(killed: tuple[Path, list[bytes]]) -> None:
+    path, digests = killed
+    with second(path) as reader:
+        assert len(reader.log_offsets) == len(digests)
+        for number, digest in enumerate(digests):
+            assert reader.blob(digest) == b"in the log %d" % number
+
+
+@pytest.mark.parametrize("number", [-2, -1])
+def test_it_refuses_a_damaged_record_that_was_flushed(
+    killed: tuple[Path, list[bytes]], number: int
+) -> None:
+    path, _ = killed
+    damage_record(path, number)
+    with pytest.raises(Refused, match="was flushed, and is damaged"), second(path):
+        pass
+
+
+def test_a_damaged_last_record_that_was_not_flushed_is_the_torn_end(
+    killed: tuple[Path, list[bytes]],
+) -> None:
+    path, digests = killed
+    damage_record(path, -1)
+    log = bytearray((path / "redo.log").read_bytes())
+    # The flushed LSN of the header, as it was before the last commit.
+    log[72] -= 1
+    (path / "redo.log").write_bytes(log)
+    with second(path) as reader:
+        assert len(reader.log_offsets) == len(digests) - 1
+        assert reader.blob(digests[-2])
+        with pytest.raises(KeyError):
+            reader.blob(digests[-1])
+
+
+def test_it_refuses_a_store_without_its_log(
+    tmp_path: Path, killed: tuple[Path, list[bytes]]
+) -> None:
+    path, _ = killed
+    with open_store(tmp_path / "other") as store:
+        for number in range(3):
+            store.put_blob(b"another %d" % number)
+        copy_as_killed(store, tmp_path / "another")
+    shutil.copyfile(tmp_path / "another" / "redo.log", path / "redo.log")
+    with pytest.raises(Refused, match="of another store"), second(path):
+        pass
+    (path / "redo.log").unlink()
+    with pytest.raises(Refused, match="missing"), second(path):
+        pass
+
+
+def test_it_ignores_the_log_of_a_store_that_was_closed(
+    tmp_path: Path, killed: tuple[Path, list[bytes]]
+) -> None:
+    path, _ = killed
+    shutil.copyfile(path / "redo.log", tmp_path / "open" / "redo.log")
+    with second(tmp_path / "open") as reader:
+        assert reader.log_offsets == []
+        assert len(reader.digests()) == 6
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,9 @@ import lmdb
 from casstore.engine.forks import Descriptor
 from casstore.engine.lmdb import notes
 from casstore.engine.lmdb import slab as slabs
+from casstore.engine.lmdb.applying import read_log_state
 from casstore.engine.lmdb.environment import Environment
 from casstore.engine.lmdb.index import index_key
-from casstore.engine.lmdb.journal import settle
 from casstore.engine.lmdb.marking import Candidates, Marks, Pulse
 from casstore.engine.protocol import MarkReport, Roots, SweepReport
 from casstore.errors import CollectionOvertakenError, InvalidInputError
@@ -100,7 +100,7 @@ class Collection:
     def _end(self, txn: lmdb.Transaction[bytes]) -> None:
         notes.end(self._env, txn)
         if self._done:
-            notes.note_collected(self._env, txn)
+            notes.note_collected(self._env, txn, read_log_state(txn, self._env.path).applied.lsn)
         if self._clean:
             notes.note_leftovers(self._env, txn, there=False)
 
@@ -112,7 +112,14 @@ class Collection:
         CorruptionError if a row or a directory is damaged, or names an object that is not
         there: then nothing may be removed.
         """
-        self._marks = Marks(self._env, self._roots, self._keep_after_ms)
+        view = None
+        if not self._env.readonly:
+            self._env.apply_log()
+        else:
+            # A plan on a store that cannot be changed: the log is read, and not applied.
+            with self._env.snapshot() as (_, view):
+                pass
+        self._marks = Marks(self._env, self._roots, self._keep_after_ms, view)
         self._below = self._drop_below = self._marks.last_id + 1
 
         def keep_announced(done: int) -> None:
@@ -163,10 +170,6 @@ class Collection:
 
         def drop(txn: lmdb.Transaction[bytes]) -> None:
             nonlocal freed
-            if marks.pending(txn, txn.id() - 1).unnamed:
-                # Of what was deleted a moment ago the index still has rows, which the journal
-                # takes back. Whoever reads the index itself would find them leading nowhere.
-                settle(self._env, txn)
             for key in keys:
                 value = txn.get(key, db=self._env.slabs)
                 # It may have been packed since, and then be joined with others.
@@ -181,7 +184,7 @@ class Collection:
         for _ in range(_MAX_CATCH_UPS):
             # Most of it without the lock, so that writers wait only for the rest.
             with self._env.reading() as reading:
-                marks.catch_up(reading, marks.pending(reading, reading.id()))
+                marks.catch_up(reading)
             removed: list[int] = []
 
             def remove(txn: lmdb.Transaction[bytes], removed: list[int] = removed) -> bool:
@@ -189,18 +192,13 @@ class Collection:
                     raise CollectionOvertakenError(
                         f"rows of {self._env.path} were written unnoticed; collect again"
                     )
-                pending = marks.pending(txn, txn.id() - 1)
-                if not marks.catch_up(txn, pending, limit):
+                if not marks.catch_up(txn, limit):
                     return False
                 doomed = [
                     (digest, object_id)
                     for object_id, digest in zip(candidates.ids, candidates.digests, strict=True)
                     if not marks.is_reached(object_id)
                 ]
-                if any(digest in pending.ids for digest, _ in doomed):
-                    # Some were named a moment before the marking. Once for a whole collection:
-                    # what is named from then on has a higher id than any that is looked at.
-                    settle(self._env, txn)
                 # All at once, so the order is free here: neighbours share the way down the tree.
                 for digest, object_id in sorted(doomed):
                     if txn.delete(index_key(digest, object_id), db=self._env.index):

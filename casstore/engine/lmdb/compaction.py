@@ -11,8 +11,8 @@ open the old file and write to it unseen. Should something that knows nothing of
 have written to it, its transaction number tells, and the copy is thrown away.
 
     compact/            the copy, a store of its own, while it is made
-    1. copy, with what the journal holds in its place and each transaction flushed; verify the
-       copy: structure, digests, rows, their sum
+    1. apply the log; copy, each transaction flushed; verify the copy: structure, digests, rows,
+       their sum
     2. compare it with the old store, name by name and row by row
     3. flush the file, rename it over the old one, flush the directory
     4. remove compact/
@@ -30,13 +30,13 @@ from typing import Any, Final, NamedTuple
 import lmdb
 
 from casstore.engine.compression import NO_DICTIONARY, Compressor
-from casstore.engine.lmdb import guard, notes, packing
+from casstore.engine.lmdb import guard, packing
 from casstore.engine.lmdb import slab as slabs
-from casstore.engine.lmdb.creation import DICTIONARIES, INDEX, JOURNAL, META, SLABS
+from casstore.engine.lmdb.applying import LOG_KEY, read_log_state
+from casstore.engine.lmdb.creation import DICTIONARIES, INDEX, META, SLABS
 from casstore.engine.lmdb.dictionaries import DictionaryShelf, dictionary_key
 from casstore.engine.lmdb.directory import StoreDirectory, storage_error
 from casstore.engine.lmdb.environment import Environment
-from casstore.engine.lmdb.journal import laid_rows, laid_sum, read_pending
 from casstore.engine.lmdb.rows import SUM_KEY
 from casstore.engine.lmdb.translation import translate
 from casstore.engine.lmdb.verification import verify_content
@@ -81,6 +81,7 @@ def compact(path: str, *, wait_s: float, tell: Tell) -> Compacted:
         # Removes what is left of an earlier attempt, and flushes what a killed writer left.
         old = Environment(path, create=False, prove=verify_content, directory=directory)
         try:
+            old.retire_log()
             before = guard.read_extent(directory.data_path)
             with directory.beside() as place:
                 try:
@@ -127,8 +128,12 @@ def _require_unchanged(directory: StoreDirectory, before: guard.Extent) -> None:
 
 
 def _swap(directory: StoreDirectory, place: str) -> None:
-    """Put the new file in the place of the old one."""
+    """Put the new file in the place of the old one.
+
+    The log goes first: nothing needs it any more, and it may hold what was erased.
+    """
     try:
+        directory.remove_log()
         directory.take_over(place)
     except OSError as exc:
         raise storage_error(f"cannot put the new file of {directory.path} in place", exc) from exc
@@ -162,7 +167,7 @@ class _Batch:
         """Commit what was added."""
         env = self._env
         try:
-            with env.write_lock, env.begin_write() as txn:
+            with env.tables_lock, env.begin_write() as txn:
                 for database, rows in self._rows:
                     _, added = txn.cursor(db=database).putmulti(rows, append=True)
                     if added != len(rows):
@@ -189,7 +194,7 @@ def _require_room(env: Environment) -> None:
 
 def _copied(env: Environment) -> list[str]:
     """The databases that are copied row by row."""
-    return [name for name in env.databases if name not in (SLABS, DICTIONARIES, META, JOURNAL)]
+    return [name for name in env.databases if name not in (SLABS, DICTIONARIES, META)]
 
 
 class _Copier:
@@ -199,8 +204,6 @@ class _Copier:
         self._old = old
         self._new = new
         self._tell = tell
-        with old.reading() as txn:
-            self._pending = read_pending(old, txn)
         self._batch = _Batch(new)
         self._slabs_before = self._slabs_after = self._dropped = self._dictionaries_dropped = 0
         self._named: set[int] = set()
@@ -236,7 +239,7 @@ class _Copier:
         next_id = 1
         batch.begin(self._new.slabs)
         while next_id <= scope.newest:
-            look = packing.read_run(old, compressor, next_id, scope, self._pending)
+            look = packing.read_run(old, compressor, next_id, scope)
             next_id = look.next_id
             if look.damaged:
                 raise CorruptionError(
@@ -274,8 +277,8 @@ class _Copier:
         self._batch.begin(target)
         with self._old.reading() as txn:
             total = txn.stat(self._old.databases[name])["entries"]
-            for key, value in laid_rows(self._old, txn, self._pending, name):
-                self._batch.add(key, value)
+            for key, value in txn.cursor(db=self._old.databases[name]):
+                self._batch.add(bytes(key), bytes(value))
                 count += 1
                 if not count % _BATCH_ROWS:
                     self._tell(name, count, max(count, total))
@@ -286,18 +289,19 @@ class _Copier:
         old, new = self._old, self._new
         with old.reading() as txn:
             rows = [(bytes(key), bytes(value)) for key, value in txn.cursor(db=old.meta)]
-            total = laid_sum(old, txn, self._pending)
+            total = txn.get(SUM_KEY)
+            kept_sum = None if total is None else bytes(total)
+            state = read_log_state(txn, old.path).closed()
             last = txn.cursor(db=old.slabs)
             newest = int.from_bytes(last.key(), "big") if last.last() else 0
         try:
-            with new.write_lock, new.begin_write() as txn:
+            with new.tables_lock, new.begin_write() as txn:
                 txn.drop(new.meta, delete=False)
                 for key, value in rows:
                     txn.put(key, value, db=new.meta)
-                txn.put(SUM_KEY, total.encode())
-                if any(key == notes.COLLECTED_KEY for key, _ in rows):
-                    # It is the number of a transaction, and the new file counts them anew.
-                    notes.note_collected(new, txn)
+                if kept_sum is not None:
+                    txn.put(SUM_KEY, kept_sum)
+                txn.put(LOG_KEY, state.encode())
                 if newest:
                     txn.put(packing.PACKED_TO_KEY, str(newest).encode(), db=new.meta)
         except lmdb.Error as exc:
@@ -312,9 +316,9 @@ def _compare(old: Environment, new: Environment, tell: Tell) -> None:
     """
     names = _copied(old)
     for at, name in enumerate(names):
-        with old.reading() as before, new.reading_bytes() as after:
-            laid = laid_rows(old, before, read_pending(old, before), name)
-            if not _equal(laid, after.cursor(db=new.databases[name])):
+        with old.reading_bytes() as before, new.reading_bytes() as after:
+            rows = before.cursor(db=old.databases[name])
+            if not _equal(rows, after.cursor(db=new.databases[name])):
                 raise CorruptionError(f"the copy of {old.path} differs in table {name}")
         tell("compare", at + 1, len(names))
 

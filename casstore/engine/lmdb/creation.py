@@ -14,6 +14,7 @@ import lmdb
 
 from casstore.engine.clock import wall_clock_ms
 from casstore.engine.files import open_regular
+from casstore.engine.lmdb.applying import LOG_KEY, new_log_state
 from casstore.engine.lmdb.directory import (
     FILE_MODE,
     NEW_FILE,
@@ -30,10 +31,9 @@ DICTIONARIES: Final = "dictionaries"
 META: Final = "meta"
 COLLECTION: Final = "collection"
 TOUCHES: Final = "touches"
-JOURNAL: Final = "journal"
 _NEW_READERS: Final = 16
 #: The databases of a store, by LMDB's name for them.
-DATABASES: Final = (INDEX, SLABS, DICTIONARIES, META, COLLECTION, TOUCHES, JOURNAL, *TABLES)
+DATABASES: Final = (INDEX, SLABS, DICTIONARIES, META, COLLECTION, TOUCHES, *TABLES)
 
 
 def create_store(directory: StoreDirectory, map_bytes: int, lmdb_version: int) -> None:
@@ -72,5 +72,6 @@ def _build(path: str, map_bytes: int, lmdb_version: int) -> None:
             meta = env.open_db(META.encode(), txn=txn)
             for key, value in header_rows(wall_clock_ms()).items():
                 txn.put(key, value, db=meta)
+            txn.put(LOG_KEY, new_log_state().encode())
     finally:
         env.close()

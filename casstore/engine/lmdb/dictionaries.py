@@ -9,7 +9,7 @@ has to earn its place on samples that it has not seen.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import lmdb
 
@@ -20,10 +20,12 @@ from casstore.engine.compression import (
     inflate_alone,
     train,
 )
-from casstore.engine.lmdb.environment import Environment
 from casstore.engine.lmdb.translation import translate
 from casstore.errors import CorruptionError
 from casstore.format.hashing import plain_hash
+
+if TYPE_CHECKING:
+    from casstore.engine.lmdb.environment import Environment
 
 MIN_GAIN: Final = 0.10
 # More teach nothing: on real sessions and on made-up ones, 8 MiB gave the same sizes.

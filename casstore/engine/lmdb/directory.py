@@ -1,11 +1,10 @@
-"""The files of a store, who holds them, and whether the disk has seen everything.
+"""The files of a store, and which processes hold them.
 
     data.mdb, lock.mdb   LMDB's own
     data.mdb.new         a store being created; renamed when complete
+    redo.log             commits that are not in data.mdb yet (see ``log``)
     compact/             a store being compacted, until its file is renamed over data.mdb
-    locks/               empty files, held with flock while a process has the store open
-    unsynced             the boot under which writes were last made without a flush
-    kept                 the state to return to if that boot ended with some of them lost
+    locks/               empty files, locked with flock
     reserve              disk space for deleting (see ``reserve``)
 
 flock belongs to the open file, not to the process, so an unrelated close elsewhere
@@ -19,7 +18,6 @@ import errno
 import fcntl
 import os
 import stat
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -27,10 +25,10 @@ from typing import Final
 
 from casstore.engine import forks
 from casstore.engine.files import FULL_DISK as FULL_DISK
-from casstore.engine.files import flush_file, open_regular, write_at
+from casstore.engine.files import open_regular, write_at
 from casstore.engine.files import storage_error as storage_error
 from casstore.engine.files import sync_directory as sync_directory
-from casstore.engine.lmdb.kept import KEPT_FILE
+from casstore.engine.lmdb.log import LOG_FILE, RedoLog
 from casstore.engine.lmdb.reserve import RESERVE_FILE
 from casstore.errors import (
     BusyError,
@@ -46,11 +44,6 @@ NEW_FILE: Final = "data.mdb.new"
 NEW_LOCK_FILE: Final = NEW_FILE + "-lock"
 LOCK_FILE: Final = "lock.mdb"
 LOCKS: Final = "locks"
-_MARKER: Final = "unsynced"
-# What the marker says behind the boot if a flush has failed.
-_LOST: Final = " lost"
-# More than any boot is called.
-_MARKER_CHARS: Final = 1024
 _COMPACT: Final = "compact"
 _OWN_NAMES: Final = frozenset(
     (
@@ -59,8 +52,7 @@ _OWN_NAMES: Final = frozenset(
         NEW_LOCK_FILE,
         LOCK_FILE,
         LOCKS,
-        _MARKER,
-        KEPT_FILE,
+        LOG_FILE,
         _COMPACT,
         RESERVE_FILE,
     )
@@ -71,44 +63,16 @@ FILE_MODE: Final = 0o600
 MAX_READERS: Final = 2048
 DIRECTORY_MODE: Final = 0o700
 
-FULL: Final = "full"
-RELAXED: Final = "relaxed"
-PROCESS: Final = "process"
-DURABILITIES: Final = (FULL, RELAXED, PROCESS)
-#: What others use who have the store open; ``full`` if nobody has.
-ANY: Final = "any"
-# The file in ``locks/`` that those hold who write so.
-_LOCK_OF: Final = {FULL: "synced", RELAXED: "kept", PROCESS: "unsynced"}
+# The files in ``locks/`` that processes hold while they have the store open.
+_WRITERS: Final = "writers"
 _READERS: Final = "readers"
+_LOG_LOCK: Final = "log"
 
 # LMDB's lock file: two cache lines of its own, and one for each reader.
 _LOCK_HEADER_BYTES: Final = 4096
 _READER_BYTES: Final = 64
 # How often one who waits for a store looks whether it is free.
 _WAIT_PAUSE_S: Final = 0.05
-
-
-_BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
-
-
-def boot_id() -> str:
-    """A name for this run of the operating system; other after every restart."""
-    try:
-        with open(_BOOT_ID) as source:
-            return source.read().strip()
-    except OSError as exc:
-        if sys.platform == "darwin":
-            import subprocess  # here, because it takes long to import and Linux never needs it
-
-            answer = subprocess.run(
-                ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"],
-                capture_output=True, text=True, check=True,
-            )  # fmt: skip
-            return answer.stdout.strip()
-        raise StorageError(
-            f"this system does not tell its boot id ({exc.strerror}), which is needed for every "
-            f"durability but {FULL!r}, and to open what others left unflushed"
-        ) from exc
 
 
 class StoreDirectory:
@@ -118,10 +82,7 @@ class StoreDirectory:
         self.path = path
         self._readonly = readonly
         self.data_path = os.path.join(path, DATA_FILE)
-        self.kept_path = os.path.join(path, KEPT_FILE)
         self._held: list[forks.Descriptor] = []
-        # What those call the present boot who had the store open before.
-        self._boot: str | None = None
         # Does this very object hold the mutex for longer than an opening?
         self._alone = False
 
@@ -250,46 +211,47 @@ class StoreDirectory:
             os.close(handle)
         return False
 
-    def hold(self, durability: str | None) -> str | None:
-        """Announce this process until ``release``; what it is announced as. None: a reader.
+    def hold(self) -> None:
+        """Announce this process until ``release``. Call inside ``exclusive``."""
+        self._share(_READERS if self._readonly else _WRITERS)
 
-        Writers of different durabilities exclude each other: a commit without a flush may
-        overwrite pages that another's flushed commit relies on after a power loss, and a
-        power loss would undo flushed commits behind a kept state. Call inside ``exclusive``.
+    def writers_present(self) -> bool | None:
+        """Does any other process hold the store for writing? Call as ``others_present``.
+
+        None: this process has no right to look.
         """
-        if durability is None:
-            self._share(_READERS)
-            return None
-        used = self._used()
-        if used and self.is_lost:
-            raise StorageError(
-                f"a flush of {self.path} has failed; close it in all processes, and open it "
-                "when the disk is sound: it returns to the last state that the disk has"
-            )
-        self._boot = self.unsynced_boot() if used else None
-        if durability == ANY:
-            durability = used[0] if used else FULL
-        for other in used:
-            if other != durability:
-                raise BusyError(
-                    f"{self.path} is open in another process at durability {other!r}, which "
-                    f"cannot be mixed with {durability!r}; use the same ({ANY!r} is whatever "
-                    "others use), or wait for it"
-                )
-        self._share(_LOCK_OF[durability])
-        return durability
-
-    def _used(self) -> list[str]:
-        """The durabilities at which others have the store open."""
-        return [each for each in DURABILITIES if self._others_hold(_LOCK_OF[each])]
-
-    def writers_present(self) -> bool:
-        """Does any other process hold the store for writing? Call as ``others_present``."""
-        return bool(self._used())
+        return self._others_hold(_WRITERS)
 
     def others_present(self) -> bool:
         """Does any other process hold the store? Call inside ``exclusive``, before ``hold``."""
-        return any(self._others_hold(name) for name in (*_LOCK_OF.values(), _READERS))
+        return bool(self._others_hold(_WRITERS) or self._others_hold(_READERS))
+
+    def open_log_lock(self) -> forks.Descriptor | None:
+        """A descriptor for the lock that processes hold while they append to the log."""
+        return self._lock_handle(_LOG_LOCK)
+
+    def open_log(self, max_bytes: int, *, create: bool = False) -> RedoLog | None:
+        """The log, which may become ``max_bytes`` long; None if there is none."""
+        flags = os.O_RDONLY if self._readonly else os.O_RDWR
+        flags |= os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        path = os.path.join(self.path, LOG_FILE)
+        try:
+            created = create and not os.path.lexists(path)
+            log = RedoLog(forks.open_file(path, flags, FILE_MODE), path, max_bytes)
+            if created:
+                sync_directory(self.path)
+            return log
+        except FileNotFoundError:
+            return None
+        except OSError as exc:
+            raise storage_error(f"cannot open {path}", exc) from exc
+
+    def remove_log(self) -> None:
+        """Remove the log, durably. The tables must say that it is not in use. Raises OSError."""
+        path = os.path.join(self.path, LOG_FILE)
+        if os.path.lexists(path):
+            os.unlink(path)
+            sync_directory(self.path)
 
     def lock_collector(self) -> forks.Descriptor | None:
         """A descriptor that holds the right to collect, or None if another holds it."""
@@ -319,10 +281,11 @@ class StoreDirectory:
             self._held.append(handle)
             self._flock(handle, fcntl.LOCK_SH)
 
-    def _others_hold(self, name: str) -> bool:
+    def _others_hold(self, name: str) -> bool | None:
         handle = self._lock_handle(name)
         if handle is None:
-            return False
+            # Nobody writes on a medium on which nobody can.
+            return False if os.statvfs(self.path).f_flag & os.ST_RDONLY else None
         try:
             self._flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -401,37 +364,6 @@ class StoreDirectory:
         except OSError as exc:
             raise storage_error(f"cannot open {self.path}", exc) from exc
 
-    def holds(self, handle: int) -> bool:
-        """Is the open file with this descriptor still the data file here?"""
-        try:
-            return os.path.samestat(os.fstat(handle), os.stat(self.data_path))
-        except OSError:
-            return False
-
-    def drop_cache(self) -> None:
-        """Have the data file read from the disk, not from the system's cache, where that can be."""
-        if not hasattr(os, "posix_fadvise"):
-            return
-        try:
-            handle = os.open(self.data_path, os.O_RDONLY)
-            try:
-                os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(handle)
-        except OSError as exc:
-            raise storage_error(f"cannot read {self.data_path}", exc) from exc
-
-    def flush_data(self) -> None:
-        """See all of the data file onto the disk, whoever wrote it."""
-        try:
-            handle = os.open(self.data_path, os.O_RDWR)
-            try:
-                flush_file(handle)
-            finally:
-                os.close(handle)
-        except OSError as exc:
-            raise storage_error(f"cannot flush {self.data_path}", exc) from exc
-
     # --- compacting --------------------------------------------------------------------
 
     @contextmanager
@@ -488,104 +420,6 @@ class StoreDirectory:
             shutil.rmtree(place)
         except OSError as exc:
             raise storage_error(f"cannot remove {place}", exc) from exc
-
-    # --- unsynced writes ------------------------------------------------------------
-
-    def unsynced_boot(self) -> str | None:
-        """The boot under which writes without a flush began, if any may be pending."""
-        try:
-            # Whatever a damaged marker holds, it is not this boot.
-            marker = open_regular(os.path.join(self.path, _MARKER))
-            with open(marker, errors="replace") as source:
-                return source.read(_MARKER_CHARS).strip()
-        except FileNotFoundError:
-            return None
-        except OSError as exc:
-            raise storage_error(f"cannot read the marker of {self.path}", exc) from exc
-
-    def ended_boot(self) -> str | None:
-        """The boot that ended with writes unflushed, which may be lost; None if none did.
-
-        While somebody has the store open for writing, none has ended, whatever it is called: a
-        container may have a name of its own. Call inside ``exclusive``, before ``hold``.
-        """
-        boot = self.unsynced_boot()
-        if boot is None or boot == boot_id() or self._used():
-            return None
-        return boot.removesuffix(_LOST)
-
-    @property
-    def is_lost(self) -> bool:
-        """Has a flush failed? Then the cache may hold what the disk has not, and never will."""
-        return (self.unsynced_boot() or "").endswith(_LOST)
-
-    def mark_lost(self) -> None:
-        """Note that a flush has failed: the boot is as good as ended. As well as the disk lets."""
-        marker = os.path.join(self.path, _MARKER)
-        try:
-            handle = open_regular(marker, os.O_WRONLY)
-            try:
-                write_at(handle, (self.boot() + _LOST).encode(), 0)
-                os.fsync(handle)
-            finally:
-                os.close(handle)
-        except OSError:
-            # Whoever asked for the flush is told of that.
-            return
-
-    def boot(self) -> str:
-        """What the present boot is called, by all who have the store open. Call after ``hold``."""
-        return self._boot or boot_id()
-
-    def mark_unsynced(self) -> None:
-        """Record this boot, durably, before the first write without a flush."""
-        boot = self.boot()
-        before = self.unsynced_boot()
-        if before == boot:
-            # Others rely on it, and it must not be empty for a moment.
-            return
-        marker = os.path.join(self.path, _MARKER)
-        try:
-            handle = open_regular(marker, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            try:
-                write_at(handle, boot.encode(), 0)
-                os.fsync(handle)
-            finally:
-                os.close(handle)
-        except OSError as exc:
-            if before is None:
-                # Empty, it would have the next one verify the whole store.
-                self._remove(_MARKER)
-            raise storage_error(f"cannot write {marker}", exc) from exc
-        self.sync_names()
-
-    def clear_unsynced(self) -> None:
-        """Forget the marker, after a flush and while nobody writes without one."""
-        self._remove(_MARKER)
-        # For good: brought back by a power loss together with what was kept, it would undo what
-        # was flushed meanwhile. What is kept goes last, and tells of one who was killed here.
-        self.sync_names()
-        self._remove(KEPT_FILE)
-
-    @property
-    def is_clear(self) -> bool:
-        """Is there neither a marker nor a rest of what was kept?"""
-        return self.unsynced_boot() is None and not os.path.lexists(self.kept_path)
-
-    def forget_kept(self) -> None:
-        """Let no power loss lead back to an earlier state."""
-        self._remove(KEPT_FILE)
-        # Also if it was gone: who removed it may have been killed before the disk knew.
-        self.sync_names()
-
-    def _remove(self, name: str) -> None:
-        path = os.path.join(self.path, name)
-        try:
-            os.unlink(path)
-        except FileNotFoundError:
-            return
-        except OSError as exc:
-            raise storage_error(f"cannot remove {path}", exc) from exc
 
     def sync_names(self) -> None:
         """Make created, renamed and removed files survive a power loss."""

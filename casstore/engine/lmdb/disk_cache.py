@@ -37,10 +37,11 @@ from casstore.engine.lmdb.directory import (
     DATA_FILE,
     DIRECTORY_MODE,
     FILE_MODE,
-    PROCESS,
     StoreDirectory,
 )
 from casstore.engine.lmdb.engine import LmdbEngine
+from casstore.engine.lmdb.log import FIRST_LOG_BYTES, LOG_FILE
+from casstore.engine.lmdb.reserve import RESERVE_FILE
 from casstore.engine.protocol import NewObject, StoredObject, Write
 from casstore.errors import CasstoreError, ClosedError, CorruptionError
 from casstore.format.hashing import KIND_NAMES, Kind, check_object
@@ -74,12 +75,18 @@ class _Shelf(NamedTuple):
     inode: int
 
     def size_bytes(self) -> int | None:
-        """How long its file is; None if somebody has thrown it away."""
+        """How long its files are; None if somebody has thrown it away."""
         try:
             found = os.stat(os.path.join(self.path, DATA_FILE))
         except OSError:
             return None
-        return found.st_size if found.st_ino == self.inode else None
+        if found.st_ino != self.inode:
+            return None
+        return found.st_size + sum(
+            os.stat(path).st_size
+            for name in (LOG_FILE, RESERVE_FILE)
+            if os.path.exists(path := os.path.join(self.path, name))
+        )
 
 
 class DiskCache:
@@ -327,8 +334,9 @@ class DiskCache:
         try:
             _require_sound(path)
             engine = sharing.acquire(
-                path, durability=PROCESS, readonly=False, create=True, verify=False,
-                map_bytes=None, cache_bytes=_SLAB_BYTES, lmdb_version=None,
+                path, durability="relaxed", readonly=False, create=True, verify=False,
+                map_bytes=None,
+                log_bytes=FIRST_LOG_BYTES, cache_bytes=_SLAB_BYTES, lmdb_version=None,
                 auto_train=False, auto_pack=False,
             )  # fmt: skip
             inode = os.stat(os.path.join(path, DATA_FILE)).st_ino

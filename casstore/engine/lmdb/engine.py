@@ -4,10 +4,10 @@
     slabs         last id → slab (see ``slab``)
     dictionaries  number → trained zstd dictionary
     meta          family, format, creation time, current dictionary
-    journal       the last names and row changes, until they are laid in place (see ``journal``)
     …             one database for each table of rows
 
-A write joins a batch (``group``), which is prepared and run as one transaction (``batches``).
+A write joins a batch (``group``), which is checked (``transaction``) and appended to the redo
+log (``recent``, ``log``). Behind the writers the log is applied to the tables (``applying``).
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from copy import copy
 from itertools import islice
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 import lmdb
 
 from casstore.engine import conditions
 from casstore.engine.clock import wall_clock_ms
-from casstore.engine.compression import Compressor
 from casstore.engine.files import importing
 from casstore.engine.lmdb import notes
 from casstore.engine.lmdb import slab as slabs
@@ -40,19 +41,19 @@ from casstore.engine.lmdb.dictionaries import (
     DictionaryShelf,
     try_dictionary,
 )
-from casstore.engine.lmdb.directory import ANY, DURABILITIES, FULL, PROCESS, RELAXED
 from casstore.engine.lmdb.environment import Environment
 from casstore.engine.lmdb.group import CommitQueue
-from casstore.engine.lmdb.index import Index
-from casstore.engine.lmdb.journal import Journal, Pending, merge
-from casstore.engine.lmdb.keeping import Wake
+from casstore.engine.lmdb.index import Index, is_named
+from casstore.engine.lmdb.memtable import Unchanged, View, merge
 from casstore.engine.lmdb.reader import SlabReader
 from casstore.engine.lmdb.reserve import Reserve
-from casstore.engine.lmdb.rows import open_row, seek_first, seek_last
-from casstore.engine.lmdb.transaction import Job, StaleError
+from casstore.engine.lmdb.rows import likely_row, open_row, seek_first, seek_last
+from casstore.engine.lmdb.transaction import Job
 from casstore.engine.lmdb.verification import verify_content
+from casstore.engine.lmdb.worker import GATHER_S, Task
 from casstore.engine.protocol import (
     COLD_AGE_MS,
+    FULL,
     DeleteRow,
     ObjectInfo,
     Row,
@@ -63,9 +64,7 @@ from casstore.engine.protocol import (
     WriteResult,
 )
 from casstore.errors import (
-    BusyError,
     CasstoreError,
-    ClosedError,
     CorruptionError,
     InvalidInputError,
     StorageError,
@@ -87,19 +86,11 @@ if TYPE_CHECKING:
 
 DEFAULT_CACHE_BYTES: Final = 32 << 20
 
-# How often a write is prepared anew because a collector removed what it relied on.
-_MAX_ATTEMPTS: Final = 16
 # Now and then a writer clears the slots of killed readers, which stop pages from being
 # reused, and learns of dictionaries that other processes have trained.
 _HOUSEKEEPING_COMMITS: Final = 1024
-_SYNC_INTERVAL_S: Final = 1.0
-# How long commits gather before a state is kept behind them: the most that a power loss undoes,
-# but for the time of two flushes.
-_GATHER_S: Final = 0.005
-# A write this long is prepared by its own thread, beside others. A shorter one is left to
-# the leader of its batch: py-lmdb and zstandard give the interpreter away in every call,
-# and with many writers each such call is a fight for it that costs more than the work.
-_LONG_WRITE_BYTES: Final = 64 << 10
+# How long commits stay in the log alone, if no others come.
+_IDLE_S: Final = 10.0
 
 
 def _reclaims(write: Write) -> bool:
@@ -118,46 +109,40 @@ class LmdbEngine:
         readonly: bool = False,
         create: bool = True,
         verify: bool = False,
+        discard_log: bool = False,
         map_bytes: int | None = None,
+        log_bytes: int | None = None,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
         lmdb_version: int | None = None,
         auto_train: bool = True,
         auto_pack: bool = False,
         clock: Callable[[], int] | None = None,
     ) -> None:
-        if durability not in (*DURABILITIES, ANY):
-            raise InvalidInputError(
-                f"no durability {durability!r}; there are {', '.join(DURABILITIES)}, and {ANY} for "
-                "what others use who have the store open"
-            )
+        self.durability = durability
         self._clock = clock or wall_clock_ms
         self._env = Environment(
             path,
-            durability=durability,
             readonly=readonly,
             create=create,
             verify=verify,
+            instead_of_log=() if discard_log else None,
             map_bytes=map_bytes,
+            log_bytes=log_bytes,
             lmdb_version=lmdb_version,
             prove=verify_content,
         )
-        self._journal = Journal(self._env)
         self._cache = SlabCache(cache_bytes)
         self._commits = 0
+        self._committed_at_s = 0.0
         self._pid = os.getpid()
-        self._stop_syncing = False
-        self._wake_sync = Wake()
-        self._sync_failure: CasstoreError | None = None
         # How much was stored when a dictionary was last tried, and after how much more one is next.
         self._auto_train = auto_train
         self._tried_at_bytes = 0
         self._try_after_bytes = FIRST_TRIAL_BYTES
         self._training: threading.Thread | None = None
         self._shelf = DictionaryShelf(self._env)
-        self._compressor = Compressor(self._shelf.load)
-        self._batches = Batches(
-            self._env, self._journal, self._compressor, self._clock, self._committed
-        )
+        self._compressor = self._env.compressor
+        self._batches = Batches(self._env, self._clock, self._committed)
         self._queue: CommitQueue[Job, WriteResult] = CommitQueue(self._batches.run)
         try:
             self._compressor.use(self._shelf.newest())
@@ -166,40 +151,43 @@ class LmdbEngine:
             raise
         self._reserve = Reserve(path, self._env.place)
         if not readonly:
-            self._reserve.allocate(self._env.file_bytes())
+            self._reserve.allocate(self._env.file_bytes(), self._env.recent.log_bytes)
         #: The thread that packs now and then, if this engine was opened with one.
         self.packer: BackgroundPacker | None = None
+        self._behind: Task | None = None
         if not readonly:
             try:
-                self._start_threads(auto_pack=auto_pack)
+                self._behind = Task(self._work_behind)
+                if auto_pack:
+                    self._start_packer()
             except RuntimeError as exc:
                 self.close()
                 raise StorageError(f"{path} cannot be kept open: {exc}") from exc
 
-    def _start_threads(self, *, auto_pack: bool) -> None:
-        """Have done what is to be done behind the writers; RuntimeError if no thread can start."""
-        behind = {PROCESS: self._sync_now_and_then, RELAXED: self._keep_behind}
-        if self._env.durability in behind:
-            threading.Thread(
-                target=behind[self._env.durability], name="casstore-sync", daemon=True
-            ).start()
-        if auto_pack:
-            with importing():
-                from casstore.engine.lmdb.background import BackgroundPacker
+    def _start_packer(self) -> None:
+        with importing():
+            from casstore.engine.lmdb.background import BackgroundPacker
 
-            self.packer = BackgroundPacker(
-                lambda progress: self.pack(progress, min_age_ms=COLD_AGE_MS), self._count_slabs
-            )
+        self.packer = BackgroundPacker(
+            lambda progress: self.pack(progress, min_age_ms=COLD_AGE_MS), self._count_slabs
+        )
+
+    def with_durability(self, durability: str) -> LmdbEngine:
+        """The same engine with another default of what writes wait for. Both close together."""
+        if durability == self.durability:
+            return self
+        same = copy(self)
+        same.durability = durability
+        return same
+
+    def shares_files_with(self, other: LmdbEngine) -> bool:
+        """Are both the same engine, apart from their durability?"""
+        return self._env is other._env
 
     @property
     def path(self) -> str:
         """The store's directory."""
         return self._env.path
-
-    @property
-    def durability(self) -> str:
-        """What a returned write survives: ``full``, ``relaxed`` or ``process``."""
-        return self._env.durability
 
     @property
     def readonly(self) -> bool:
@@ -212,40 +200,32 @@ class LmdbEngine:
         """Those of ``digests`` that are not stored, in order, each once."""
         self._env.gate.check()
         conditions.check_digests(digests)
-        unique = list(dict.fromkeys(digests))
-        _, ids = self._batches.look_up(unique)
-        # In the order asked for: what the index seems to know was looked up last.
-        return [digest for digest in unique if ids[digest] is None]
+        return self._batches.missing(list(dict.fromkeys(digests)))
 
     def digests(self, first: bytes, last: bytes, *, limit: int) -> list[bytes]:
         """At most ``limit`` digests of stored objects from ``first`` to ``last``, in order."""
         conditions.check_digests((first, last))
-        with self._env.reading() as txn:
-            recent = self._journal.at(txn, txn.id()).ids
+        with self._env.snapshot() as (txn, view):
+            recent = dict(view.names())
             found = [name for name, own in recent.items() if own and first <= name <= last]
-            laid = Index(self._env, txn).between(first, last)
-            found += islice((name for name, _ in laid if name not in recent), limit)
+            applied = Index(self._env, txn).between(first, last)
+            found += islice((name for name, _ in applied if name not in recent), limit)
         return sorted(found)[:limit]
 
     def get_many(self, digests: Sequence[bytes]) -> list[StoredObject | None]:
         """The objects in the order asked for; None where there is none."""
         self._env.gate.check()
         conditions.check_digests(digests)
-        if len(digests) == 1:
-            return [self._get_one(digests[0])]
         found: list[StoredObject | None] = []
         for start in range(0, len(digests), READ_BATCH):
-            with self._env.reading() as txn:
-                reader = self._reader(txn)
-                read, read_next = reader.object, reader.next
-                recent = self._journal.at(txn, txn.id()).ids
+            with self._env.snapshot() as (txn, view):
+                reader = self._reader(txn, view)
+                read, read_next, find_recent = reader.object, reader.next, view.find_id
                 index = Index(self._env, txn, reader.digest)
                 find, has_row = index.find, index.has_row
                 for digest in digests[start : start + READ_BATCH]:
-                    # As Pending.find_id does; spelled out because every read comes through here.
-                    if digest in recent:
-                        object_id = recent[digest]
-                    else:
+                    object_id = find_recent(digest)
+                    if isinstance(object_id, Unchanged):
                         item = read_next(digest, has_row)
                         if item is not None:
                             found.append(item)
@@ -254,54 +234,50 @@ class LmdbEngine:
                     found.append(None if object_id is None else read(object_id))
         return found
 
-    def _get_one(self, digest: bytes) -> StoredObject | None:
-        with self._env.reading() as txn:
-            reader = self._reader(txn)
-            recent = self._journal.at(txn, txn.id()).ids
-            object_id = (
-                recent[digest]
-                if digest in recent
-                else Index(self._env, txn, reader.digest).find(digest)
-            )
-            return None if object_id is None else reader.object(object_id)
-
-    def _reader(self, txn: lmdb.Transaction[memoryview]) -> SlabReader:
-        return SlabReader(txn.cursor(db=self._env.slabs), self._cache, self._compressor)
+    def _reader(self, txn: lmdb.Transaction[memoryview], view: View | None = None) -> SlabReader:
+        return SlabReader(txn.cursor(db=self._env.slabs), self._cache, self._compressor, view)
 
     def scan_objects(self, *, before: int | None = None, limit: int = 1000) -> list[ObjectInfo]:
         """Objects with an id lower than ``before``, highest first; about ``limit`` of them."""
         if limit < 1:
             raise InvalidInputError(f"a limit of {limit}; at least 1")
         infos: list[ObjectInfo] = []
-        with self._env.reading() as txn:
+        with self._env.snapshot() as (txn, view):
+            recent = list(view.slabs())
+            while recent and len(infos) < limit:
+                key, value = recent.pop()
+                infos.extend(self._live_objects(txn, view, key, value, before))
+                # The tables may hold it by now.
+                first_id = slabs.read_directory(key, value).first_id
+                before = first_id if before is None else min(before, first_id)
             cursor = txn.cursor(db=self._env.slabs)
-            pending = self._journal.at(txn, txn.id())
             # The slab that holds the id wanted last is the first that ends at or above it.
             inside = before is not None and before <= slabs.MAX_ID
             more = inside and cursor.set_range(slabs.slab_key(max(before or 0, 0)))
             more = more or cursor.last()
             while more and len(infos) < limit:
-                directory = slabs.read_directory(cursor.key(), cursor.value())
-                infos.extend(self._live_objects(txn, pending, directory, before))
+                infos.extend(self._live_objects(txn, view, *cursor.item(), before))
                 more = cursor.prev()
         return infos
 
     def _live_objects(
         self,
         txn: lmdb.Transaction[memoryview],
-        pending: Pending,
-        directory: slabs.Directory,
+        view: View,
+        key: bytes | memoryview,
+        value: bytes | memoryview,
         before: int | None,
     ) -> list[ObjectInfo]:
+        directory = slabs.read_directory(key, value)
         infos: list[ObjectInfo] = []
         child_at = len(directory.distances)
         for position in range(directory.objects - 1, -1, -1):
             child_at -= directory.child_counts[position]
             object_id = directory.first_id + position
             digest = directory.digest(position)
-            if not pending.is_named(txn, self._env, digest, object_id):
-                continue
             if before is not None and object_id >= before:
+                continue
+            if not is_named(txn, self._env, view, digest, object_id):
                 continue
             kind = directory.kinds[position] & ~slabs.KEEPS_LINKS
             links = directory.child_counts[position]
@@ -321,9 +297,14 @@ class LmdbEngine:
         for table, key in keys:
             conditions.check_key(table, key)
         env = self._env
-        with env.reading_bytes() as txn:
-            find = self._journal.at(txn, txn.id()).find_row
-            return [find(txn, env, table, key, likely=True) for table, key in keys]
+        rows: list[bytes | None] = []
+        with env.snapshot() as (txn, view):
+            for table, key in keys:
+                value = view.find_row(table, key)
+                if isinstance(value, Unchanged):
+                    value = likely_row(txn, env.tables[table], table, key)
+                rows.append(value)
+        return rows
 
     def scan_rows(
         self,
@@ -338,10 +319,9 @@ class LmdbEngine:
         conditions.check_table(table)
         if limit < 1:
             raise InvalidInputError(f"a limit of {limit}; at least 1")
-        with self._env.reading() as txn:
-            pending = self._journal.at(txn, txn.id())
+        with self._env.snapshot() as (txn, view):
             stored = self._stored_rows(txn, table, start, stop, reverse=reverse)
-            changed = pending.changed_between(table, start, stop, reverse=reverse)
+            changed = view.changed_between(table, start, stop, reverse=reverse)
             rows = merge(stored, changed, reverse=reverse) if changed else stored
             return [Row(*row) for row in islice(rows, limit)]
 
@@ -374,39 +354,35 @@ class LmdbEngine:
         """Run one write, wholly or not at all; when it returns it is as durable as promised."""
         self._env.gate.check()
         self._env.require_writable()
-        if self._sync_failure is not None:
-            failure, self._sync_failure = self._sync_failure, None
-            raise failure
-        job = Job(write, conditions.validate(write))
+        durable = self.durability == FULL if write.durable is None else write.durable
+        job = Job(write, conditions.validate(write), durable=durable)
         if self._reserve.is_released and not _reclaims(write):
             self._reserve.require_free()
-        if job.size_bytes >= _LONG_WRITE_BYTES:
-            self._batches.prepare([job])
         try:
-            return self._submit(job)
+            return self._queue.submit(job)
         except StorageFullError:
             if not (self._reserve.may_use or _reclaims(write)):
                 raise
             with self._reserve.reclaiming():
                 self._reserve.release()
-                return self._submit(Job(write, job.size_bytes, again=True))
-
-    def _submit(self, job: Job) -> WriteResult:
-        for _ in range(_MAX_ATTEMPTS):
-            try:
                 return self._queue.submit(job)
-            except StaleError:
-                job = Job(job.write, job.size_bytes, again=True)
-        raise BusyError(f"a collector kept removing what a write to {self.path} relies on")
 
-    def _committed(self) -> None:
-        """See to what is due now and then; called after every transaction of ours."""
+    def _committed(self, durable: bool) -> None:
+        """See to what is due now and then; called after every commit of ours."""
         self._commits += 1
-        if self._env.covered_bytes > self._reserve.enough_for_bytes:
-            self._reserve.allocate(self._env.covered_bytes)
+        self._committed_at_s = time.monotonic()
+        data_bytes, log_bytes = self._env.covered_bytes, self._env.recent.log_bytes
+        if (
+            data_bytes > self._reserve.enough_for_bytes
+            or log_bytes > self._reserve.enough_for_log_bytes
+        ):
+            self._reserve.allocate(data_bytes, log_bytes)
         if self._commits % _HOUSEKEEPING_COMMITS == 0:
             self._keep_house()
-        untried_bytes = self._batches.drafted_bytes - self._tried_at_bytes
+        behind = self._behind
+        if behind is not None and (not durable or behind.at_s == inf or self._env.recent.is_due):
+            behind.wake()
+        untried_bytes = self._batches.stored_bytes - self._tried_at_bytes
         if self._auto_train and untried_bytes >= self._try_after_bytes:
             self._train_aside()
 
@@ -422,7 +398,7 @@ class LmdbEngine:
 
     def _train_aside(self) -> None:
         """Try a dictionary in a thread of its own, rarely: nobody waits for it."""
-        self._tried_at_bytes = self._batches.drafted_bytes
+        self._tried_at_bytes = self._batches.stored_bytes
         self._try_after_bytes *= TRIAL_GROWTH
         if self._training is None or not self._training.is_alive():
             training = threading.Thread(
@@ -465,37 +441,25 @@ class LmdbEngine:
 
     def flush(self) -> None:
         """Make everything acknowledged so far survive a power loss."""
+        self._env.require_writable()
         self._env.flush()
 
-    def _sync_now_and_then(self) -> None:
-        while not self._wake_sync.wait(_SYNC_INTERVAL_S):
-            try:
-                self._env.flush()
-            except ClosedError:
-                return
-            except CasstoreError as exc:
-                # Nobody waits for this flush; the next writer is told.
-                self._sync_failure = exc
+    def _work_behind(self) -> float:
+        """Flush the log and apply it, as far as that is due; how long the next time can wait."""
+        recent = self._env.recent
+        unflushed = self._env.flush()
+        idle_s = time.monotonic() - self._committed_at_s
+        if recent.is_due or idle_s >= _IDLE_S:
+            recent.apply_behind()
+        if unflushed:
+            # More commits that do not wait are likely to come, and should not have to wake anybody.
+            return GATHER_S
+        return _IDLE_S if recent.memtable.entries else inf
 
-    def _keep_behind(self) -> None:
-        """Keep a state soon after every commit, of this process or another: ``relaxed``.
-
-        Of another's, because the reader that stands on the state before keeps its pages from
-        being used again.
-        """
-        keeper = self._env.keeper
-        assert keeper is not None
-        while not self._stop_syncing:
-            keeper.unkept.wait(_SYNC_INTERVAL_S)
-            time.sleep(_GATHER_S)
-            if self._stop_syncing:
-                return
-            try:
-                keeper.keep()
-            except ClosedError:
-                return
-            except CasstoreError as exc:
-                self._sync_failure = exc
+    def apply_log(self) -> None:
+        """Apply the log to the tables now."""
+        self._env.require_writable()
+        self._env.apply_log()
 
     def close(self) -> None:
         """Let go of all resources. Closing twice is allowed; every other call then fails."""
@@ -503,10 +467,8 @@ class LmdbEngine:
             # A forked child has let go already, and has none of the threads. One of them may
             # have held a lock at that moment, which nobody will ever release here.
             return
-        self._stop_syncing = True
-        self._wake_sync.set()
-        if self._env.keeper is not None:
-            self._env.keeper.unkept.set()
+        if self._behind is not None:
+            self._behind.stop()
         if self.packer is not None:
             self.packer.stop()
         training = self._training
@@ -575,8 +537,8 @@ class LmdbEngine:
 
     def commits_since_collection(self) -> int:
         """How many transactions there were since a collection last came to its end."""
-        with self._env.reading() as txn:
-            return txn.id() - notes.collected_at(self._env, txn)
+        with self._env.snapshot() as (txn, view):
+            return view.lsn - notes.collected_at(self._env, txn)
 
     # --- rebuilding -------------------------------------------------------------------------------
 
@@ -629,7 +591,7 @@ class LmdbEngine:
             from casstore.engine.lmdb import examination
 
         conditions.check_table(table)
-        return examination.readable_rows(self._env, self._journal, table, start, limit)
+        return examination.readable_rows(self._env, table, start, limit)
 
     def examine(self, *, after: int, content: Callable[[int], bool] | None) -> Examination:
         """Objects with an id above ``after``, some slabs at a time, straight from the file."""
@@ -637,7 +599,7 @@ class LmdbEngine:
             from casstore.engine.lmdb import examination
 
         compressor = examination.fresh_compressor(self._env)
-        return examination.examine(self._env, self._journal, compressor, after, content)
+        return examination.examine(self._env, compressor, after, content)
 
     def find_ids(self, digests: Sequence[bytes]) -> list[int | None]:
         """The ids of objects, all of one moment; None where there is none."""
@@ -645,21 +607,21 @@ class LmdbEngine:
             from casstore.engine.lmdb import examination
 
         conditions.check_digests(digests)
-        return examination.find_ids(self._env, self._journal, digests)
+        return examination.find_ids(self._env, digests)
 
     def find_names(self, ids: Sequence[int]) -> list[bytes | None]:
         """The digests by which objects are found, all of one moment; None: by none."""
         with importing():
             from casstore.engine.lmdb import examination
 
-        return examination.find_names(self._env, self._journal, ids)
+        return examination.find_names(self._env, ids)
 
     def check_index(self, excused: Callable[[int], bool], told: Told | None = None) -> list[Fault]:
         """Look for names that lead nowhere, but not to ids that are ``excused``."""
         with importing():
             from casstore.engine.lmdb import examination
 
-        return examination.check_index(self._env, self._journal, excused, told)
+        return examination.check_index(self._env, excused, told)
 
     def read_mark(self) -> bytes | None:
         """What the last check left behind."""
@@ -708,6 +670,7 @@ class LmdbEngine:
         reads both, and learns of the new one after a while.
         """
         self._env.require_writable()
+        self._env.apply_log()
         with self._env.reading() as txn:
             samples = self._reader(txn).sample(SAMPLE_BYTES, SAMPLE_MAX_OBJECT_BYTES)
         trial = try_dictionary(samples, self._compressor.compress)

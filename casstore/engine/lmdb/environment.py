@@ -2,9 +2,9 @@
 
 What it adds to py-lmdb: a file that is checked before it is mapped; creation that
 is complete or absent; a gate that closes for ``close`` and for ``fork``; typed
-errors; three durabilities. LMDB's own rules are kept here so that nobody above has
-to know them: one environment per file and process, never used after a fork, write
-transactions bound to their thread, read transactions short.
+errors; the commits that are still in the log (``recent``). LMDB's own rules are kept here:
+one environment for each file and process, never used after a fork, write transactions bound
+to their thread, read transactions short.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from types import TracebackType
@@ -21,36 +21,36 @@ from weakref import WeakSet
 
 import lmdb
 
+from casstore.engine.compression import Compressor
 from casstore.engine.forks import Descriptor
 from casstore.engine.lmdb import guard
+from casstore.engine.lmdb.applying import apply_entries, full_slabs, read_log_state
 from casstore.engine.lmdb.creation import (
     COLLECTION,
     DATABASES,
     DICTIONARIES,
     INDEX,
-    JOURNAL,
     META,
     SLABS,
     TOUCHES,
     create_store,
 )
+from casstore.engine.lmdb.dictionaries import DictionaryShelf
 from casstore.engine.lmdb.directory import (
     DATA_FILE,
     FILE_MODE,
-    FULL,
     LOCK_FILE,
     MAX_READERS,
-    PROCESS,
-    RELAXED,
     StoreDirectory,
     storage_error,
 )
 from casstore.engine.lmdb.gate import Gate
-from casstore.engine.lmdb.keeping import Keeper, return_to_kept
+from casstore.engine.lmdb.log import MAX_LOG_BYTES, Position
+from casstore.engine.lmdb.memtable import Entry, View
+from casstore.engine.lmdb.recent import Recent
 from casstore.engine.lmdb.translation import translate
 from casstore.errors import (
     BusyError,
-    CasstoreError,
     ClosedError,
     CorruptionError,
     ForkedError,
@@ -67,11 +67,16 @@ FIRST_MAP_BYTES: Final = 64 << 30
 # An automatic map has space for the file to become this many times as long.
 _MAP_GROWTH: Final = 4
 
+# A commit is logged only while a bounded map has space for so many times the length of the log.
+_MAP_SHARE: Final = 4
+
 # How long an opener waits for a short file to be covered by its writer.
 _COVER_TRIES: Final = 50
 # How often a read begins anew because commits came in between.
 _BEGIN_TRIES: Final = 16
 _COVER_PAUSE_S: Final = 0.002
+# How often a snapshot begins again because the log was applied meanwhile.
+_SNAPSHOT_TRIES: Final = 64
 # Beginning to read takes less, mostly a tenth of it, and two commits take more: each writes to
 # the file twice at the least. Asking every time would make the shortest reads a fifth longer.
 _HELD_UP_S: Final = 5e-6
@@ -84,22 +89,24 @@ class Environment:
         self,
         path: str,
         *,
-        durability: str = FULL,
         readonly: bool = False,
         create: bool = True,
         verify: bool = False,
+        instead_of_log: Sequence[tuple[Position, Entry]] | None = None,
         map_bytes: int | None = None,
+        log_bytes: int | None = None,
         lmdb_version: int | None = None,
         prove: Callable[[Environment], object],
         directory: StoreDirectory | None = None,
     ) -> None:
         """Open; ``prove`` verifies all content, and is called if that was asked for or is due.
 
-        ``map_bytes`` bounds the file; None: as long as the disk allows. ``directory``: the
-        store's own, by a caller that holds its mutex already.
+        ``map_bytes`` bounds the file; None: as long as the disk allows. ``log_bytes`` bounds the
+        log. ``instead_of_log``: what
+        to apply in the place of a log that is lost, or was not copied. ``directory``: the store's
+        own, by a caller that holds its mutex already.
         """
         self.path = path
-        self.durability = durability
         self.readonly = readonly
         self._map_limit = map_bytes
         #: The address space that the file is mapped to.
@@ -107,11 +114,14 @@ class Environment:
         self._lmdb_version = 0 if lmdb_version is None else lmdb_version
         self._directory = directory or StoreDirectory(path, readonly=readonly)
         self.gate = Gate()
+        #: Held by the one thread that commits.
         self.write_lock = threading.Lock()
+        #: Held by the one thread that has a write transaction of LMDB's; taken after the other.
+        self.tables_lock = threading.Lock()
         #: The length that the file is known to have.
         self.covered_bytes = 0
-        #: Who keeps a state behind the writers, if they do not flush (``relaxed``).
-        self.keeper: Keeper | None = None
+        #: Compresses slabs with the store's dictionaries, and inflates them.
+        self.compressor = Compressor(DictionaryShelf(self).load)
         # To be woken when this closes; they belong to those who wait. Add inside the gate.
         self.watches: WeakSet[DescriptorWatch] = WeakSet()
 
@@ -120,18 +130,18 @@ class Environment:
             if not readonly:
                 self._tidy_up()
             self._create_if_absent()
-            return_to_kept(self._directory, readonly=readonly)
             self._check_file(verify=verify)
-            suspect = self._is_suspect()
+            writers = self._directory.writers_present()
             try:
-                held = self._directory.hold(None if readonly else durability)
-                self.durability = held or FULL
+                self._directory.hold()
                 # A child would inherit what it cannot find and close, and LMDB opens nothing twice.
                 with _fork_lock:
                     self._open()
                     self.data_handle = self._directory.open_data()
                     #: The store's directory, held open.
                     self.place = self._directory.open_place()
+                    #: The commits that are not in the tables yet.
+                    self.recent = Recent(self, self._directory, log_bytes or MAX_LOG_BYTES)
                     _OPEN.add(self)
                 opened = os.fstat(self.data_handle)
                 self._data_identity = opened.st_dev, opened.st_ino
@@ -139,19 +149,40 @@ class Environment:
                 self._directory.release()
                 raise
             try:
+                if instead_of_log is not None:
+                    if writers:
+                        raise BusyError(
+                            f"{path} is in use; its log can be discarded only when it is closed"
+                        )
+                    self._replace_log(instead_of_log)
+                self.recent.open(writers=writers)
                 # Still under the mutex: whoever opens meanwhile waits for the proof.
-                if verify or suspect:
+                if verify:
                     prove(self)
-                self._note_durability()
                 if not readonly:
                     # What a killed writer left short was verified just now. Others who open it
                     # could not do that beside this one, which may not commit for long.
                     self.cover()
             except BaseException:
-                with self.write_lock:
+                with self.write_lock, self.tables_lock:
                     self.gate.shut(ClosedError(f"{self.path} could not be opened"))
                     self._let_go()
                 raise
+
+    def _replace_log(self, entries: Sequence[tuple[Position, Entry]]) -> None:
+        """Apply these entries, and let the tables say that they need no log."""
+        self.require_writable()
+        with self.tables_lock:
+            try:
+                with self.begin_write() as txn:
+                    state = read_log_state(txn, self.path)
+                    todo = [entry for at, entry in entries if at.lsn > state.applied.lsn]
+                    stored = full_slabs(todo, self.compressor)
+                    if todo:
+                        state = state._replace(applied=entries[-1][0])
+                    apply_entries(self, txn, todo, stored, state.closed())
+            except lmdb.Error as exc:
+                raise translate(exc, self.path) from exc
 
     def _tidy_up(self) -> None:
         try:
@@ -204,32 +235,6 @@ class Environment:
                 )
             guard.verify_structure(path)
 
-    def _is_suspect(self) -> bool:
-        """Did the machine go down with writes unflushed? Then the file proves itself first."""
-        if self._directory.ended_boot() is None:
-            return False
-        if self._directory.is_lost:
-            self._directory.drop_cache()
-        guard.verify_structure(self._directory.data_path)
-        return True
-
-    def _note_durability(self) -> None:
-        """Leave the marker if this process will write without a flush; else make it needless."""
-        if self.readonly:
-            return
-        if self.durability == RELAXED:
-            self.keeper = Keeper(self, self._directory, self._page_bytes)
-            self._directory.mark_unsynced()
-        elif self.durability == PROCESS:
-            # Its pages are written over from now on.
-            self._directory.forget_kept()
-            self._directory.mark_unsynced()
-        elif not self._directory.is_clear:
-            # A writer without flushes was killed. The system's cache still holds what it
-            # wrote; once that is on the disk there is nothing left to mark.
-            self.flush()
-            self._directory.clear_unsynced()
-
     def _open(self) -> None:
         self._require_first()
         if self._map_limit is None:
@@ -241,8 +246,6 @@ class Environment:
                 os.fsencode(self.path),
                 map_size=self.map_bytes,
                 readonly=self.readonly,
-                metasync=self.durability == FULL,
-                sync=self.durability == FULL,
                 mode=FILE_MODE,
                 create=False,
                 writemap=False,
@@ -322,7 +325,6 @@ class Environment:
         self.meta = databases.pop(META)
         self.collection = databases.pop(COLLECTION)
         self.touches = databases.pop(TOUCHES)
-        self.journal = databases.pop(JOURNAL)
         self.tables = databases
 
     @property
@@ -337,9 +339,8 @@ class Environment:
     # --- transactions -------------------------------------------------------------------
 
     def begin_write(self) -> lmdb.Transaction[bytes]:
-        """Begin the process's one write transaction; hold ``write_lock``."""
-        self._require_flushed()
-        self._require_present()
+        """Begin the process's one write transaction; hold ``tables_lock``."""
+        self.require_present()
         try:
             return self.handle.begin(write=True)
         except (lmdb.PanicError, lmdb.MapResizedError):
@@ -349,18 +350,19 @@ class Environment:
             self.reopen()
             return self.handle.begin(write=True)
 
-    def _require_present(self) -> None:
-        """Raise if the open file is no longer the store's: what is written there would be lost."""
+    def _is_present(self) -> bool:
+        """Is the open file still the store's?"""
         try:
             # By the open directory, which may have been renamed, and the process may have
             # changed its own.
             there = os.stat(DATA_FILE, dir_fd=self.place.fileno())
-            present = (there.st_dev, there.st_ino) == self._data_identity
-        except FileNotFoundError:
-            present = False
-        except OSError as exc:
-            raise storage_error(f"cannot find {self.data_path}", exc) from exc
-        if not present:
+        except OSError:
+            return False
+        return (there.st_dev, there.st_ino) == self._data_identity
+
+    def require_present(self) -> None:
+        """Raise if the open file is no longer the store's: what is written would be lost."""
+        if not self._is_present():
             raise StorageError(
                 f"{self.data_path} was deleted or replaced while it was open, and nothing more is "
                 "written to it; close the store, and open it again when the file is in place"
@@ -368,27 +370,42 @@ class Environment:
 
     @contextmanager
     def writing(self) -> Iterator[lmdb.Transaction[bytes]]:
-        """One short write transaction beside the writers' queue: for those who care for a store.
+        """One short write transaction on the tables, with the whole log applied: for maintenance.
 
-        Committed at the end; aborted inside, it leaves everything as it was.
+        Committed and flushed at the end; aborted inside, it leaves everything as it was.
         """
         with self.write_lock:
             self.gate.check()
             try:
-                txn = self.begin_write()
-                try:
-                    yield txn
-                    changes = not is_over(txn)
+                with self.recent.locked(), self.tables_lock:
+                    txn = self.begin_write()
+                    try:
+                        state = self.recent.apply_into(txn)
+                        yield txn
+                        changes = not is_over(txn)
+                        if changes:
+                            txn.commit()
+                            self.recent.begin_behind(state)
+                    finally:
+                        # After a commit there is nothing left to abort.
+                        txn.abort()
                     if changes:
-                        txn.commit()
-                finally:
-                    # After a commit there is nothing left to abort.
-                    txn.abort()
+                        self.cover()
             except lmdb.Error as exc:
                 raise translate(exc, self.path) from exc
-            if changes:
-                self.announce()
-                self.cover()
+
+    def apply_log(self) -> None:
+        """Apply the whole log to the tables now."""
+        with self.snapshot() as (_, view):
+            entries = view.entries()
+        if entries:
+            with self.writing():
+                pass
+
+    def retire_log(self) -> None:
+        """Apply the log, and let the tables say that they need none. Nobody else may write."""
+        with self.write_lock, self.recent.locked():
+            self.recent.take_out_of_use()
 
     def reading(self) -> Reading[memoryview]:
         """A short read transaction; nothing may leave it as a view."""
@@ -402,11 +419,10 @@ class Environment:
         """Raise unless this environment takes writes."""
         if self.readonly:
             raise ReadOnlyError(f"{self.path} is open read-only")
-        self._require_flushed()
 
-    def _require_flushed(self) -> None:
-        if self.keeper is not None:
-            self.keeper.require_flushed()
+    def snapshot(self) -> Snapshot:
+        """A short read transaction on the tables, and the commits to read over them."""
+        return Snapshot(self)
 
     def lock_collector(self) -> Descriptor:
         """A descriptor that holds the right to collect; closing it gives that back."""
@@ -416,7 +432,15 @@ class Environment:
         return handle
 
     def cover(self) -> None:
-        """After a commit: see that the file is as long as its meta page says."""
+        """After a commit to the tables, and inside ``tables_lock``: wake those who watch the file,
+        and see that it is as long as its meta page says.
+        """
+        try:
+            os.utime(self.data_handle)
+        except OSError:
+            # The commit is done and must not look failed. Its writes have woken them too, if
+            # perhaps a moment early (see ``watching``).
+            pass
         needed_bytes = (self.handle.info()["last_pgno"] + 1) * self._page_bytes
         if (
             self._map_limit is None
@@ -429,97 +453,74 @@ class Environment:
         if needed_bytes > self.covered_bytes and guard.cover(self.data_handle, needed_bytes):
             self.covered_bytes = needed_bytes
 
-    def announce(self) -> None:
-        """After a commit: wake those who watch the file, here and in other processes."""
-        try:
-            os.utime(self.data_handle)
-        except OSError:
-            # The commit is done and must not look failed. Its writes have woken them too, if
-            # perhaps a moment early (see ``watching``).
-            pass
-        if self.keeper is not None:
-            self.keeper.unkept.set()
+    def may_be_full(self, log_bytes: int) -> bool:
+        """Could a map that the caller has bounded lack space for what a log of this length holds?
 
-    def flush(self) -> None:
-        """Make everything committed so far survive a power loss."""
-        self.gate.check()
-        if self.keeper is not None:
-            self.keeper.keep()
-            return
+        The tables may need some times as much: each row that changes has pages above it.
+        """
+        return (
+            self._map_limit is not None
+            and self.covered_bytes + _MAP_SHARE * log_bytes > self._map_limit
+        )
+
+    def flush(self) -> bool:
+        """Make everything committed so far survive a power loss; False if it did already."""
         self.gate.enter()
         try:
-            self._sync()
+            return self.recent.flush()
         finally:
             self.gate.leave()
 
-    def _sync(self) -> None:
-        try:
-            self.handle.sync(True)
-        except lmdb.Error as exc:
-            if self.durability == PROCESS:
-                # The next flush says nothing of the pages that this one lost.
-                self._directory.mark_lost()
-            raise translate(exc, self.path) from exc
-
     def reopen(self) -> None:
-        """Open LMDB anew, after an error that left its environment unusable."""
+        """Open LMDB anew, after an error that left it unusable; hold ``tables_lock``."""
         self.gate.pause()
         try:
-            if self.keeper is None:
-                self.handle.close()
-                self._open()
-            else:
-                self._reopen_kept(self.keeper)
+            self.handle.close()
+            self._open()
         finally:
             self.gate.resume()
 
-    def _reopen_kept(self, keeper: Keeper) -> None:
-        try:
-            keeper.step_down()
-            self.handle.close()
-            self._open()
-            keeper.stand_again()
-        except BaseException as exc:
-            # Whatever it was, Ctrl-C too.
-            keeper.fall(exc)
-            if isinstance(exc, CasstoreError):
-                keeper.require_flushed()
-            raise
-
     def close(self) -> None:
-        """Wait for transactions to end, flush what is pending, and let go of the files."""
+        """Wait for transactions to end, apply the log if this is the last to close, and let go."""
         with self.write_lock:
             if self.gate.is_shut:
                 return
-            self.gate.shut(ClosedError(f"{self.path} is closed"))
-            unflushed = self.durability != FULL and not self.readonly
-            here = unflushed and self._directory.holds(self.data_handle)
             try:
-                if self.keeper is not None:
-                    self.keeper.keep_last()
-                elif unflushed:
-                    self._sync()
-            except lmdb.Error as exc:
-                raise translate(exc, self.path) from exc
+                if not self.readonly:
+                    self._settle_or_flush()
             finally:
-                self._let_go()
-            # In a directory that was moved the marker stays, for whoever opens the store there.
-            if here:
-                with self._directory.exclusive():
-                    if not self._directory.others_present() and not self._directory.is_lost:
-                        # One who was killed may have written since our own flush.
-                        self._directory.flush_data()
-                        self._directory.clear_unsynced()
+                with self.tables_lock:
+                    self.gate.shut(ClosedError(f"{self.path} is closed"))
+                    self._let_go()
+
+    def _settle_or_flush(self) -> None:
+        try:
+            self._settle()
+        except StorageError:
+            # The disk is full, or no descriptor is left. Whoever opens the store next applies the
+            # log: all is well if that is on the disk.
+            self.recent.flush()
+
+    def _settle(self) -> None:
+        """Leave a store behind that needs no log, or others that have it open."""
+        if not self._is_present():
+            # The directory was deleted, or the file replaced: there is nothing to settle.
+            return
+        with self._directory.exclusive():
+            # Whoever opens the store meanwhile waits.
+            self._directory.release()
+            if self._directory.others_present():
+                self.recent.flush()
+            else:
+                with self.recent.locked():
+                    self.recent.take_out_of_use()
 
     def _let_go(self) -> None:
-        """Close everything; hold ``write_lock``, so that no fork comes in between."""
+        """Close everything; hold both locks, so that no fork comes in between."""
         for watch in list(self.watches):
             watch.wake()
-        if self.keeper is not None:
-            self.keeper.step_down()
         self.handle.close()
-        if self.keeper is not None:
-            self.keeper.close()
+        self.recent.close()
         os.close(self.data_handle)
         self.place.close()
         self._directory.release()
@@ -535,6 +536,7 @@ class Environment:
         parent's reader slot or write lock to others.
         """
         self.write_lock.acquire()
+        self.tables_lock.acquire()
         try:
             self.gate.pause()
         except BaseException:
@@ -544,11 +546,13 @@ class Environment:
     def after_fork_in_parent(self) -> None:
         """Go on."""
         self.gate.resume()
+        self.tables_lock.release()
         self.write_lock.release()
 
     def after_fork_in_child(self) -> None:
         """Drop the copy; from here on every use is refused by name."""
         self.write_lock = threading.Lock()
+        self.tables_lock = threading.Lock()
         if self.gate.is_shut:
             # Closed while the fork waited. The number of its file may be another's by now.
             return
@@ -599,7 +603,7 @@ class Reading(Generic[Stored]):
             except lmdb.MapResizedError:
                 # Another process has made the file longer than the map of this one.
                 env.gate.leave()
-                with env.write_lock:
+                with env.tables_lock:
                     env.reopen()
                 env.gate.enter()
                 self._txn = self._begin()
@@ -623,8 +627,7 @@ class Reading(Generic[Stored]):
 
         LMDB takes the number of the newest transaction and then reads its meta page. Held up
         in between while others commit twice, it finds newer roots there under the older
-        number; with format 1 every read then fails with MDB_BAD_TXN, with format 0 the journal
-        of the older state (``Journal.at``) would be read with the tables of the newer one.
+        number; with format 1 every read then fails with MDB_BAD_TXN.
         """
         handle = self._env.handle
         for _ in range(_BEGIN_TRIES):
@@ -645,6 +648,40 @@ class Reading(Generic[Stored]):
             self._env.gate.leave()
         if isinstance(exc, lmdb.Error):
             raise translate(exc, self._env.path) from exc
+
+
+class Snapshot:
+    """``with env.snapshot() as (txn, view)``: the tables, and the commits since, of one moment."""
+
+    __slots__ = ("_env", "_reading")
+
+    def __init__(self, env: Environment) -> None:
+        self._env = env
+
+    def __enter__(self) -> tuple[lmdb.Transaction[memoryview], View]:
+        recent = self._env.recent
+        for _ in range(_SNAPSHOT_TRIES):
+            memtable = recent.current()
+            self._reading = self._env.reading()
+            txn = self._reading.__enter__()
+            try:
+                view = recent.view(txn, memtable)
+            except BaseException:
+                self._reading.__exit__(None, None, None)
+                raise
+            if view is not None:
+                return txn, view
+            self._reading.__exit__(None, None, None)
+            recent.catch_up()
+        raise BusyError(f"commits to {self._env.path} come faster than they can be read")
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._reading.__exit__(kind, exc, trace)
 
 
 # Environments that a fork must quiesce: all that were opened and not closed.

@@ -2,9 +2,8 @@
 
 Everything is read in snapshots. LMDB trusts its pages, so they are looked at first, without
 LMDB but under a read transaction, which keeps writers from using them again; tables whose
-pages are damaged are not to be read through LMDB at all. What the journal holds counts before
-the tables and the index, always as the same snapshot has it; with a part of it unreadable,
-they tell nothing for sure.
+pages are damaged are not to be read through LMDB at all. Commits that are only in the log
+come after what the tables hold; they were proven when the log was read.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from casstore.engine.faults import (
     DICTIONARY_DAMAGED,
     HEADER_DAMAGED,
     INDEX_DANGLING,
-    JOURNAL_DAMAGED,
     OBJECT_DAMAGED,
     PAGE_DAMAGED,
     ROW_DAMAGED,
@@ -36,18 +34,11 @@ from casstore.engine.faults import (
 from casstore.engine.id_set import IdSet
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.cache import SlabCache
-from casstore.engine.lmdb.creation import DATABASES, DICTIONARIES, INDEX, JOURNAL, META, SLABS
+from casstore.engine.lmdb.creation import DATABASES, DICTIONARIES, INDEX, META, SLABS
 from casstore.engine.lmdb.dictionaries import DictionaryShelf, open_dictionary
 from casstore.engine.lmdb.environment import Environment
-from casstore.engine.lmdb.index import PREFIX_BYTES, Index, index_key, read_key
-from casstore.engine.lmdb.journal import (
-    Journal,
-    Pending,
-    count_names,
-    merge,
-    open_entry,
-    read_pending,
-)
+from casstore.engine.lmdb.index import PREFIX_BYTES, Index, is_named, read_key
+from casstore.engine.lmdb.memtable import Unchanged, View, merge
 from casstore.engine.lmdb.pages import Lost, PageFile, read_record
 from casstore.engine.lmdb.reader import SlabReader
 from casstore.engine.lmdb.rows import SUM_KEY, RowSum, open_row, prove_row, seek_first
@@ -98,24 +89,10 @@ def check_header(env: Environment) -> list[Fault]:
                 faults.append(_overlap(bytes(key), last_id - count + 1, above))
             ids += count
             above = max(above, last_id)
-        unreadable = _check_journal(env, txn)
-        faults += unreadable
-        named = 0 if unreadable else count_names(env, txn, read_pending(env, txn))
+        named = txn.stat(env.index)["entries"]
         if named > ids:
             what = f"the index names {named} objects, but slabs hold {ids} at the most"
             faults.append(Fault(INDEX_DANGLING, what, table=INDEX))
-    return faults
-
-
-def _check_journal(env: Environment, txn: lmdb.Transaction[memoryview]) -> list[Fault]:
-    """Entries that cannot be proven."""
-    faults: list[Fault] = []
-    for name, stored in txn.cursor(db=env.journal):
-        key = bytes(name)
-        try:
-            open_entry(key, stored)
-        except CorruptionError as exc:
-            faults.append(Fault(JOURNAL_DAMAGED, str(exc), table=JOURNAL, key=key))
     return faults
 
 
@@ -139,17 +116,12 @@ def _overlap(key: bytes, first_id: int, above: int) -> Fault:
 
 
 def check_structure(env: Environment, data_path: str) -> Structure:
-    """Walk the pages of all tables without LMDB, as one snapshot has them; then the journal."""
+    """Walk the pages of all tables without LMDB, as one snapshot has them."""
     for _ in range(_BEGIN_TRIES):
         with env.reading() as txn, PageFile(data_path) as pages:
             metas = [meta for meta in pages.metas() if meta.transaction == txn.id()]
             if metas:
-                structure = _walk_tables(pages, metas[0].main.root)
-                if JOURNAL in structure.unsafe:
-                    return structure
-                damaged = _check_journal(env, txn)
-                unsafe = structure.unsafe | {JOURNAL} if damaged else structure.unsafe
-                return Structure(structure.faults + damaged, unsafe)
+                return _walk_tables(pages, metas[0].main.root)
         # Two commits came between beginning and looking: the meta page was used again.
     raise BusyError(f"commits to {env.path} come faster than its meta pages can be read")
 
@@ -217,20 +189,17 @@ def check_rows(
                 if told is not None and not seen % _TOLD_EVERY:
                     told(seen)
         # With a row damaged, or a table left out, the sum cannot be right.
-        if not faults and whole and set(tables) == set(env.tables):
-            total.add_number(read_pending(env, txn).total)
-            if total.encode() != RowSum(_bytes_of(txn.get(SUM_KEY))).encode():
-                what = "the rows are not those last written: some are older or missing"
-                faults.append(Fault(ROWS_SUM_WRONG, what, table=_UNNAMED, key=SUM_KEY))
+        known = RowSum(_bytes_of(txn.get(SUM_KEY)))
+        if not faults and whole and set(tables) == set(env.tables) and not total.equals(known):
+            what = "the rows are not those last written: some are older or missing"
+            faults.append(Fault(ROWS_SUM_WRONG, what, table=_UNNAMED, key=SUM_KEY))
     return faults
 
 
-def readable_rows(
-    env: Environment, journal: Journal, table: str, start: bytes, limit: int
-) -> list[Row]:
+def readable_rows(env: Environment, table: str, start: bytes, limit: int) -> list[Row]:
     """Rows from ``start`` on, without those that are damaged."""
-    with env.reading() as txn:
-        changed = journal.at(txn, txn.id()).changed_between(table, start, None, reverse=False)
+    with env.snapshot() as (txn, view):
+        changed = view.changed_between(table, start, None, reverse=False)
         rows = merge(_readable(env, txn, table, start), changed, reverse=False)
         return [Row(*row) for row in islice(rows, limit)]
 
@@ -255,16 +224,14 @@ def _readable(
 
 def examine(
     env: Environment,
-    journal: Journal,
     compressor: Compressor,
     after: int,
     content: Callable[[int], bool] | None,
 ) -> Examination:
-    """The next slabs, entry by entry."""
+    """The next slabs, entry by entry: those of the tables, then those of the log."""
     found = Examination([], [], None)
-    with env.reading() as txn:
-        pending = journal.at(txn, txn.id())
-        reader = SlabReader(txn.cursor(db=env.slabs), SlabCache(0), compressor)
+    with env.snapshot() as (txn, view):
+        reader = SlabReader(txn.cursor(db=env.slabs), SlabCache(0), compressor, view)
         cursor = txn.cursor(db=env.slabs)
         more = cursor.set_range(slabs.slab_key(after + 1))
         # Where the slab before ends: it may have been joined to this one since the last call.
@@ -284,17 +251,21 @@ def examine(
                 if directory.first_id <= above:
                     found.faults.append(_overlap(key, directory.first_id, above))
                 size_bytes += _examine_slab(
-                    env, txn, pending, reader, directory, after, content, found
+                    env, txn, view, reader, directory, after, content, found
                 )
             above = after = int.from_bytes(key, "big")
             more = cursor.next()
+        if not more:
+            for key, value in view.slabs():
+                directory = slabs.read_directory(key, value)
+                _examine_slab(env, txn, view, reader, directory, after, content, found)
     return found._replace(after=after if more else None)
 
 
 def _examine_slab(
     env: Environment,
     txn: lmdb.Transaction[memoryview],
-    pending: Pending,
+    view: View,
     reader: SlabReader,
     directory: slabs.Directory,
     after: int,
@@ -311,7 +282,7 @@ def _examine_slab(
         if object_id <= after or kind == slabs.DEAD:
             continue
         digest = directory.digest(position)
-        named = pending.is_named(txn, env, digest, object_id)
+        named = is_named(txn, env, view, digest, object_id)
         one = Examined(object_id, digest, kind, children, named)
         if named and content is not None and content(object_id):
             one = _with_content(reader, one)
@@ -330,14 +301,15 @@ def _with_content(reader: SlabReader, one: Examined) -> Examined:
     return one._replace(item=item, links=links)
 
 
-def find_ids(env: Environment, journal: Journal, digests: Sequence[bytes]) -> list[int | None]:
-    """What the journal and the index say of these, in one snapshot."""
-    with env.reading() as txn:
-        recent = journal.at(txn, txn.id()).ids
+def find_ids(env: Environment, digests: Sequence[bytes]) -> list[int | None]:
+    """What the log and the index say of these, in one snapshot."""
+    ids: list[int | None] = []
+    with env.snapshot() as (txn, view):
         index = Index(env, txn)
-        return [
-            recent[digest] if digest in recent else _indexed(index, digest) for digest in digests
-        ]
+        for digest in digests:
+            found = view.find_id(digest)
+            ids.append(_indexed(index, digest) if isinstance(found, Unchanged) else found)
+    return ids
 
 
 def _indexed(index: Index, digest: bytes) -> int | None:
@@ -348,31 +320,32 @@ def _indexed(index: Index, digest: bytes) -> int | None:
         return None
 
 
-def find_names(env: Environment, journal: Journal, ids: Sequence[int]) -> list[bytes | None]:
+def find_names(env: Environment, ids: Sequence[int]) -> list[bytes | None]:
     """The digests under which these ids are known, in one snapshot."""
     names: list[bytes | None] = []
-    with env.reading() as txn:
-        pending = journal.at(txn, txn.id())
+    with env.snapshot() as (txn, view):
         cursor = txn.cursor(db=env.slabs)
         for object_id in ids:
-            digest = _digest_at(cursor, object_id)
-            named = digest is not None and pending.is_named(txn, env, digest, object_id)
+            recent = view.slab_of(object_id)
+            if recent is not None:
+                directory = slabs.read_directory(*recent)
+                digest: bytes | None = directory.digest(object_id - directory.first_id)
+            else:
+                digest = _digest_at(cursor, object_id)
+            named = digest is not None and is_named(txn, env, view, digest, object_id)
             names.append(digest if named else None)
     return names
 
 
-def check_index(
-    env: Environment, journal: Journal, excused: Callable[[int], bool], told: Told | None
-) -> list[Fault]:
-    """Names that lead to no object, or to another one."""
-    faults = _check_late_names(env, journal, excused)
+def check_index(env: Environment, excused: Callable[[int], bool], told: Told | None) -> list[Fault]:
+    """Names in the index that lead to no object, or to another one."""
+    faults: list[Fault] = []
     start = b""
     seen = 0
     # Digests that begin alike, with what names them: of two that are equal, one is too many.
     alike: dict[bytes, bytes] = {}
     while True:
         with env.reading() as txn:
-            gone = {index_key(*name) for name in journal.at(txn, txn.id()).unnamed}
             cursor = txn.cursor(db=env.index)
             more = cursor.set_range(start) if start else cursor.first()
             slab = txn.cursor(db=env.slabs)
@@ -381,8 +354,7 @@ def check_index(
                     return faults
                 key = bytes(cursor.key())
                 # Asked in the same snapshot as the name itself: nothing comes in between.
-                if key not in gone:
-                    faults += _check_name(slab, key, bytes(cursor.value()), excused, alike)
+                faults += _check_name(slab, key, bytes(cursor.value()), excused, alike)
                 start = key + b"\0"
                 more = cursor.next()
                 seen += 1
@@ -418,30 +390,6 @@ def _check_name(
         return [Fault(INDEX_DANGLING, what, digest, INDEX, key)]
     alike[digest] = key
     return []
-
-
-def _check_late_names(
-    env: Environment, journal: Journal, excused: Callable[[int], bool]
-) -> list[Fault]:
-    """Names that are still in the journal."""
-    faults: list[Fault] = []
-    with env.reading() as txn:
-        slab = txn.cursor(db=env.slabs)
-        index = Index(env, txn)
-        pending = journal.at(txn, txn.id())
-        for digest, object_id in pending.ids.items():
-            if object_id is None or excused(object_id):
-                continue
-            if _digest_at(slab, object_id) != digest:
-                what = f"the journal leads from {digest.hex()} to id {object_id}, which is not it"
-                faults.append(Fault(INDEX_DANGLING, what, digest, JOURNAL))
-                continue
-            laid = _indexed(index, digest)
-            if laid is not None and (digest, laid) not in pending.unnamed:
-                what = f"both the journal and the index name {digest.hex()}"
-                key = index_key(digest, laid)
-                faults.append(Fault(INDEX_DANGLING, what, digest, INDEX, key))
-    return faults
 
 
 def _digest_at(cursor: lmdb.Cursor[memoryview], object_id: int) -> bytes | None:

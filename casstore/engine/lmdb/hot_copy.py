@@ -16,7 +16,8 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 import lmdb
@@ -26,7 +27,6 @@ from casstore.engine.forks import Descriptor, open_pipe
 from casstore.engine.lmdb import notes
 from casstore.engine.lmdb.directory import (
     DATA_FILE,
-    FULL,
     LOCK_FILE,
     LOCKS,
     StoreDirectory,
@@ -34,6 +34,9 @@ from casstore.engine.lmdb.directory import (
     sync_directory,
 )
 from casstore.engine.lmdb.environment import Environment
+from casstore.engine.lmdb.log import LOG_FILE, Position
+from casstore.engine.lmdb.memtable import Entry
+from casstore.engine.lmdb.reserve import RESERVE_FILE
 from casstore.engine.lmdb.translation import translate
 from casstore.engine.lmdb.verification import verify_content
 from casstore.engine.protocol import HotCopyReport
@@ -66,6 +69,9 @@ def copy_store(
             raise TargetExistsError(target)
         # Only a store may be replaced by one.
         StoreDirectory(target).prepare(create=False)
+    # What the copy of the tables may not hold yet.
+    with env.snapshot() as (_, view):
+        entries = view.entries()
     with part_directory(place) as part:
         data = os.path.join(part.path, DATA_FILE)
         for _ in range(_MAX_ATTEMPTS):
@@ -74,7 +80,7 @@ def copy_store(
             env.gate.check()
         else:
             raise BusyError(f"copying {env.path} had to give way to forks again and again")
-        objects = _make_sound(part.path, env)
+        objects = _make_sound(part.path, env, entries)
         try:
             size_bytes = os.stat(data).st_size
             if replace and os.path.lexists(place):
@@ -147,7 +153,7 @@ class _Copy:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
         # LMDB waits for writers before it takes its snapshot, and a transaction that is given up in
         # this process would wait for the copy in turn. Writers here wait until it has begun.
-        self._env.write_lock.acquire()
+        self._env.tables_lock.acquire()
         self._keeps_out = True
         try:
             self._env.gate.enter()
@@ -170,7 +176,7 @@ class _Copy:
         with self._turn:
             if self._keeps_out:
                 self._keeps_out = False
-                self._env.write_lock.release()
+                self._env.tables_lock.release()
 
     def _save(self) -> None:
         """Have LMDB write, and what comes out of the pipe into the file."""
@@ -220,14 +226,14 @@ class _Copy:
             self._error = storage_error(f"cannot write {self._path}", exc)
 
 
-def _make_sound(part: str, source: Environment) -> int:
-    """Verify a copy, and take out what belongs to the store it was made of; its objects."""
+def _make_sound(part: str, source: Environment, entries: Sequence[tuple[Position, Entry]]) -> int:
+    """Complete a copy, verify it, and remove what belongs to its source; the number of objects."""
     objects: list[int] = []
     env = Environment(
         part,
-        durability=FULL,
         create=False,
         verify=True,
+        instead_of_log=entries,
         map_bytes=source.map_bytes,
         prove=lambda opened: objects.append(verify_content(opened)),
     )
@@ -237,7 +243,9 @@ def _make_sound(part: str, source: Environment) -> int:
     finally:
         env.close()
     try:
-        os.unlink(os.path.join(part, LOCK_FILE))
+        for name in (LOCK_FILE, LOG_FILE, RESERVE_FILE):
+            with suppress(FileNotFoundError):
+                os.unlink(os.path.join(part, name))
         shutil.rmtree(os.path.join(part, LOCKS))
         handle = os.open(os.path.join(part, DATA_FILE), os.O_RDWR)
         try:
@@ -258,8 +266,6 @@ def _replace(data: str, target: str) -> None:
             raise BusyError(f"{target} is open; close it before it is replaced")
         # Before anything else: if that cannot be, the old store is what it was.
         directory.make_alike(data)
-        # It is a state of the old file.
-        directory.forget_kept()
+        # It says that it needs no log: what lies there belongs to the old file.
         os.replace(data, directory.data_path)
-        directory.clear_unsynced()
         directory.sync_names()

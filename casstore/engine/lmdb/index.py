@@ -13,13 +13,16 @@ prove that it is another, or damage would look like absence.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import lmdb
 
 from casstore.engine.lmdb import slab as slabs
-from casstore.engine.lmdb.environment import Environment
+from casstore.engine.lmdb.memtable import Unchanged, View
 from casstore.errors import CorruptionError
+
+if TYPE_CHECKING:
+    from casstore.engine.lmdb.environment import Environment
 
 PREFIX_BYTES: Final = 6
 _MAX_PROVEN: Final = 4096
@@ -169,8 +172,14 @@ def find_id(env: Environment, txn: AnyTransaction, digest: bytes) -> int | None:
     return Index(env, txn).find(digest)
 
 
-def names(env: Environment, txn: AnyTransaction, digest: bytes, object_id: int) -> bool:
-    """Does the index name the object, whose digest this is, by this id?"""
+def is_named(
+    txn: AnyTransaction, env: Environment, view: View | None, digest: bytes, object_id: int
+) -> bool:
+    """Is an object, whose digest this is, known by its id? Without a view, by the index alone."""
+    if view is not None:
+        recent = view.find_id(digest)
+        if not isinstance(recent, Unchanged):
+            return recent == object_id
     return 0 < object_id <= slabs.MAX_ID and (
         txn.get(index_key(digest, object_id), None, env.index) is not None
     )

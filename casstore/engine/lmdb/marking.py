@@ -7,8 +7,8 @@ index names it". The pass reads directories, never the objects themselves.
 
 Nothing here has to be of one moment. Objects are never changed, ids never given twice, and
 what appears while the pass runs has a higher id than any it looks at; ``catch_up`` sees to
-that, and to rows that were written meanwhile (``notes``). But each look-up is: the journal is
-asked as the same transaction has it as the table or the index behind it.
+that, and to rows that were written meanwhile (``notes``). The tables alone are read: commits
+that are only in the log are applied before anything is removed, and then count as new.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ from itertools import compress, islice
 from typing import Final, NamedTuple
 from zlib import compressobj, decompressobj
 
-import lmdb
-
 from casstore.engine.lmdb import notes
 from casstore.engine.lmdb import slab as slabs
+from casstore.engine.lmdb.applying import next_free_id
 from casstore.engine.lmdb.environment import Environment
-from casstore.engine.lmdb.index import PREFIX_BYTES
-from casstore.engine.lmdb.journal import Journal, Pending, count_names, merge
+from casstore.engine.lmdb.index import PREFIX_BYTES, find_id, is_named
+from casstore.engine.lmdb.memtable import Unchanged, View
 from casstore.engine.lmdb.notes import Txn
-from casstore.engine.lmdb.rows import open_row
+from casstore.engine.lmdb.rows import likely_row, open_row
 from casstore.engine.lmdb.slab import Directory
 from casstore.engine.protocol import MarkReport, Roots, Row
 from casstore.errors import CorruptionError
@@ -74,21 +73,24 @@ class Candidates(NamedTuple):
 class Marks:
     """What is named and what is reached, for all ids up to ``last_id``."""
 
-    def __init__(self, env: Environment, roots: Roots, keep_after_ms: int) -> None:
+    def __init__(
+        self,
+        env: Environment,
+        roots: Roots,
+        keep_after_ms: int,
+        view: View | None = None,
+    ) -> None:
+        """``view``: commits that are only in the log and cannot be applied, for plans."""
+        self._view = view
         self._env = env
         self._roots = roots
         #: Once marked: does everything that slabs hold have a name?
         self.is_clean = False
         self._keep_after_ms = keep_after_ms
-        self._journal = Journal(env)
         with env.reading() as txn:
-            self.last_id = _last_id(env, txn)
-            # What the index does not say yet, and will when the journal is laid in place.
-            pending = self._journal.at(txn, txn.id())
-            self._named_late = [each for each in pending.ids.values() if each is not None]
-            self._unnamed_late = [own for _, own in pending.unnamed if own <= self.last_id]
+            self.last_id = next_free_id(txn, env) - 1
             # Nothing but a collection takes a name away, and this is the only one.
-            self._names = count_names(env, txn, pending)
+            self._names = txn.stat(env.index)["entries"]
         self._begin()
 
     def _begin(self) -> None:
@@ -120,7 +122,7 @@ class Marks:
                 return report
             self.close()
             self._begin()
-        self._read_index()
+        self._read_index_rows()
         report = self._pass(pulse, trusting=False)
         assert report is not None
         return report
@@ -164,18 +166,8 @@ class Marks:
         both |= int.from_bytes(states, "big")
         self._states[first : first + count] = both.to_bytes(count, "big")
 
-    def _read_index(self) -> None:
-        """Note which ids have names, as the index says or, at the beginning, the journal.
-
-        Nothing is reached yet.
-        """
-        self._read_index_rows()
-        for object_id in self._unnamed_late:
-            self._states[object_id] = 0
-        for object_id in self._named_late:
-            self._states[object_id] = _NAMED
-
     def _read_index_rows(self) -> None:
+        """Note which ids have names; nothing is reached yet."""
         states, last_id, from_bytes = self._states, self.last_id, int.from_bytes
         at = b""
         while True:
@@ -206,35 +198,29 @@ class Marks:
         digests: set[bytes] = set()
         # One transaction: a head that moves while tables are read is in one of them.
         with self._env.reading() as txn:
-            pending = self._journal.at(txn, txn.id())
             for table in self._roots.tables:
-                for row in self._rows(txn, pending, table):
+                for row in self._rows(txn, table):
                     for digest in self._roots.named(table, row):
                         if digest not in digests:
                             digests.add(digest)
-                            self._reach_root(txn, pending, table, row.key, digest)
+                            self._reach_root(txn, table, row.key, digest)
             for number, touch in notes.touches_after(self._env, txn, 0):
                 self._touches_seen = number
-                self._reach_touched(txn, pending, touch)
+                self._reach_touched(txn, touch)
+            if self._view is not None:
+                self._reach_recent(txn, self._view)
         # What was written since the collection was announced may be older than these rows;
         # catching up looks at it once more.
         self._open.clear()
         return len(digests)
 
-    def _rows(self, txn: Txn, pending: Pending, table: str) -> Iterator[Row]:
-        """All rows of a table, as they are with what the journal holds."""
-        stored = (
-            (bytes(key), open_row(table, bytes(key), value))
-            for key, value in txn.cursor(db=self._env.tables[table])
-        )
-        changed = pending.changed_between(table, b"", None, reverse=False)
-        for key, value in merge(stored, changed, reverse=False):
-            yield Row(key, value)
+    def _rows(self, txn: Txn, table: str) -> Iterator[Row]:
+        """All rows of a table."""
+        for key, value in txn.cursor(db=self._env.tables[table]):
+            yield Row(bytes(key), open_row(table, bytes(key), value))
 
-    def _reach_root(
-        self, txn: Txn, pending: Pending, table: str, key: bytes, digest: bytes
-    ) -> None:
-        object_id = pending.find_id(txn, self._env, digest)
+    def _reach_root(self, txn: Txn, table: str, key: bytes, digest: bytes) -> None:
+        object_id = find_id(self._env, txn, digest)
         if object_id is None:
             raise CorruptionError(
                 f"row {key.hex()} of table {table} in {self._env.path} names object "
@@ -242,7 +228,7 @@ class Marks:
             )
         self._reach(object_id)
 
-    def _reach_touched(self, txn: Txn, pending: Pending, touch: notes.Touch) -> None:
+    def _reach_touched(self, txn: Txn, touch: notes.Touch) -> None:
         own = touch.object_id
         if touch.at_ms < self._keep_after_ms or own > self.last_id:
             return
@@ -251,7 +237,7 @@ class Marks:
         if cursor.set_range(slabs.slab_key(own)):
             directory = slabs.read_directory(cursor.key(), cursor.value())
             position = own - directory.first_id
-            if position >= 0 and self._is_named(txn, pending, directory, position):
+            if position >= 0 and self._is_named(txn, directory, position):
                 self._reach(own)
 
     def _reach(self, object_id: int) -> None:
@@ -340,11 +326,24 @@ class Marks:
 
     # --- catching up ----------------------------------------------------------------------
 
-    def pending(self, txn: Txn, seen: int) -> Pending:
-        """What the journal holds for ``txn``, which sees the work of transaction ``seen``."""
-        return self._journal.at(txn, seen)
+    def _reach_recent(self, txn: Txn, view: View) -> None:
+        """Mark what commits that are only in the log rely on."""
+        for key, value in view.slabs():
+            directory = slabs.read_directory(key, value)
+            start = 0
+            for position, links in enumerate(directory.child_counts):
+                for child in directory.children(position, start):
+                    self._reach(child)
+                start += links
+        for table in self._roots.tables:
+            for key, changed in view.changed_between(table, b"", None, reverse=False):
+                if changed is None:
+                    continue
+                for digest in self._roots.named(table, Row(key, changed)):
+                    if isinstance(view.find_id(digest), Unchanged):
+                        self._reach_root(txn, table, key, digest)
 
-    def catch_up(self, txn: Txn, pending: Pending, limit: int | None = None) -> bool:
+    def catch_up(self, txn: Txn, limit: int | None = None) -> bool:
         """Mark from all that was stored and written since; False if ``limit`` was too little.
 
         The second rule of collection: nothing is removed in a transaction that has not
@@ -353,13 +352,13 @@ class Marks:
         """
         budget = _Budget(limit)
         done = (
-            self._scan_new(txn, pending, budget)
-            and self._read_changes(txn, pending, budget)
-            and self._read_touches(txn, pending, budget)
+            self._scan_new(txn, budget)
+            and self._read_changes(txn, budget)
+            and self._read_touches(txn, budget)
         )
         return self._descend(txn, budget) and done
 
-    def _scan_new(self, txn: Txn, pending: Pending, budget: _Budget) -> bool:
+    def _scan_new(self, txn: Txn, budget: _Budget) -> bool:
         cursor = txn.cursor(db=self._env.slabs)
         more = cursor.set_range(slabs.slab_key(self._scanned_id + 1))
         while more:
@@ -367,7 +366,7 @@ class Marks:
             start = 0
             for position, links in enumerate(directory.child_counts):
                 if directory.first_id + position > self._scanned_id and self._is_named(
-                    txn, pending, directory, position
+                    txn, directory, position
                 ):
                     for child in directory.children(position, start):
                         self._reach_child(directory, position, child)
@@ -378,29 +377,29 @@ class Marks:
                 return False
         return True
 
-    def _is_named(self, txn: Txn, pending: Pending, directory: Directory, position: int) -> bool:
+    def _is_named(self, txn: Txn, directory: Directory, position: int) -> bool:
         own = directory.first_id + position
-        return pending.is_named(txn, self._env, directory.digest(position), own)
+        return is_named(txn, self._env, None, directory.digest(position), own)
 
-    def _read_changes(self, txn: Txn, pending: Pending, budget: _Budget) -> bool:
+    def _read_changes(self, txn: Txn, budget: _Budget) -> bool:
         for number, (table, key) in notes.changes_after(self._env, txn, self._changes_seen):
             if not budget.spend(1):
                 return False
             self._changes_seen = number
             if table not in self._roots.tables:
                 continue
-            value = pending.find_row(txn, self._env, table, key)
+            value = likely_row(txn, self._env.tables[table], table, key)
             if value is not None:
                 for digest in self._roots.named(table, Row(key, value)):
-                    self._reach_root(txn, pending, table, key, digest)
+                    self._reach_root(txn, table, key, digest)
         return True
 
-    def _read_touches(self, txn: Txn, pending: Pending, budget: _Budget) -> bool:
+    def _read_touches(self, txn: Txn, budget: _Budget) -> bool:
         for number, touch in notes.touches_after(self._env, txn, self._touches_seen):
             if not budget.spend(1):
                 return False
             self._touches_seen = number
-            self._reach_touched(txn, pending, touch)
+            self._reach_touched(txn, touch)
         return True
 
     def _descend(self, txn: Txn, budget: _Budget) -> bool:
@@ -538,11 +537,6 @@ class _Budget:
             return False
         self._left -= amount
         return True
-
-
-def _last_id(env: Environment, txn: Txn) -> int:
-    cursor: lmdb.Cursor[bytes] | lmdb.Cursor[memoryview] = txn.cursor(db=env.slabs)
-    return int.from_bytes(cursor.key(), "big") if cursor.last() else 0
 
 
 def _size_of(directory: Directory, chosen: bytes) -> int:

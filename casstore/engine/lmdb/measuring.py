@@ -14,7 +14,6 @@ from casstore.engine.lmdb import packing
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.creation import DICTIONARIES, META
 from casstore.engine.lmdb.environment import Environment
-from casstore.engine.lmdb.journal import read_pending
 from casstore.engine.lmdb.page_arithmetic import PageCount, when_full
 from casstore.engine.lmdb.tidying import count_pages
 from casstore.engine.protocol import DamagedSlab, EngineSpace, SlabSpace, TableSpace
@@ -33,6 +32,11 @@ _Lengths = tuple[int, int]
 
 def measure(env: Environment, progress: Callable[[int, int], None] | None) -> EngineSpace:
     """Count everything."""
+    with env.snapshot() as (_, view):
+        log_commits = len(view.entries())
+    if not env.readonly:
+        # What is only in the log has no place in the tables yet.
+        env.apply_log()
     databases: dict[str, Any] = env.databases
     with env.reading() as txn:
         stats = {name: txn.stat(database) for name, database in databases.items()}
@@ -67,6 +71,8 @@ def measure(env: Environment, progress: Callable[[int, int], None] | None) -> En
         dictionary_bytes=content_bytes[DICTIONARIES],
         tidy_file_bytes=page_bytes
         * (fixed + _FREE_LIST_PAGES + sum(table.tidy_pages for table in tables)),
+        log_bytes=env.recent.log_bytes,
+        log_commits=log_commits,
     )
 
 
@@ -104,7 +110,6 @@ def _measure_slabs(env: Environment) -> SlabSpace:
     more = True
     while more:
         with env.reading() as txn:
-            pending = read_pending(env, txn)
             cursor = txn.cursor(db=env.slabs)
             more = cursor.set_range(slabs.slab_key(next_id))
             for _ in range(_BATCH_SLABS):
@@ -117,7 +122,7 @@ def _measure_slabs(env: Environment) -> SlabSpace:
                 stored += len(value)
                 more = cursor.next()
                 try:
-                    piece = packing.look_at(env, txn, pending, key, value)
+                    piece = packing.look_at(env, txn, key, value)
                 except CorruptionError as exc:
                     damaged.append(DamagedSlab(last_id, str(exc)))
                     continue

@@ -3,7 +3,7 @@
     collection   "open" → token (16) ‖ until (8)         a collector is at work
                  "c" ‖ number (8) → table (1) ‖ key       a row that was written meanwhile
     meta         "leftovers" → nothing                    slabs may hold objects without names
-                 "collected" → transaction (8)            when a collection last came to its end
+                 "collected" → LSN (8)                    the commit at which one last ended
     touches      number (8) → id (8) ‖ time (8)           an object that was put again
 
 A collector reads rows and objects in many short transactions, and commits go on beside it.
@@ -17,15 +17,17 @@ leaves a touch: what was put again is as young as what was put for the first tim
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import lmdb
 
 from casstore.engine.lmdb import slab as slabs
-from casstore.engine.lmdb.environment import Environment
 from casstore.engine.protocol import TABLES, RowKey
 from casstore.errors import CorruptionError
+
+if TYPE_CHECKING:
+    from casstore.engine.lmdb.environment import Environment
 
 TOKEN_BYTES: Final = 16
 _OPEN: Final = b"open"
@@ -92,16 +94,13 @@ class RecentTouches:
     def __init__(self) -> None:
         self._at_ms: dict[int, int] = {}
 
-    def is_young(
-        self, env: Environment, txn: lmdb.Transaction[bytes], object_id: int, now_ms: int
-    ) -> bool:
-        """Was this object stored or touched a moment ago?"""
+    def is_young(self, object_id: int, now_ms: int, stored_at_ms: Callable[[int], int]) -> bool:
+        """Was this object stored or touched a moment ago? ``stored_at_ms`` is asked for the time
+        of an object that this process has not seen lately.
+        """
         at_ms = self._at_ms.get(object_id)
         if at_ms is None:
-            with txn.cursor(env.slabs) as cursor:
-                if not cursor.set_range(slabs.slab_key(object_id)):
-                    raise CorruptionError(f"no slab of {env.path} holds object {object_id}")
-                at_ms = slabs.stored_at_ms(cursor.value())
+            at_ms = stored_at_ms(object_id)
             self.remember(object_id, at_ms)
         return at_ms <= now_ms < at_ms + TOUCH_INTERVAL_MS
 
@@ -214,12 +213,12 @@ def note_leftovers(env: Environment, txn: lmdb.Transaction[bytes], *, there: boo
         txn.delete(_LEFTOVERS, db=env.meta)
 
 
-def note_collected(env: Environment, txn: lmdb.Transaction[bytes]) -> None:
-    """Say that a collection came to its end with this transaction."""
-    txn.put(COLLECTED_KEY, txn.id().to_bytes(_NUMBER_BYTES, "big"), db=env.meta)
+def note_collected(env: Environment, txn: lmdb.Transaction[bytes], lsn: int) -> None:
+    """Say that a collection came to its end at this commit."""
+    txn.put(COLLECTED_KEY, lsn.to_bytes(_NUMBER_BYTES, "big"), db=env.meta)
 
 
 def collected_at(env: Environment, txn: Txn) -> int:
-    """The transaction with which a collection last came to its end; 0: none ever did."""
+    """The commit at which a collection last came to its end; 0: none ever did."""
     found = txn.get(COLLECTED_KEY, None, env.meta)
     return 0 if found is None else int.from_bytes(found, "big")

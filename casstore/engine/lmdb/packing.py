@@ -30,7 +30,7 @@ from casstore.engine.compression import Compressor
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.cache import SlabCache
 from casstore.engine.lmdb.environment import Environment
-from casstore.engine.lmdb.journal import Pending, settle_now
+from casstore.engine.lmdb.index import is_named
 from casstore.engine.lmdb.reader import SlabReader
 from casstore.engine.lmdb.slab import Slab
 from casstore.engine.lmdb.tidying import tidy
@@ -60,8 +60,6 @@ PACKED_TO_KEY: Final = b"packed_to"
 _ID_DIGITS: Final = 20
 
 NOTHING: Final = PackReport(0, 0, 0, 0, 0)
-# For slabs whose objects are all named by the index.
-_LAID: Final = Pending()
 
 
 class Piece(NamedTuple):
@@ -141,10 +139,8 @@ def pack(
     ``prepare`` is told what will be looked at, before it is.
     """
     env.require_writable()
+    env.apply_log()
     scope = scope_of(env, cold_before_ms)
-    # After that look, not before: everything up to the newest must be named by the index
-    # alone. What others store from now on is named by the journal, and is not packed.
-    settle_now(env)
     prepare(scope)
     report = NOTHING
     next_id = 1
@@ -194,12 +190,8 @@ def read_run(
     compressor: Compressor,
     first_id: int,
     scope: Scope,
-    pending: Pending = _LAID,
 ) -> Look:
-    """The next slabs from ``first_id`` on; those that belong together come as a run.
-
-    ``pending``: what the journal names of all that the scope spans, if that may be anything.
-    """
+    """The next slabs from ``first_id`` on; those that belong together come as a run."""
     pieces: list[Piece] = []
     damaged: list[DamagedSlab] = []
     raw_bytes = objects = gap = 0
@@ -214,7 +206,7 @@ def read_run(
                 next_id = scope.newest + 1
                 break
             try:
-                piece = look_at(env, txn, pending, bytes(cursor.key()), bytes(cursor.value()))
+                piece = look_at(env, txn, bytes(cursor.key()), bytes(cursor.value()))
             except CorruptionError as exc:
                 if not pieces:
                     damaged.append(DamagedSlab(last_id, str(exc)))
@@ -271,7 +263,6 @@ def _is_worth_it(pieces: list[Piece], scope: Scope, next_id: int) -> bool:
 def look_at(
     env: Environment,
     txn: lmdb.Transaction[memoryview],
-    pending: Pending,
     key: bytes,
     value: bytes,
 ) -> Piece:
@@ -281,7 +272,7 @@ def look_at(
     live_bytes = 0
     for position in range(directory.objects):
         own = directory.first_id + position
-        if pending.is_named(txn, env, directory.digest(position), own):
+        if is_named(txn, env, None, directory.digest(position), own):
             live.append(own)
             live_bytes += directory.lengths[position]
     dead_bytes = sum(directory.lengths) - live_bytes

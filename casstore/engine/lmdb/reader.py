@@ -11,6 +11,7 @@ from casstore.engine.compression import Compressor
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.cache import SlabCache
 from casstore.engine.lmdb.index import index_key
+from casstore.engine.lmdb.memtable import View
 from casstore.engine.lmdb.slab import Slab
 from casstore.engine.protocol import StoredObject
 from casstore.errors import CorruptionError
@@ -35,11 +36,18 @@ class SlabReader:
         "_near_value",
         "_slab",
         "_slab_before",
+        "_view",
     )
 
     def __init__(
-        self, cursor: lmdb.Cursor[memoryview], cache: SlabCache, compressor: Compressor
+        self,
+        cursor: lmdb.Cursor[memoryview],
+        cache: SlabCache,
+        compressor: Compressor,
+        view: View | None = None,
     ) -> None:
+        """``view``: commits whose slabs are not in the tables yet."""
+        self._view = view
         self._cursor = cursor
         self._cache = cache
         self._compressor = compressor
@@ -143,6 +151,13 @@ class SlabReader:
         """Put the cursor on the slab that holds this id; give the slab's last id."""
         if self._near_first <= object_id <= self._near_last:
             return self._near_last
+        recent = None if self._view is None else self._view.slab_of(object_id)
+        if recent is not None:
+            last_id = int.from_bytes(recent[0], "big")
+            self._near_first = last_id - slabs.count_of(recent[1]) + 1
+            self._near_last = last_id
+            self._near_key, self._near_value = memoryview(recent[0]), memoryview(recent[1])
+            return last_id
         # An id comes from a row or a directory that may be damaged.
         if 0 < object_id <= slabs.MAX_ID and self._cursor.set_range(slabs.slab_key(object_id)):
             key, value = self._cursor.item()

@@ -5,9 +5,7 @@ index alone tells them from the living, so without it reachability decides, as i
 the collector. If a digest stands in several slabs, the highest id is the living one: an
 object is stored again only when it is not there. But a writer that did not find it, because
 the row of the index was lost, has stored it again as well; then the one that reached objects
-link to is needed, and links name ids. The journal gives its names up, and the index then says
-them all. A journal that cannot be read is no case for this: what it holds is derived from
-nothing.
+link to is needed, and links name ids.
 """
 
 from __future__ import annotations
@@ -20,15 +18,7 @@ from casstore.engine.id_set import IdSet
 from casstore.engine.lmdb import notes
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.environment import Environment
-from casstore.engine.lmdb.index import Index, index_key
-from casstore.engine.lmdb.journal import (
-    Pending,
-    count_names,
-    forget_names,
-    merge,
-    read_pending,
-    settle,
-)
+from casstore.engine.lmdb.index import Index, index_key, is_named
 from casstore.engine.lmdb.rows import SUM_KEY, RowSum, open_row, prove_row
 from casstore.engine.protocol import IndexReport, Roots, Row
 from casstore.errors import CorruptionError
@@ -53,11 +43,10 @@ def _rebuild(
     keep_after_ms: int,
 ) -> IndexReport:
     wanted: set[bytes] = set()
-    pending = read_pending(env, txn)
     for table in roots.tables:
-        for row in _rows(env, txn, pending, table):
+        for row in _rows(env, txn, table):
             wanted.update(roots.named(table, row))
-    before = count_names(env, txn, pending)
+    before = txn.stat(env.index)["entries"]
     found = _Found()
     # Descending: parents come before children, and of equal digests the living one.
     for directory in _directories(env, txn, reverse=True):
@@ -69,7 +58,7 @@ def _rebuild(
             object_id = directory.first_id + position
             found.held.add(object_id)
             digest = directory.digest(position)
-            if pending.is_named(txn, env, digest, object_id):
+            if is_named(txn, env, None, digest, object_id):
                 found.known.add(object_id)
             if digest in wanted:
                 wanted.discard(digest)
@@ -85,7 +74,6 @@ def _rebuild(
             elif directory.stored_at_ms >= keep_after_ms:
                 found.young.add(object_id)
     named = _name(env, txn, found)
-    forget_names(env, txn)
     # Whatever was collected and not packed yet is left without a name again.
     notes.note_leftovers(env, txn, there=True)
     missing = len(wanted) + sum([object_id not in named for object_id in found.linked])
@@ -106,12 +94,9 @@ class _Found:
         self.young = IdSet()
 
 
-def _rows(
-    env: Environment, txn: lmdb.Transaction[bytes], pending: Pending, table: str
-) -> Iterator[Row]:
-    stored = ((key, open_row(table, key, value)) for key, value in txn.cursor(db=env.tables[table]))
-    changed = pending.changed_between(table, b"", None, reverse=False)
-    return (Row(*row) for row in merge(stored, changed, reverse=False))
+def _rows(env: Environment, txn: lmdb.Transaction[bytes], table: str) -> Iterator[Row]:
+    for key, value in txn.cursor(db=env.tables[table]):
+        yield Row(key, open_row(table, key, value))
 
 
 def _is_dead(directory: slabs.Directory, position: int) -> bool:
@@ -172,8 +157,6 @@ def _drop(env: Environment, txn: lmdb.Transaction[bytes], wanted: str) -> int:
             damaged.append(key)
     for key in damaged:
         txn.delete(key, db=env.tables[wanted])
-    # Only now: what the journal holds cannot be laid over a row that nobody can prove.
-    settle(env, txn)
     total = RowSum()
     for table, database in env.tables.items():
         for key, stored in txn.cursor(db=database):

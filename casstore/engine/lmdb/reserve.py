@@ -40,6 +40,8 @@ class Reserve:
         self._wanted_bytes = MIN_RESERVE_BYTES
         #: A longer data file wants a larger reserve.
         self.enough_for_bytes = 0
+        #: And so does a longer log.
+        self.enough_for_log_bytes = 0
         # The threads that reclaim space, each as often as it has begun to.
         self._reclaiming: list[int] = []
         #: Were the blocks freed, and not yet allocated again?
@@ -54,13 +56,16 @@ class Reserve:
             return 0
         return found.st_blocks * 512
 
-    def allocate(self, data_bytes: int) -> None:
-        """Allocate the reserve for a data file of this length, as far as the disk has space.
+    def allocate(self, data_bytes: int, log_bytes: int) -> None:
+        """Allocate the reserve for files of these lengths, as far as the disk has space.
 
-        Without a reserve the store works, but may be unable to delete on a full disk.
+        What is only in the log has to find a place in the data file before anything can be
+        removed from there. Without a reserve the store works, but may be unable to delete on a
+        full disk.
         """
         wanted = min(data_bytes // 2, data_bytes // _SHARE + _STEP_BYTES, MAX_RESERVE_BYTES)
-        self._wanted_bytes = max(wanted, MIN_RESERVE_BYTES)
+        self._wanted_bytes = max(wanted, MIN_RESERVE_BYTES) + log_bytes
+        self.enough_for_log_bytes = log_bytes
         self.enough_for_bytes = 2 * max(data_bytes, MIN_RESERVE_BYTES)
         if self._free_bytes() < 2 * self._wanted_bytes:
             # The disk is nearly full already: leave the rest to the writers.

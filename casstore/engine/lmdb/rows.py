@@ -24,16 +24,12 @@ from casstore.format.hashing import DIGEST_BYTES, plain_hash
 
 CHECKSUM_BYTES: Final = 8
 SUM_KEY: Final = b"rows_sum"
-#: The entries of the journal are rows too, under this name (see ``journal``).
-JOURNAL: Final = "journal"
 _SUM_RANGE: Final = 1 << (8 * DIGEST_BYTES)
 
 
 # What the hash of a row starts with: the length of the table's name, and the name; then
 # the length of the key.
-_TABLE_PREFIXES: Final = {
-    table: bytes((len(table),)) + table.encode() for table in (*TABLES, JOURNAL)
-}
+_TABLE_PREFIXES: Final = {table: bytes((len(table),)) + table.encode() for table in TABLES}
 _KEY_LENGTHS: Final = [length.to_bytes(2, "big") for length in range(MAX_ROW_KEY_BYTES + 1)]
 
 
@@ -103,6 +99,20 @@ def find_row(
     return below, above
 
 
+def likely_row(
+    txn: lmdb.Transaction[bytes] | lmdb.Transaction[memoryview],
+    database: lmdb._Database,
+    table: str,
+    key: bytes,
+) -> bytes | None:
+    """The row under ``key``, which is probably there; None if it is certainly not."""
+    stored = txn.get(key, None, database)
+    if stored is not None:
+        return prove_row(table, key, stored)[0]
+    found = find_row(txn.cursor(database), table, key)
+    return None if isinstance(found, tuple) else found
+
+
 def _out_of_order(table: str, key: bytes) -> CorruptionError:
     return CorruptionError(f"the keys of table {table} are out of order around {key.hex()}")
 
@@ -144,13 +154,9 @@ class RowSum:
         """A row went."""
         self._total -= int.from_bytes(hashed, "big")
 
-    def add_number(self, total: int) -> None:
-        """Several rows came, whose hashes add up to this."""
-        self._total += total
-
-    def subtract_number(self, total: int) -> None:
-        """Several rows went, whose hashes add up to this."""
-        self._total -= total
+    def equals(self, other: RowSum) -> bool:
+        """Is it the same sum?"""
+        return self.encode() == other.encode()
 
     def encode(self) -> bytes:
         """The sum as it is stored."""

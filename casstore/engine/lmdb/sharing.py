@@ -1,7 +1,8 @@
 """One environment per file and process, however often the program opens the store.
 
 LMDB forbids a second one, and a program may well open the same store in two places.
-They share an engine here, and the last to release it closes the files.
+They share an engine here, and the last to release it closes the files. Each has a durability
+of its own.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import os
 import threading
 from typing import Any
 
-from casstore.engine.lmdb.directory import ANY
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.errors import BusyError
 
@@ -30,19 +30,21 @@ _lock = threading.Lock()
 _shared: dict[str, _Shared] = {}
 
 
-def acquire(path: str, *, verify: bool, cache_bytes: int, **options: Any) -> LmdbEngine:
+def acquire(
+    path: str, *, durability: str, verify: bool, cache_bytes: int, **options: Any
+) -> LmdbEngine:
     """The engine for ``path``: the one this process has, or a new one."""
     place = os.path.realpath(path)
     with _lock:
         held = _shared.get(place)
         if held is None:
-            engine = LmdbEngine(path, verify=verify, cache_bytes=cache_bytes, **options)
-            _shared[place] = _Shared(engine, {**options, "durability": engine.durability})
+            engine = LmdbEngine(
+                path, durability=durability, verify=verify, cache_bytes=cache_bytes, **options
+            )
+            _shared[place] = _Shared(engine, options)
             return engine
         if verify:
             raise BusyError(f"{path} is open in this process; it can be verified only when closed")
-        if options["durability"] == ANY:
-            options["durability"] = held.options["durability"]
         for name, value in options.items():
             if name not in ("create", "lmdb_version") and held.options[name] != value:
                 raise BusyError(
@@ -50,19 +52,20 @@ def acquire(path: str, *, verify: bool, cache_bytes: int, **options: Any) -> Lmd
                     f"not {value!r}"
                 )
         held.users += 1
-        return held.engine
+        return held.engine.with_durability(durability)
 
 
 def release(engine: LmdbEngine) -> None:
     """Give an acquired engine back."""
     with _lock:
         for place, held in _shared.items():
-            if held.engine is engine:
+            if held.engine.shares_files_with(engine):
                 held.users -= 1
                 if held.users:
                     return
                 del _shared[place]
-                break
+                held.engine.close()
+                return
         engine.close()
 
 

@@ -392,6 +392,62 @@ def _seal(
     return key, b"".join((header, checksum, directory, payload))
 
 
+def is_raw(value: bytes) -> bool:
+    """Is the payload of a stored slab uncompressed?"""
+    return value[1] == CODEC_RAW
+
+
+def read_sheet(key: bytes, value: bytes) -> Sheet:
+    """The columns and the payload of a slab that is not compressed."""
+    directory = read_directory(key, value)
+    gaps = sum(directory.gap_counts())
+    body_at = directory.payload_at + (gaps << directory.gap_width)
+    return Sheet(
+        directory.first_id,
+        directory.stored_at_ms,
+        [directory.digests],
+        list(directory.kinds),
+        list(directory.lengths),
+        list(directory.child_counts),
+        list(directory.distances),
+        _read_column(value, directory.payload_at, gaps, directory.gap_width),
+        value[body_at:],
+    )
+
+
+def split(sheet: Sheet) -> list[Sheet]:
+    """A long slab as several of the usual size, each object in one of them."""
+    digests = b"".join(sheet.digests)
+    parts: list[Sheet] = []
+    start = body_at = gap_at = distance_at = 0
+    while start < len(sheet.kinds):
+        stop = start
+        size = gaps = distances = 0
+        while stop < len(sheet.kinds) and (
+            stop == start or size + sheet.lengths[stop] <= TARGET_RAW_BYTES
+        ):
+            size += sheet.lengths[stop]
+            distances += sheet.counts[stop]
+            gaps += 0 if sheet.kinds[stop] & KEEPS_LINKS else sheet.counts[stop]
+            stop += 1
+        parts.append(
+            Sheet(
+                sheet.first_id + start,
+                sheet.stored_at_ms,
+                [digests[start * DIGEST_BYTES : stop * DIGEST_BYTES]],
+                sheet.kinds[start:stop],
+                sheet.lengths[start:stop],
+                sheet.counts[start:stop],
+                sheet.distances[distance_at : distance_at + distances],
+                sheet.gaps[gap_at : gap_at + gaps],
+                sheet.body[body_at : body_at + size],
+            )
+        )
+        start, body_at = stop, body_at + size
+        gap_at, distance_at = gap_at + gaps, distance_at + distances
+    return parts
+
+
 def count_of(value: bytes | memoryview) -> int:
     """How many ids a stored slab covers, read without checking the rest."""
     if len(value) < HEADER_BYTES:

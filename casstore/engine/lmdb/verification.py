@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Final
-
-import lmdb
 
 from casstore.engine.compression import Compressor
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.cache import SlabCache
 from casstore.engine.lmdb.dictionaries import DictionaryShelf
 from casstore.engine.lmdb.environment import Environment
-from casstore.engine.lmdb.journal import Pending, count_names, read_pending
+from casstore.engine.lmdb.index import find_id
 from casstore.engine.lmdb.reader import SlabReader
 from casstore.engine.lmdb.rows import SUM_KEY, RowSum, open_row, row_hash
 from casstore.errors import CorruptionError
@@ -24,10 +24,12 @@ _BATCH: Final = 64
 def verify_content(env: Environment) -> int:
     """Prove all objects and rows; the number of objects, or CorruptionError at the first fault.
 
-    What is cached is not believed: everything comes from the file.
+    What is cached is not believed: everything comes from the files. The rows of commits that are
+    only in the log were proven when they were read from there.
     """
     _verify_rows(env)
-    return _verify_objects(env)
+    compressor = Compressor(DictionaryShelf(env).load)
+    return _verify_objects(env, compressor) + _verify_recent(env, compressor)
 
 
 def _verify_rows(env: Environment) -> None:
@@ -38,7 +40,6 @@ def _verify_rows(env: Environment) -> None:
             for key, stored in txn.cursor(db=database):
                 name = bytes(key)
                 total.add(row_hash(table, name, open_row(table, name, stored)))
-        total.add_number(read_pending(env, txn).total)
         stored_sum = txn.get(SUM_KEY)
         if total.encode() != RowSum(None if stored_sum is None else bytes(stored_sum)).encode():
             raise CorruptionError(
@@ -46,15 +47,14 @@ def _verify_rows(env: Environment) -> None:
             )
 
 
-def _verify_objects(env: Environment) -> int:
-    compressor = Compressor(DictionaryShelf(env).load)
+def _verify_objects(env: Environment, compressor: Compressor) -> int:
+    """Prove the objects that the index names; their number."""
     cache = SlabCache(0)
     checked = 0
     last_id = 0
     more = True
     while more:
         with env.reading() as txn:
-            pending = read_pending(env, txn)
             reader = SlabReader(txn.cursor(db=env.slabs), cache, compressor)
             cursor = txn.cursor(db=env.slabs)
             more = cursor.set_range(slabs.slab_key(last_id + 1))
@@ -63,22 +63,37 @@ def _verify_objects(env: Environment) -> int:
                     break
                 above = last_id
                 last_id = int.from_bytes(cursor.key(), "big")
-                checked += _verify_slab(env, txn, pending, reader, last_id, above)
+                checked += _verify_slab(reader, last_id, above, partial(find_id, env, txn))
                 more = cursor.next()
     with env.reading() as txn:
-        indexed = count_names(env, txn, read_pending(env, txn))
+        indexed = txn.stat(env.index)["entries"]
     if indexed != checked:
         raise CorruptionError(f"{env.path} names {indexed} objects but holds {checked}")
     return checked
 
 
+def _verify_recent(env: Environment, compressor: Compressor) -> int:
+    """Prove the objects that only the log names; their number, less the names that it takes."""
+    with env.snapshot() as (txn, view):
+        reader = SlabReader(txn.cursor(db=env.slabs), SlabCache(0), compressor, view)
+        added: dict[bytes, int] = {}
+        gone = 0
+        for digest, object_id in view.names():
+            applied = find_id(env, txn, digest)
+            if applied == object_id:
+                continue
+            gone += applied is not None
+            if object_id is not None:
+                added[digest] = object_id
+        proven = sum(
+            _verify_slab(reader, int.from_bytes(key, "big"), 0, added.get)
+            for key, _ in view.slabs()
+        )
+    return proven - gone
+
+
 def _verify_slab(
-    env: Environment,
-    txn: lmdb.Transaction[memoryview],
-    pending: Pending,
-    reader: SlabReader,
-    last_id: int,
-    above: int,
+    reader: SlabReader, last_id: int, above: int, find: Callable[[bytes], int | None]
 ) -> int:
     """Prove the objects of a slab with ids above ``above``: what was joined to it since is done."""
     slab = reader.decode_at(last_id)
@@ -88,7 +103,7 @@ def _verify_slab(
         if object_id <= above:
             continue
         digest = slab.directory.digest(position)
-        if pending.find_id(txn, env, digest) != object_id:
+        if find(digest) != object_id:
             continue
         if any(child >= object_id for child in slab.children(position)):
             raise CorruptionError(f"object {digest.hex()} is older than one it links to")

@@ -1,10 +1,11 @@
 """Waiting for a commit by anybody, in any process.
 
-The kernel tells when the data file is written to. That alone is not enough. LMDB writes
-its pages, then the meta page, and only then, in memory shared by all processes, the
-number of the transaction that readers start from. Whoever is woken by the meta page may
-read before that, find nothing new, and sleep for good. So a writer touches the file's
-times after each commit (``Environment.announce``), and a watch listens for both: for the
+The kernel reports writes to a file. A commit in the log is visible when its number is written
+to the log's first page, so a watch on the log misses nothing. A commit to the tables is
+different: LMDB writes its pages, then the meta page, and only then, in memory shared by all
+processes, the number of the transaction that readers start from. A reader that the meta page
+wakes may read before that, find nothing new, and sleep for good. So a writer touches the data
+file's times after such a commit (``Environment.cover``), and a watch waits for both: for the
 touch because it comes last, for the writes because a killed writer may not come to touch.
 """
 
@@ -15,6 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from casstore.engine.lmdb.environment import Environment
@@ -31,7 +33,7 @@ def open_watch(env: Environment) -> DescriptorWatch:
     try:
         watch: DescriptorWatch
         try:
-            watch = _open_native(env.data_handle, env.gate.check)
+            watch = _open_native(partial(_files_of, env), env.gate.check)
         except (OSError, ImportError):
             # No such means on this system, or the user has used up what it grants.
             watch = PollingWatch(env, seen)
@@ -42,19 +44,25 @@ def open_watch(env: Environment) -> DescriptorWatch:
         env.gate.leave()
 
 
-def _last_commit(env: Environment) -> int:
-    """The transaction that a reader would see now.
+def _files_of(env: Environment) -> list[int]:
+    """The descriptors of the files that a commit writes to."""
+    log = env.recent.log_number()
+    return [env.data_handle] if log is None else [env.data_handle, log]
+
+
+def _last_commit(env: Environment) -> tuple[int, int]:
+    """The transaction and the commit that a reader would see now.
 
     ``Environment.info`` would read the meta page, which is too early (see above).
     """
-    with env.reading() as txn:
-        return txn.id()
+    with env.snapshot() as (txn, view):
+        return txn.id(), view.lsn
 
 
 class PollingWatch(PipeWatch):
     """A watch for where the kernel does not help: a thread asks LMDB now and then."""
 
-    def __init__(self, env: Environment, seen: int) -> None:
+    def __init__(self, env: Environment, seen: tuple[int, int]) -> None:
         super().__init__(env.gate.check)
         # A weak reference, or the thread would keep alive what it serves.
         threading.Thread(
@@ -65,7 +73,9 @@ class PollingWatch(PipeWatch):
         ).start()
 
     @staticmethod
-    def _poll(reference: weakref.ref[PollingWatch], env: Environment, seen: int) -> None:
+    def _poll(
+        reference: weakref.ref[PollingWatch], env: Environment, seen: tuple[int, int]
+    ) -> None:
         while not env.gate.is_shut:
             time.sleep(_POLL_INTERVAL_S)
             watch = reference()
@@ -75,7 +85,7 @@ class PollingWatch(PipeWatch):
                 now = _last_commit(env)
             except CasstoreError:
                 # That reading fails is a change too; the waiter will see for itself.
-                now = -1
+                now = (-1, -1)
             if now != seen:
                 seen = now
                 watch.wake()
@@ -84,36 +94,41 @@ class PollingWatch(PipeWatch):
 
 if sys.platform == "linux":
 
-    def _open_native(data_handle: int, check: Callable[[], None]) -> DescriptorWatch:
+    def _open_native(
+        find_files: Callable[[], list[int]], check: Callable[[], None]
+    ) -> DescriptorWatch:
         # Not at the top: ctypes takes as long to load as casstore does, and few programs watch.
         from casstore.engine.lmdb.inotify import InotifyWatch
 
-        return InotifyWatch(data_handle, check)
+        return InotifyWatch(find_files, check)
 
 else:
 
     class KqueueWatch(DescriptorWatch):
         """A watch by kqueue, for macOS and the BSDs. Not tested on any of them yet."""
 
-        def __init__(self, data_handle: int, check: Callable[[], None]) -> None:
+        def __init__(self, find_files: Callable[[], list[int]], check: Callable[[], None]) -> None:
             import select
 
             if not hasattr(select, "kqueue"):
                 raise OSError("no kqueue")
             self._queue = select.kqueue()
             changes = select.KQ_NOTE_WRITE | select.KQ_NOTE_EXTEND | select.KQ_NOTE_ATTRIB
-            event = select.kevent(
-                data_handle,
-                filter=select.KQ_FILTER_VNODE,
-                flags=select.KQ_EV_ADD | select.KQ_EV_CLEAR,
-                fflags=changes,
-            )
+            events = [
+                select.kevent(
+                    number,
+                    filter=select.KQ_FILTER_VNODE,
+                    flags=select.KQ_EV_ADD | select.KQ_EV_CLEAR,
+                    fflags=changes,
+                )
+                for number in find_files()
+            ]
             # A timer that has run out is the way to wake a queue by hand.
             self._timer = select.kevent(
                 1, filter=select.KQ_FILTER_TIMER, flags=select.KQ_EV_ADD | select.KQ_EV_ONESHOT
             )
             try:
-                self._queue.control([event], 0)
+                self._queue.control(events, 0)
             except OSError:
                 self._queue.close()
                 raise

@@ -46,9 +46,6 @@ from casstore.errors import (
     ReadOnlyError,
 )
 
-DURABILITIES: Final = ("full", "relaxed", "process")
-# On a server everybody chooses for himself, so there is nothing to go by.
-_ANY: Final = "any"
 _DEFAULT_CACHE_BYTES: Final = 32 << 20
 # For so long the server's time is reckoned from what it said last.
 _HEARD_LATELY_S: Final = 1.0
@@ -74,10 +71,6 @@ class PostgresEngine(Examining):
         spare: SpareObjects | None = None,
         clock: Callable[[], int] | None = None,
     ) -> None:
-        if durability not in (*DURABILITIES, _ANY):
-            raise InvalidInputError(
-                f"a durability is one of {', '.join(DURABILITIES)}, not {durability!r}"
-            )
         self.address = address
         self.readonly = readonly
         self.clock = clock
@@ -92,7 +85,7 @@ class PostgresEngine(Examining):
         identity, self._epoch = self.connections.run_alone(look)
         self.store_number = identity.store
         self.cache = ObjectCache(cache_bytes)
-        self._lasting = durability in ("full", _ANY)
+        self._lasting = durability == "full"
         self._compressor = Compressor(_no_dictionary)
         self._spare = spare
         if spare is not None:
@@ -228,6 +221,7 @@ class PostgresEngine(Examining):
         validate(write)
         if self.readonly:
             raise ReadOnlyError("the store was opened for reading only")
+        lasting = self._lasting if write.durable is None else write.durable
         made = request.prepare(write, self.store_number, self._compressor)
         generation = self.cache.generation
         parameters: list[bytes | None] | None = None
@@ -241,7 +235,7 @@ class PostgresEngine(Examining):
                 connection.number += 1
                 given_ms = None if self.clock is None else self.clock()
                 parameters = made.spelled(
-                    connection.client, connection.number, given_ms, lasting=self._lasting
+                    connection.client, connection.number, given_ms, lasting=lasting
                 )
             try:
                 return connection.call(self.write_call, parameters)

@@ -1,24 +1,22 @@
 """Going through the pages of a damaged file: the two newest trees, then what nothing leads to.
 
-The journal lies over the tables of its tree, entry by entry. A commit only adds to it or
-empties it, so as long as the newest tree has one, what the tree before has of it belongs to
-it, too. Entries that no tree leads to were laid in place, or are lost; their rows count as
-those of old pages do.
+The commits of the log that the newest tree does not hold lie over its tables, in their order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from casstore.engine.id_set import IdSet
-from casstore.engine.lmdb.creation import DICTIONARIES, JOURNAL, SLABS
+from casstore.engine.lmdb.applying import LOG_KEY, LogState, decode_log_state
+from casstore.engine.lmdb.creation import DICTIONARIES, SLABS
 from casstore.engine.lmdb.excavation.found_rows import FoundRows
 from casstore.engine.lmdb.excavation.found_slabs import FoundSlabs
 from casstore.engine.lmdb.excavation.gaps import Gaps
-from casstore.engine.lmdb.excavation.journal_entries import find_entry, fold
 from casstore.engine.lmdb.excavation.ranks import BEFORE, NEWEST, SAVED_TABLES, STRAY
-from casstore.engine.lmdb.journal import Entry as JournalEntry
+from casstore.engine.lmdb.log import Survivor
+from casstore.engine.lmdb.memtable import decode_entry
 from casstore.engine.lmdb.pages import (
     LEAF,
     OVERFLOW,
@@ -50,6 +48,7 @@ class Digging:
         rows: FoundRows,
         slabs: FoundSlabs,
         gaps: Gaps,
+        log: Sequence[Survivor] | None,
         progress: DigProgress | None,
     ) -> None:
         self._file = file
@@ -57,9 +56,11 @@ class Digging:
         self._slabs = slabs
         self._gaps = gaps
         self._progress = progress
-        #: What can be read of the journals, by rank and key, and whether there is one.
-        self._journals: list[dict[bytes, JournalEntry]] = [{}, {}]
-        self._has_journal = [False, False]
+        self._log = log
+        #: What the newest tree says of the log; None if that cannot be read.
+        self._log_state: LogState | None = None
+        #: Why commits that were in the log may be lost; None if none is missing.
+        self.lost_commits: str | None = None
         #: Rows that are known to be gone.
         self._gone: set[tuple[str, bytes]] = set()
         self._visited = IdSet()
@@ -82,7 +83,7 @@ class Digging:
         metas = self._file.metas()
         for rank in (NEWEST, BEFORE):
             self._dig_tree(metas[rank] if rank < len(metas) else None, rank)
-        self._lay_journals()
+        self._lay_log()
         if len(metas) == 1:
             # The one that is left may be the older. Then the last commit is to be found in
             # pages that nothing leads to: by rows that say that they are newer.
@@ -108,6 +109,8 @@ class Digging:
                     roots[name] = read_record(entry.value).root
                 elif name == SUM_KEY.decode() and rank == NEWEST:
                     self._written_sum = entry.value
+                elif name == LOG_KEY.decode() and rank == NEWEST:
+                    self._log_state = decode_log_state(entry.value or b"")
         for name in (SLABS, DICTIONARIES, *SAVED_TABLES):
             gaps = self._gaps.begin(rank, name)
             if name not in roots:
@@ -120,9 +123,6 @@ class Digging:
                 self._dig_dictionaries(roots[name], rank)
             else:
                 self._dig_rows(name, roots[name], rank)
-        self._gaps.begin(rank, JOURNAL)
-        if JOURNAL in roots:
-            self._dig_journal(roots[JOURNAL], rank)
         unread: list[Lost] = []
         # Only so that their pages are known to belong to somebody, and for the sum.
         for name in sorted(roots.keys() - self._gaps.known(rank)):
@@ -192,40 +192,43 @@ class Digging:
             self._sum.add(hashed)
         return value
 
-    # --- journals -------------------------------------------------------------------------
-
-    def _dig_journal(self, root: int, rank: int) -> None:
-        gaps = self._gaps.of(rank, JOURNAL)
-        self._has_journal[rank] = True
-        for page, entry in self._file.walk(root, gaps.append, self._visit):
-            self._visit_run(entry)
-            opened = find_entry(self._file, entry)
-            if opened is None:
-                gaps.append(Lost(page, entry.key, entry.key + b"\0", "an entry is damaged"))
-            else:
-                self._journals[rank][entry.key], hashed = opened
-                if rank == NEWEST:
-                    self._sum.add(hashed)
-        if gaps:
-            # Any row may have been changed by what is lost.
-            why = f"a part of the journal is lost: {gaps[0].why}"
-            for table in SAVED_TABLES:
-                self._gaps.of(rank, table).append(Lost(gaps[0].page, b"", None, why))
-
-    def _lay_journals(self) -> None:
-        """Change the rows of each tree as its journal says, in the order of its entries."""
-        newest, before = self._journals
-        for (table, key), value in fold(before).items():
-            if self._gaps.has(table, key, NEWEST):
-                self._rows.lay(table, key, BEFORE, value)
+    def _lay_log(self) -> None:
+        """Change the rows of the newest tree as the log says, and take its objects."""
+        for record in self._unapplied():
+            entry = decode_entry(record.position.lsn, record.body)
+            for table, key, value in entry.rows:
+                if table not in SAVED_TABLES:
+                    continue
+                self._rows.lay(table, key, NEWEST, value)
+                if value is None:
+                    self._gone.add((table, key))
+                else:
+                    self._gone.discard((table, key))
+            for key, value in entry.slabs:
+                self._slabs.take_logged(key, value)
         self._rows.keep()
-        if self._has_journal[NEWEST] and self._gaps.of(NEWEST, JOURNAL):
-            newest = before | newest
-        for (table, key), value in fold(newest).items():
-            self._rows.lay(table, key, NEWEST, value)
-            if value is None:
-                self._gone.add((table, key))
-        self._rows.keep()
+
+    def _unapplied(self) -> list[Survivor]:
+        """The records of the log that the newest tree does not hold, as far as can be told."""
+        state, log = self._log_state, self._log or []
+        if state is None:
+            # Nothing says what was applied: the records of the newest log.
+            self.lost_commits = "nothing says which commits of the log the tables hold"
+            return [record for record in log if record.log_id == log[-1].log_id]
+        if not state.in_use:
+            return []
+        found = [
+            record
+            for record in log
+            if record.log_id == state.log_id and record.position.lsn > state.applied.lsn
+        ]
+        numbers = [record.position.lsn for record in found]
+        last = max([state.applied.lsn, *numbers, *(record.flushed_lsn for record in found)])
+        if self._log is None:
+            self.lost_commits = "the log is missing, and with it perhaps the last commits"
+        elif numbers != list(range(state.applied.lsn + 1, last + 1)):
+            self.lost_commits = "records of the log are damaged: the commits in them are lost"
+        return found
 
     # --- what nothing leads to ----------------------------------------------------------------
 
@@ -257,13 +260,6 @@ class Digging:
                     self._rows.take(table, entry.key, STRAY, value)
                     self.stray_rows += 1
                     return
-        opened = find_entry(self._file, entry) if wounded else None
-        if opened is None:
-            return
-        for (table, key), value in fold({entry.key: opened[0]}).items():
-            if value is not None and self._may_be_stray(table, key):
-                self._rows.take(table, key, STRAY, value)
-                self.stray_rows += 1
 
     def _may_be_stray(self, table: str, key: bytes) -> bool:
         """Can a row be lost here, so that one of an old page counts?"""

@@ -15,6 +15,7 @@ from casstore.engine.lmdb.excavation.gaps import ANY_TABLE, Gaps, LostRows
 from casstore.engine.lmdb.excavation.keyless import place_dictionaries, place_slabs
 from casstore.engine.lmdb.excavation.ranks import NEWEST
 from casstore.engine.lmdb.excavation.reaching import Marked
+from casstore.engine.lmdb.log import LOG_FILE, surviving_records
 from casstore.engine.lmdb.pages import PageFile
 from casstore.engine.protocol import NewObject, Row, StoredObject
 from casstore.errors import StoreNotFoundError
@@ -41,10 +42,12 @@ class Excavation:
             self._rows = FoundRows()
             self._slabs = FoundSlabs(self._file)
             self._gaps = Gaps()
-            digging = Digging(self._file, self._rows, self._slabs, self._gaps, progress)
+            log = surviving_records(os.path.join(path, LOG_FILE))
+            digging = Digging(self._file, self._rows, self._slabs, self._gaps, log, progress)
             runs = digging.run()
             self.stray_rows = digging.stray_rows
             self._has_other_rows = digging.has_other_rows
+            self._lost_commits = digging.lost_commits
             if self._gaps.of(NEWEST, SLABS):
                 place_slabs(self._file, self._slabs, runs)
             self._slabs.sort()
@@ -86,6 +89,8 @@ class Excavation:
         if self._has_other_rows:
             why = "the rows are not those last written: some are older or missing"
             found.append(LostRows(ANY_TABLE, b"", None, why))
+        if self._lost_commits is not None:
+            found.append(LostRows(ANY_TABLE, b"", None, self._lost_commits))
         return found
 
     # --- objects --------------------------------------------------------------------------

@@ -29,7 +29,7 @@ _COUNTING: Final = frozenset(
 
 
 class _Taken(NamedTuple):
-    """A row that was found. ``on_top``: by the journal, and it counts before the table's."""
+    """A row that was found. ``on_top``: in the log, and it counts before the table's."""
 
     table: str
     key: bytes
@@ -78,7 +78,7 @@ class FoundRows:
             self.keep()
 
     def lay(self, table: str, key: bytes, rank: int, value: bytes | None) -> None:
-        """Change a row as a journal says, which counts before the table of its tree."""
+        """Change a row as the log says, which counts before the table."""
         self._waiting.append(_Taken(table, key, rank, value, on_top=True))
 
     def keep(self) -> None:

@@ -42,6 +42,7 @@ class FoundSlabs:
     def __init__(self, file: PageFile) -> None:
         self._file = file
         self._found: list[FoundSlab] = []
+        self._logged: list[bytes] = []
         self._dictionaries: dict[int, bytes] = {}
         self._compressor = Compressor(self._dictionary)
         self._decoded: OrderedDict[FoundSlab, Slab] = OrderedDict()
@@ -82,6 +83,16 @@ class FoundSlabs:
         page = self._file.page(number)
         return -1 if page is None else page.entries.index(entry)
 
+    def take_logged(self, key: bytes, value: bytes) -> None:
+        """Take in a slab of a commit in the log, which was proven with its record."""
+        self._logged.append(value)
+        last_id = int.from_bytes(key, "big")
+        # A negative page says where in the list it stands.
+        found = FoundSlab(
+            last_id, NEWEST, slabs.count_of(value), -len(self._logged), -1, len(value)
+        )
+        self._found.append(found)
+
     def add(self, found: FoundSlab) -> None:
         """Take in a slab of which it was found out where it belongs."""
         self._found.append(found)
@@ -104,7 +115,7 @@ class FoundSlabs:
 
     def runs(self) -> set[int]:
         """The first pages of those that lie in runs of their own."""
-        return {found.page for found in self._found if found.entry < 0}
+        return {found.page for found in self._found if found.entry < 0 <= found.page}
 
     @property
     def stray_count(self) -> int:
@@ -154,6 +165,8 @@ class FoundSlabs:
         return found
 
     def _value(self, found: FoundSlab) -> bytes:
+        if found.page < 0:
+            return self._logged[-found.page - 1]
         if found.entry < 0:
             pages = self._file.run_length(found.size)
             data = self._file.read(found.page, pages)

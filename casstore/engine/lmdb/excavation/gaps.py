@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from casstore.engine.lmdb.creation import JOURNAL
 from casstore.engine.lmdb.excavation.ranks import NEWEST, SAVED_TABLES
 from casstore.engine.lmdb.pages import Lost
 
@@ -52,8 +51,8 @@ class Gaps:
         return [table for table in SAVED_TABLES if self._gaps[NEWEST][table]]
 
     def any_rows(self, rank: int) -> bool:
-        """Could any row, or a part of the journal, not be read in a tree?"""
-        return any(self._gaps[rank][table] for table in (*SAVED_TABLES, JOURNAL))
+        """Could any row not be read in a tree?"""
+        return any(self._gaps[rank][table] for table in SAVED_TABLES)
 
     def lost_rows(self) -> list[LostRows]:
         """Where rows may be missing, table by table."""

@@ -1,31 +1,23 @@
-"""Names of objects that are lost themselves: from indexes, journals and copies of any time."""
+"""Names of objects that are lost themselves: from indexes and copies of any time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
 
 from casstore.engine.lmdb.excavation.found_slabs import FoundSlabs
-from casstore.engine.lmdb.excavation.journal_entries import find_entry
 from casstore.engine.lmdb.index import PREFIX_BYTES, read_key
 from casstore.engine.lmdb.pages import PageFile
 from casstore.errors import CorruptionError
-from casstore.format.hashing import DIGEST_BYTES
-
-_ID_BYTES: Final = 8
 
 
 def index_rows(file: PageFile) -> Iterator[tuple[bytes, int]]:
-    """A digest, or how it begins, and an id: whatever names an object, of any time.
+    """How a digest begins, and an id: whatever names an object, of any time.
 
     What only looks so may be among them: proven where it is used.
     """
     for page in file.pages():
         for entry in page.entries:
-            opened = find_entry(file, entry) if len(entry.key) == _ID_BYTES else None
-            if opened is not None:
-                yield from opened[0].named.items()
-            elif entry.value is not None and not entry.size:
+            if entry.value is not None and not entry.size:
                 try:
                     yield entry.key[:PREFIX_BYTES], read_key(entry.key)
                 except CorruptionError:
@@ -33,14 +25,10 @@ def index_rows(file: PageFile) -> Iterator[tuple[bytes, int]]:
 
 
 def find_names(file: PageFile, found: FoundSlabs, unknown: set[int]) -> None:
-    """Learn the names of lost objects: from journals, or where the same is stored again."""
+    """Learn the names of lost objects where the same is stored again."""
     begins: dict[bytes, list[int]] = {}
     for name, object_id in index_rows(file) if unknown else ():
-        if object_id not in unknown:
-            continue
-        if len(name) == DIGEST_BYTES:
-            found.lost_names[object_id] = name
-        else:
+        if object_id in unknown:
             begins.setdefault(name, []).append(object_id)
     for slab in found if begins else ():
         try:

@@ -1,0 +1,205 @@
+"""Applying the log: what its commits changed goes into the tables, in one LMDB transaction.
+
+A row that changed a hundred times is written once, and the objects of many small commits become
+slabs of full size. LMDB flushes the transaction, and the row ``log`` in it says which commit it
+goes up to; from then on the space of those records can be used again.
+
+    log    in use 1 ‖ log id 8 ‖ LSN 8 ‖ offset 8 ‖ checksum of the last record 16 ‖ checksum 8
+
+The row stands in the unnamed database, whose page every transaction writes anyway. While the
+log is not in use, the tables hold everything, and whatever file lies there is ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from struct import Struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import lmdb
+
+from casstore.engine.compression import Compressor
+from casstore.engine.lmdb import notes
+from casstore.engine.lmdb import slab as slabs
+from casstore.engine.lmdb.index import AnyTransaction, index_key
+from casstore.engine.lmdb.log import Position, first_position
+from casstore.engine.lmdb.memtable import Entry, Name
+from casstore.engine.lmdb.rows import CHECKSUM_BYTES as ROW_CHECKSUM_BYTES
+from casstore.engine.lmdb.rows import SUM_KEY, RowSum, prove_row, row_hash
+from casstore.errors import CorruptionError
+from casstore.format.hashing import plain_hash
+
+if TYPE_CHECKING:
+    from casstore.engine.lmdb.environment import Environment
+
+LOG_KEY: Final = b"log"
+#: Slabs of commits are joined up to this size.
+JOINED_BYTES: Final = slabs.TARGET_RAW_BYTES
+_STATE: Final = Struct("<?8sQQ16s")
+_STATE_CHECKSUM_BYTES: Final = 8
+_NO_LOG: Final = bytes(8)
+
+
+class LogState(NamedTuple):
+    """Which commits the tables hold, and where in which log the next ones are."""
+
+    in_use: bool
+    log_id: bytes
+    applied: Position
+
+    def encode(self) -> bytes:
+        """The row that says so."""
+        state = _STATE.pack(self.in_use, self.log_id, *self.applied)
+        return state + plain_hash(state)[:_STATE_CHECKSUM_BYTES]
+
+    def closed(self) -> LogState:
+        """The same with the log out of use."""
+        return LogState(False, _NO_LOG, first_position(self.applied.lsn, _NO_LOG))
+
+
+def new_log_state() -> LogState:
+    """That of a new store."""
+    return LogState(False, _NO_LOG, first_position(0, _NO_LOG))
+
+
+def read_log_state(txn: AnyTransaction, path: str) -> LogState:
+    """What the tables that ``txn`` sees say of the log."""
+    found = txn.get(LOG_KEY)
+    state = None if found is None else decode_log_state(bytes(found))
+    if state is None:
+        raise CorruptionError(f"{path} does not say which log it needs, or that row is damaged")
+    return state
+
+
+def decode_log_state(row: bytes) -> LogState | None:
+    """What the row ``log`` says; None if it is damaged."""
+    state, checksum = row[:-_STATE_CHECKSUM_BYTES], row[-_STATE_CHECKSUM_BYTES:]
+    if len(state) != _STATE.size or plain_hash(state)[:_STATE_CHECKSUM_BYTES] != checksum:
+        return None
+    in_use, log_id, lsn, offset, last = _STATE.unpack(state)
+    return LogState(in_use, log_id, Position(lsn, offset, last))
+
+
+def next_free_id(txn: AnyTransaction, env: Environment) -> int:
+    """Ids start at 1 and go on behind the last slab, which is never removed."""
+    cursor: lmdb.Cursor[bytes] | lmdb.Cursor[memoryview] = txn.cursor(db=env.slabs)
+    return int.from_bytes(cursor.key(), "big") + 1 if cursor.last() else 1
+
+
+def full_slabs(entries: Iterable[Entry], compressor: Compressor) -> list[tuple[bytes, bytes]]:
+    """The slabs to store for these entries: small ones joined, then compressed."""
+    stored: list[tuple[bytes, bytes]] = []
+    run: list[slabs.Sheet] = []
+    raw_bytes = objects = 0
+
+    def close() -> None:
+        nonlocal run, raw_bytes, objects
+        if run:
+            stored.append(slabs.join(run).seal(lambda raw: _compressed(raw, compressor)))
+        run, raw_bytes, objects = [], 0, 0
+
+    for key, value in chain.from_iterable([entry.slabs for entry in entries]):
+        if not slabs.is_raw(value):
+            close()
+            stored.append((key, value))
+            continue
+        sheet = slabs.read_sheet(key, value)
+        pieces = [sheet]
+        if len(sheet.body) > slabs.TARGET_RAW_BYTES:
+            pieces = slabs.split(sheet)
+        for piece in pieces:
+            if run and (
+                raw_bytes + len(piece.body) > JOINED_BYTES
+                or objects + len(piece.kinds) > slabs.MAX_OBJECTS
+            ):
+                close()
+            run.append(piece)
+            raw_bytes += len(piece.body)
+            objects += len(piece.kinds)
+    close()
+    return stored
+
+
+def _compressed(raw: bytes, compressor: Compressor) -> tuple[int, int, bytes]:
+    """Compress, and prove that it can be undone: the log forgets these commits."""
+    codec, dictionary, payload = compressor.compress(raw)
+    if compressor.inflate(codec, dictionary, payload, len(raw)) != raw:
+        raise CorruptionError("a slab would not have survived being compressed")
+    return codec, dictionary, payload
+
+
+def apply_entries(
+    env: Environment,
+    txn: lmdb.Transaction[bytes],
+    entries: Sequence[Entry],
+    stored: Sequence[tuple[bytes, bytes]],
+    state: LogState,
+) -> None:
+    """Write what entries changed into the tables; ``stored`` are their slabs."""
+    if entries:
+        rows: dict[tuple[str, bytes], bytes | None] = {}
+        for table, key, value in chain.from_iterable([entry.rows for entry in entries]):
+            rows[table, key] = value
+        if rows:
+            notes.note_rows(env, txn, rows, entries[-1].now_ms)
+            _apply_rows(env, txn, rows)
+        _apply_names(env, txn, entries)
+        if stored and not all(
+            # py-lmdb reports an out-of-order append by returning False.
+            txn.put(key, value, append=True, db=env.slabs)
+            for key, value in stored
+        ):
+            raise CorruptionError(f"{env.path}: new slabs are not the last")
+        for entry in entries:
+            if entry.touched:
+                notes.touch(env, txn, entry.touched, entry.now_ms)
+    txn.put(LOG_KEY, state.encode())
+
+
+def _apply_rows(
+    env: Environment,
+    txn: lmdb.Transaction[bytes],
+    rows: dict[tuple[str, bytes], bytes | None],
+) -> None:
+    """Each row is read once and written once: when LMDB replaces a long value by a shorter
+    one within a transaction, it keeps the longer run of pages, which its own verifier then
+    calls damage.
+    """
+    total = RowSum(txn.get(SUM_KEY))
+    puts: dict[str, list[tuple[bytes, bytes]]] = {}
+    for (table, key), value in rows.items():
+        database = env.tables[table]
+        stored = txn.get(key, None, database)
+        if stored is not None:
+            total.subtract(prove_row(table, key, stored)[1])
+        if value is not None:
+            hashed = row_hash(table, key, value)
+            total.add(hashed)
+            if table not in puts:
+                puts[table] = []
+            puts[table].append((key, value + hashed[:ROW_CHECKSUM_BYTES]))
+        elif stored is not None:
+            txn.delete(key, db=database)
+    for table, changed in puts.items():
+        # In order, neighbours share the way down the tree.
+        changed.sort()
+        txn.cursor(env.tables[table]).putmulti(changed)
+    txn.put(SUM_KEY, total.encode())
+
+
+def _apply_names(env: Environment, txn: lmdb.Transaction[bytes], entries: Sequence[Entry]) -> None:
+    added: set[Name] = set()
+    for entry in entries:
+        for name in entry.unnamed:
+            if name in added:
+                added.discard(name)
+            else:
+                txn.delete(index_key(*name), db=env.index)
+        added.update(entry.named)
+    if added:
+        keys = sorted([(index_key(*name), b"") for name in added])
+        _, number = txn.cursor(env.index).putmulti(keys, overwrite=False)
+        if number != len(keys):
+            # Each was looked up before it was named, and was not there.
+            raise CorruptionError(f"{env.path}: the index names an object of the log already")

@@ -1,0 +1,439 @@
+"""The redo log: what each commit changes, in a file that is flushed once for each commit.
+
+    offset 0     magic 8 ‖ log id 8 ‖ checksum of both 8
+    offset 64    published LSN 8 ‖ flushed LSN 8 ‖ applying LSN 8 ‖ generation 8: shared by the
+                 processes that have the store open
+    offset 4096  records, each padded to 64 bytes
+    record       magic 4 ‖ length of the body 4 ‖ log id 8 ‖ LSN 8 ‖ flushed LSN 8 ‖
+                 checksum of the record before 16 ‖ checksum 16 ‖ body
+
+Records are numbered without a gap (LSN, log sequence number). The log is circular: a record
+begins where the one before ends, or at offset 4096 if there is no space. A record belongs to
+the log if it has the log's id, the next number, the checksum of the record before it, and its
+own. So neither a torn record nor one from an earlier round is taken for a commit.
+
+The header and each record say up to which number the log was flushed when they were written. A
+damaged record with a higher number is the torn end of the log. A damaged record that was flushed
+is damage, and opening the store fails: the commits behind it were acknowledged.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from collections.abc import Iterator
+from struct import Struct
+from typing import Final, NamedTuple
+
+from casstore.engine.files import flush_file, storage_error, write_at
+from casstore.engine.forks import Descriptor
+from casstore.errors import CorruptionError, StorageError
+from casstore.format.hashing import plain_hash
+
+LOG_FILE: Final = "redo.log"
+ID_BYTES: Final = 8
+CHECKSUM_BYTES: Final = 16
+
+_MAGIC: Final = b"casslog1"
+_RECORD_MAGIC: Final = b"rec1"
+_HEADER_CHECKSUM_BYTES: Final = 8
+_HEADER_BYTES: Final = len(_MAGIC) + ID_BYTES + _HEADER_CHECKSUM_BYTES
+# Little-endian, as LMDB's own file is wherever this runs.
+_NUMBER: Final = Struct("<Q")
+_SHARED: Final = Struct("<QQQ8s")
+_PUBLISHED_AT: Final = 64
+_FLUSHED_AT: Final = 72
+_APPLYING_AT: Final = 80
+_GENERATION_AT: Final = 88
+_GENERATION_BYTES: Final = 8
+_FIRST_OFFSET: Final = 4096
+_RECORD: Final = Struct("<4sI8sQQ16s16s")
+_RECORD_BYTES: Final = _RECORD.size
+_ALIGNMENT: Final = 64
+_PADDING: Final = [bytes(length) for length in range(_ALIGNMENT)]
+
+FIRST_LOG_BYTES: Final = 512 << 10
+#: How long the log may become, if nothing else is said. When it is full, a commit first applies
+#: it to the tables.
+MAX_LOG_BYTES: Final = 16 << 20
+# However long a damaged log is.
+_MAX_SURVIVING_BYTES: Final = 1 << 30
+# The log grows only while the disk has this many times its new length left.
+_FREE_SHARE: Final = 4
+# Zeros are written in parts of this size.
+_FILL_BYTES: Final = 1 << 20
+
+# One call that writes and flushes. Where the system has none, there are two.
+_WRITE_AND_FLUSH: Final = getattr(os, "RWF_DSYNC", 0)
+
+
+class Position(NamedTuple):
+    """A place between two records: the number of the record before, and where it ends."""
+
+    lsn: int
+    #: Where the next record begins, unless it has to begin at the first offset.
+    offset: int
+    #: The checksum of the record before.
+    chain: bytes
+
+
+class Record(NamedTuple):
+    """A record, where it begins, and the position behind it."""
+
+    offset: int
+    position: Position
+    body: bytes
+
+
+def first_position(lsn: int, log_id: bytes) -> Position:
+    """The position before the first record of a new log."""
+    return Position(lsn, _FIRST_OFFSET, log_id.ljust(CHECKSUM_BYTES, b"\0"))
+
+
+class RedoLog:
+    """The log file of a store, open. Writers must hold the store's log lock."""
+
+    def __init__(self, handle: Descriptor, path: str, max_bytes: int) -> None:
+        """``max_bytes``: how long it may become. Raises OSError."""
+        self._handle = handle
+        self.path = path
+        self._max_bytes = max_bytes
+        #: The id in the header; empty if there is none, or it is damaged.
+        self.id = b""
+        # A failed flush says nothing of what reached the disk: nothing more may be written.
+        self._failure: StorageError | None = None
+        self.read_header()
+
+    def read_header(self) -> None:
+        """Read the id and map what the processes share. Raises OSError."""
+        self.size_bytes = os.fstat(self._handle.fileno()).st_size
+        header = os.pread(self._handle.fileno(), _HEADER_BYTES, 0)
+        content, checksum = header[:-_HEADER_CHECKSUM_BYTES], header[-_HEADER_CHECKSUM_BYTES:]
+        whole = content.startswith(_MAGIC) and checksum == plain_hash(content)[: len(checksum)]
+        log_id = content[len(_MAGIC) :] if whole and self.size_bytes >= _FIRST_OFFSET else b""
+        # The id last: whoever finds it right relies on the map.
+        self._shared: mmap.mmap | bytes = (
+            mmap.mmap(self._handle.fileno(), _FIRST_OFFSET, prot=mmap.PROT_READ)
+            if log_id
+            else bytes(_FIRST_OFFSET)
+        )
+        self.id = log_id
+
+    def fileno(self) -> int:
+        """The number of the descriptor."""
+        return self._handle.fileno()
+
+    def close(self) -> None:
+        """Release the descriptor."""
+        self._shared = bytes(_FIRST_OFFSET)
+        self._handle.close()
+
+    # --- what the processes share -------------------------------------------------------------
+
+    @property
+    def published_lsn(self) -> int:
+        """The last record that readers may see."""
+        number: int = _NUMBER.unpack_from(self._shared, _PUBLISHED_AT)[0]
+        return number
+
+    @property
+    def flushed_lsn(self) -> int:
+        """The last record that is known to be on the disk."""
+        number: int = _NUMBER.unpack_from(self._shared, _FLUSHED_AT)[0]
+        return number
+
+    @property
+    def applying_lsn(self) -> int:
+        """No table holds the work of a record with a higher number."""
+        number: int = _NUMBER.unpack_from(self._shared, _APPLYING_AT)[0]
+        return number
+
+    @property
+    def generation(self) -> bytes:
+        """What the first writer after a crash changes, when it has read the log to its end."""
+        return bytes(self._shared[_GENERATION_AT : _GENERATION_AT + _GENERATION_BYTES])
+
+    def publication(self, lsn: int, *, flushed: bool) -> tuple[int, bytes, int]:
+        """The arguments of the ``os.pwrite`` that lets readers see a record.
+
+        A write to the file, not to the map: the kernel wakes those who watch the file. The
+        caller makes the call itself, so that no interrupt comes between it and what follows.
+        """
+        # The flushed number stands behind the published one.
+        numbers = _NUMBER.pack(lsn) * 2 if flushed else _NUMBER.pack(lsn)
+        return self._handle.fileno(), numbers, _PUBLISHED_AT
+
+    def note_applying(self, lsn: int) -> None:
+        """Announce, durably, that tables are about to hold the work of records up to this one.
+
+        So tables that hold more than their log announces are newer than it.
+        """
+        number = self._handle.fileno()
+        try:
+            os.pwritev(number, (_NUMBER.pack(lsn),), _APPLYING_AT, _WRITE_AND_FLUSH)
+            if not _WRITE_AND_FLUSH:
+                flush_file(number)
+        except OSError as exc:
+            raise storage_error(f"cannot write {self.path}", exc) from exc
+
+    def share(self, lsn: int, applied_lsn: int) -> None:
+        """Begin to share numbers after a crash: no other process may have the store open to write.
+
+        The log is flushed, because nobody knows how much of it is.
+        """
+        shared = _SHARED.pack(lsn, lsn, applied_lsn, os.urandom(_GENERATION_BYTES))
+        try:
+            flush_file(self._handle.fileno())
+            os.pwrite(self._handle.fileno(), shared, _PUBLISHED_AT)
+        except OSError as exc:
+            raise storage_error(f"cannot write {self.path}", exc) from exc
+
+    # --- beginning ----------------------------------------------------------------------------
+
+    def begin(self, log_id: bytes, lsn: int) -> Position:
+        """Begin a new log, durably; the position before its first record.
+
+        What stands in the file belongs to another id, and counts no more.
+        """
+        content = _MAGIC + log_id
+        header = content + plain_hash(content)[:_HEADER_CHECKSUM_BYTES]
+        shared = _SHARED.pack(lsn, lsn, lsn, os.urandom(_GENERATION_BYTES))
+        header = header.ljust(_PUBLISHED_AT, b"\0") + shared
+        try:
+            self._fill(FIRST_LOG_BYTES)
+            write_at(self._handle.fileno(), header, 0)
+            os.fsync(self._handle.fileno())
+            self.read_header()
+        except OSError as exc:
+            raise storage_error(f"cannot write {self.path}", exc) from exc
+        return first_position(lsn, log_id)
+
+    def _fill(self, size_bytes: int) -> None:
+        """Make the file this long, of zeros that were written.
+
+        Space that is only allocated costs a flush of metadata when it is first written to.
+        """
+        while self.size_bytes < size_bytes:
+            part = min(_FILL_BYTES, size_bytes - self.size_bytes)
+            write_at(self._handle.fileno(), bytes(part), self.size_bytes)
+            self.size_bytes += part
+
+    # --- appending ----------------------------------------------------------------------------
+
+    def find_space(self, end: Position, oldest: int | None, body_bytes: int) -> int | None:
+        """The offset for a record of this length, or None if the log has no space for it.
+
+        ``end`` is the position behind the last record, ``oldest`` the offset of the first that
+        is not applied yet; None: all are.
+        """
+        length = _padded(_RECORD_BYTES + body_bytes)
+        offset = end.offset
+        if oldest is None:
+            offset = oldest = _FIRST_OFFSET
+        elif offset <= oldest:
+            # Gone round: the records behind the oldest end at the end of the file.
+            return offset if offset + length <= oldest else None
+        if offset + length <= self.size_bytes:
+            return offset
+        if _FIRST_OFFSET + length <= oldest:
+            return _FIRST_OFFSET
+        return offset if self._grow(offset + length) else None
+
+    def _grow(self, needed_bytes: int) -> bool:
+        self.size_bytes = os.fstat(self._handle.fileno()).st_size
+        wanted = self.size_bytes
+        while wanted < needed_bytes:
+            wanted *= 2
+        if wanted > self._max_bytes or self._is_disk_low(wanted):
+            return False
+        try:
+            self._fill(wanted)
+            os.fsync(self._handle.fileno())
+        except OSError:
+            # The disk is full. What was added so far is zeros, and may stay.
+            self.size_bytes = os.fstat(self._handle.fileno()).st_size
+            return self.size_bytes >= needed_bytes
+        return True
+
+    def _is_disk_low(self, wanted_bytes: int) -> bool:
+        """Could what a log of this length holds perhaps not be applied for lack of space?"""
+        free = os.fstatvfs(self._handle.fileno())
+        return free.f_bavail * free.f_frsize < _FREE_SHARE * wanted_bytes
+
+    def append(self, end: Position, offset: int, body: bytes, *, flush: bool) -> Position:
+        """Write a record behind ``end``, at ``offset``; the position behind it.
+
+        It is not published. Raises StorageError; then the record does not count, not even
+        after a crash, or the error says that the outcome is unknown.
+        """
+        self.require_sound()
+        if offset != end.offset:
+            self._clear(end)
+        flushed_lsn = self.flushed_lsn
+        lsn = end.lsn + 1
+        fields = (_RECORD_MAGIC, len(body), self.id, lsn, flushed_lsn, end.chain)
+        unsealed = _RECORD.pack(*fields, b"")[:-CHECKSUM_BYTES]
+        checksum = plain_hash(unsealed + body)[:CHECKSUM_BYTES]
+        length = _RECORD_BYTES + len(body)
+        padded = _padded(length)
+        parts = (unsealed, checksum, body, _PADDING[padded - length])
+        number = self._handle.fileno()
+        # The flag flushes what this call writes, and nothing before it.
+        at_once = _WRITE_AND_FLUSH if flush and flushed_lsn >= end.lsn else 0
+        try:
+            if os.pwritev(number, parts, offset, at_once) != padded:
+                write_at(number, b"".join(parts), offset)
+                at_once = 0
+            if flush and not at_once:
+                flush_file(number)
+        except OSError as exc:
+            # A limit on the length of files is checked before anything is written.
+            if exc.errno != errno.EFBIG:
+                self.cancel(offset, exc)
+            raise storage_error(f"cannot write {self.path}", exc) from exc
+        return Position(lsn, offset + padded, checksum)
+
+    def _clear(self, end: Position) -> None:
+        """Remove a record that was written behind ``end`` and never published, durably.
+
+        Its writer was killed or interrupted. A reader would look there first, and take it for
+        the record that is about to be written elsewhere.
+        """
+        try:
+            if self._read_at(end.offset, end) is not None:
+                write_at(self._handle.fileno(), bytes(_RECORD_BYTES), end.offset)
+                flush_file(self._handle.fileno())
+        except OSError as exc:
+            raise storage_error(f"cannot write {self.path}", exc) from exc
+
+    def cancel(self, offset: int, reason: OSError) -> None:
+        """Make sure that a record which could not be flushed or published never counts."""
+        try:
+            write_at(self._handle.fileno(), bytes(_RECORD_BYTES), offset)
+            flush_file(self._handle.fileno())
+        except OSError as exc:
+            self._failure = StorageError(
+                f"{self.path} could not be written ({reason.strerror}), and neither could the "
+                f"failed commit be undone ({exc.strerror}): it may or may not have happened; "
+                "close the store, and open it again when the disk is sound"
+            )
+            raise self._failure from exc
+
+    def flush(self, lsn: int) -> bool:
+        """Flush all records up to this one, which was published; False if there is no need."""
+        self.require_sound()
+        if self.flushed_lsn >= lsn:
+            return False
+        try:
+            flush_file(self._handle.fileno())
+            os.pwrite(self._handle.fileno(), _NUMBER.pack(lsn), _FLUSHED_AT)
+        except OSError as exc:
+            self._failure = StorageError(
+                f"{self.path} could not be flushed ({exc.strerror}): commits that did not wait "
+                "for it may be lost; close the store, and open it again when the disk is sound"
+            )
+            raise self._failure from exc
+        return True
+
+    def require_sound(self) -> None:
+        """Raise if nothing more may be written to this log."""
+        if self._failure is not None:
+            raise StorageError(*self._failure.args)
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def read_next(self, end: Position) -> Record | None:
+        """The record behind a position; None if there is none."""
+        try:
+            record = self._read_at(end.offset, end)
+            if record is None and end.offset != _FIRST_OFFSET:
+                record = self._read_at(_FIRST_OFFSET, end)
+            return record
+        except OSError as exc:
+            raise storage_error(f"cannot read {self.path}", exc) from exc
+
+    def _read_at(self, offset: int, end: Position) -> Record | None:
+        header = os.pread(self._handle.fileno(), _RECORD_BYTES, offset)
+        if len(header) < _RECORD_BYTES:
+            return None
+        magic, body_bytes, log_id, lsn, _, chain, checksum = _RECORD.unpack(header)
+        if (
+            magic != _RECORD_MAGIC
+            or log_id != self.id
+            or lsn != end.lsn + 1
+            or chain != end.chain
+            or body_bytes > os.fstat(self._handle.fileno()).st_size
+        ):
+            return None
+        body = os.pread(self._handle.fileno(), body_bytes, offset + _RECORD_BYTES)
+        if len(body) != body_bytes or not _is_proven(header, body):
+            return None
+        behind = offset + _padded(_RECORD_BYTES + body_bytes)
+        return Record(offset, Position(lsn, behind, checksum), body)
+
+    def require_end(self, end: Position) -> None:
+        """Raise CorruptionError if the log says that a record behind ``end`` was flushed."""
+        flushed_lsn = max(
+            [
+                # Written after each flush, so whatever of it is on the disk is true.
+                self.flushed_lsn,
+                *(each.flushed_lsn for each in _scan(self._read_all()) if each.log_id == self.id),
+            ]
+        )
+        if flushed_lsn > end.lsn:
+            raise CorruptionError(
+                f"{self.path} is damaged: commit {end.lsn + 1} cannot be read, and was flushed; "
+                "restore a backup, salvage the store, or run `casstore recover --discard-log` to "
+                "go on without the commits in the log"
+            )
+
+    def _read_all(self) -> bytes:
+        try:
+            return os.pread(self._handle.fileno(), os.fstat(self._handle.fileno()).st_size, 0)
+        except OSError as exc:
+            raise storage_error(f"cannot read {self.path}", exc) from exc
+
+
+class Survivor(NamedTuple):
+    """A record that proves itself, wherever it stands."""
+
+    log_id: bytes
+    flushed_lsn: int
+    position: Position
+    body: bytes
+
+
+def _scan(content: bytes) -> Iterator[Survivor]:
+    """All records in a log that prove themselves, in the order in which they stand there."""
+    at = content.find(_RECORD_MAGIC, _FIRST_OFFSET)
+    while at >= 0:
+        header = content[at : at + _RECORD_BYTES]
+        if not at % _ALIGNMENT and len(header) == _RECORD_BYTES:
+            _, body_bytes, log_id, lsn, flushed_lsn, _, checksum = _RECORD.unpack(header)
+            body = content[at + _RECORD_BYTES : at + _RECORD_BYTES + body_bytes]
+            if _is_proven(header, body):
+                yield Survivor(log_id, flushed_lsn, Position(lsn, at, checksum), body)
+        at = content.find(_RECORD_MAGIC, at + 1)
+
+
+def _is_proven(header: bytes, body: bytes) -> bool:
+    """Does a record have the checksum that its header says?"""
+    unsealed, checksum = header[:-CHECKSUM_BYTES], header[-CHECKSUM_BYTES:]
+    return plain_hash(unsealed + body)[:CHECKSUM_BYTES] == checksum
+
+
+def surviving_records(path: str) -> list[Survivor] | None:
+    """The records of a log that may be damaged, in the order of their numbers; None: no log."""
+    try:
+        with open(path, "rb") as source:
+            content = source.read(_MAX_SURVIVING_BYTES)
+    except FileNotFoundError:
+        return None
+    except OSError as exc:
+        raise storage_error(f"cannot read {path}", exc) from exc
+    return sorted(_scan(content), key=lambda record: record.position.lsn)
+
+
+def _padded(length: int) -> int:
+    return -(-length // _ALIGNMENT) * _ALIGNMENT

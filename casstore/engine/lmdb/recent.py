@@ -1,0 +1,536 @@
+"""Recent commits: from the log into memory, and from there into the tables.
+
+A commit is a record in the log (``log``) and an entry in memory (``memtable``). Readers see
+both together: the tables as of one LMDB transaction, and over them the entries since. Behind
+the writers, or when the log is full, the entries are applied to the tables (``applying``).
+
+Two locks order the processes that write to a store. Who appends to the log holds the file
+lock ``locks/log``; who changes tables holds LMDB's write lock. Applying the log needs only the
+second, so commits go on meanwhile. What removes anything from the tables needs both, the file
+lock first.
+
+The number that readers start from is published in the log's first page. Before tables change,
+the number that they will then hold is written there as well (``applying``). A reader whose
+tables may hold more than its entries begins again.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from fcntl import LOCK_EX, LOCK_UN, flock
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import lmdb
+
+from casstore.engine.files import storage_error
+from casstore.engine.lmdb.applying import (
+    LogState,
+    apply_entries,
+    full_slabs,
+    next_free_id,
+    read_log_state,
+)
+from casstore.engine.lmdb.directory import StoreDirectory
+from casstore.engine.lmdb.log import (
+    ID_BYTES,
+    LOG_FILE,
+    Position,
+    Record,
+    RedoLog,
+    first_position,
+)
+from casstore.engine.lmdb.memtable import (
+    UNKNOWN_ID,
+    Entry,
+    Memtable,
+    View,
+    decode_entry,
+    encode_entry,
+)
+from casstore.engine.lmdb.translation import translate
+from casstore.errors import CorruptionError, StorageError
+
+if TYPE_CHECKING:
+    from casstore.engine.lmdb.batches import Answers, WriteBatch
+    from casstore.engine.lmdb.environment import Environment
+    from casstore.engine.lmdb.index import AnyTransaction
+
+#: A batch of more than this goes straight into the tables: LMDB flushes it as quickly.
+MAX_LOGGED_BYTES: Final = 1 << 20
+# A process that writes once should not have to take the log into use and out again.
+_DIRECT_COMMITS: Final = 1
+#: When this much has gathered, the log is applied behind the writers.
+APPLY_BYTES: Final = 256 << 10
+APPLY_CHANGES: Final = 2048
+_FOLLOW_TRIES: Final = 64
+
+
+class _Ground(NamedTuple):
+    """What is known of the tables, and what came since. Replaced as one: an interrupt may come
+    between any two assignments.
+    """
+
+    state: LogState
+    memtable: Memtable
+    #: The LMDB transaction that both were read from; -1 if that is not known.
+    transaction: int
+
+
+class Recent:
+    """The log and the memtable of one open store."""
+
+    def __init__(self, env: Environment, directory: StoreDirectory, log_bytes: int) -> None:
+        """``log_bytes``: how long the log may become."""
+        self._env = env
+        self._directory = directory
+        self._max_log_bytes = log_bytes
+        self._lock = directory.open_log_lock()
+        self._log: RedoLog | None = None
+        self._ground: _Ground
+        # Guards the memtable against a reader that reads the log while a writer adds to it.
+        self._following = threading.Lock()
+        # The LMDB transaction in which the log was last seen to be out of use.
+        self._unused_at = -1
+        self._direct_commits = 0
+        # What the log shared when this reader found that its last writer had crashed.
+        self._crashed = b""
+        #: How many records were read from the log of a store that was not closed.
+        self.recovered = 0
+
+    def log_number(self) -> int | None:
+        """The descriptor of the log; None if there is none yet."""
+        if self._log is None:
+            self._log = self._directory.open_log(self._max_log_bytes)
+        return None if self._log is None else self._log.fileno()
+
+    @property
+    def memtable(self) -> Memtable:
+        """The commits that this process knows and that may not be in the tables."""
+        return self._ground.memtable
+
+    @property
+    def _state(self) -> LogState:
+        """What the tables that ``memtable`` began with say of the log."""
+        return self._ground.state
+
+    @property
+    def log_bytes(self) -> int:
+        """The length of the log, as far as this process knows."""
+        return 0 if self._log is None else self._log.size_bytes
+
+    def open(self, *, writers: bool | None) -> None:
+        """Read the log; ``writers``: other processes have the store open to write.
+
+        Without them, a log that is in use was left by a crash. None: this process may not look.
+        """
+        self._reset()
+        if not self._env.readonly:
+            self._log = self._directory.open_log(self._max_log_bytes, create=True)
+        if self._state.in_use:
+            self._require_log()
+            if writers is None:
+                raise StorageError(
+                    f"no right to lock {self._env.path}, which was not closed or is being written "
+                    "to; who reads must be able to write to the files in its locks/"
+                )
+            if writers:
+                self.catch_up()
+            else:
+                self._recover()
+
+    def _reset(self) -> None:
+        """Begin with what the tables hold."""
+        with self._env.reading_bytes() as txn:
+            self._begin(txn)
+
+    def _begin(self, txn: AnyTransaction) -> None:
+        state = read_log_state(txn, self._env.path)
+        try:
+            next_id = next_free_id(txn, self._env)
+        except lmdb.CorruptedError:
+            # Whoever writes is told. Whoever reads or checks the rest is not held up.
+            next_id = UNKNOWN_ID
+        self._ground = _Ground(state, Memtable(state.applied, next_id), txn.id())
+
+    def _require_log(self) -> RedoLog:
+        """The log that the tables name."""
+        if self._log is None:
+            self._log = self._directory.open_log(self._max_log_bytes)
+        log = self._log
+        if log is not None and log.id != self._state.log_id:
+            try:
+                log.read_header()
+            except OSError as exc:
+                raise storage_error(f"cannot read {log.path}", exc) from exc
+        path = os.path.join(self._env.path, LOG_FILE)
+        if log is None or not log.id:
+            raise CorruptionError(
+                f"{path} is missing or damaged, and may hold the last commits of a store that "
+                "was not closed; put it back, or run `casstore recover --discard-log` to go on "
+                "without them"
+            )
+        if log.id != self._state.log_id:
+            raise CorruptionError(
+                f"{path} is the log of another store, or of an earlier state of this one; put "
+                "the right one back, or run `casstore recover --discard-log` to go on without "
+                "the commits that it may hold"
+            )
+        return log
+
+    def _recover(self) -> None:
+        """Read the log of a store that was not closed, up to its end."""
+        log = self._require_log()
+        if log.applying_lsn < self._state.applied.lsn:
+            raise CorruptionError(
+                f"{log.path} is older than the tables; put the newer one back, or run `casstore "
+                "recover --discard-log` to go on without the commits that it may hold"
+            )
+        while (record := log.read_next(self.memtable.last)) is not None:
+            self._add(record)
+            self.recovered += 1
+        log.require_end(self.memtable.last)
+        if self._env.readonly:
+            # Until a writer comes, the log does not change, and what it shares counts for nothing.
+            self._crashed = log.generation
+        else:
+            log.share(self.memtable.last.lsn, self.memtable.base.lsn)
+
+    def close(self) -> None:
+        """Release the files."""
+        if self._log is not None:
+            self._log.close()
+        if self._lock is not None:
+            self._lock.close()
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def current(self) -> Memtable:
+        """The memtable with everything that was published."""
+        log = self._log
+        if (
+            log is not None
+            and self._state.in_use
+            and log.published_lsn > self.memtable.last.lsn
+            and self._is_live(log)
+        ):
+            self.catch_up()
+        return self.memtable
+
+    def _is_live(self, log: RedoLog) -> bool:
+        """Does what the log shares count? Not after a crash, until a writer has come."""
+        return not self._crashed or log.generation != self._crashed
+
+    def view(self, txn: AnyTransaction, memtable: Memtable) -> View | None:
+        """What to read over the tables of ``txn``; None if they hold more than the memtable.
+
+        ``memtable`` was current before ``txn`` began.
+        """
+        last = memtable.last.lsn
+        if self._state.in_use:
+            log = self._log
+            assert log is not None
+            if (
+                # Announced, and perhaps done.
+                log.applying_lsn > last and read_log_state(txn, self._env.path).applied.lsn > last
+            ):
+                return None
+        elif txn.id() != self._unused_at:
+            if read_log_state(txn, self._env.path).in_use:
+                return None
+            self._unused_at = txn.id()
+        return memtable.view()
+
+    def catch_up(self) -> None:
+        """Read what other processes have committed, from the log or from the tables."""
+        with self._following:
+            for _ in range(_FOLLOW_TRIES):
+                with self._env.reading_bytes() as txn:
+                    state = read_log_state(txn, self._env.path)
+                    if state.applied.lsn > self.memtable.last.lsn or not self._state.in_use:
+                        self._begin(txn)
+                if not self._state.in_use:
+                    return
+                if self._read_log(self._require_log()):
+                    return
+        raise CorruptionError(
+            f"commit {self.memtable.last.lsn + 1} of {self._env.path} is neither in its log nor in "
+            "its tables"
+        )
+
+    def _read_log(self, log: RedoLog) -> bool:
+        """Read the log as far as it is published; False if it was overwritten meanwhile."""
+        published_lsn = log.published_lsn
+        while self.memtable.last.lsn < published_lsn:
+            record = log.read_next(self.memtable.last)
+            if record is None:
+                return False
+            self._add(record)
+        return True
+
+    def _add(self, record: Record) -> None:
+        entry = decode_entry(record.position.lsn, record.body)
+        self.memtable.add(record.offset, record.position, entry)
+
+    # --- writing ------------------------------------------------------------------------------
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the file lock of the log; hold the environment's ``write_lock`` before.
+
+        Inside, the memtable is current and stays so.
+        """
+        lock = self.lock_number
+        try:
+            self.acquire()
+            yield
+        finally:
+            # The system's own call, without one of ours around it that an interrupt could hit.
+            flock(lock, LOCK_UN)
+
+    @property
+    def lock_number(self) -> int:
+        """The descriptor of the file lock."""
+        assert self._lock is not None
+        return self._lock.fileno()
+
+    def acquire(self) -> None:
+        """Take the file lock. Call inside ``try``, and release it in ``finally``."""
+        try:
+            flock(self.lock_number, LOCK_EX)
+        except OSError as exc:
+            raise storage_error(f"cannot lock {self._env.path}", exc) from exc
+        self._see_others()
+
+    def _see_others(self) -> None:
+        """Learn what other processes have committed and applied."""
+        if not self._state.in_use:
+            with self._env.reading_bytes() as txn:
+                if txn.id() == self._ground.transaction:
+                    return
+            self.catch_up()
+            return
+        log = self._require_log()
+        memtable = self.memtable
+        # A direct commit whose process was killed is in the tables, and was never published.
+        if log.published_lsn > memtable.last.lsn or log.applying_lsn > memtable.last.lsn:
+            self.catch_up()
+        elif memtable.changes > 2 * APPLY_CHANGES and log.applying_lsn > memtable.base.lsn:
+            with self._env.reading_bytes() as txn:
+                applied = read_log_state(txn, self._env.path).applied
+            self._forget(applied)
+
+    def _forget(self, applied: Position) -> None:
+        """Drop entries that the tables hold."""
+        with self._following:
+            if applied.lsn > self.memtable.base.lsn:
+                self._ground = self._ground._replace(memtable=self.memtable.after(applied))
+
+    def commit(self, entry: Entry, batch: WriteBatch, answers: Answers, *, durable: bool) -> None:
+        """Make an entry a commit and answer its batch. Hold the file lock.
+
+        Raises without having changed anything, or answers. An interrupt may come after any
+        call; once the record is published, or LMDB's transaction committed, it finds the
+        batch answered.
+        """
+        log = self._log
+        body = encode_entry(entry) if self._state.in_use and log is not None else b""
+        if (
+            log is None
+            or not body
+            or len(body) > MAX_LOGGED_BYTES
+            or self._env.may_be_full(log.size_bytes)
+        ):
+            self._commit_directly(entry, batch, answers)
+            return
+        memtable = self.memtable
+        offset = log.find_space(memtable.last, memtable.oldest_offset, len(body))
+        if offset is None:
+            self.apply()
+            memtable = self.memtable
+            offset = log.find_space(memtable.last, memtable.oldest_offset, len(body))
+            if offset is None:
+                self._commit_directly(entry, batch, answers)
+                return
+        end = memtable.last
+        position = log.append(end, offset, body, flush=durable)
+        publication = log.publication(position.lsn, flushed=durable)
+        try:
+            os.pwrite(*publication)
+            batch.answers = answers
+        except OSError as exc:
+            log.cancel(offset, exc)
+            raise storage_error(f"cannot write {log.path}", exc) from exc
+        except BaseException:
+            # An interrupt after the call: the record is published.
+            batch.answers = answers
+            raise
+        with self._following:
+            # Another thread may have read it from the log by now.
+            if self.memtable.last.lsn == end.lsn:
+                self.memtable.add(offset, position, entry)
+
+    def _commit_directly(self, entry: Entry, batch: WriteBatch, answers: Answers) -> None:
+        """Apply the log and an entry to the tables, without a record of its own."""
+        memtable = self.memtable
+        lsn = memtable.last.lsn + 1
+        state = self._state
+        if state.in_use:
+            state = state._replace(applied=memtable.last._replace(lsn=lsn))
+        elif self._direct_commits < _DIRECT_COMMITS:
+            self._direct_commits += 1
+            state = state._replace(applied=first_position(lsn, state.log_id))
+        else:
+            state = self._take_into_use(lsn)
+        with self._env.tables_lock:
+            with self._env.begin_write() as txn:
+                self._apply_into(txn, state, entry)
+                try:
+                    txn.commit()
+                    batch.answers = answers
+                except lmdb.Error:
+                    raise
+                except BaseException:
+                    # py-lmdb raises nothing else: the commit is done, and this came after it.
+                    batch.answers = answers
+                    raise
+            self._begin_behind(state, entry.next_id)
+            self._env.cover()
+
+    def _take_into_use(self, lsn: int) -> LogState:
+        """Begin a log; it is in use when the tables say so."""
+        assert self._log is not None
+        log_id = os.urandom(ID_BYTES)
+        return LogState(True, log_id, self._log.begin(log_id, lsn))
+
+    def flush(self) -> bool:
+        """Make all published commits survive a power loss; False if they did already."""
+        log = self._log
+        return log is not None and self._state.in_use and log.flush(log.published_lsn)
+
+    # --- applying -----------------------------------------------------------------------------
+
+    @property
+    def is_due(self) -> bool:
+        """Has enough gathered to apply the log behind the writers?"""
+        memtable = self.memtable
+        return memtable.changes >= APPLY_CHANGES or memtable.size_bytes >= APPLY_BYTES
+
+    def apply(self) -> None:
+        """Apply the whole log to the tables. Hold the file lock."""
+        if not self.memtable.entries:
+            return
+        state = self._state._replace(applied=self.memtable.last)
+        try:
+            with self._env.tables_lock:
+                with self._env.begin_write() as txn:
+                    self._apply_into(txn, state)
+                self._begin_behind(state, self.memtable.next_id)
+                self._env.cover()
+        except lmdb.Error as exc:
+            raise translate(exc, self._env.path) from exc
+
+    def apply_behind(self) -> bool:
+        """Apply the log up to its present end, beside commits; False if there is nothing to do.
+
+        Without the file lock: nothing is removed from the tables, and a commit needs nothing
+        that is only half there.
+        """
+        memtable = self.current()
+        entries = memtable.entries.copy()
+        if not entries or not self._state.in_use:
+            return False
+        last = entries[-1][0]
+        state = self._state._replace(applied=last)
+        # Compressed before LMDB's lock is taken.
+        stored = full_slabs([entry for _, entry in entries], self._env.compressor)
+        try:
+            with self._env.tables_lock:
+                self._env.gate.check()
+                with self._env.begin_write() as txn:
+                    applied = read_log_state(txn, self._env.path).applied
+                    if applied.lsn >= last.lsn:
+                        # Another process was first, and may have come further.
+                        txn.abort()
+                    else:
+                        self._write_entries(txn, state, entries, stored)
+                self._env.cover()
+        except lmdb.Error as exc:
+            raise translate(exc, self._env.path) from exc
+        self._forget(last)
+        return True
+
+    def apply_into(self, txn: lmdb.Transaction[bytes]) -> LogState:
+        """Apply the whole log within a transaction that changes tables. Hold the file lock.
+
+        The transaction gets a number of its own. It may remove what entries in the memory of
+        other processes say is there, and by the number they learn that they are out of date.
+        After it is committed, ``begin_behind`` must be called with what this returns.
+        """
+        state = self._state
+        if state.in_use:
+            last = self.memtable.last
+            state = state._replace(applied=last._replace(lsn=last.lsn + 1))
+            self._apply_into(txn, state)
+        return state
+
+    def begin_behind(self, state: LogState) -> None:
+        """Take note that the tables hold everything."""
+        self._begin_behind(state, self.memtable.next_id)
+
+    def _apply_into(
+        self, txn: lmdb.Transaction[bytes], state: LogState, entry: Entry | None = None
+    ) -> None:
+        entries = self.memtable.entries.copy()
+        if entry is not None:
+            entries.append((state.applied, entry))
+        stored = full_slabs([each for _, each in entries], self._env.compressor)
+        self._write_entries(txn, state, entries, stored)
+
+    def _write_entries(
+        self,
+        txn: lmdb.Transaction[bytes],
+        state: LogState,
+        entries: Sequence[tuple[Position, Entry]],
+        stored: Sequence[tuple[bytes, bytes]],
+    ) -> None:
+        """Write those entries into the tables that are not there yet."""
+        env = self._env
+        applied = read_log_state(txn, env.path).applied
+        todo = [entry for position, entry in entries if position.lsn > applied.lsn]
+        if len(todo) < len(entries):
+            # Another process has applied some of them meanwhile.
+            stored = full_slabs(todo, env.compressor)
+        if self._state.in_use:
+            self._require_log().note_applying(state.applied.lsn)
+        apply_entries(env, txn, todo, stored, state)
+
+    def _begin_behind(self, state: LogState, next_id: int) -> None:
+        with self._following:
+            self._ground = _Ground(state, Memtable(state.applied, next_id), -1)
+        log = self._log
+        if state.in_use and log is not None and log.published_lsn < state.applied.lsn:
+            try:
+                os.pwrite(*log.publication(state.applied.lsn, flushed=True))
+            except OSError:
+                # The commit is done and must not look failed. Others find it in the tables.
+                return
+
+    # --- closing ------------------------------------------------------------------------------
+
+    def take_out_of_use(self) -> None:
+        """Apply everything, and let the tables say that no log is needed. Hold the file lock."""
+        if not self._state.in_use:
+            return
+        state = self._state._replace(applied=self.memtable.last).closed()
+        env = self._env
+        try:
+            with env.tables_lock, env.begin_write() as txn:
+                entries = self.memtable.entries
+                stored = full_slabs([entry for _, entry in entries], env.compressor)
+                self._write_entries(txn, state, entries, stored)
+        except lmdb.Error as exc:
+            raise translate(exc, env.path) from exc
+        self._ground = _Ground(state, Memtable(state.applied, self.memtable.next_id), -1)

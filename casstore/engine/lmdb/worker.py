@@ -1,0 +1,145 @@
+"""The background thread of a process: flushes and applies the logs of all open stores.
+
+One thread for all stores, started with the first. Nothing depends on it: a commit that finds
+the log full applies it itself, and what a process leaves in a log is read when the store is
+opened next. Commits wake the thread only when there is something to do.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from math import inf
+from typing import Final
+
+from casstore.errors import CasstoreError
+
+# How long commits gather before the thread looks: the most that a power loss undoes of commits
+# that do not wait for the disk, but for the time of a flush.
+GATHER_S: Final = 0.005
+# After a failure the thread tries again, each time after twice as long.
+_MAX_RETRY_S: Final = 60.0
+
+
+class Wake:
+    """Wakes the one thread that waits for it; a wake that comes early is kept.
+
+    An Event does the same with Python code around its lock, and an interrupt inside that code
+    leaves the lock held for ever.
+    """
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def set(self) -> None:
+        """Wake the waiting thread, or the next one that waits."""
+        try:
+            self._lock.release()
+        except RuntimeError:
+            # Not locked: it is set already.
+            return
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until it is set, or the time is up, and clear it."""
+        self._lock.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX))
+
+
+class Task:
+    """What the thread does for one store. ``work`` returns after how long to call it again."""
+
+    def __init__(self, work: Callable[[], float]) -> None:
+        """Begin; RuntimeError if no thread can be started."""
+        self._work = work
+        self._asked = False
+        self._retry_s = GATHER_S
+        #: When the thread looks at it next, in seconds of the monotonic clock.
+        self.at_s = inf
+        #: The last error. Whoever commits next meets it, too, if it lasts.
+        self.last_error: CasstoreError | None = None
+        _worker.add(self)
+
+    def wake(self) -> None:
+        """Have the thread look soon, unless it does so anyway: waking it costs a commit's time."""
+        if not self._asked and self.at_s > time.monotonic() + GATHER_S:
+            self._asked = True
+            _worker.wake.set()
+
+    def stop(self) -> None:
+        """Let the thread finish with this store and forget it."""
+        _worker.remove(self)
+
+    def run(self) -> None:
+        """Look, if it is time. Called by the thread."""
+        if self._asked:
+            self._asked = False
+            self.at_s = min(self.at_s, time.monotonic() + GATHER_S)
+        if self.at_s > time.monotonic():
+            return
+        try:
+            self.at_s = time.monotonic() + self._work()
+            self.last_error, self._retry_s = None, GATHER_S
+        except CasstoreError as exc:
+            self.last_error = exc
+            self._retry_s = min(2 * self._retry_s, _MAX_RETRY_S)
+            self.at_s = time.monotonic() + self._retry_s
+
+
+class _Worker:
+    """The thread and its tasks."""
+
+    def __init__(self) -> None:
+        self.wake = Wake()
+        self._tasks: list[Task] = []
+        self._lock = threading.Lock()
+        # Held while tasks are run.
+        self._running = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def add(self, task: Task) -> None:
+        """Take over a task, and start the thread if there is none."""
+        with self._lock:
+            self._tasks.append(task)
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="casstore", daemon=True)
+                thread.start()
+                self._thread = thread
+
+    def remove(self, task: Task) -> None:
+        """Forget a task; it is not being run any more when this returns."""
+        with self._lock:
+            if task in self._tasks:
+                self._tasks.remove(task)
+        if threading.current_thread() is not self._thread:
+            with self._running:
+                pass
+        self.wake.set()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                tasks = self._tasks.copy()
+                if not tasks:
+                    self._thread = None
+                    return
+            for task in tasks:
+                with self._running:
+                    if task in self._tasks:
+                        task.run()
+            self.wake.wait(max(0.0, min(task.at_s for task in tasks) - time.monotonic()))
+
+
+_worker = _Worker()
+
+
+def _forget() -> None:
+    """A forked child has no such thread, and its copies of the stores are closed."""
+    global _worker
+    _worker = _Worker()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,475 @@
+"""The redo log: what a killed process or a damaged file leaves is read right, or refused.
+
+Most tests copy the files of an open store, as its process would leave them if it were killed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import casstore
+from casstore import UNFENCED, Commit, NodeDraft
+from casstore.engine import files
+from casstore.engine.lmdb import log as redo_log
+from casstore.engine.lmdb import recent
+from casstore.engine.lmdb.engine import LmdbEngine
+from casstore.engine.lmdb.log import LOG_FILE, RedoLog
+from casstore.engine.protocol import PutRow, RowKey, Write
+from casstore.errors import (
+    BusyError,
+    CorruptionError,
+    InvalidInputError,
+    StorageError,
+)
+from casstore.testing.engine_fixtures import all_objects, new_blob
+
+ROOT = Path(__file__).parents[2]
+KEY = RowKey("records", b"key")
+# The first commits of a process go straight into the tables.
+DIRECT = 2
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[LmdbEngine]:
+    engine = LmdbEngine(str(tmp_path / "store"))
+    yield engine
+    engine.close()
+
+
+def put(
+    engine: LmdbEngine, value: bytes, key: bytes = KEY.key, *, durable: bool | None = None
+) -> None:
+    engine.write(Write(rows=[PutRow(KEY.table, key, value)], durable=durable))
+
+
+def value_of(engine: LmdbEngine, key: bytes = KEY.key) -> bytes | None:
+    return engine.get_rows([RowKey(KEY.table, key)])[0]
+
+
+def copy_files(engine: LmdbEngine, place: Path) -> Path:
+    """The files of a store as its process would leave them if it were killed now."""
+    place.mkdir()
+    for name in ("data.mdb", LOG_FILE):
+        shutil.copyfile(Path(engine.path) / name, place / name)
+    return place
+
+
+def read_copy(place: Path, key: bytes = KEY.key) -> bytes | None:
+    with_log = LmdbEngine(str(place))
+    try:
+        return value_of(with_log, key)
+    finally:
+        with_log.close()
+
+
+def log_of(engine: LmdbEngine) -> RedoLog:
+    log = engine._env.recent._log
+    assert log is not None
+    return log
+
+
+def numbered(engine: LmdbEngine, count: int) -> None:
+    """Commit a row and an object for each number, and its number as the latest."""
+    for number in range(count):
+        name = b"%04d" % number
+        rows = [PutRow(KEY.table, name, name), PutRow(*KEY, name)]
+        engine.write(Write(objects=[new_blob(name * 20)], rows=rows))
+
+
+# --- a process that was killed ------------------------------------------------------------------
+
+
+def test_commits_of_a_killed_process_are_read_from_the_log_also_read_only(
+    tmp_path: Path, engine: LmdbEngine
+) -> None:
+    numbered(engine, 20)
+    place = copy_files(engine, tmp_path / "killed")
+    for readonly in (True, False, True):
+        again = LmdbEngine(str(place), readonly=readonly)
+        assert value_of(again) == b"0019"
+        assert len(all_objects(again)) == 20
+        assert again.verify() == 20
+        again.close()
+
+
+def test_a_closed_store_needs_no_log(tmp_path: Path) -> None:
+    engine = LmdbEngine(str(tmp_path / "store"))
+    numbered(engine, 20)
+    engine.close()
+    (tmp_path / "store" / LOG_FILE).unlink()
+    assert read_copy(tmp_path / "store") == b"0019"
+
+
+KILLED = """
+import os, signal, sys
+from casstore.engine.lmdb import recent
+from casstore.engine.lmdb.engine import LmdbEngine
+from casstore.engine.protocol import PutRow, Write
+
+def die(*arguments, **options):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+engine = LmdbEngine(sys.argv[1])
+if sys.argv[2] == "appended":
+    # On the disk, and nobody was told.
+    recent.RedoLog.publication = die
+else:
+    # Half of it.
+    recent.RedoLog.append, append = die, recent.RedoLog.append
+    def half(log, end, offset, body, *, flush):
+        append(log, end, offset, body, flush=True)
+        os.pwrite(log.fileno(), bytes(64), offset + 64)
+        die()
+    recent.RedoLog.append = half
+engine.write(Write(rows=[PutRow("records", b"key", b"never acknowledged" * 20)]))
+"""
+
+
+@pytest.mark.parametrize("when", ["appended", "torn"])
+@pytest.mark.parametrize("applied", [False, True])
+def test_a_record_that_a_killed_process_did_not_publish_does_not_replace_a_later_commit(
+    tmp_path: Path, engine: LmdbEngine, when: str, applied: bool
+) -> None:
+    """It stands where readers look first, with the number that the next commit gets."""
+    numbered(engine, 6)
+    done = subprocess.run([sys.executable, "-c", KILLED, engine.path, when], cwd=ROOT, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert value_of(engine) == b"0005"
+    if applied:
+        # The log is empty then, and the next record begins at its start.
+        assert engine._env.recent.apply_behind()
+    put(engine, b"acknowledged")
+    assert value_of(engine) == b"acknowledged"
+    assert read_copy(copy_files(engine, tmp_path / "killed")) == b"acknowledged"
+
+
+def test_an_interrupted_commit_does_not_replace_a_later_one(
+    tmp_path: Path, engine: LmdbEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbered(engine, 6)
+
+    def interrupt(*arguments: object, **options: object) -> tuple[int, bytes, int]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RedoLog, "publication", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            put(engine, b"interrupted")
+    engine._env.recent.apply_behind()
+    put(engine, b"acknowledged")
+    assert read_copy(copy_files(engine, tmp_path / "killed")) == b"acknowledged"
+
+
+def test_an_object_that_its_own_batch_deletes_stays_deleted(
+    tmp_path: Path, engine: LmdbEngine
+) -> None:
+    numbered(engine, DIRECT + 1)
+    blob = new_blob(b"stored and deleted")
+    engine.write(Write(objects=[blob], deletes=[blob.digest]))
+    assert engine.missing([blob.digest]) == [blob.digest]
+    again = LmdbEngine(str(copy_files(engine, tmp_path / "killed")))
+    assert again.missing([blob.digest]) == [blob.digest]
+    assert again.verify() == len(all_objects(again)) == DIRECT + 1
+    again.close()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_log_that_goes_round_is_read_right_after_every_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Records of all lengths, applied at any moment, beside a model; killed at any moment."""
+    monkeypatch.setattr(redo_log, "FIRST_LOG_BYTES", 16 << 10)
+    monkeypatch.setattr(recent, "MAX_LOGGED_BYTES", 12 << 10)
+    monkeypatch.setattr(recent, "APPLY_BYTES", 1 << 30)
+    rng = random.Random(seed)
+    engine = LmdbEngine(str(tmp_path / "store"), durability="relaxed", log_bytes=32 << 10)
+    model: dict[bytes, bytes] = {}
+    rounds = 0
+    for step in range(160):
+        key, value = b"%d" % rng.randrange(12), rng.randbytes(rng.choice((3, 60, 900, 5000, 13000)))
+        at = log_of(engine).size_bytes and engine._env.recent.memtable.last.offset
+        put(engine, value, key, durable=rng.random() < 0.3)
+        rounds += engine._env.recent.memtable.last.offset < at
+        model[key] = value
+        if rng.random() < 0.1:
+            engine._env.recent.apply_behind()
+        if rng.random() < 0.15:
+            again = LmdbEngine(str(copy_files(engine, tmp_path / f"killed {step}")))
+            assert {row.key: row.value for row in again.scan_rows(KEY.table)} == model
+            again.close()
+    engine.close()
+    assert rounds > 5
+
+
+# --- damage -------------------------------------------------------------------------------------
+
+
+def prefix_of(place: Path) -> int | None:
+    """How many of the numbered commits a store holds, each whole; None if it is refused."""
+    try:
+        engine = LmdbEngine(str(place))
+    except CorruptionError as exc:
+        refused = str(exc)
+    else:
+        refused = ""
+    if refused:
+        assert "recover --discard-log" in refused
+        return None
+    try:
+        latest = int(value_of(engine) or b"-1")
+        rows = engine.scan_rows(KEY.table)
+        names = [b"%04d" % number for number in range(latest + 1)]
+        assert [row.key for row in rows if row.key != KEY.key] == names
+        assert len(all_objects(engine)) == engine.verify() == latest + 1
+        return latest + 1
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("start", range(4))
+def test_a_flipped_bit_anywhere_in_the_log_loses_nothing_unnoticed(
+    tmp_path: Path, engine: LmdbEngine, start: int
+) -> None:
+    numbered(engine, 8)
+    used = engine._env.recent.memtable.last.offset
+    killed = copy_files(engine, tmp_path / "killed")
+    sound = (killed / LOG_FILE).read_bytes()
+    header = range(128)
+    found: dict[int | None, int] = {None: 0, 8: 0}
+    for at in [*header, *range(redo_log._FIRST_OFFSET, used)][start::4][::5]:
+        place = tmp_path / "damaged"
+        shutil.copytree(killed, place)
+        damaged = bytearray(sound)
+        damaged[at] ^= 1 << at % 8
+        (place / LOG_FILE).write_bytes(damaged)
+        found[prefix_of(place)] += 1
+        shutil.rmtree(place)
+    assert found[None] > 50
+
+
+def test_a_log_that_was_cut_loses_nothing_unnoticed(tmp_path: Path, engine: LmdbEngine) -> None:
+    numbered(engine, 8)
+    used = engine._env.recent.memtable.last.offset
+    killed = copy_files(engine, tmp_path / "killed")
+    for length in [0, 10, 64, 100, 4000, *range(4096, used, 192), used]:
+        place = tmp_path / "cut"
+        shutil.copytree(killed, place)
+        os.truncate(place / LOG_FILE, length)
+        assert prefix_of(place) == (8 if length == used else None)
+        shutil.rmtree(place)
+
+
+def test_a_lost_foreign_or_stale_log_is_refused(tmp_path: Path, engine: LmdbEngine) -> None:
+    numbered(engine, 8)
+    early = copy_files(engine, tmp_path / "early")
+    engine.apply_log()
+    for number in range(8, 12):
+        numbered_from(engine, number)
+    late = copy_files(engine, tmp_path / "late")
+    other = LmdbEngine(str(tmp_path / "other"))
+    numbered(other, 8)
+    foreign = copy_files(other, tmp_path / "foreign")
+    other.close()
+
+    def mixed(data: Path, log: Path | None) -> int | None:
+        place = tmp_path / "mixed"
+        place.mkdir()
+        shutil.copyfile(data / "data.mdb", place / "data.mdb")
+        if log is not None:
+            shutil.copyfile(log / LOG_FILE, place / LOG_FILE)
+        try:
+            return prefix_of(place)
+        finally:
+            shutil.rmtree(place)
+
+    assert mixed(late, late) == 12
+    assert mixed(early, early) == 8
+    assert mixed(late, None) is None
+    assert mixed(late, foreign) is None
+    # The tables are newer than the log: what it says is there already, and the end is missing.
+    assert mixed(late, early) is None
+    # The tables are older: the records between were overwritten.
+    assert mixed(early, late) is None
+
+
+def numbered_from(engine: LmdbEngine, number: int) -> None:
+    name = b"%04d" % number
+    rows = [PutRow(KEY.table, name, name), PutRow(*KEY, name)]
+    engine.write(Write(objects=[new_blob(name * 20)], rows=rows))
+
+
+def test_the_log_of_another_store_beside_a_closed_one_is_ignored(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        engine = LmdbEngine(str(tmp_path / name))
+        numbered(engine, 8 if name == "one" else 3)
+        if name == "other":
+            copy_files(engine, tmp_path / "killed")
+        engine.close()
+    shutil.copyfile(tmp_path / "killed" / LOG_FILE, tmp_path / "one" / LOG_FILE)
+    assert prefix_of(tmp_path / "one") == 8
+
+
+def test_a_lost_log_can_be_discarded_unless_somebody_writes(
+    tmp_path: Path, engine: LmdbEngine
+) -> None:
+    numbered(engine, 3)
+    engine.apply_log()
+    numbered_from(engine, 3)
+    place = copy_files(engine, tmp_path / "killed")
+    (place / LOG_FILE).unlink()
+    assert prefix_of(place) is None
+    LmdbEngine(str(place), discard_log=True).close()
+    assert prefix_of(place) == 3
+    code = "import sys; from casstore.engine.lmdb.engine import LmdbEngine as E\n"
+    code += "E(sys.argv[1], discard_log=True)"
+    refused = subprocess.run(
+        [sys.executable, "-c", code, engine.path], cwd=ROOT, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert BusyError.__name__ in refused.stderr
+    assert value_of(engine) == b"0003"
+
+
+# --- errors of the disk -------------------------------------------------------------------------
+
+
+def failing(error: int, times: int, call: Callable[..., object]) -> Callable[..., object]:
+    """A call that fails so many times, and then works."""
+    left = [times]
+
+    def fail(*arguments: object, **options: object) -> object:
+        if left[0]:
+            left[0] -= 1
+            raise OSError(error, os.strerror(error))
+        return call(*arguments, **options)
+
+    return fail
+
+
+def test_a_commit_that_could_not_be_flushed_never_happens(
+    tmp_path: Path, engine: LmdbEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbered(engine, 6)
+    monkeypatch.setattr(redo_log, "_WRITE_AND_FLUSH", 0)
+    monkeypatch.setattr(redo_log, "flush_file", failing(errno.EIO, 1, files.flush_file))
+    with pytest.raises(StorageError):
+        put(engine, b"failed")
+    assert value_of(engine) == b"0005"
+    assert read_copy(copy_files(engine, tmp_path / "killed")) == b"0005"
+    put(engine, b"later")
+    assert read_copy(copy_files(engine, tmp_path / "later")) == b"later"
+
+
+def test_a_commit_that_can_neither_be_flushed_nor_cancelled_stops_the_store(
+    engine: LmdbEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbered(engine, 6)
+    with monkeypatch.context() as patch:
+        patch.setattr(redo_log, "_WRITE_AND_FLUSH", 0)
+        patch.setattr(redo_log, "flush_file", failing(errno.EIO, 2, files.flush_file))
+        with pytest.raises(StorageError, match="may or may not have happened"):
+            put(engine, b"unknown")
+    with pytest.raises(StorageError, match="open it again"):
+        put(engine, b"refused")
+    assert value_of(engine) == b"0005"
+
+
+def test_a_log_that_cannot_grow_is_applied_instead(
+    engine: LmdbEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a disk that is nearly full a longer log could perhaps not be applied."""
+    numbered(engine, 3)
+    monkeypatch.setattr(recent, "APPLY_BYTES", 1 << 30)
+    monkeypatch.setattr(RedoLog, "_is_disk_low", lambda log, wanted_bytes: True)
+    for number in range(12):
+        put(engine, os.urandom(100_000), b"%d" % number)
+    assert log_of(engine).size_bytes == redo_log.FIRST_LOG_BYTES
+    assert len(engine.scan_rows(KEY.table)) == 12 + 3 + 1
+
+
+def test_the_log_stays_within_its_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recent, "APPLY_BYTES", 1 << 30)
+    for log_bytes in (1 << 20, 4 << 20):
+        path = tmp_path / str(log_bytes)
+        with casstore.open(path, "relaxed", log_bytes=log_bytes) as store:
+            for _ in range(80):
+                store.put_blob(os.urandom(100_000))
+            assert (path / LOG_FILE).stat().st_size == log_bytes
+    with pytest.raises(InvalidInputError, match="log_bytes"):
+        casstore.open(tmp_path / "none", log_bytes=1000)
+
+
+# --- what a durable call promises ---------------------------------------------------------------
+
+
+def test_a_full_commit_flushes_the_relaxed_ones_before_it(
+    engine: LmdbEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbered(engine, 6)
+    monkeypatch.setattr(engine, "_work_behind", lambda: 60.0)
+    log = log_of(engine)
+    flushes: list[int] = []
+    flush = files.flush_file
+
+    def count(number: int) -> None:
+        flushes.append(number)
+        flush(number)
+
+    monkeypatch.setattr(redo_log, "flush_file", count)
+    put(engine, b"relaxed", durable=False)
+    assert log.flushed_lsn < log.published_lsn
+    put(engine, b"full", durable=True)
+    # Not only its own bytes.
+    assert flushes == [log.fileno()]
+    assert log.flushed_lsn == log.published_lsn
+
+
+def test_a_full_call_that_writes_nothing_flushes_what_it_was_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with casstore.open(tmp_path / "store", "relaxed") as store:
+        engine = store.engine
+        assert isinstance(engine, LmdbEngine)
+        assert engine._behind is not None
+        monkeypatch.setattr(engine._behind, "_work", lambda: 60.0)
+        numbered(engine, 4)
+        log = log_of(engine)
+
+        turn = Commit(append=[NodeDraft("a", "b")], turn="t", lease=UNFENCED)
+        store.session("s").commit(turn)
+        assert log.flushed_lsn < log.published_lsn
+        assert store.session("s").commit(turn._replace(durability="full")).replayed
+        assert log.flushed_lsn == log.published_lsn
+
+        digest = store.put_blob(b"twice")
+        assert log.flushed_lsn < log.published_lsn
+        with casstore.open(tmp_path / "store", "full") as waiting:
+            assert waiting.put_blob(b"twice") == digest
+        assert log.flushed_lsn == log.published_lsn
+
+
+def test_objects_that_another_process_has_applied_are_listed_once(
+    tmp_path: Path, engine: LmdbEngine
+) -> None:
+    numbered(engine, 6)
+    code = (
+        "import sys; from casstore.engine.lmdb.engine import LmdbEngine\n"
+        "engine = LmdbEngine(sys.argv[1]); print(engine._env.recent.apply_behind())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, engine.path], cwd=ROOT, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    assert done.stdout == "True\n"
+    assert len(engine._env.recent.memtable.entries) == 6 - DIRECT
+    assert [info.id for info in all_objects(engine)] == [6, 5, 4, 3, 2, 1]
