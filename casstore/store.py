@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 # sessions by the methods that do so: together they are most of what importing all would cost.
 
 _READ_BATCH = 256
-_DURABILITIES = ("full", "relaxed", "process", "any")
 _SERVERS = ("postgresql://", "postgres://")
 # What somebody writes who means a server, be it one of another kind or misspelled.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|postgres(ql)?:", re.IGNORECASE)
@@ -63,6 +62,7 @@ def open(
     create: bool = True,
     verify: bool = False,
     map_bytes: int | None = None,
+    log_bytes: int | None = None,
     cache_bytes: int = 32 << 20,
     lmdb_version: int | None = None,
     auto_train: bool = True,
@@ -72,18 +72,19 @@ def open(
 
     ``path`` is a directory, or ``postgresql://…`` for a store on a server that many machines
     share (``docs/postgres.md``); what is said of LMDB and its file below is then refused.
-    ``durability`` names what a returned write survives: ``full`` everything, power
-    loss included; ``relaxed`` the same, but power loss may undo what was committed within the last
-    moment; ``process`` the death of this process, not of the operating system. All who
-    write to a store at the same time use the same; ``any`` is what they use, ``full`` if there
-    are none.
+    ``durability`` says what a call that writes waits for: ``full`` until a power loss cannot undo
+    it; ``relaxed`` does not wait, and a power loss may undo what was committed within the last
+    moment. Either survives the death of the process. Processes may choose differently, and so
+    may each commit.
     ``readonly`` never writes and never creates. ``verify`` checks the whole file before
     LMDB maps it and every digest after; it needs the store for itself.
     ``map_bytes`` bounds the file (address space, not disk); by default the file may grow as long
-    as the disk has space. ``cache_bytes`` bounds the inflated content kept in memory;
-    ``lmdb_version`` (0 or 1) picks LMDB's file format for a new store. ``auto_train`` tries
-    compression dictionaries now and then, in a thread of its own, as content grows; ``auto_pack``
-    does so with ``pack``, for programs that run long and have nobody else to call it.
+    as the disk has space. ``log_bytes`` bounds the redo log, 16 MiB by default: a longer one is
+    applied less often, and takes longer to read after a crash. ``cache_bytes`` bounds the
+    inflated content kept in memory; ``lmdb_version`` (0 or 1) picks LMDB's file format for a new
+    store. ``auto_train`` tries compression dictionaries now and then, in a thread of its own, as
+    content grows; ``auto_pack`` does so with ``pack``, for programs that run long and have nobody
+    else to call it.
 
     >>> with casstore.open(place / "new") as store:
     ...     name = store.put_value({"role": "user", "text": "hello"})
@@ -94,6 +95,7 @@ def open(
     _check_options(
         durability,
         map_bytes,
+        log_bytes,
         cache_bytes,
         lmdb_version,
         readonly=readonly,
@@ -103,11 +105,11 @@ def open(
         auto_pack=auto_pack,
     )
     if is_server(place):
-        told = (verify, map_bytes, lmdb_version, auto_train, auto_pack)
-        if told != (False, None, None, True, False):
+        told = (verify, map_bytes, log_bytes, lmdb_version, auto_train, auto_pack)
+        if told != (False, None, None, None, True, False):
             raise InvalidInputError(
-                "verify, map_bytes, lmdb_version, auto_train and auto_pack are for stores in "
-                "a directory, not on a server"
+                "verify, map_bytes, log_bytes, lmdb_version, auto_train and auto_pack are for "
+                "stores in a directory, not on a server"
             )
         return Store(
             _on_server(
@@ -134,6 +136,7 @@ def open(
         create=create,
         verify=verify,
         map_bytes=map_bytes,
+        log_bytes=log_bytes,
         cache_bytes=cache_bytes,
         lmdb_version=lmdb_version,
         auto_train=auto_train,
@@ -145,22 +148,22 @@ def open(
 def _check_options(
     durability: str,
     map_bytes: int | None,
+    log_bytes: int | None,
     cache_bytes: int,
     lmdb_version: int | None,
     **flags: bool,
 ) -> None:
     """Refuse values that are wrong for any store, also for one that is open already."""
-    from casstore.session.arguments import check_count, check_flag
+    from casstore.session.arguments import check_count, check_flag, is_durable
 
-    if durability not in _DURABILITIES:
-        raise InvalidInputError(
-            f"durability is one of {', '.join(_DURABILITIES)}, not {durability!r:.40}; any is what "
-            "others use who have the store open"
-        )
+    if is_durable(durability) is None:
+        raise InvalidInputError("durability must be 'full' or 'relaxed', got None")
     for name, flag in flags.items():
         check_flag(flag, name)
     if map_bytes is not None:
         check_count(map_bytes, "map_bytes", least=1)
+    if log_bytes is not None:
+        check_count(log_bytes, "log_bytes", least=512 << 10)
     check_count(cache_bytes, "cache_bytes")
     if lmdb_version is not None and (type(lmdb_version) is not int or lmdb_version not in (0, 1)):
         raise InvalidInputError(f"lmdb_version is 0, 1 or None, not {lmdb_version!r:.40}")
@@ -271,9 +274,9 @@ class Store:
         self.close()
 
     def flush(self) -> None:
-        """Make all written so far survive a power loss; at ``process`` until the next write.
+        """Make all that was written so far survive a power loss.
 
-        >>> with casstore.open(place / "quick", "process") as quick:
+        >>> with casstore.open(place / "quick", "relaxed") as quick:
         ...     digests = [quick.put_blob(b"%d" % number) for number in range(100)]
         ...     quick.flush()  # one flush for all
         """

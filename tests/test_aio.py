@@ -68,7 +68,7 @@ def test_every_method_of_the_store_is_there_and_awaited(monkeypatch: pytest.Monk
 
 def test_everything_put_comes_back(tmp_path: Path) -> None:
     async def main() -> None:
-        async with aio.open(tmp_path / "s", "process") as store:
+        async with aio.open(tmp_path / "s", "relaxed") as store:
             blob = await store.put_blob(b"content")
             value = await store.put_value({"list": list(range(3_000)), "text": "t" * 900})
             stream = await store.put_stream(io.BytesIO(bytes(300_000)))
@@ -97,7 +97,7 @@ def test_everything_put_comes_back(tmp_path: Path) -> None:
 
 def test_changes_and_keys_are_iterated_in_full(tmp_path: Path) -> None:
     async def main() -> None:
-        async with aio.open(tmp_path / "s", "process") as store:
+        async with aio.open(tmp_path / "s", "relaxed") as store:
             old = await store.put_value({f"{n:04}": n for n in range(1_000)})
             new = await store.put_value({f"{n:04}": -n for n in range(1_000)})
             found = [change.path async for change in store.diff(old, new)]
@@ -129,7 +129,7 @@ def test_puts_awaited_together_share_their_commits(tmp_path: Path) -> None:
 
 def test_errors_arrive_where_they_are_awaited(tmp_path: Path) -> None:
     async def main() -> None:
-        async with aio.open(tmp_path / "s", "process") as store:
+        async with aio.open(tmp_path / "s", "relaxed") as store:
             absent = Digest.of_blob(b"?")
             there = await store.put_value({"a": 1})
             with pytest.raises(ObjectNotFoundError):
@@ -194,8 +194,8 @@ def test_a_store_not_yet_started_or_closed_refuses_every_call(tmp_path: Path) ->
         digest = Digest.of_blob(b"")
         tried = calls(digest)
         assert set(tried) == methods(Store) - {"close"}
-        fresh = aio.open(tmp_path / "s", "process")
-        closed = aio.open(tmp_path / "s", "process")
+        fresh = aio.open(tmp_path / "s", "relaxed")
+        closed = aio.open(tmp_path / "s", "relaxed")
         async with closed:
             view = await closed.view(await closed.put_value(list(range(3_000))))
         for store in (fresh, closed):
@@ -218,7 +218,7 @@ def test_a_store_not_yet_started_or_closed_refuses_every_call(tmp_path: Path) ->
 def test_a_store_that_cannot_be_opened_may_be_tried_again(tmp_path: Path) -> None:
     async def main() -> None:
         (tmp_path / "s").write_text("a file")
-        store = aio.open(tmp_path / "s", "process")
+        store = aio.open(tmp_path / "s", "relaxed")
         with pytest.raises(ValueError, match="is a file"):
             await store.start()
         (tmp_path / "s").unlink()
@@ -293,7 +293,7 @@ def test_a_cancelled_close_closes_all_the_same() -> None:
 
 def test_a_cancelled_call_leaves_the_store_fine(tmp_path: Path) -> None:
     async def main() -> None:
-        async with aio.open(tmp_path / "s", "process") as store:
+        async with aio.open(tmp_path / "s", "relaxed") as store:
             for round_ in range(20):
                 tasks = [
                     asyncio.create_task(store.put_value([round_, n, "t" * 600])) for n in range(10)
@@ -355,7 +355,7 @@ def test_all_who_start_at_once_wait_for_one_opening(tmp_path: Path, cancelled: i
     opened: list[Store] = []
 
     def open_one() -> Store:
-        opened.append(open_store(tmp_path / "s", "process"))
+        opened.append(open_store(tmp_path / "s", "relaxed"))
         return opened[-1]
 
     opener = HeldUp(open_one)
@@ -429,7 +429,7 @@ PROGRAM = """
 import asyncio, sys
 import casstore, casstore.aio
 
-store = casstore.aio.open(sys.argv[1], "process")
+store = casstore.aio.open(sys.argv[1], "relaxed")
 
 async def main():
     await store.start()

@@ -330,6 +330,9 @@ class Draft:
         """
         if self._writer.objects or self._rows:
             self._store.engine.write(self.as_write())
+        else:
+            # What was found to be done already may still have to reach the disk.
+            self._store.engine.write(Write())
 
     def as_write(self) -> Write:
         """What ``commit`` would hand to the engine: to go beside the commit of a session.

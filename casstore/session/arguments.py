@@ -6,7 +6,17 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from casstore.engine.protocol import DURABILITIES, FULL
 from casstore.errors import InvalidInputError
+
+
+def is_durable(durability: str | None) -> bool | None:
+    """Does a call with this durability wait for the disk? None: if the store was opened so."""
+    if durability is None:
+        return None
+    if durability not in DURABILITIES:
+        raise InvalidInputError(f"durability must be 'full' or 'relaxed', got {durability!r:.40}")
+    return durability == FULL
 
 
 def check_count(number: Any, what: str, *, least: int = 0) -> None:

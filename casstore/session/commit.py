@@ -49,6 +49,7 @@ from casstore.session import (
     lineage,
     queue,
 )
+from casstore.session.arguments import is_durable
 from casstore.session.attempts import attempts
 from casstore.session.data import LAST, UNFENCED, Commit, CommitResult, Entry, Given, Lease
 from casstore.session.graph import Grown, SpelledNode
@@ -129,7 +130,7 @@ def commit(runtime: Runtime, session: str, change: Commit) -> CommitResult:
 
 def _is_worth_a_try(change: Commit, known: State) -> bool:
     """Could this commit be made on top of what is known, without reading anything first?"""
-    append, replace, _, _, expected, lease, _, _, _, _, completes, named, _, _ = change
+    append, replace, _, _, expected, lease, _, _, _, _, completes, named, _, _, _ = change
     _, head, _, _, _, older, _ = known
     return not (
         completes
@@ -186,11 +187,14 @@ def check_commit(change: Commit) -> None:
     """Refuse what is wrong with the commit itself."""
     if not isinstance(change, Commit):
         raise InvalidInputError(f"a commit is a Commit, not {type(change).__name__}")
-    append, replace, leaf, _, expected, _, _, _, label, usage, completes, named, _, beside = change
+    append, replace, leaf, _, expected, _, _, _, label, usage, completes, named, _, beside, _ = (
+        change
+    )
     if not _LISTS.issuperset(map(type, (append, usage, completes, named))) or (
         replace is not None and type(replace) not in _LISTS
     ):
         raise _no_list(change)
+    is_durable(change.durability)
     if beside is not None:
         _check_beside(beside)
     if append and replace is not None:
@@ -213,7 +217,8 @@ def _check_beside(beside: Write) -> None:
     """Refuse what no draft of records would give: it is put together with the commit's own."""
     if not isinstance(beside, Write) or beside.deletes:
         raise InvalidInputError("what changes beside a commit is a Write that deletes no objects")
-    for parts, kinds in zip(beside, _BESIDE, strict=False):
+    lists = (beside.objects, beside.conditions, beside.rows)
+    for parts, kinds in zip(lists, _BESIDE, strict=True):
         if type(parts) not in _LISTS or not kinds.issuperset(map(type, parts)):
             raise InvalidInputError(
                 "what changes beside a commit are lists of objects, conditions and rows, not "
@@ -408,7 +413,9 @@ class _Attempt:
         self._changes += move_head(self._key, state, put, change.label)
         if change.release and isinstance(change.lease, Lease):
             self._changes.append(leases.put_released(self._key, change.lease))
-        write: Write = CheckedWrite(writer.objects, self._conditions, self._changes)
+        write: Write = CheckedWrite(
+            writer.objects, self._conditions, self._changes, durable=is_durable(change.durability)
+        )
         if change.beside is not None:
             write = _together(write, change.beside)
         try:
@@ -430,6 +437,7 @@ def _together(own: Write, beside: Write) -> Write:
         [*own.objects, *beside.objects],
         [*own.conditions, *beside.conditions],
         [*own.rows, *beside.rows],
+        durable=beside.durable if own.durable is None else own.durable,
     )
 
 
@@ -560,6 +568,8 @@ def _replay(
         leaf, nodes = _outcome(runtime, receipt)
     if change.release and isinstance(change.lease, Lease):
         leases.release(runtime, session, change.lease)
+    # The first commit may not have waited for the disk, and this one may have to.
+    runtime.engine.write(Write(durable=is_durable(change.durability)))
     return CommitResult(receipt.revision, Digest(receipt.manifest), leaf, nodes, True)
 
 

@@ -213,7 +213,8 @@ class Commit(NamedTuple):
     first result. ``completes`` removes claimed work from the queue, ``attachments`` are
     committed with it, ``usage`` is added to the ledger, ``label`` names the revision.
     ``beside`` are rows of other systems that change with it; see ``records.Draft``. It is no
-    part of what a turn means: a commit that is replayed writes nothing.
+    part of what a turn means: a commit that is replayed writes nothing. ``durability`` says what
+    this commit waits for, ``full`` or ``relaxed``; None: what the store was opened with.
 
     >>> step = Commit(
     ...     append=[NodeDraft("next", {"role": "user", "text": "and then?"})],
@@ -239,6 +240,7 @@ class Commit(NamedTuple):
     attachments: Sequence[str] = ()
     session: str | None = None
     beside: Write | None = None
+    durability: str | None = None
 
 
 class CommitResult(NamedTuple):

@@ -52,7 +52,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Itera
         return
     engine: Any = MemoryEngine(clock=clock)
     if request.param == "lmdb":
-        engine = LmdbEngine(str(tmp_path / "s"), durability="process", clock=clock)
+        engine = LmdbEngine(str(tmp_path / "s"), durability="relaxed", clock=clock)
     with Store(engine) as store:
         yield store
         judge(store, damaged=request.node.get_closest_marker("leaves_damage") is not None)

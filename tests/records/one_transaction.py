@@ -11,7 +11,7 @@ import pytest
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.lmdb.transaction import Job, Transaction
 from casstore.engine.protocol import TABLES, RowChange, Write, WriteResult
-from casstore.errors import StorageError
+from casstore.errors import CasstoreError, StorageError
 from casstore.store import Store
 
 # More row changes than any operation under test makes.
@@ -40,11 +40,13 @@ class _Breaking(list[RowChange]):
             yield row
 
 
-def _perform(transaction: Transaction, job: Job, perform: Any = Transaction.perform) -> WriteResult:
+def _run(
+    transaction: Transaction, job: Job, run: Any = Transaction.run
+) -> WriteResult | CasstoreError:
     rows = job.write.rows
     if isinstance(rows, _Breaking):
         rows.are_made = True
-    result: WriteResult = perform(transaction, job)
+    result: WriteResult | CasstoreError = run(transaction, job)
     return result
 
 
@@ -69,9 +71,9 @@ def assert_one_transaction(
     """
     with (
         pytest.MonkeyPatch.context() as patch,
-        Store(LmdbEngine(str(folder), durability="process", clock=clock)) as store,
+        Store(LmdbEngine(str(folder), durability="relaxed", clock=clock)) as store,
     ):
-        patch.setattr(Transaction, "perform", _perform)
+        patch.setattr(Transaction, "run", _run)
         given = prepare(store)
         engine: Any = store.engine
         whole: Callable[[Write], WriteResult] = engine.write

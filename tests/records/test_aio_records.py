@@ -113,7 +113,7 @@ def test_what_gives_an_iterator_is_iterated_and_all_else_awaited(
 
 def test_a_log(tmp_path: Path) -> None:
     async def main() -> None:
-        async with aio.open(tmp_path / "s", "process") as store:
+        async with aio.open(tmp_path / "s", "relaxed") as store:
             log = AsyncSessionLog(store, depth_limit=1)
             assert_type(await log.create("s", metadata={"k": 1}), LogSession)
             assert_type(await log.append("s", NewMessage("user", "0")), int)
@@ -146,7 +146,7 @@ def test_a_log(tmp_path: Path) -> None:
 
 def test_runs_and_their_pages(tmp_path: Path) -> None:
     async def main() -> None:
-        async with aio.open(tmp_path / "s", "process") as store:
+        async with aio.open(tmp_path / "s", "relaxed") as store:
             runs = AsyncRuns(store)
             await runs.create_thread("t", "agent")
             await asyncio.gather(*[runs.create_run("t", f"r{n}", "agent", "m") for n in range(9)])
@@ -164,7 +164,7 @@ def test_runs_and_their_pages(tmp_path: Path) -> None:
 
 def test_scoped_state_through_a_run(tmp_path: Path) -> None:
     async def main() -> None:
-        async with aio.open(tmp_path / "s", "process") as store:
+        async with aio.open(tmp_path / "s", "relaxed") as store:
             states = AsyncScopedState(store)
             scope = states.scope(HERE, "actor", Policy())
             assert_type(scope, AsyncScope)
@@ -185,7 +185,7 @@ def test_scoped_state_through_a_run(tmp_path: Path) -> None:
 
 def test_the_three_lifecycles(tmp_path: Path) -> None:
     async def main() -> None:
-        async with aio.open(tmp_path / "s", "process") as store:
+        async with aio.open(tmp_path / "s", "relaxed") as store:
             lives = AsyncLifecycles(store, secret=bytes(range(16)))
             async with await lives.create_session("a", user="ann") as session:
                 assert_type(session, AsyncAgentSession)
@@ -287,7 +287,7 @@ def test_calls_that_are_cancelled_before_they_begin_never_happen() -> None:
 
 def test_an_iteration_may_end_anywhere(tmp_path: Path) -> None:
     async def main() -> None:
-        async with aio.open(tmp_path / "s", "process") as store:
+        async with aio.open(tmp_path / "s", "relaxed") as store:
             log = AsyncSessionLog(store)
             await log.create("s")
             await log.extend("s", [NewMessage("user", n) for n in range(300)])

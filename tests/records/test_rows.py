@@ -35,7 +35,7 @@ LONG = ["long " * 300, {"more": "text " * 200}, *range(300)]
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     engine: Any = MemoryEngine()
     if request.param == "lmdb":
-        engine = LmdbEngine(str(tmp_path / "s"), durability="process")
+        engine = LmdbEngine(str(tmp_path / "s"), durability="relaxed")
     with Store(engine) as store:
         yield store
 
@@ -203,7 +203,7 @@ def test_a_copy_holds_the_same_and_needs_its_source_unchanged(store: Store) -> N
 
 @pytest.mark.parametrize("key", ["k", "k" * 600])
 def test_gc_keeps_what_records_link_to_and_nothing_else(tmp_path: Path, key: str) -> None:
-    with Store(LmdbEngine(str(tmp_path / "s"), durability="process")) as store:
+    with Store(LmdbEngine(str(tmp_path / "s"), durability="relaxed")) as store:
         table = Table(store, "t", 1)
         draft = Draft(store)
         # Through a link, through a part that left the row, and through one inside the other.
@@ -227,7 +227,7 @@ def test_gc_keeps_what_records_link_to_and_nothing_else(tmp_path: Path, key: str
 
 @pytest.mark.parametrize("row", [b"", b"\x02abc", b"\x00\xc7", b"\x01\x00\x00\x00\x00\xc7\x01"])
 def test_a_damaged_record_stops_gc_and_is_told(tmp_path: Path, row: bytes) -> None:
-    with Store(LmdbEngine(str(tmp_path / "s"), durability="process")) as store:
+    with Store(LmdbEngine(str(tmp_path / "s"), durability="relaxed")) as store:
         loose = store.put_blob(b"loose")
         table = Table(store, "t", 1)
         store.engine.write(Write(rows=[PutRow("records", table.keys.key(("k",)), row)]))

@@ -27,7 +27,7 @@ WANTED = 5
 def session(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Session]:
     engine: Any = MemoryEngine()
     if request.param == "lmdb":
-        engine = LmdbEngine(str(tmp_path / "s"), durability="process")
+        engine = LmdbEngine(str(tmp_path / "s"), durability="relaxed")
     with Store(engine) as store:
         session = store.session("s")
         nodes = [NodeDraft(f"n{at}", {"at": at}) for at in range(COUNT)]

@@ -28,7 +28,7 @@ _MAX_READINGS = 40
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     engine: Any = MemoryEngine()
     if request.param == "lmdb":
-        engine = LmdbEngine(str(tmp_path / "s"), durability="process")
+        engine = LmdbEngine(str(tmp_path / "s"), durability="relaxed")
     with Store(engine) as store:
         yield store
 

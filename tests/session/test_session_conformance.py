@@ -41,7 +41,7 @@ class TestMemorySessions(SessionConformance):
 
 
 class TestLmdbSessions(PersistentSessionConformance):
-    options: ClassVar[dict[str, Any]] = {"durability": "process"}
+    options: ClassVar[dict[str, Any]] = {"durability": "relaxed"}
 
     @pytest.fixture
     def make_engine(self, tmp_path: Path) -> Iterator[EngineFactory]:
@@ -81,7 +81,7 @@ import casstore
 from casstore.errors import *
 from casstore.session.data import *
 me = int(sys.argv[3])
-with casstore.open(sys.argv[2], "process") as store:
+with casstore.open(sys.argv[2], "relaxed") as store:
     session = store.session("alpha")
     print("ready", flush=True)
     sys.stdin.readline()
@@ -123,7 +123,7 @@ def place(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(place: Path) -> Iterator[casstore.Store]:
-    with casstore.open(place, "process") as opened:
+    with casstore.open(place, "relaxed") as opened:
         yield opened
 
 
@@ -208,7 +208,7 @@ print(json.dumps(session.wait(1, timeout_s=120).revision))
     assert revision == 2
 
 
-@pytest.mark.parametrize("durability", ["full", "relaxed", "process"])
+@pytest.mark.parametrize("durability", ["full", "relaxed"])
 def test_durability_tier_reported_is_the_one_asked_for(place: Path, durability: str) -> None:
     with casstore.open(place, durability) as opened:
         assert isinstance(opened.engine, LmdbEngine)

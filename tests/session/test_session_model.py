@@ -227,7 +227,7 @@ class SessionMachine(RuleBasedStateMachine):
         if self.place is None:
             return MemoryEngine(clock=self.clock)
         path = str(Path(self.place.name) / "store")
-        return LmdbEngine(path, durability="process", clock=self.clock)
+        return LmdbEngine(path, durability="relaxed", clock=self.clock)
 
     def hold(self) -> list[tuple[Interruptible, Store]]:
         engines = [Interruptible(self.engine), Interruptible(self.engine)]

@@ -54,7 +54,7 @@ class Refused(NamedTuple):
 def _work(place: str, number: int, pipe: Connection) -> None:
     """Wait for tasks and do them; runs in a process of its own."""
     clock = ManualClock(START_MS)
-    engine = LmdbEngine(place, durability="process", clock=clock)
+    engine = LmdbEngine(place, durability="relaxed", clock=clock)
     with Store(engine) as store:
         pipe.send("ready")
         while True:
@@ -130,7 +130,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def workers(place: str) -> Iterator[Workers]:
     # The store is made first, by one.
-    LmdbEngine(place, durability="process").close()
+    LmdbEngine(place, durability="relaxed").close()
     found = Workers(place)
     yield found
     found.close()
@@ -138,7 +138,7 @@ def workers(place: str) -> Iterator[Workers]:
 
 @pytest.fixture
 def store(place: str) -> Iterator[Store]:
-    engine = LmdbEngine(place, durability="process", clock=ManualClock(START_MS))
+    engine = LmdbEngine(place, durability="relaxed", clock=ManualClock(START_MS))
     with Store(engine) as opened:
         yield opened
 
@@ -480,7 +480,7 @@ import itertools, sys
 sys.path.append(sys.argv[1])
 import casstore
 from casstore.session.data import *
-with casstore.open(sys.argv[2], "process") as store:
+with casstore.open(sys.argv[2], "relaxed") as store:
     session = store.session("victim")
     lease = session.claim_lease("victim", 3_600_000)
     for at in itertools.count(1):
@@ -522,7 +522,7 @@ def kill_after(place: Path, commits: int) -> int:
 def test_a_process_killed_among_its_commits_leaves_whole_ones(tmp_path: Path, commits: int) -> None:
     place = tmp_path / "store"
     acknowledged = kill_after(place, commits)
-    with casstore.open(place, "process") as store:
+    with casstore.open(place, "relaxed") as store:
         session = store.session("victim")
         state = session.load()
         assert state is not None

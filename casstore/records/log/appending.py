@@ -22,6 +22,7 @@ def append(
     tokens: Tokens | None = None,
     *,
     lease: LeaseGiven = UNFENCED,
+    durability: str | None = None,
 ) -> list[int]:
     """Put messages at the end of a session, all or none; their numbers."""
     given = list_of(messages, "messages")
@@ -38,7 +39,7 @@ def append(
             change = change._replace(beside=draft.as_write())
         return change, numbers
 
-    return ground.change(session, decide, lease=lease, from_memory=True)
+    return ground.change(session, decide, lease=lease, from_memory=True, durability=durability)
 
 
 def placed(ground: Ground, at: At, payloads: Sequence[dict[str, Any]]) -> tuple[Change, list[int]]:

@@ -97,6 +97,7 @@ class Ground:
         *,
         lease: LeaseGiven = UNFENCED,
         from_memory: bool = False,
+        durability: str | None = None,
     ) -> Result:
         """Commit what ``decide`` makes of the session as it is; what else it says is returned.
 
@@ -124,6 +125,7 @@ class Ground:
                         lease=lease,
                         completes=change.completes,
                         beside=change.beside,
+                        durability=durability,
                     ),
                 )
             except (HeadConflictError, ConditionFailedError):

@@ -210,12 +210,14 @@ class SessionLog:
         *,
         tokens: Tokens | None = None,
         lease: LeaseGiven = UNFENCED,
+        durability: str | None = None,
     ) -> int:
         """Put a message at the end of a session; its number.
 
         With ``tokens``, what its round has used is noted in the same transaction. A message
         with tool calls lets them wait for results; a tool's result ends the waiting of its
-        call.
+        call. ``durability`` is what this call waits for: ``full``, ``relaxed``, or as the store
+        was opened.
 
         >>> answer = NewMessage("assistant", "because it is shorter", round=0)
         >>> log.append("chat", answer, tokens=Tokens(prompt=12, completion=4, total=16))
@@ -223,10 +225,17 @@ class SessionLog:
         >>> log.totals("chat").total
         16
         """
-        return appending.append(self._ground, session, [message], tokens, lease=lease)[0]
+        return appending.append(
+            self._ground, session, [message], tokens, lease=lease, durability=durability
+        )[0]
 
     def extend(
-        self, session: str, messages: Sequence[NewMessage], *, lease: LeaseGiven = UNFENCED
+        self,
+        session: str,
+        messages: Sequence[NewMessage],
+        *,
+        lease: LeaseGiven = UNFENCED,
+        durability: str | None = None,
     ) -> list[int]:
         """Put several messages at the end of a session, all or none.
 
@@ -234,7 +243,7 @@ class SessionLog:
         >>> log.extend("chat", messages)
         [3, 4]
         """
-        return appending.append(self._ground, session, messages, lease=lease)
+        return appending.append(self._ground, session, messages, lease=lease, durability=durability)
 
     def active(self, session: str) -> list[Message]:
         """The messages that an agent goes on from, in their order: notes, and not what they

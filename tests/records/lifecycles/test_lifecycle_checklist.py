@@ -285,7 +285,7 @@ def test_holds_and_seals__live_anchor_stays_expired_goes_seal_never_goes(
 def test_dedup_safe_erasure__a_shared_blob_dies_with_its_last_reference(
     tmp_path: Path,
 ) -> None:
-    with Store(LmdbEngine(str(tmp_path / "s"), durability="process")) as store:
+    with Store(LmdbEngine(str(tmp_path / "s"), durability="relaxed")) as store:
         life, provider = Lifecycles(store), LifecycleErasure()
         for user in ("anna", "berta"):
             life.users.put(user, "essay", BLOB)

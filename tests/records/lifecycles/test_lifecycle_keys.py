@@ -505,7 +505,7 @@ def test_keys_that_others_can_read_or_that_lie_in_the_store_are_refused(tmp_path
     folder.chmod(0o755)
     with pytest.raises(StorageError, match="chmod go-rwx"):
         FileKeys(folder)
-    with Store(LmdbEngine(str(tmp_path / "s"), durability="process")):
+    with Store(LmdbEngine(str(tmp_path / "s"), durability="relaxed")):
         pass
     for inside in (tmp_path / "s" / "keys", tmp_path / "s"):
         with pytest.raises(InvalidInputError, match="inside the store"):

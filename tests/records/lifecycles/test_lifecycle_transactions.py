@@ -92,7 +92,7 @@ PROCESSES, STEPS = 3, 12
 
 
 def run(place: str, folder: str, number: int, begin: Any, answers: Any) -> None:
-    with stores.open(place, "process") as store:
+    with stores.open(place, "relaxed") as store:
         life = Lifecycles(store, keys=FileKeys(folder))
         begin.wait()
         won = 0
@@ -115,7 +115,7 @@ def run(place: str, folder: str, number: int, begin: Any, answers: Any) -> None:
 
 def test_processes_lose_nothing_and_number_without_gaps(tmp_path: Path, keys: FileKeys) -> None:
     place, folder = str(tmp_path / "s"), str(tmp_path / "keys")
-    with stores.open(place, "process") as store:
+    with stores.open(place, "relaxed") as store:
         Lifecycles(store).create_session("shared", user="anna")
     spawn = multiprocessing.get_context("spawn")
     begin, answers = spawn.Barrier(PROCESSES, timeout=60), spawn.Queue()
@@ -130,7 +130,7 @@ def test_processes_lose_nothing_and_number_without_gaps(tmp_path: Path, keys: Fi
         worker.join(60)
         assert worker.exitcode == 0
     assert sum(won) == STEPS, "each session was created by exactly one"
-    with stores.open(place, "process") as store:
+    with stores.open(place, "relaxed") as store:
         life = Lifecycles(store, keys=keys)
         session = life.restore("shared")
         listed = list(session.checkpoints())

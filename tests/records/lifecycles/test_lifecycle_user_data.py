@@ -37,7 +37,7 @@ def test_values_come_back(either: Lifecycles, value: Any) -> None:
 
 
 def test_a_link_in_clear_data_keeps_what_it_links_to(tmp_path: Path) -> None:
-    with Store(LmdbEngine(str(tmp_path / "s"), durability="process")) as store:
+    with Store(LmdbEngine(str(tmp_path / "s"), durability="relaxed")) as store:
         life = Lifecycles(store)
         link, loose = Link(store.put_value([LONG])), store.put_value(["nobody", LONG * 2])
         life.users.put("anna", "link", link)

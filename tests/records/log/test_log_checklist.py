@@ -1281,7 +1281,7 @@ def test_lease_inbox__delivering_is_in_the_transcript_exactly_if_out_of_the_inbo
         return log, claimed(log, "s", "me", 1_000_000)
 
     # Claiming is a step of its own; whoever holds the claim and dies has delivered nothing.
-    store = Store(LmdbEngine(str(tmp_path / "a"), durability="process"))
+    store = Store(LmdbEngine(str(tmp_path / "a"), durability="relaxed"))
     with store:
         log, lease = prepare(store)
         engine: Any = store.engine

@@ -22,7 +22,7 @@ LONG = "weather " * 500
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    with casstore.open(tmp_path / "store", "process") as store:
+    with casstore.open(tmp_path / "store", "relaxed") as store:
         yield store
 
 

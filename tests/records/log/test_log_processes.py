@@ -26,7 +26,7 @@ def place(tmp_path: Path) -> str:
 @pytest.fixture
 def log(place: str) -> Iterator[SessionLog]:
     """The log of the store in which the processes work, open all the while."""
-    with casstore.open(place, "process") as store:
+    with casstore.open(place, "relaxed") as store:
         yield SessionLog(store)
 
 
@@ -36,7 +36,7 @@ def start(program: str, *arguments: str) -> subprocess.Popen[str]:
         "import json, sys, casstore\n"
         "from casstore.records.log import *\n"
         "from casstore import errors\n"
-        "store = casstore.open(sys.argv[1], 'process')\n"
+        "store = casstore.open(sys.argv[1], 'relaxed')\n"
         "log = SessionLog(store)\n"
         "print('ready', flush=True); sys.stdin.readline()\n"
     )
@@ -186,14 +186,14 @@ os.kill(os.getpid(), 9)
 
 def test_persistence__another_process_goes_on_where_one_was_killed(tmp_path: Path) -> None:
     place = str(tmp_path / "s")
-    with casstore.open(place, "process") as store:
+    with casstore.open(place, "relaxed") as store:
         SessionLog(store).create("s")
     process = start(KILLED, place)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.communicate("go\n", timeout=60)
     assert process.returncode == -9
-    with casstore.open(place, "process") as store:
+    with casstore.open(place, "relaxed") as store:
         log = SessionLog(store)
         pending = log.pending("s")
         assert pending is not None

@@ -586,7 +586,7 @@ def test_recovery_intent__attempts_are_kept_and_it_goes_after_success(busy: Runs
 
 
 def test_recovery_intent__and_request_survive_a_restart(tmp_path: Path) -> None:
-    with Store(LmdbEngine(str(tmp_path), durability="process")) as store:
+    with Store(LmdbEngine(str(tmp_path), durability="relaxed")) as store:
         runs = Runs(store)
         runs.create_thread("t", "agent")
         runs.create_run("t", "r", "agent", "graph")
@@ -595,7 +595,7 @@ def test_recovery_intent__and_request_survive_a_restart(tmp_path: Path) -> None:
         runs.request_approval("t", "r", "a", "shell")
         runs.resolve_approval("t", "r", "a", "approve", intent=steps.SaveIntent("r", "payload"))
         runs.begin_attempt("t", "r")
-    with Store(LmdbEngine(str(tmp_path), durability="process")) as store:
+    with Store(LmdbEngine(str(tmp_path), durability="relaxed")) as store:
         runs = Runs(store)
         (intent,) = runs.intents().items
         assert (intent.run, intent.payload, intent.attempts) == ("r", "payload", 1)

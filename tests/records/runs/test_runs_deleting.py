@@ -255,7 +255,7 @@ def test_a_thread_that_has_lost_rows_is_not_deleted_by_guess(
 
 
 def test_a_thread_of_thousands_of_events_goes_in_batches(tmp_path: Path) -> None:
-    with Store(LmdbEngine(str(tmp_path / "s"), durability="process")) as store:
+    with Store(LmdbEngine(str(tmp_path / "s"), durability="relaxed")) as store:
         runs = Runs(store)
         runs.create_thread("t", "agent")
         runs.create_run("t", "r", "agent", "graph")

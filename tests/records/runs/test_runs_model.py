@@ -40,7 +40,7 @@ class RunsMachine(RuleBasedStateMachine):
         engine: Any = MemoryEngine()
         if self.engine == "lmdb":
             self.folder = tempfile.TemporaryDirectory()
-            engine = LmdbEngine(self.folder.name, durability="process")
+            engine = LmdbEngine(self.folder.name, durability="relaxed")
         self.store = Store(engine)
         self.session = self.store.session("s")
         for node in ("1", "2"):

@@ -44,7 +44,7 @@ def _join(ready: Any) -> None:
 
 
 def _work(work: Callable[..., Any], path: str, number: int, *given: Any) -> Any:
-    with casstore.open(path, "process") as store:
+    with casstore.open(path, "relaxed") as store:
         # Nobody goes on alone, so each of them has taken one piece of work.
         _ready.wait(60)
         return work(Runs(store), number, *given)
@@ -65,7 +65,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def prepared(path: Path) -> None:
-    with casstore.open(path, "process") as store:
+    with casstore.open(path, "relaxed") as store:
         runs = Runs(store)
         runs.create_thread("t", "agent")
         runs.create_run("t", "r", "agent", "graph")
@@ -85,7 +85,7 @@ def _everything(runs: Runs, number: int) -> int:
 def test_numbers_have_no_gaps_and_nothing_is_lost(crew: Crew, path: Path) -> None:
     prepared(path)
     assert crew.together(_everything, path) == [0] * _PROCESSES
-    with casstore.open(path, "process") as store:
+    with casstore.open(path, "relaxed") as store:
         runs = Runs(store)
         total = _PROCESSES * _TIMES
         events = runs.events("t", "r", limit=1000).items
@@ -114,10 +114,10 @@ def _begin(runs: Runs, number: int) -> bool:
 
 
 def test_all_first_calls_succeed_and_a_run_belongs_to_one_thread(crew: Crew, path: Path) -> None:
-    casstore.open(path, "process").close()
+    casstore.open(path, "relaxed").close()
     won = crew.together(_begin, path)
     assert sorted(won) == [False] * (_PROCESSES - 1) + [True]
-    with casstore.open(path, "process") as store:
+    with casstore.open(path, "relaxed") as store:
         run = Runs(store).find_run("the one")
         assert run is not None
         assert run.thread == f"t{won.index(True)}"
@@ -136,7 +136,7 @@ def test_one_decision_wins_and_its_intent_with_it(crew: Crew, path: Path) -> Non
     prepared(path)
     answers = crew.together(_decide, path)
     (winner,) = [answer for answer in answers if not answer.startswith("refused")]
-    with casstore.open(path, "process") as store:
+    with casstore.open(path, "relaxed") as store:
         runs = Runs(store)
         approval, intent = runs.find_approval("a"), runs.find_intent("t", "r")
         assert approval is not None
@@ -161,7 +161,7 @@ def test_an_event_counts_once(crew: Crew, path: Path, same: bool) -> None:
     prepared(path)
     won = crew.together(_same_event, path, same)
     assert sum(won) == (_PROCESSES * _TIMES if same else _TIMES)
-    with casstore.open(path, "process") as store:
+    with casstore.open(path, "relaxed") as store:
         assert Runs(store).get_run("t", "r").events == _TIMES
 
 
@@ -186,7 +186,7 @@ def test_deleting_beside_others_leaves_nothing_half(crew: Crew, path: Path) -> N
     prepared(path)
     deleted, *_ = crew.together(_delete_or_use, path)
     assert isinstance(deleted, int)
-    with casstore.open(path, "process") as store:
+    with casstore.open(path, "relaxed") as store:
         runs = Runs(store)
         thread = runs.find_thread("t")
         if thread is not None:
@@ -225,7 +225,7 @@ def test_steps_and_commits_of_several_processes_stay_together(crew: Crew, path: 
     made = crew.together(_commit, path)
     total = 8 * _PROCESSES
     assert sorted([revision for each in made for revision in each]) == list(range(1, total + 1))
-    with casstore.open(path, "process") as store:
+    with casstore.open(path, "relaxed") as store:
         events = Runs(store).events("t", "r", limit=1000).items
         assert [event.sequence for event in events] == list(range(1, total + 1))
 
@@ -237,7 +237,7 @@ _KILLED = """
 import os, signal, sys
 import casstore
 from casstore.records.runs import Runs, steps
-store = casstore.open(sys.argv[1], "process")
+store = casstore.open(sys.argv[1], "relaxed")
 runs = Runs(store)
 runs.resolve_approval("t", "r", "a", "approve", intent=steps.SaveIntent("r", {"resume": 1}))
 runs.begin_attempt("t", "r")
@@ -247,7 +247,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_a_process_killed_between_decision_and_resume_leaves_the_intent(path: Path) -> None:
     prepared(path)
-    with casstore.open(path, "process") as store:
+    with casstore.open(path, "relaxed") as store:
         session = store.session("s")
         session.commit(Commit(append=[NodeDraft("n", 1)], lease=UNFENCED))
         Runs(store).set_state("t", "r", WAITING, checkpoint=SessionCheckpoint("s", 1))
@@ -258,7 +258,7 @@ def test_a_process_killed_between_decision_and_resume_leaves_the_intent(path: Pa
         {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert killed == -signal.SIGKILL
-    with casstore.open(path, "process") as store:
+    with casstore.open(path, "relaxed") as store:
         runs = Runs(store)
         (intent,) = runs.intents().items
         assert (intent.thread, intent.run, intent.attempts) == ("t", "r", 1)

@@ -283,7 +283,7 @@ def test_a_subject_may_be_called_otherwise_than_the_actor(store: Store) -> None:
 
 def test_after_erasing_and_compacting_nothing_of_the_actor_is_in_the_file(tmp_path: Path) -> None:
     place = tmp_path / "s"
-    with Store(LmdbEngine(str(place), durability="process")) as store:
+    with Store(LmdbEngine(str(place), durability="relaxed")) as store:
         states = ScopedState(store)
         ann = HERE._replace(actor_id="canary-actor", subject_type="user", subject_id="canary-actor")
         states.begin_run("canary-run", ann, ALL, caller="me")
@@ -300,5 +300,5 @@ def test_after_erasing_and_compacting_nothing_of_the_actor_is_in_the_file(tmp_pa
     for file in place.rglob("*"):
         if file.is_file():
             assert b"canary" not in file.read_bytes(), file
-    with Store(LmdbEngine(str(place), durability="process")) as store:
+    with Store(LmdbEngine(str(place), durability="relaxed")) as store:
         assert ScopedState(store).snapshot(BOB, ALL)["actor"] == {"k": "bobs-actor"}

@@ -31,7 +31,7 @@ def together(path: Path, work: Callable[[Store, int], Any]) -> list[Any]:
 
 
 def _work(path: str, work: Callable[[Store, int], Any], number: int, barrier: Any) -> Any:
-    with casstore.open(path, "process") as store:
+    with casstore.open(path, "relaxed") as store:
         barrier.wait(120)
         return work(store, number)
 
@@ -105,7 +105,7 @@ def erasing(store: Store, number: int) -> int:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    with casstore.open(tmp_path / "s", "process"):
+    with casstore.open(tmp_path / "s", "relaxed"):
         return tmp_path / "s"
 
 
@@ -113,7 +113,7 @@ def test_nothing_is_lost_one_wins_and_quotas_hold(path: Path) -> None:
     told = together(path, mixed)
     assert all(one["first"] for one in told)
     assert sum(one["won"] for one in told) == 1
-    with casstore.open(path, "process") as store:
+    with casstore.open(path, "relaxed") as store:
         states = ScopedState(store)
         seen = states.snapshot(HERE, ALL)
         talk = seen["conversation"]
@@ -129,7 +129,7 @@ def test_nothing_is_lost_one_wins_and_quotas_hold(path: Path) -> None:
 def test_resets_are_numbered_without_gaps_and_every_write_is_in_one(path: Path) -> None:
     numbers = [number for told in together(path, resetting) for number in told]
     assert sorted(numbers) == list(range(1, PROCESSES * STEPS + 1))
-    with casstore.open(path, "process") as store:
+    with casstore.open(path, "relaxed") as store:
         states = ScopedState(store)
         assert [one.number for one in states.generations(**TALK)] == sorted(numbers)
         scope = states.scope(HERE, "conversation")
@@ -146,7 +146,7 @@ def test_resets_are_numbered_without_gaps_and_every_write_is_in_one(path: Path) 
 def test_one_process_freezes_a_run(path: Path) -> None:
     told = together(path, beginning)
     assert sum(told) == 1
-    with casstore.open(path, "process") as store:
+    with casstore.open(path, "relaxed") as store:
         states = ScopedState(store)
         run = states.find_run("r")
         assert run is not None
@@ -156,7 +156,7 @@ def test_one_process_freezes_a_run(path: Path) -> None:
 
 def test_counts_stay_exact_beside_an_erasure(path: Path) -> None:
     together(path, erasing)
-    with casstore.open(path, "process") as store:
+    with casstore.open(path, "relaxed") as store:
         states = ScopedState(store)
         scope = states.scope(HERE, "runner", ALL)
         entries = states.snapshot(HERE, ALL)["runner"]

@@ -71,9 +71,9 @@ def test_frozen_authorisation__the_scopes_of_a_run_are_those_of_its_start(store:
 
 
 def test_frozen_authorisation__another_process_sees_the_same(tmp_path: Path) -> None:
-    with Store(LmdbEngine(str(tmp_path / "s"), durability="process")) as store:
+    with Store(LmdbEngine(str(tmp_path / "s"), durability="relaxed")) as store:
         run = ScopedState(store).begin_run("r", HERE, ALL, caller=ME, capabilities=["state", "x"])
-    with Store(LmdbEngine(str(tmp_path / "s"), durability="process")) as store:
+    with Store(LmdbEngine(str(tmp_path / "s"), durability="relaxed")) as store:
         assert ScopedState(store).find_run("r") == run
         assert ScopedState(store).run("r", caller=ME).run == run
 
