@@ -61,6 +61,7 @@ OPENERS = (
     "casstore.store",
     "casstore.aio",
     "casstore.maintenance.compact",
+    "casstore.maintenance.recover",
     "casstore.maintenance.salvage",
     "casstore.testing",
 )

@@ -35,7 +35,6 @@ _GENERAL: Final[tuple[tuple[type[CasstoreError], str], ...]] = (
     (errors.StorageFullError, "make room on the disk; casstore gc gives back what is unused"),
     (errors.StorageUnavailableError, "see that the server runs and can be reached, then again"),
     (errors.AddressSpaceError, "ulimit -v unlimited, then again"),
-    (errors.UnsettledError, "open it once as a user who may write to it"),
     (errors.StorageError, "see to the disk and the permissions, then again"),
     (errors.BundleLimitError, "if you trust the file, import it in Python with larger limits="),
     (errors.LimitError, "ask for a part of it: casstore show NAME --path PATH"),
@@ -70,8 +69,14 @@ _OF_COMMAND: Final[dict[str, tuple[tuple[type[CasstoreError], str], ...]]] = {
 }
 
 
+#: What an error says if only the log is lost: the store itself can be opened without it.
+_DISCARD: Final = "casstore recover --discard-log"
+
+
 def advice(exc: CasstoreError, command: str | None = None) -> str | None:
     """What to try next, behind this command; None if the message says all there is to say."""
+    if isinstance(exc, errors.CorruptionError) and _DISCARD in str(exc):
+        return f"put redo.log back, or restore a backup; without either: {_DISCARD}"
     for kind, text in _OF_COMMAND.get(command or "", ()):
         if isinstance(exc, kind):
             return text

@@ -25,5 +25,5 @@ def open_bundle(stack: ExitStack, path: str, progress: Progress | None) -> Opene
     On the disk, not in memory: a bundle may be of any length.
     """
     place = stack.enter_context(tempfile.TemporaryDirectory(prefix="casstore-bundle-"))
-    store = stack.enter_context(open_store(place, durability="process", auto_train=False))
+    store = stack.enter_context(open_store(place, durability="relaxed", auto_train=False))
     return Opened(store, import_session(store, path, progress=progress).session)

@@ -11,17 +11,16 @@ from typing import Any, Concatenate, Final, ParamSpec
 
 import click
 
-from casstore.cli.opening import open_to_read
 from casstore.cli.output import Printer, write_json
 from casstore.cli.progress import Meter
 from casstore.cli.shapes import Shape
+from casstore.engine.protocol import DURABILITIES
 from casstore.store import Store
 from casstore.store import open as open_store
 
 Given = ParamSpec("Given")
 
 PATH_VARIABLE: Final = "CASSTORE_PATH"
-DURABILITIES: Final = ("full", "relaxed", "process")
 
 
 class App:
@@ -53,7 +52,7 @@ class App:
         place = self.path if path is None else path
         if write:
             return open_store(place, durability=self.durability, create=False)
-        return open_to_read(place)
+        return open_store(place, readonly=True, create=False)
 
     def meter(self, *, stoppable: bool = False) -> Meter:
         """Tell of progress, on stderr."""
@@ -105,7 +104,7 @@ _QUIET: Final = click.Option(
 _DURABILITY: Final = click.Option(
     ["--durability"],
     type=click.Choice(DURABILITIES),
-    help="What a write survives. If not given, what agents at work on the store use; else full.",
+    help="Whether a write waits until a power loss cannot undo it (full, the default) or not.",
 )
 COMMON: Final = (_STORE, _JSON, _QUIET, _DURABILITY)
 COMMON_NAMES: Final = ("store", "as_json", "quiet", "durability")
@@ -130,7 +129,7 @@ def command(
                 store=asked["store"],
                 as_json=bool(asked["as_json"]),
                 quiet=bool(asked["quiet"]),
-                durability=asked["durability"] or "any",
+                durability=asked["durability"] or "full",
             )
             # click has made sure that these are the function's own options.
             call: Callable[..., None] = function

@@ -47,6 +47,7 @@ _MODULES: Final = {
     "retaining": ("policy", "prune", "erase"),
     "statistics": ("stats",),
     "examining": ("check", "rebuild", "salvage"),
+    "recovering": ("recover",),
     "moving": ("backup", "copy", "export", "import", "verify"),
     "langgraph": ("import-langgraph-sqlite", "import-langgraph-postgres"),
     "langgraph_memory": ("import-langgraph-sqlite-store", "import-langgraph-postgres-store"),

@@ -15,14 +15,12 @@ from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 from casstore.cli.advice import advice
-from casstore.cli.command import DURABILITIES
 from casstore.cli.main import INTERRUPTED
-from casstore.cli.opening import open_to_read
 from casstore.cli.quantities import duration, parse_duration, size
 from casstore.cli.reclaiming import gc_document, gc_exit_code, pack_document
 from casstore.cli.retaining import planned, prune_document
 from casstore.engine.overlay import OverlayEngine
-from casstore.engine.protocol import COLD_AGE_MS, PackReport
+from casstore.engine.protocol import COLD_AGE_MS, DURABILITIES, PackReport
 from casstore.errors import (
     BusyError,
     CasstoreError,
@@ -39,7 +37,6 @@ from casstore.store import Store, is_server, shown_place
 from casstore.store import open as open_store
 
 SCHEMA: Final = "casstore.offline-gc/1"
-_DURABILITIES: Final = (*DURABILITIES, "any")
 _DURATIONS: Final = {"within": "within_ms", "idle": "idle_ms"}
 
 
@@ -57,7 +54,7 @@ class Care(NamedTuple):
     attachments_ms: int | None = None
     vacuum: bool = False
     pack: bool = False
-    durability: str = "any"
+    durability: str = "full"
 
 
 # What a configuration may say of a store, and of what type it is.
@@ -125,8 +122,8 @@ def change_care(care: Care, changes: Mapping[str, Any], where: str) -> Care:
         if key == "batch" and not 1 <= value <= gc.MAX_BATCH:
             # Now: a run that finds out when it collects has pruned already.
             raise InvalidInputError(f"{where}: batch is 1 to {gc.MAX_BATCH:,}, not {value}")
-        if key == "durability" and value not in _DURABILITIES:
-            raise InvalidInputError(f"{where}: durability is one of {', '.join(_DURABILITIES)}")
+        if key == "durability" and value not in DURABILITIES:
+            raise InvalidInputError(f"{where}: durability is one of {', '.join(DURABILITIES)}")
         if key == "grace":
             care = care._replace(grace_ms=_duration(value, f"{where}: grace"))
         elif key == "attachments":
@@ -268,7 +265,7 @@ def care_for(
 
 def _opened(path: str, care: Care, *, dry_run: bool) -> Store:
     if dry_run:
-        return open_to_read(path)
+        return open_store(path, readonly=True, create=False)
     return open_store(path, durability=care.durability, create=False)
 
 

@@ -27,6 +27,7 @@ from casstore.cli.output import is_terminal
 from casstore.cli.progress import Meter
 from casstore.cli.spelling import safe
 from casstore.cli.streams import let_go, prepare_streams
+from casstore.engine.protocol import DURABILITIES
 from casstore.errors import CasstoreError, InvalidInputError, StorageError
 from casstore.maintenance.whole_files import whole_file
 from casstore.store import shown_place
@@ -68,8 +69,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--dry-run", "-n", action="store_true", help="say what would go")
     made.add_argument("--grace", help="what was put within this time stays (1h)")
     made.add_argument("--batch", type=int, help="objects removed in one transaction (256)")
-    made.add_argument("--durability", choices=("full", "relaxed", "process"),
-                      help="of what is written (as agents at work have it, else full)")  # fmt: skip
+    made.add_argument("--durability", choices=DURABILITIES,
+                      help="what writes wait for (full)")  # fmt: skip
     keep = made.add_argument_group("retention: without any of these nothing is pruned")
     keep.add_argument("--prune", action="store_true", help="by the policies in the store")
     for name in ("last", "hourly", "daily", "weekly", "monthly", "yearly"):

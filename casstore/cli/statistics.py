@@ -37,6 +37,8 @@ _SHAPE: Final = Shape(
                 "fragmentation": "the part of the file that holds nothing, 0 to 1",
                 "reclaimable_by_pack_bytes": "at least so much",
                 "reclaimable_by_compact_bytes": "so much, if written anew as it is",
+                "log_bytes": "the length of the redo log beside it",
+                "log_commits": "commits that were only there",
             },
         ),
         "objects": Part(
@@ -158,6 +160,8 @@ def _document(
             "fragmentation": round(measured.fragmentation, 4),
             "reclaimable_by_pack_bytes": measured.reclaimable_by_pack,
             "reclaimable_by_compact_bytes": measured.reclaimable_by_compact,
+            "log_bytes": measured.log_bytes,
+            "log_commits": measured.log_commits,
         },
         "objects": {
             "objects": contents.objects,

@@ -209,7 +209,7 @@ def test_nodes_are_read_many_at_once_in_every_form(
 
     places = [str(tmp_path / name) for name in ("one", "two")]
     for place, name in zip(places, "ab", strict=True):
-        with casstore.open(place, durability="process") as store:
+        with casstore.open(place, durability="relaxed") as store:
             for session in ("s", name):
                 nodes = [NodeDraft(f"{name}{at}", {"session": session}) for at in range(400)]
                 store.session(session).commit(Commit(append=nodes, lease=UNFENCED))
@@ -227,7 +227,7 @@ def test_nodes_are_read_many_at_once_in_every_form(
 def test_one_change_in_a_large_state_is_found_in_few_pieces(tmp_path: Path) -> None:
     place = tmp_path / "large"
     state = {f"file {at:05}": {"lines": [at] * 40, "text": f"{at} " * 60} for at in range(12_000)}
-    with casstore.open(place, durability="process") as store:
+    with casstore.open(place, durability="relaxed") as store:
         session = store.session("s")
         session.commit(Commit(checkpoint=Checkpoint(tool_state=state), lease=UNFENCED))
         links = session.checkpoint()
