@@ -679,13 +679,6 @@ class AddressSpaceError(StorageError):
     """
 
 
-class UnsettledError(StorageError):
-    """The machine went down while a store was written, and nobody has opened it for writing since.
-
-    Whoever opens it for writing returns it to its last state that is whole.
-    """
-
-
 class StorageUnavailableError(StorageError):
     """The server that holds the store cannot be reached, or went away: try again later.
 

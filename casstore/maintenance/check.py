@@ -54,7 +54,7 @@ _MARK_VERSION: Final = 1
 # Taken for the cost of an object without parts, which is not kept.
 _COST_WITHOUT_PARTS: Final = 1024
 # Without these no object can be read; without those no graph.
-_OBJECT_TABLES: Final = frozenset(("main", "meta", "slabs", "index", "dictionaries", "journal"))
+_OBJECT_TABLES: Final = frozenset(("main", "meta", "slabs", "index", "dictionaries"))
 _GRAPH_TABLES: Final = frozenset(("heads", "history", "nodes"))
 
 

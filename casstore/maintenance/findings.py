@@ -104,11 +104,6 @@ CODES: Final[dict[str, Meaning]] = {
         ERROR, "a row does not match its checksum",
         f"{_REBUILD} if it is of table nodes; else {_SALVAGE}",
     ),
-    faults.JOURNAL_DAMAGED: Meaning(
-        ERROR, "an entry of the journal does not match its checksum: nothing that may be newer "
-        "in it can be read, so rows and objects were not looked at",
-        _SALVAGE,
-    ),
     ROW_MALFORMED: Meaning(
         ERROR, "a row matches its checksum but makes no sense",
         f"{_SALVAGE}; a newer release may have written it",

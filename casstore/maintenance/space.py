@@ -37,6 +37,9 @@ class SpaceReport(NamedTuple):
     dictionary_bytes: int
     #: How long the file would be if everything were written anew as it is, in order.
     tidy_file_bytes: int
+    #: The length of the redo log, and the commits that were only there.
+    log_bytes: int
+    log_commits: int
 
     @property
     def free_bytes(self) -> int:

@@ -46,7 +46,7 @@ def names_beside(target: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("compact", [False, True])
-@pytest.mark.parametrize("durability", ["full", "process"])
+@pytest.mark.parametrize("durability", ["full", "relaxed"])
 def test_a_backup_opens_as_it_is_and_holds_everything(
     tmp_path: Path, durability: str, compact: bool
 ) -> None:

@@ -23,7 +23,6 @@ from casstore.store import Store
 from casstore.testing.engine_fixtures import all_rows
 from tests.maintenance.wounds import (
     LONG,
-    lay_in_place,
     lose_slab,
     open_store,
     overwrite,
@@ -291,11 +290,9 @@ def test_rules_from_old_pages_are_told(tmp_path: Path) -> None:
         store.session("s1").protect(by="run")
         store.session("s1").add_subjects(["alice"])
         store.engine.write(Write(rows=[DeleteRow(*keys.subjects(keys.session_key("s1")))]))
-    lay_in_place(path)
     old = pages_of(path, "retention")[0]
     with open_store(path) as store:
         set_policy(store, Policy(last=6))
-    lay_in_place(path)
     new = [page for page in pages_of(path, "retention")[0] if page not in old]
     assert new
     overwrite(path, *new)

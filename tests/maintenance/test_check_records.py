@@ -94,7 +94,7 @@ def store() -> Iterator[Store]:
 def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     engine: Any = MemoryEngine()
     if request.param == "lmdb":
-        engine = LmdbEngine(str(tmp_path / "s"), durability="process")
+        engine = LmdbEngine(str(tmp_path / "s"), durability="relaxed")
     with Store(engine) as store:
         fill(store)
         yield store

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from campaigns import salvage as campaign
+from casstore.engine.lmdb.log import LOG_FILE
 from casstore.engine.memory import MemoryEngine
 from casstore.errors import CorruptionError, InvalidInputError, StoreNotFoundError
 from casstore.maintenance import gc
@@ -26,9 +27,10 @@ from casstore.store import Store
 from tests.maintenance.wounds import (
     LONG,
     PAGE_BYTES,
+    copy_as_killed,
+    engine_of,
     everything,
     flip,
-    lay_in_place,
     lose_slab,
     open_store,
     overwrite,
@@ -252,7 +254,6 @@ def test_a_lost_leaf_of_rows_falls_back_to_what_lies_about(tmp_path: Path) -> No
     path = tmp_path / "s"
     before = make(path)
     # Until then the tables of the state before are those of the newest, page by page.
-    lay_in_place(path)
     overwrite(path, *pages_of(path, "heads")[0])
     report = salvage(path, tmp_path / "t")
     after = saved(tmp_path / "t")
@@ -270,25 +271,24 @@ def test_a_deleted_session_does_not_come_back_from_old_pages(tmp_path: Path) -> 
     assert "s2" not in saved(tmp_path / "t")
 
 
-def test_a_lost_journal_costs_the_last_commit_and_no_more(tmp_path: Path) -> None:
-    path = tmp_path / "s"
-    make(path)
-    lay_in_place(path)
-    with open_store(path) as store:
+def test_a_lost_log_costs_the_commits_in_it_and_no_more(tmp_path: Path) -> None:
+    path = tmp_path / "killed"
+    make(tmp_path / "s")
+    with open_store(tmp_path / "s") as store:
         for number in range(6):
             step(store, "s0", f"more {number}", text=LONG)
         store.delete_session("path")
         store.tag("later", store.session("s3").entry(1).manifest)
         store.unpin("release")
         store.session("s0").queue.enqueue([3], batch_id="b3")
+        engine_of(store).apply_log()
         before = everything(store)
         step(store, "s1", "the last")
-    tree = pages_of(path, "journal")[0]
-    # The pages that the last commit wrote; all others belong to the state before it, too.
-    overwrite(path, tree[0], tree[-1])
+        copy_as_killed(store, path)
+    (path / LOG_FILE).unlink()
     report = salvage(path, tmp_path / "t")
-    assert {gap.table for gap in report.gaps} >= {"heads", "pins", "queue"}
-    assert "journal" in report.gaps[0].why
+    assert not report.complete
+    assert "log" in report.gaps[0].why
     assert saved(tmp_path / "t") == before
     assert "path" in report.outcomes("deleted")
 
@@ -302,14 +302,17 @@ def lie_about(path: Path, page: int) -> None:
         file.write(number.to_bytes(8, sys.byteorder) + old[8:])
 
 
-def test_what_the_journal_says_stands_though_its_table_is_lost(tmp_path: Path) -> None:
-    path = tmp_path / "s"
-    make(path)
-    lay_in_place(path)
-    with open_store(path) as store:
+def test_what_the_log_says_stands_though_its_table_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "killed"
+    make(tmp_path / "s")
+    with open_store(tmp_path / "s") as store:
+        # The first commits of a process go straight into the tables.
+        step(store, "s0", "early", text=LONG)
+        step(store, "s0", "not so late", text=LONG)
         step(store, "s0", "late", text=LONG)
         store.unpin("release")
         before = everything(store)
+        copy_as_killed(store, path)
     [pins] = pages_of(path, "pins")[0]
     lie_about(path, pins)
     overwrite(path, *pages_of(path, "heads")[0], pins)
@@ -319,20 +322,21 @@ def test_what_the_journal_says_stands_though_its_table_is_lost(tmp_path: Path) -
     assert after["pins"] == before["pins"] == []
 
 
-def test_a_damaged_entry_of_the_journal_does_not_take_others_along(tmp_path: Path) -> None:
-    path = tmp_path / "s"
-    make(path)
-    lay_in_place(path)
-    with open_store(path) as store:
+def test_a_damaged_record_of_the_log_does_not_take_others_along(tmp_path: Path) -> None:
+    path = tmp_path / "killed"
+    make(tmp_path / "s")
+    with open_store(tmp_path / "s") as store:
+        # The first commit of a process takes the log into use.
+        for number in range(2):
+            store.tag(f"tag {number}", store.put_value(number))
         for name in ("s0", "s1", "s3"):
             step(store, name, "later")
         before = everything(store)
-    with wounding(path, laid=False) as cut:
-        # In both trees: what is left of it lies in pages that nothing leads to.
-        (key, value) = cut.rows("journal")[1]
-        cut.put("journal", key, flip(value))
-    with wounding(path, laid=False) as cut:
-        cut.put("meta", b"checked", b"")
+        copy_as_killed(store, path)
+    log = (path / LOG_FILE).read_bytes()
+    # The payload of s1's node, which is not the last record.
+    at = log.index(b"later", log.index(b"later") + 64 * 8)
+    (path / LOG_FILE).write_bytes(log[:at] + b"LATER" + log[at + 5 :])
     report = salvage(path, tmp_path / "t")
     after = saved(tmp_path / "t")
     assert {name for name in before if after[name] == before[name]} >= before.keys() - {"s1"}
@@ -346,6 +350,7 @@ def outcome(report: SalvageReport, session: str) -> Any:
     return next(one for one in report.sessions if one.session == session)
 
 
+@pytest.mark.usefixtures("slab_a_commit")
 def test_a_lost_head_leaves_the_revision_before(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with open_store(path) as store:
@@ -388,7 +393,7 @@ def test_a_lost_node_and_a_lost_component_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("slab_a_commit")
-def test_what_is_lost_is_named_though_only_the_journal_knew_its_name(tmp_path: Path) -> None:
+def test_what_is_lost_is_named_by_what_is_left(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with open_store(path) as store:
         step(store, "s1", "a")
@@ -396,8 +401,6 @@ def test_what_is_lost_is_named_though_only_the_journal_knew_its_name(tmp_path: P
         step(store, "s1", "c")
         tools = store.session("s1").checkpoint()
         assert tools is not None
-    with wounding(path, laid=False) as cut:
-        assert cut.rows("index") == []
     lose_slab(path, tools.tool_state.digest)
     report = salvage(path, tmp_path / "t")
     assert outcome(report, "s1").revision == 1
@@ -418,7 +421,7 @@ def test_what_is_lost_is_taken_from_where_it_was_stored_again(tmp_path: Path) ->
         cut.fix_sum()
     with open_store(path) as store:
         assert store.put_blob(content) == lost
-    with wounding(path, laid=False) as cut:
+    with wounding(path) as cut:
         copies = [value for _, value in cut.rows("slabs") if bytes(lost) in value[: 28 + 40 * 32]]
     assert len(copies) == 2
     # The one that the session leads to.
@@ -476,14 +479,12 @@ def test_what_was_removed_stays_so_where_its_place_can_still_be_read(tmp_path: P
         blob = store.put_blob(b"kept")
         for number in range(150):
             store.tag(f"tag-{number:03}", blob, note="x" * 90)
-    lay_in_place(path)
     first = pages_of(path, "pins")[0][1] * PAGE_BYTES
     old = (path / "data.mdb").read_bytes()[first : first + PAGE_BYTES]
     assert b"tag-000" in old
     with open_store(path) as store:
         assert store.unpin("tag-000")
         step(store, "s1", "a")
-    lay_in_place(path)
     # The page as it was lies about somewhere, as pages do that are not used again yet.
     with (path / "data.mdb").open("ab") as file:
         number = file.tell() // PAGE_BYTES
@@ -551,6 +552,7 @@ def test_a_lost_session_comes_from_an_old_copy_with_the_queue_that_is_newer(
         assert check(store, level="full").sound
 
 
+@pytest.mark.usefixtures("slab_a_commit")
 def test_hidden_nodes_stay_hidden_when_an_earlier_revision_takes_over(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with open_store(path) as store:
@@ -636,13 +638,10 @@ def test_a_row_that_is_gone_without_a_trace_is_told_by_the_sum_over_all(
     assert not report.complete
 
 
-@pytest.mark.parametrize("table", ["nodes", "pins", "journal"])
+@pytest.mark.parametrize("table", ["nodes", "pins"])
 def test_a_row_that_cannot_be_read_says_nothing_of_others(tmp_path: Path, table: str) -> None:
     make(tmp_path / "s")
-    laid = table != "journal"
-    with wounding(tmp_path / "s", laid=laid) as cut:
-        if not laid:
-            assert cut.rows(table)
+    with wounding(tmp_path / "s") as cut:
         key, value = cut.rows(table)[0]
         cut.put(table, key, flip(value))
     report = salvage(tmp_path / "s", tmp_path / "t")

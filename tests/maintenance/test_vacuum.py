@@ -797,7 +797,7 @@ class Killed:
     def __getattr__(self, name):
         return getattr(self.engine, name)
 
-with casstore.open(sys.argv[1], durability="process") as store:
+with casstore.open(sys.argv[1], durability="relaxed") as store:
     killed = Killed(store.engine, int(sys.argv[2]), sys.argv[3] == "early")
     vacuum.rewrite_hidden(Store(killed), "alpha")
 """
@@ -805,7 +805,7 @@ with casstore.open(sys.argv[1], durability="process") as store:
 
 def test_a_process_killed_while_it_vacuums_leaves_a_whole_session(tmp_path: Path) -> None:
     place = str(tmp_path / "s")
-    with casstore.open(place, durability="process") as store:
+    with casstore.open(place, durability="relaxed") as store:
         turns = branches(store.session("alpha"))
         store.session("alpha").tombstone(["n3"])
         before = seen(store.session("alpha"), turns)
@@ -813,14 +813,14 @@ def test_a_process_killed_while_it_vacuums_leaves_a_whole_session(tmp_path: Path
     for at, when in [(at, when) for at in range(1, writes + 1) for when in ("early", "late")]:
         command = [sys.executable, "-c", KILLED, place, str(at), when]
         assert subprocess.run(command, cwd=ROOT, check=False).returncode == -signal.SIGKILL
-        with casstore.open(place, durability="process") as store:
+        with casstore.open(place, durability="relaxed") as store:
             assert isinstance(store.engine, LmdbEngine)
             store.engine.verify()
             session = store.session("alpha")
             assert seen(session, turns) == before
             last = (at, when) == (writes, "late")
             assert (list(vacuum.sessions_with_hidden(store)) == []) == last
-    with casstore.open(place, durability="process") as store:
+    with casstore.open(place, durability="relaxed") as store:
         report = vacuum.vacuum(store, grace_ms=0)
         assert report.outcome is Outcome.DONE
         session = store.session("alpha")

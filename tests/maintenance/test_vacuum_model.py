@@ -198,7 +198,7 @@ def test_vacuum_changes_nothing_in_a_file_either(
 ) -> None:
     clock = ManualClock()
     place: Path = tmp_path_factory.mktemp("store")
-    with Store(LmdbEngine(str(place / "s"), durability="process", clock=clock)) as store:
+    with Store(LmdbEngine(str(place / "s"), durability="relaxed", clock=clock)) as store:
         program = Program(store, clock)
         program.run(steps)
         program.finish()
