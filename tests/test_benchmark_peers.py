@@ -14,7 +14,7 @@ import pytest
 from benchmarks.chart import Line, draw
 from benchmarks.peers import comparison, page
 from benchmarks.peers.bare_lmdb import BareLmdbLater
-from benchmarks.peers.casstore_sessions import CasstoreProcess
+from benchmarks.peers.casstore_sessions import CasstoreRelaxed
 from benchmarks.peers.comparison import Column, Results, Spread
 from benchmarks.peers.git_binary import Git
 from benchmarks.peers.langgraph_savers import CasstoreSaver, InMemorySaver, SqliteSaver
@@ -27,7 +27,7 @@ from benchmarks.sessions import make_turns
 
 SVG = "{http://www.w3.org/2000/svg}"
 EACH = (
-    CasstoreProcess,
+    CasstoreRelaxed,
     BareLmdbLater,
     SqliteNormal,
     CasstoreSaver,
@@ -97,12 +97,12 @@ def test_a_peer_keeps_what_it_is_given_and_apart_what_goes_apart(
 
 def test_the_comparison_skips_by_name_and_survives_json() -> None:
     told: list[str] = []
-    peers = (CasstoreProcess, SqliteNormal, Absent)
+    peers = (CasstoreRelaxed, SqliteNormal, Absent)
     *_, results = comparison.compare(TINY, 2, peers, told.append)
     assert results.repeats == 2
     assert results.skipped == {"a peer nobody has": "no_such_module.at_all"}
     assert "a peer nobody has is skipped: no_such_module.at_all is not installed" in told
-    assert [column.name for column in results.columns] == ["casstore, `process`", SqliteNormal.name]
+    assert [column.name for column in results.columns] == ["casstore, `relaxed`", SqliteNormal.name]
     assert comparison.from_json(json.loads(json.dumps(comparison.to_json(results)))) == results
     text = page.markdown(results)
     assert "a peer nobody has was skipped: no_such_module.at_all is not installed." in text

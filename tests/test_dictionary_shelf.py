@@ -17,7 +17,7 @@ CONTENT = b"what many objects have in common " * 20
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[LmdbEngine]:
-    engine = LmdbEngine(str(tmp_path / "s"), durability="process")
+    engine = LmdbEngine(str(tmp_path / "s"), durability="relaxed")
     yield engine
     engine.close()
 

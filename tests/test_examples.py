@@ -64,7 +64,7 @@ class Supplied:
     @cached_property
     def store(self) -> Store:
         """An open store, with the session ``s``."""
-        store = casstore.open(self.place / "store", "process", auto_train=False)
+        store = casstore.open(self.place / "store", "relaxed", auto_train=False)
         self._closing.enter_context(store)
         session = store.session("s")
         ask = NodeDraft("ask", {"role": "user", "text": "which way?"})
@@ -83,7 +83,7 @@ class Supplied:
     @cached_property
     def other(self) -> Store:
         """Another store, with nothing in it."""
-        other = casstore.open(self.place / "other", "process", auto_train=False)
+        other = casstore.open(self.place / "other", "relaxed", auto_train=False)
         return self._closing.enter_context(other)
 
     @cached_property

@@ -115,7 +115,7 @@ def test_every_damage_is_refused() -> None:
 
 def test_packing_writes_it_and_everybody_reads_it(tmp_path: Path) -> None:
     contents = [b"%d" % at * 50 for at in range(200)]
-    with casstore.open(tmp_path / "s", "process") as store:
+    with casstore.open(tmp_path / "s", "relaxed") as store:
         digests = [store.put_blob(each) for each in contents]
         store.pack(min_age_ms=0)
         engine = store.engine
@@ -129,7 +129,7 @@ def test_packing_writes_it_and_everybody_reads_it(tmp_path: Path) -> None:
 
 def test_a_slab_in_which_most_is_dead_is_sound(tmp_path: Path) -> None:
     # Its columns take less than a byte for each entry, and there is next to no payload.
-    with Store(LmdbEngine(str(tmp_path / "s"), durability="process")) as store:
+    with Store(LmdbEngine(str(tmp_path / "s"), durability="relaxed")) as store:
         digests = store.put_many([b"%d" % at for at in range(500)])
         for at in (0, 490):
             store.tag(f"kept {at}", digests[at])

@@ -58,7 +58,7 @@ def test_a_slab_that_has_grown_downwards_since_is_not_taken_for_the_stored_one()
 
 
 def test_an_engine_reads_more_than_its_cache_holds(tmp_path: Path) -> None:
-    with_small_cache = LmdbEngine(str(tmp_path / "s"), durability="process", cache_bytes=50_000)
+    with_small_cache = LmdbEngine(str(tmp_path / "s"), durability="relaxed", cache_bytes=50_000)
     contents = [number.to_bytes(2, "big") * 3000 for number in range(60)]
     objects = [NewObject(digest_of(Kind.BLOB, data), Kind.BLOB, data, ()) for data in contents]
     for item in objects:

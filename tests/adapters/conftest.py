@@ -13,5 +13,5 @@ from casstore.store import Store
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    with casstore.open(tmp_path / "store", "process") as store:
+    with casstore.open(tmp_path / "store", "relaxed") as store:
         yield store

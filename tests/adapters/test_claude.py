@@ -76,7 +76,7 @@ def test_the_suite_of_the_sdk_passes_and_skips_nothing(tmp_path: Path, loop: str
     opened: list[Store] = []
 
     def make() -> CasstoreSessionStore:
-        opened.append(casstore.open(tmp_path / str(len(opened)), "process"))
+        opened.append(casstore.open(tmp_path / str(len(opened)), "relaxed"))
         return CasstoreSessionStore(opened[-1])
 
     for name in OPTIONAL:

@@ -80,7 +80,7 @@ def run_suite(face: type[CasstoreSaver]) -> tuple[CapabilityReport, Counter[str]
     @checkpointer_test(name=face.__name__)
     async def make() -> AsyncIterator[BaseCheckpointSaver[str]]:
         with tempfile.TemporaryDirectory() as place:
-            async with face.from_path(Path(place, "store"), "process") as saver:
+            async with face.from_path(Path(place, "store"), "relaxed") as saver:
                 yield saver
 
     report = asyncio.run(validate(make, progress=ProgressCallbacks(on_test_result=note)))

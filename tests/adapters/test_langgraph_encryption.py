@@ -127,7 +127,7 @@ def is_on_disk(store: Store, path: Path) -> bool:
 
 def test_no_plaintext_of_a_checkpoint_reaches_the_disk(tmp_path: Path, serde: Any) -> None:
     path = tmp_path / "store"
-    with casstore.open(path, "process") as store:
+    with casstore.open(path, "relaxed") as store:
         saver = CasstoreSaver(store, serde=serde)
         told = fill(saver)
         assert told[0].pending_writes == [("task", "text", CANARY), ("task", "list", [CANARY])]
@@ -148,7 +148,7 @@ def test_no_plaintext_of_an_imported_checkpoint_reaches_the_disk(
     with closing(sqlite3.connect(database, check_same_thread=False)) as connection:
         told = fill(SqliteSaver(connection, serde=serde))
     path = tmp_path / "store"
-    with casstore.open(path, "process") as store:
+    with casstore.open(path, "relaxed") as store:
         assert import_sqlite(store, database, serde=serde).imported == len(told)
         assert import_sqlite(store, database, serde=serde).imported == 0
         found = [*CasstoreSaver(store, serde=serde).list(None)]

@@ -108,10 +108,10 @@ def test_a_graph_does_what_it_does_in_memory(
 
 
 def test_state_outlives_the_process_that_wrote_it(tmp_path: Path) -> None:
-    with CasstoreSaver.from_path(tmp_path / "s", "process") as saver:
+    with CasstoreSaver.from_path(tmp_path / "s", "relaxed") as saver:
         said = graphs.chat(saver).invoke(say("hello"), on())
         before = story(graphs.chat(saver))
-    with CasstoreSaver.from_path(tmp_path / "s", "process") as saver:
+    with CasstoreSaver.from_path(tmp_path / "s", "relaxed") as saver:
         graph = graphs.chat(saver)
         assert graph.get_state(on()).values == said
         assert story(graph) == before
@@ -157,7 +157,7 @@ def test_replaying_from_a_checkpoint_runs_the_rest_again(store: Store) -> None:
 
 def test_async_graphs_and_many_threads_at_once(tmp_path: Path) -> None:
     async def work() -> None:
-        async with CasstoreSaver.from_path(tmp_path / "s", "process") as saver:
+        async with CasstoreSaver.from_path(tmp_path / "s", "relaxed") as saver:
             graph = graphs.chat(saver)
 
             async def converse(thread: str) -> list[str]:
@@ -241,7 +241,7 @@ builder = StateGraph(State)
 builder.add_node("node", lambda state: {{"inner": Inner(name=state.inner.name + "!")}})
 builder.add_edge(START, "node")
 config: Any = {{"configurable": {{"thread_id": "t"}}}}
-with CasstoreSaver.from_path({place!r}, "process") as saver:
+with CasstoreSaver.from_path({place!r}, "relaxed") as saver:
     graph = builder.compile(checkpointer=saver)
     assert graph.checkpointer is not saver
     graph.invoke({{"inner": Inner(name="x")}}, config)
@@ -266,7 +266,7 @@ from tests.adapters import langgraph_graphs as graphs
 from tests.adapters.langgraph_graphs import on
 from casstore.adapters.langgraph import CasstoreSaver
 
-saver = CasstoreSaver.from_path({place!r}, "process")
+saver = CasstoreSaver.from_path({place!r}, "relaxed")
 put = saver.put
 count = 0
 
@@ -290,7 +290,7 @@ def test_a_killed_process_is_resumed_by_another(tmp_path: Path, kill_after: int)
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert answer.returncode == -9, answer.stderr
-    with CasstoreSaver.from_path(tmp_path / "s", "process") as saver:
+    with CasstoreSaver.from_path(tmp_path / "s", "relaxed") as saver:
         graph = graphs.delta(saver)
         # Not `next`: it leaves out a task whose writes another thread stored before the end.
         assert graph.get_state(on()).tasks

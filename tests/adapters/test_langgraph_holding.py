@@ -63,7 +63,7 @@ def test_entering_that_is_cancelled_leaves_nothing_open(
     """The store was opened all the same, and nobody ever closed it."""
 
     async def main() -> None:
-        made = kind.from_path(tmp_path / "s", "process")
+        made = kind.from_path(tmp_path / "s", "relaxed")
         entering = asyncio.create_task(made.__aenter__())
         assert await asyncio.to_thread(gate.asked.wait, TIMEOUT_S)
         entering.cancel()
@@ -89,7 +89,7 @@ def test_a_cancelled_entering_closes_no_store_that_was_open(store: Store, tmp_pa
 
     async def main() -> None:
         await cancelled(CasstoreSaver(store))
-        own = CasstoreSaver.from_path(tmp_path / "own", "process")
+        own = CasstoreSaver.from_path(tmp_path / "own", "relaxed")
         assert await own.aget_tuple(on()) is None
         behind = own._holder.store
         await cancelled(own)
@@ -105,7 +105,7 @@ def test_the_event_loop_does_not_wait_for_a_store_to_be_opened(tmp_path: Path, g
     """A second call on the loop waited for the first to have opened the store."""
 
     async def main() -> None:
-        saver = CasstoreSaver.from_path(tmp_path / "s", "process")
+        saver = CasstoreSaver.from_path(tmp_path / "s", "relaxed")
         first = asyncio.create_task(saver.aget_tuple(on()))
         assert await asyncio.to_thread(gate.asked.wait, TIMEOUT_S)
         second = asyncio.create_task(saver.aget_tuple(on()))
@@ -121,10 +121,10 @@ def test_the_event_loop_does_not_wait_for_a_store_to_be_opened(tmp_path: Path, g
 
 def test_a_store_that_cannot_be_opened_may_be_tried_again(tmp_path: Path) -> None:
     async def main() -> None:
-        saver = CasstoreSaver.from_path(tmp_path / "s", "process", create=False)
+        saver = CasstoreSaver.from_path(tmp_path / "s", "relaxed", create=False)
         with pytest.raises(StoreNotFoundError):
             await saver.__aenter__()
-        casstore.open(tmp_path / "s", "process").close()
+        casstore.open(tmp_path / "s", "relaxed").close()
         async with saver:
             assert await saver.aget_tuple(on()) is None
 

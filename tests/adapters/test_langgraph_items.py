@@ -117,7 +117,7 @@ def test_it_does_what_the_store_in_memory_does(memory: CasstoreStore) -> None:
 
 def test_pages_come_in_order_latest_first(tmp_path: Path) -> None:
     clock = ManualClock()
-    engine = LmdbEngine(str(tmp_path / "s"), durability="process", clock=clock)
+    engine = LmdbEngine(str(tmp_path / "s"), durability="relaxed", clock=clock)
     with Store(engine) as store:
         memory = CasstoreStore(store)
         for n in range(30):
@@ -139,7 +139,7 @@ def test_pages_come_in_order_latest_first(tmp_path: Path) -> None:
 @pytest.fixture
 def timed(tmp_path: Path) -> Iterator[tuple[CasstoreStore, ManualClock, Store]]:
     clock = ManualClock()
-    engine = LmdbEngine(str(tmp_path / "timed"), durability="process", clock=clock)
+    engine = LmdbEngine(str(tmp_path / "timed"), durability="relaxed", clock=clock)
     with Store(engine) as store:
         yield CasstoreStore(store, ttl={"refresh_on_read": False, "default_ttl": 5}), clock, store
 
@@ -352,8 +352,8 @@ def test_a_graph_remembers_across_threads_in_the_same_store(tmp_path: Path) -> N
 
     async def work() -> None:
         async with (
-            CasstoreSaver.from_path(tmp_path / "s", "process") as saver,
-            CasstoreStore.from_path(tmp_path / "s", "process") as memory,
+            CasstoreSaver.from_path(tmp_path / "s", "relaxed") as saver,
+            CasstoreStore.from_path(tmp_path / "s", "relaxed") as memory,
         ):
             graph = builder.compile(checkpointer=saver, store=memory)
             await graph.ainvoke({"log": [], "answer": "Ada"}, on("one"))
@@ -366,9 +366,9 @@ def test_a_graph_remembers_across_threads_in_the_same_store(tmp_path: Path) -> N
             assert await memory.aget(("more",), "k") is None
 
     asyncio.run(work())
-    with CasstoreStore.from_path(tmp_path / "s", "process") as memory:
+    with CasstoreStore.from_path(tmp_path / "s", "relaxed") as memory:
         assert len(memory.search(("names",))) == 2
-        with casstore.open(tmp_path / "s", "process") as store:
+        with casstore.open(tmp_path / "s", "relaxed") as store:
             gc.collect(store, grace_ms=0)
         assert len(memory.search(("names",))) == 2
     with pytest.raises(ClosedError):

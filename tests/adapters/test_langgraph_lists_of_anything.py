@@ -168,7 +168,7 @@ def test_lists_that_grow_and_change_are_stored_as_if_nothing_were_known(
     source = random.Random(7)
     said: list[Any] = []
     parent: str | None = None
-    with casstore.open(tmp_path / "other", "process") as other:
+    with casstore.open(tmp_path / "other", "relaxed") as other:
         for version in range(1, 60):
             choice = source.random()
             if choice < 0.6 or len(said) < 3:

@@ -29,7 +29,7 @@ def run(script: str) -> subprocess.CompletedProcess[str]:
 def test_casstore_works_without_it(tmp_path: Path) -> None:
     answer = run(
         BLOCK
-        + f"import casstore\nwith casstore.open({str(tmp_path / 's')!r}, 'process') as store:\n"
+        + f"import casstore\nwith casstore.open({str(tmp_path / 's')!r}, 'relaxed') as store:\n"
         "    print(store.get_value(store.put_value([1])))"
     )
     assert answer.stdout == "[1]\n", answer.stderr

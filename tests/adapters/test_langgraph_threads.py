@@ -798,11 +798,11 @@ def test_a_closed_saver_says_so_and_leaves_a_store_that_is_not_its_own_open(
     with pytest.raises(ClosedError):
         saver.get_tuple(on())
     assert len(records(store)) == 2
-    own = CasstoreSaver.from_path(tmp_path / "own", "process")
+    own = CasstoreSaver.from_path(tmp_path / "own", "relaxed")
     put(own, {"n": 1})
     own.close()
     own.close()
-    with casstore.open(tmp_path / "own", "process") as again:
+    with casstore.open(tmp_path / "own", "relaxed") as again:
         assert CasstoreSaver(again).get_tuple(on()) is not None
 
 

@@ -704,7 +704,7 @@ def test_an_import_that_was_stopped_anywhere_goes_on(
         ((advanced, require_advanced_same), (plain, require_plain_same))
     ):
         imported = total = 0
-        with casstore.open(tmp_path / f"store{number}", "process") as store:
+        with casstore.open(tmp_path / f"store{number}", "relaxed") as store:
             for after in range(1, 100):
                 steps: list[Step] = []
 
@@ -739,7 +739,7 @@ def progress(step):
     steps.append(step)
     if len(steps) == 7:
         os.kill(os.getpid(), signal.SIGKILL)
-with casstore.open(sys.argv[2], "process") as store:
+with casstore.open(sys.argv[2], "relaxed") as store:
     import_sqlite(store, sys.argv[1], progress=progress)
 """
 
@@ -750,7 +750,7 @@ def test_an_import_that_was_killed_goes_on(advanced: Path, tmp_path: Path) -> No
         [sys.executable, "-c", KILLED, str(advanced), str(place)], cwd=ROOT, check=False
     )
     assert died.returncode == -signal.SIGKILL
-    with casstore.open(place, "process") as store:
+    with casstore.open(place, "relaxed") as store:
         heads = [info.head for info in store.sessions()]
         there = sum(head.node_count for head in heads if head is not None)
         report = import_sqlite(store, advanced)
@@ -978,7 +978,7 @@ def test_tables_of_other_names(tmp_path: Path, store: Store) -> None:
         run(session.create_branch_from_turn(1, "b"))
         talk(session, "in a branch")
     assert import_sqlite(store, path, **tables).branches == 1
-    with casstore.open(tmp_path / "second", "process") as second:
+    with casstore.open(tmp_path / "second", "relaxed") as second:
         import_sqlite(second, path)
         require_advanced_same(path, second)
 
@@ -1095,7 +1095,7 @@ def test_messages_are_in_the_order_in_which_they_came_whatever_the_clock_said(
 def test_a_dry_run_tells_the_same_and_writes_nothing(advanced: Path, tmp_path: Path) -> None:
     rows(advanced, "UPDATE agent_messages SET message_data = '{' WHERE id = 2")
     place = tmp_path / "store"
-    with casstore.open(place, "process") as store:
+    with casstore.open(place, "relaxed") as store:
         talk(CasstoreSession(store, "popped"), "more than the source has")
     phases: set[str] = set()
     with casstore.open(place, readonly=True) as store:
@@ -1104,7 +1104,7 @@ def test_a_dry_run_tells_the_same_and_writes_nothing(advanced: Path, tmp_path: P
         )
         assert [info.meta.session for info in store.sessions()] == ["popped"]
     assert phases == {"look"}
-    with casstore.open(place, "process") as store:
+    with casstore.open(place, "relaxed") as store:
         report = import_sqlite(store, advanced)
         assert told.dry_run
         assert told.imported > 0

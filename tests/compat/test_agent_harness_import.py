@@ -161,7 +161,7 @@ def source(tmp_path: Path, made: Path) -> Source:
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     engine: Any = MemoryEngine()
     if getattr(request, "param", "memory") == "lmdb":
-        engine = LmdbEngine(str(tmp_path / "s"), durability="process")
+        engine = LmdbEngine(str(tmp_path / "s"), durability="relaxed")
     with Store(engine) as store:
         yield store
 

@@ -78,7 +78,7 @@ checkpoint {'draft': '# Report', 'subtask': 'report'} None
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    with Store(LmdbEngine(str(tmp_path / "s"), durability="process")) as store:
+    with Store(LmdbEngine(str(tmp_path / "s"), durability="relaxed")) as store:
         yield store
 
 

@@ -39,7 +39,7 @@ FIRST_MS, LAST_MS = 1_779_565_748_529, 1_780_272_000_000
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     engine: Any = MemoryEngine()
     if request.param == "lmdb":
-        engine = LmdbEngine(str(tmp_path / "s"), durability="process")
+        engine = LmdbEngine(str(tmp_path / "s"), durability="relaxed")
     with Store(engine) as store:
         yield store
 

@@ -41,7 +41,7 @@ def opened(tmp_path: Path) -> Iterator[Opened]:
     stores: list[ours.SessionStore] = []
 
     def again() -> ours.SessionStore:
-        stores.append(ours.SessionStore.open(tmp_path / "deep" / "sessions", durability="process"))
+        stores.append(ours.SessionStore.open(tmp_path / "deep" / "sessions", durability="relaxed"))
         return stores[-1]
 
     yield again

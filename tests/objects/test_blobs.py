@@ -33,7 +33,7 @@ def store(
     if request.param == "memory":
         made = Store(MemoryEngine())
     else:
-        made = casstore.open(tmp_path_factory.mktemp("blobs") / "store", "process")
+        made = casstore.open(tmp_path_factory.mktemp("blobs") / "store", "relaxed")
     with made:
         yield made
 

@@ -40,7 +40,7 @@ def store(
     if request.param == "memory":
         made = Store(MemoryEngine())
     else:
-        made = casstore.open(tmp_path_factory.mktemp("edit") / "store", "process")
+        made = casstore.open(tmp_path_factory.mktemp("edit") / "store", "relaxed")
     with made:
         yield made
 

@@ -67,7 +67,7 @@ def store(
     if request.param == "memory":
         made = Store(MemoryEngine())
     else:
-        made = casstore.open(tmp_path_factory.mktemp("values") / "store", "process")
+        made = casstore.open(tmp_path_factory.mktemp("values") / "store", "relaxed")
     with made:
         made.put_many(TARGETS)
         yield made

@@ -24,7 +24,7 @@ def store(
     if request.param == "memory":
         made = Store(MemoryEngine())
     else:
-        made = casstore.open(tmp_path_factory.mktemp("view") / "store", "process")
+        made = casstore.open(tmp_path_factory.mktemp("view") / "store", "relaxed")
     with made:
         yield made
 

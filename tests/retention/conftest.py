@@ -23,5 +23,5 @@ def store(any_store: Store) -> Store:
 
 @pytest.fixture
 def lmdb_store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
-    with Store(LmdbEngine(str(tmp_path / "l"), durability="process", clock=clock)) as store:
+    with Store(LmdbEngine(str(tmp_path / "l"), durability="relaxed", clock=clock)) as store:
         yield store

@@ -92,7 +92,7 @@ class Writer:
 
 
 def test_what_was_promised_holds_while_everything_else_goes(tmp_path: Path) -> None:
-    engine = LmdbEngine(str(tmp_path / "s"), durability="process")
+    engine = LmdbEngine(str(tmp_path / "s"), durability="relaxed")
     with Store(engine) as store:
         writers = [Writer(store, number) for number in range(WRITERS)]
         for name in ("s0", "s1"):

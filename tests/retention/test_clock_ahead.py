@@ -80,7 +80,7 @@ def test_a_pin_that_is_given_more_time_while_it_is_collected_keeps_its_object(
 def test_rebuilding_removes_expired_pins_before_it_forgets_their_objects(
     tmp_path: Path, clock: ManualClock
 ) -> None:
-    with Store(LmdbEngine(str(tmp_path / "s"), durability="process", clock=clock)) as store:
+    with Store(LmdbEngine(str(tmp_path / "s"), durability="relaxed", clock=clock)) as store:
         grow(store, "s", 2)
         store.pin("hour", store.put_blob(b"kept for an hour"), ttl_ms=HOUR_MS)
         clock.now_ms += 2 * HOUR_MS

@@ -30,7 +30,8 @@ from campaigns.disk_model import Disk
 from campaigns.replay import Violation, serve
 from campaigns.tally import Progress, Report, Tally, silent
 from casstore.engine.lmdb import guard
-from casstore.engine.protocol import Write
+from casstore.engine.lmdb.engine import LmdbEngine
+from casstore.engine.protocol import FULL, Write
 from casstore.maintenance.compact import compact
 
 COMMITS = 12
@@ -44,20 +45,26 @@ _VOLATILE = ("lock.mdb", "data.mdb.new-lock")
 _PROGRAM = [sys.executable, "-B", str(Path(__file__).resolve())]
 
 
-def fill(place: Path, engine: int) -> None:
+def fill(place: Path, version: int) -> None:
     """Commits to be kept, and as many objects again that were deleted since."""
     with redirect_stdout(None):
-        crash_workload.write(str(place), crash_workload.FULL, COMMITS, engine)
+        crash_workload.write(str(place), FULL, COMMITS, version)
     with casstore.open(place) as store:
-        gone = [store.put_blob(b"%d" % number * 500) for number in range(40)]
-        store.engine.write(Write(deletes=gone))
+        engine = store.engine
+        assert isinstance(engine, LmdbEngine)
+        gone = []
+        for number in range(40):
+            gone.append(store.put_blob(b"%d" % number * 500))
+            # In a transaction of LMDB's own, by whose number the old file is known.
+            engine.apply_log()
+        engine.write(Write(deletes=gone))
 
 
 def check(place: Path, acks: Sequence[str]) -> str:
     """Judge what an interrupted compaction left."""
     # A copy is made in a handful of transactions.
     new = max(guard.read_extent(str(place / "data.mdb")).transactions) < COMMITS
-    answer = crash_workload.check(place, [""] * COMMITS, crash_workload.FULL)
+    answer = crash_workload.check(place, [str(COMMITS)])
     if (place / "compact").exists():
         raise Violation("the next open left something of the attempt behind")
     if acks and not new:

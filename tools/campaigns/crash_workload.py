@@ -1,19 +1,23 @@
 """Power loss: a store that is written and checked for ``replay`` to crash in between.
 
-    crash_workload.py write DIR --durability full --commits 20    prints an ack per commit
-    crash_workload.py verify --durability full [--boot same|other]
+    crash_workload.py write DIR --durability full --commits 20    prints what is promised
+    crash_workload.py verify
 
-What each durability promises after a power loss:
+Each line that the writer prints promises that all commits up to a number survive:
 
-    full      nothing acknowledged is lost
-    relaxed   the last commits may be lost; what is there is whole, and in order. Under another
-              boot id the store returns to the last state that was kept
-    process   the disk may hold anything. The marker that the store leaves says so: under
-              another boot id the store proves itself whole or refuses with a typed error
+    full      after every commit
+    mixed     after every third, which waits for the disk; those before it did not
+    relaxed   after every fifth, when the store was flushed
 
-``relaxed`` and ``process`` under the *same* boot id are the negative controls: there the marker is
-believed to be this boot's, nothing is undone or checked, and the campaign must find violations, or
-it would find none anywhere.
+Whatever the durability, what is there after a power loss is whole and in order, up to the last
+commit that was promised or further. The log is kept short, so that it is applied and goes round.
+
+Negative controls, each without one rule. The campaign must find violations, or it would find none
+anywhere:
+
+    flush      the log is not flushed
+    sync       the tables are not flushed before the log's space is used again
+    checksum   whoever opens the store believes every record of the log
 """
 
 from __future__ import annotations
@@ -23,30 +27,36 @@ import random
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 if __name__ == "__main__":
     # As a program its own folder is the import path; casstore and campaigns lie above.
     sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 
+import lmdb
+
 import casstore
 from campaigns import replay, specimen
 from campaigns.replay import Violation, serve
 from campaigns.tally import Progress, Report, Tally, silent
-from casstore.engine.lmdb import directory as store_directory
-from casstore.engine.lmdb import keeping
-from casstore.engine.protocol import PutRow, RowKey, Write
-from casstore.errors import CasstoreError, CorruptionError
+from casstore.engine.lmdb import environment, log, recent
+from casstore.engine.protocol import FULL, RELAXED, PutRow, RowKey, Write
+from casstore.errors import CasstoreError
 
-FULL, RELAXED, PROCESS = "full", "relaxed", "process"
-SAME_BOOT, OTHER_BOOT = "same", "other"
+MIXED = "mixed"
+DURABILITIES = (FULL, MIXED, RELAXED)
+NO_FLUSH, NO_SYNC, NO_CHECKSUM = CONTROLS = ("flush", "sync", "checksum")
 
 # LMDB maps its lock files, so their writes leave no trace; no crash depends on them.
-_VOLATILE = ("lock.mdb", "data.mdb.new-lock")
+_VOLATILE = ("lock.mdb", "data.mdb.new-lock", "reserve")
 _PROGRAM = [sys.executable, str(Path(__file__).resolve())]
 # Images are checked in batches, between which there is progress to tell and time to stop.
 _BATCH_IMAGES = 100
 _LATEST = RowKey("heads", b"latest")
+# A log that is applied after a few commits, and goes round after some more.
+_LOG_BYTES = 64 << 10
+_APPLY_BYTES = 16 << 10
 
 
 def item(number: int) -> Any:
@@ -66,30 +76,31 @@ def row(number: int) -> RowKey:
 
 
 def write(path: str, durability: str, commits: int, engine: int) -> None:
-    """Commit numbered items, each with its row and the row of the latest; ack each."""
-    with casstore.open(path, durability, lmdb_version=engine) as store:
+    """Commit numbered items, each with its row and the row of the latest; promise some."""
+    opened = RELAXED if durability == MIXED else durability
+    with casstore.open(path, opened, lmdb_version=engine) as store:
         for number in range(1, commits + 1):
             digest = store.put_many([item(number)])[0]
-            store.engine.write(
-                Write(rows=[PutRow(*row(number), digest), PutRow(*_LATEST, b"%d" % number)])
-            )
-            print(f"ack {number}", flush=True)
+            rows = [PutRow(*row(number), digest), PutRow(*_LATEST, b"%d" % number)]
+            waits = durability == FULL or (durability == MIXED and number % 3 == 0)
+            store.engine.write(Write(rows=rows, durable=waits))
+            if durability == RELAXED and number % 5 == 0:
+                store.flush()
+                waits = True
+            if waits:
+                print(number, flush=True)
 
 
-def check(directory: Path, acks: Sequence[str], durability: str) -> str:
+def check(directory: Path, promises: Sequence[str]) -> str:
     """Judge one crash image: what is promised is there, what is there is whole, it goes on."""
     try:
-        with casstore.open(directory, durability) as store:
-            return _check_open(store, acks, durability)
-    except CorruptionError as exc:
-        if durability == PROCESS:
-            return "refused"
-        raise Violation(f"{type(exc).__name__}: {exc}") from exc
+        with casstore.open(directory) as store:
+            return _check_open(store, int(promises[-1]) if promises else 0)
     except CasstoreError as exc:
         raise Violation(f"{type(exc).__name__}: {exc}") from exc
 
 
-def _check_open(store: casstore.Store, acks: Sequence[str], durability: str) -> str:
+def _check_open(store: casstore.Store, promised: int) -> str:
     latest = int(store.engine.get_rows([_LATEST])[0] or b"0")
     rows = store.engine.scan_rows("history", limit=100_000)
     if [found.key for found in rows] != [row(number).key for number in range(1, latest + 1)]:
@@ -101,15 +112,44 @@ def _check_open(store: casstore.Store, acks: Sequence[str], durability: str) -> 
             raise Violation(f"commit {number} cannot be read: {exc}") from exc
         if stored != item(number):
             raise Violation(f"commit {number} holds something else")
-    if durability == FULL and latest < len(acks):
-        raise Violation(f"{len(acks)} commits were acknowledged, {latest} are there")
+    if latest < promised:
+        raise Violation(f"{promised} commits were promised, {latest} are there")
     specimen.verify(store)
     for number in range(latest + 1, latest + 4):
         digest = store.put_many([item(number)])[0]
         store.engine.write(Write(rows=[PutRow(*row(number), digest)]))
         if store.get_many([digest])[0] != item(number):
             raise Violation("a new commit does not read back")
-    return "sound, commits lost" if latest < len(acks) else "sound"
+    return "sound"
+
+
+def _shorten_log() -> None:
+    """Let a log of a few commits be full."""
+    _patch(log, "FIRST_LOG_BYTES", _LOG_BYTES)
+    _patch(environment, "MAX_LOG_BYTES", 4 * _LOG_BYTES)
+    _patch(recent, "APPLY_BYTES", _APPLY_BYTES)
+
+
+def _patch(module: ModuleType, name: str, value: object) -> None:
+    assert hasattr(module, name)
+    setattr(module, name, value)
+
+
+def _break_rule(rule: str) -> None:
+    """Remove a rule: a negative control."""
+    if rule == NO_FLUSH:
+        _patch(log, "flush_file", lambda number: None)
+        _patch(log, "_WRITE_AND_FLUSH", 0)
+    elif rule == NO_SYNC:
+        synced = lmdb.open
+
+        def unsynced(*arguments: Any, **options: Any) -> Any:
+            options |= {"sync": False, "metasync": False}
+            return synced(*arguments, **options)
+
+        _patch(lmdb, "open", unsynced)
+    elif rule == NO_CHECKSUM:
+        _patch(log, "_is_proven", lambda header, body: True)
 
 
 # --- the campaign ---------------------------------------------------------------------------
@@ -124,47 +164,53 @@ def run(
     engines: Sequence[int] = (0, 1),
     progress: Progress = silent,
 ) -> Report:
-    """Check ``count`` crash images of each durability, divided among the engines."""
-    plans = [
-        (FULL, SAME_BOOT), (RELAXED, OTHER_BOOT), (RELAXED, SAME_BOOT),
-        (PROCESS, OTHER_BOOT), (PROCESS, SAME_BOOT),
-    ]  # fmt: skip
+    """Check ``count`` crash images of each durability, and fewer of each control.
+
+    They are divided among the engines.
+    """
+    plans = [(durability, "") for durability in DURABILITIES]
+    # Records are torn before they are flushed, and are seldom long then at full.
+    plans += [(RELAXED if rule == NO_CHECKSUM else FULL, rule) for rule in CONTROLS]
     share = -(-count // len(engines))
-    tally = Tally("replay", total=share * len(plans) * len(engines), progress=progress)
-    controls = {RELAXED: 0, PROCESS: 0}
+    control_share = min(share, max(_BATCH_IMAGES, share // 20))
+    total = share * len(DURABILITIES) + control_share * len(CONTROLS)
+    tally = Tally("replay", total=total * len(engines), progress=progress)
+    broken = dict.fromkeys(CONTROLS, 0)
     for engine in engines:
-        for durability, boot in plans:
-            place = scratch / f"{durability}-{boot}-{engine}"
-            label = f"engine {engine} {durability}, {boot} boot"
-            trace = _record(place, durability, engine, commits)
-            for start in range(0, share, _BATCH_IMAGES):
+        for durability, rule in plans:
+            place = scratch / f"{durability}-{rule or 'whole'}-{engine}"
+            label = f"engine {engine} {durability}" + (f" without {rule}" if rule else "")
+            without = ["--without", rule] if rule else []
+            trace = _record(place, durability, engine, commits, without)
+            images = control_share if rule else share
+            for start in range(0, images, _BATCH_IMAGES):
                 report = replay.replay(
                     trace,
-                    [*_PROGRAM, "verify", "--durability", durability, "--boot", boot],
+                    [*_PROGRAM, "verify", *without],
                     place,
                     seed=seed + start,
-                    count=min(_BATCH_IMAGES, share - start),
+                    count=min(_BATCH_IMAGES, images - start),
                     strict_entries=True,
                 )
-                control = durability in controls and boot == SAME_BOOT
-                _add(tally, label, report, control=control)
-                if control:
-                    controls[durability] += report.failures
-    for durability, violations in controls.items():
+                _add(tally, label, report, control=bool(rule))
+                if rule:
+                    broken[rule] += report.failures
+    for rule, violations in broken.items():
         if not violations:
             tally.broke(
-                f"negative control at {durability}",
-                "no violation without a flush: this campaign sees nothing",
+                f"negative control without {rule}", "no violation: this campaign sees nothing"
             )
     return tally.report()
 
 
-def _record(place: Path, durability: str, engine: int, commits: int) -> replay.Trace:
+def _record(
+    place: Path, durability: str, engine: int, commits: int, without: Sequence[str]
+) -> replay.Trace:
     recorded = place.resolve() / "recorded"
     recorded.mkdir(parents=True)
     return replay.record(
         [*_PROGRAM, "write", str(recorded), "--durability", durability,
-         "--commits", str(commits), "--engine", str(engine)],
+         "--commits", str(commits), "--engine", str(engine), *without],
         recorded,
         place / "strace.log",
         volatile=_VOLATILE,
@@ -193,19 +239,18 @@ def _main(argv: Sequence[str]) -> None:
     writer.add_argument("directory")
     writer.add_argument("--commits", type=int, default=16)
     writer.add_argument("--engine", type=int, default=0)
+    writer.add_argument("--durability", choices=DURABILITIES, default=FULL)
     verifier = commands.add_parser("verify")
-    verifier.add_argument("--boot", choices=(SAME_BOOT, OTHER_BOOT), default=SAME_BOOT)
     for command in (writer, verifier):
-        command.add_argument("--durability", choices=(FULL, RELAXED, PROCESS), default=FULL)
+        command.add_argument("--without", choices=CONTROLS)
     given = parser.parse_args(argv)
-    # An image is a copy, and must be taken for the file that was there when the power went.
-    keeping.inode_of = lambda handle: 1
+    _shorten_log()
+    if given.without is not None:
+        _break_rule(given.without)
     if given.command == "write":
         write(given.directory, given.durability, given.commits, given.engine)
-        return
-    if given.boot == OTHER_BOOT:
-        store_directory.boot_id = lambda: "another boot"
-    serve(lambda place, acks: check(place, acks, given.durability))
+    else:
+        serve(check)
 
 
 if __name__ == "__main__":

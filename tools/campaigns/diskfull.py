@@ -36,7 +36,7 @@ from casstore.format.hashing import Kind, digest_of
 RLIMIT, MAP, GROUP, CREATE = "rlimit", "map", "group", "create"
 TMPFS, EXT4 = "tmpfs", "ext4"
 FILE_SYSTEMS = (TMPFS, EXT4)
-DURABILITIES = ("full", "relaxed", "process")
+DURABILITIES = ("full", "relaxed")
 
 _SMALL_FILE_SYSTEM_BYTES = 4 << 20
 _SHORT_WRITE = ("Input/output error", "MDB_SHORT_WRITE")

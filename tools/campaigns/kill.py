@@ -3,7 +3,8 @@
 SIGKILL loses nothing on any durability, because what was written is in the system's cache.
 One or two writer processes with several threads each work on one store until they are
 killed; then the store is opened, everything acknowledged is read back, and the next
-writers go on with it. Every other kill strikes while the store is opened or created.
+writers go on with it. Every other kill strikes while the store is opened or created. After every
+other one, up to three more processes are killed while they recover the store.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from campaigns import specimen
 from campaigns.replay import Verifier
 from campaigns.tally import Progress, Report, Tally, silent
 
-DURABILITIES = ("full", "relaxed", "process")
+DURABILITIES = ("full", "relaxed")
 _PROGRAM = Path(__file__).with_name("kill_workload.py")
 _START_LIMIT_S = 60.0
 
@@ -46,11 +47,20 @@ class _Round(NamedTuple):
     after_opening_s: float | None
     # … once so many acknowledgements have come.
     after_acks: int
+    # Then kill as many who open the store again, each after so long.
+    recoveries_s: tuple[float, ...]
 
 
 def _draw(rng: random.Random) -> _Round:
     opening = rng.uniform(0, 0.012) if rng.random() < 0.5 else None
-    return _Round(rng.choice((1, 2)), rng.choice((1, 2, 4)), opening, rng.randrange(1, 500))
+    recoveries = rng.choice((0, 0, 0, 1, 2, 3))
+    return _Round(
+        rng.choice((1, 2)),
+        rng.choice((1, 2, 4)),
+        opening,
+        rng.randrange(1, 500),
+        tuple([rng.uniform(0, 0.012) for _ in range(recoveries)]),
+    )
 
 
 def run(
@@ -83,20 +93,11 @@ def _kill_once(tally: Tally, checker: Verifier, store: _Store, number: int, plan
     durability = store.durability
     log = store.path.with_suffix(".acks")
     log.touch()
-    writers = [
-        subprocess.Popen(
-            [sys.executable, str(_PROGRAM), "write", str(store.path), durability,
-             str(store.engine), f"{number}-{writer}", str(plan.threads)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        for writer in range(plan.writers)
-    ]  # fmt: skip
-    try:
-        _wait_for_moment(writers, plan, log)
-    finally:
-        for writer in writers:
-            writer.send_signal(signal.SIGKILL)
+    names = [f"{number}-{writer}" for writer in range(plan.writers)]
+    writers = _kill(store, names, plan, log)
+    for turn, after_s in enumerate(plan.recoveries_s):
+        one = plan._replace(after_opening_s=after_s)
+        writers += _kill(store, [f"{number}-again-{turn}"], one, log)
     acks = sum(_drain(writer, log) for writer in writers)
     trial = f"kill {number} ({durability}, engine {store.engine}, {plan})"
     for writer in writers:
@@ -108,13 +109,35 @@ def _kill_once(tally: Tally, checker: Verifier, store: _Store, number: int, plan
             tally.broke(trial, f"a writer ended with {writer.returncode}: {words[:4000]}")
     answer = checker.ask(store.path, [str(log), durability])
     moment = "opening" if plan.after_opening_s is not None else "writing"
-    tally.count(f"{durability}: killed while {moment}", len(writers))
+    tally.count(f"{durability}: killed while {moment}", plan.writers)
+    tally.count(f"{durability}: killed while recovering", len(plan.recoveries_s))
     tally.count(f"{durability}: acknowledged", acks)
     if answer.startswith("ok"):
         tally.count(f"{durability}: {answer.removeprefix('ok ')}")
     else:
         tally.broke(trial, answer)
     tally.tried()
+
+
+def _kill(
+    store: _Store, names: Sequence[str], plan: _Round, log: Path
+) -> list[subprocess.Popen[bytes]]:
+    """Start writers and kill them when the plan says so."""
+    writers = [
+        subprocess.Popen(
+            [sys.executable, str(_PROGRAM), "write", str(store.path), store.durability,
+             str(store.engine), name, str(plan.threads)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for name in names
+    ]  # fmt: skip
+    try:
+        _wait_for_moment(writers, plan, log)
+    finally:
+        for writer in writers:
+            writer.send_signal(signal.SIGKILL)
+    return writers
 
 
 def _wait_for_moment(writers: Sequence[subprocess.Popen[bytes]], plan: _Round, log: Path) -> None:

@@ -16,14 +16,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import lmdb
-
 import casstore
 from campaigns.tally import Progress, Report, Tally, silent
 from casstore import UNFENCED, Checkpoint, Commit, NodeDraft
-from casstore.engine.lmdb.rows import CHECKSUM_BYTES
 from casstore.errors import CasstoreError
-from casstore.format.canonical import unpack_checked
 from casstore.maintenance import gc
 from casstore.maintenance.salvage import salvage
 from casstore.session import keys
@@ -158,11 +154,10 @@ class _Builder:
 def build(path: Path, seed: int, engine: int) -> Specimen:
     """Make a store, and work out on which pages each revision lies."""
     rng = random.Random(seed)
-    with casstore.open(path, lmdb_version=engine, durability="process") as store:
+    with casstore.open(path, lmdb_version=engine, durability="relaxed") as store:
         builder = _Builder(store, rng)
         builder.build()
         closures = _closures(store)
-    late = _late_rows(path)
     data = (path / "data.mdb").read_bytes()
     found = _map(path / "data.mdb")
     object_pages = _object_pages(found)
@@ -172,8 +167,7 @@ def build(path: Path, seed: int, engine: int) -> Specimen:
         for revision, content in revisions.items():
             row, ids = closures[name, revision]
             pages = frozenset(page for each in ids for page in object_pages[each])
-            place = found.pages["journal", late[row]] if row in late else found.pages[row]
-            sessions[name][revision] = Revision(content, place, pages)
+            sessions[name][revision] = Revision(content, found.pages[row], pages)
     users = len([number for number in found.dictionaries.values() if number])
     return Specimen(data, sessions, frozenset(builder.deleted), len(data) // PAGE_BYTES, users)
 
@@ -202,19 +196,6 @@ def _closures(store: casstore.Store) -> dict[tuple[str, int], tuple[_Place, froz
                     ahead.extend(infos[each].children)
             found[session, head.revision] = ((table, row.key), frozenset(reached))
     return found
-
-
-def _late_rows(path: Path) -> dict[_Place, bytes]:
-    """The rows that only the journal has as they are; and the keys of the entries that do."""
-    rows: dict[_Place, bytes] = {}
-    env = lmdb.open(str(path), max_dbs=1, readonly=True, lock=False)
-    journal = env.open_db(b"journal", create=False)
-    with env.begin() as txn:
-        for key, stored in txn.cursor(db=journal):
-            spelled = unpack_checked(stored[:-CHECKSUM_BYTES])[0]
-            rows.update({(spelled[at], spelled[at + 1]): key for at in range(0, len(spelled), 3)})
-    env.close()
-    return rows
 
 
 # --- pages, by py-lmdb's own verifier ----------------------------------------------------------

@@ -27,7 +27,7 @@ from campaigns.replay import Verifier
 from campaigns.session_journal import path_of
 from campaigns.tally import Progress, Report, Tally, silent
 
-DURABILITIES = ("full", "relaxed", "process")
+DURABILITIES = ("full", "relaxed")
 MAX_WORKERS = 3
 _WORKER = Path(__file__).with_name("session_workload.py")
 _KEEPER = Path(__file__).with_name("care_workload.py")

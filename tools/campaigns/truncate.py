@@ -46,7 +46,7 @@ def cover(handle, needed_bytes):
         sys.stdout.flush()
         os._exit(9)
 
-store = casstore.open(sys.argv[1], durability="process", lmdb_version=int(sys.argv[2]))
+store = casstore.open(sys.argv[1], durability="relaxed", lmdb_version=int(sys.argv[2]))
 guard.cover = cover
 env = store.engine._env
 for n in range(400):
@@ -174,7 +174,7 @@ import casstore
 from casstore.engine.lmdb import guard
 extent = guard.read_extent(sys.argv[1] + "/data.mdb")
 assert extent.file_bytes < extent.needed_bytes, extent
-with casstore.open(sys.argv[1], durability="process") as store:
+with casstore.open(sys.argv[1], durability="relaxed") as store:
     for line in sys.stdin:
         number, digest = line.split()
         assert store.get_value(bytes.fromhex(digest)) == {"commit": int(number)}
