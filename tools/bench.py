@@ -37,13 +37,28 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(1, str(Path(__file__).parent.parent))
 
-from benchmarks import collecting, langgraph, postgres, session_log, sessions, space, store
+from benchmarks import (
+    collecting,
+    durable,
+    langgraph,
+    postgres,
+    session_log,
+    sessions,
+    space,
+    store,
+)
 from benchmarks.measuring import Goal
 from benchmarks.peers import comparison, page, workloads
 
 # By engine; the first is meant if none is named.
 ENGINES = {
-    "lmdb": store.ALL | sessions.ALL | session_log.ALL | collecting.ALL | space.ALL | langgraph.ALL,
+    "lmdb": store.ALL
+    | sessions.ALL
+    | durable.ALL
+    | session_log.ALL
+    | collecting.ALL
+    | space.ALL
+    | langgraph.ALL,
     "postgres": postgres.ALL,
 }
 PARTS = {name: part for parts in ENGINES.values() for name, part in parts.items()}
@@ -59,7 +74,10 @@ _LONGEST = (
     "marking",
     "space",
     "langgraph",
+    "langgraph-short",
     "beside-gc",
+    "commit-tails",
+    "commit-processes",
     "commit-threads",
     "durable-threads",
 )
@@ -69,7 +87,7 @@ def render(number: float, unit: str) -> str:
     """A figure with its unit."""
     if unit in ("bytes", "pieces"):
         return f"{number:,.0f} {unit}"
-    return f"{number:.2f}{'' if unit == '×' else ' '}{unit}"
+    return f"{number:.2f}{'' if unit in ('×', '') else ' '}{unit}"
 
 
 def line(goal: Goal) -> str:

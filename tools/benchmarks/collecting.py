@@ -90,7 +90,7 @@ def _anonymous_bytes() -> int:
 def marking(quick: bool) -> list[Goal]:
     """Marking a store, against a loop that reads the rows of the same objects."""
     count = 200_000 if quick else 1_000_000
-    with tempfile.TemporaryDirectory() as place, casstore.open(place, "process") as store:
+    with tempfile.TemporaryDirectory() as place, casstore.open(place, "relaxed") as store:
         # Whatever is imported and set up once is not what marking takes.
         gc.plan(store)
         _fill(store, count)
@@ -208,7 +208,7 @@ def beside(quick: bool) -> list[Goal]:
     """Durable commits while another process collects the store, against commits alone."""
     count = 50_000 if quick else 300_000
     with tempfile.TemporaryDirectory() as place:
-        with casstore.open(place, "process") as store:
+        with casstore.open(place, "relaxed") as store:
             _fill(store, count)
         with casstore.open(place) as store:
             writer = Writer(store.session("s"))

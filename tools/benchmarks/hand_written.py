@@ -14,7 +14,8 @@ import psycopg
 import zstandard
 from blake3 import blake3
 
-from benchmarks.sessions import Turn, Writer
+from benchmarks.sessions import Writer
+from benchmarks.sqlite_turns import Turn
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import PutRow, Write, WriteResult
 from casstore.store import Store

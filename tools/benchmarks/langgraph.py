@@ -8,16 +8,20 @@ import random
 import sys
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
+from itertools import count, cycle
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
 
-from benchmarks.measuring import Goal, at_least, at_most, texts
+from benchmarks.measuring import Goal, Pair, at_least, at_most, side_by_side, texts
 
 _NEEDED = ("langgraph", "langgraph.checkpoint.sqlite", "langchain_core")
 _MESSAGE_BYTES = 1500
+_SHORT_BYTES = 800
+_SHORT_TURNS = 5
 _CONFIG = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
 
 
@@ -161,6 +165,111 @@ def _reading(saver: Any, stock: Any) -> list[Goal]:
     ]  # fmt: skip
 
 
+# --- short threads --------------------------------------------------------------------------
+
+
+class ShortThreads:
+    """A graph of three nodes that each say something, for many threads of a few turns."""
+
+    def __init__(self, saver: Any) -> None:
+        from langchain_core.messages import AIMessage, HumanMessage
+        from langgraph.graph import START, MessagesState, StateGraph
+
+        said = cycle(texts(1000, _SHORT_BYTES, seed=5))
+        message: Any = AIMessage
+
+        def answer(state: MessagesState) -> Any:
+            return {"messages": [message(next(said))]}
+
+        builder = StateGraph(MessagesState)
+        before = START
+        for name in ("plan", "act", "answer"):
+            builder.add_node(name, answer)
+            builder.add_edge(before, name)
+            before = name
+        self._graph: Any = builder.compile(checkpointer=saver)
+        human: Any = HumanMessage
+        self._human: Callable[[], Any] = lambda: {"messages": [human(next(said))]}
+        self._numbers = count()
+
+    def run(self, threads: int) -> float:
+        """How long a turn of a new thread takes; the median."""
+        taken: list[float] = []
+        for _ in range(threads):
+            config = {"configurable": {"thread_id": f"t{next(self._numbers)}"}}
+            for _ in range(_SHORT_TURNS):
+                words = self._human()
+                started = perf_counter()
+                self._graph.invoke(words, config, durability="sync")
+                taken.append(perf_counter() - started)
+        return median(taken)
+
+
+def short_threads(quick: bool) -> list[Goal]:
+    """Threads of a few turns, the commonest use; and two tasks that write at the same moment."""
+    missing = _missing()
+    if missing is not None:
+        print(f"langgraph-short is skipped: {missing} is not installed", file=sys.stderr)
+        return []
+    from langgraph.checkpoint.sqlite import SqliteSaver
+
+    from casstore.adapters.langgraph import CasstoreSaver
+
+    threads, repeats = (8, 5) if quick else (20, 11)
+    with (
+        tempfile.TemporaryDirectory() as place,
+        CasstoreSaver.from_path(os.path.join(place, "ours")) as saver,
+        SqliteSaver.from_conn_string(os.path.join(place, "c.sqlite")) as stock,
+    ):
+        ours, theirs = ShortThreads(saver), ShortThreads(stock)
+        ours.run(2), theirs.run(2)
+        pair = side_by_side(lambda: ours.run(threads), lambda: theirs.run(threads), repeats)
+        two = _concurrent_writes(saver, 50 if quick else 200, repeats)
+    return [
+        at_most(
+            f"a turn of a thread of {_SHORT_TURNS} turns, three nodes, messages of "
+            f"{_SHORT_BYTES} bytes, against SqliteSaver, both durable",
+            pair.ratio, 1.2,
+            detail=f"{pair.ours_s * 1e3:.2f} ms, SqliteSaver {pair.theirs_s * 1e3:.2f} ms; "
+            f"{pair.spread}",
+        ),
+        at_most(
+            "two put_writes of one thread at the same moment, until both are done, against one "
+            "alone",
+            two.ratio, 2.0,
+            detail=f"{two.ours_s * 1e3:.2f} ms, one {two.theirs_s * 1e3:.2f} ms; {two.spread}",
+        ),
+    ]  # fmt: skip
+
+
+def _concurrent_writes(saver: Any, times: int, repeats: int) -> Pair:
+    """Two tasks of one step that write at the same moment, against one."""
+    from langgraph.checkpoint.base import empty_checkpoint
+
+    tasks = count()
+    said = cycle(texts(1000, _SHORT_BYTES, seed=6))
+    with ThreadPoolExecutor(2) as pool:
+
+        def write(config: Any) -> None:
+            saver.put_writes(config, [("messages", next(said))], f"task-{next(tasks)}")
+
+        def run(tasks_at_once: int) -> float:
+            thread = f"writes-{next(tasks)}"
+            place: Any = {"configurable": {"thread_id": thread, "checkpoint_ns": ""}}
+            config = saver.put(place, empty_checkpoint(), {"step": 0}, {})
+            taken: list[float] = []
+            for _ in range(times):
+                started = perf_counter()
+                # One alone is handed to a thread as well: that is not what differs.
+                for each in [pool.submit(write, config) for _ in range(tasks_at_once)]:
+                    each.result()
+                taken.append(perf_counter() - started)
+            return median(taken)
+
+        run(2), run(1)
+        return side_by_side(lambda: run(2), lambda: run(1), repeats)
+
+
 def _copying(saver: Any, stock: Any) -> Goal:
     started = perf_counter()
     saver.copy_thread("t", "copy")
@@ -225,4 +334,4 @@ def _crowd(quick: bool) -> list[Goal]:
     ]  # fmt: skip
 
 
-ALL = {"langgraph": conversation}
+ALL = {"langgraph": conversation, "langgraph-short": short_threads}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -49,12 +49,41 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
+def _spread(ratios: Sequence[float]) -> str:
+    return f"runs gave {min(ratios):.2f} to {max(ratios):.2f}"
+
+
 class Pair(NamedTuple):
     """Median times of two ways to do the same, and the median of their ratios."""
 
     ours_s: float
     theirs_s: float
     ratio: float
+    #: The ratio of each run.
+    ratios: tuple[float, ...]
+
+    @property
+    def spread(self) -> str:
+        """The lowest and the highest ratio."""
+        return _spread(self.ratios)
+
+    @property
+    def inverse_spread(self) -> str:
+        """The same of theirs against ours."""
+        return _spread([1 / ratio for ratio in self.ratios])
+
+
+class Repeated(NamedTuple):
+    """The median of a ratio that each run measures within itself."""
+
+    ratio: float
+    spread: str
+
+
+def repeated(ratio: Callable[[], float], repeats: int) -> Repeated:
+    """Measure a ratio several times."""
+    ratios = [ratio() for _ in range(repeats)]
+    return Repeated(median(ratios), _spread(ratios))
 
 
 def side_by_side(
@@ -70,10 +99,12 @@ def side_by_side(
         else:
             second = theirs()
             pairs.append((ours(), second))
+    ratios = tuple(first / second for first, second in pairs)
     return Pair(
         median(pair[0] for pair in pairs),
         median(pair[1] for pair in pairs),
-        median(pair[0] / pair[1] for pair in pairs),
+        median(ratios),
+        ratios,
     )
 
 

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 import psycopg
 from psycopg.pq import ExecStatus, Format
 
-from benchmarks.sessions import Turn, Writer
+from benchmarks.sessions import Writer
+from benchmarks.sqlite_turns import Turn
 from casstore.engine.compression import Compressor
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.postgres import request

@@ -127,7 +127,7 @@ def batches(quick: bool) -> list[Goal]:
 
 
 def single_puts(quick: bool) -> list[Goal]:
-    """One blob a call, durable: against a bare transaction, and how much of it is flushing."""
+    """One blob a call, durable: against a bare transaction, and against one that does not wait."""
     count = 150 if quick else 500
     sent = [text.encode() for text in texts(count, 1700, 5)]
 
@@ -155,7 +155,7 @@ def single_puts(quick: bool) -> list[Goal]:
     repeats = 7 if quick else 15
     against = side_by_side(lambda: in_temporary(ours("full")), lambda: in_temporary(bare), repeats)
     share = side_by_side(
-        lambda: in_temporary(ours("process")), lambda: in_temporary(ours("full")), repeats
+        lambda: in_temporary(ours("relaxed")), lambda: in_temporary(ours("full")), repeats
     )
     return [
         at_most(
@@ -163,8 +163,9 @@ def single_puts(quick: bool) -> list[Goal]:
             against.ratio, 1.7, detail=per_message(against, count),
         ),
         at_most(
-            "the part of a durable put that is not flushing", share.ratio, 0.35,
-            detail=f"{share.ours_s * 1e6 / count:.0f} of {share.theirs_s * 1e6 / count:.0f} µs",
+            "the same at `relaxed`, which does not wait for the disk, against `full`",
+            share.ratio, 0.35,
+            detail=f"{share.ours_s * 1e6 / count:.0f} and {share.theirs_s * 1e6 / count:.0f} µs",
         ),
     ]  # fmt: skip
 
@@ -185,7 +186,7 @@ def growing_list(quick: bool) -> list[Goal]:
     sent = messages(600 if quick else 2_070)
     compressor = zstandard.ZstdCompressor(level=3)
     alone = sum(len(compressor.compress(msgpack.packb(message))) for message in sent)
-    with tempfile.TemporaryDirectory() as place, casstore.open(place, "process") as store:
+    with tempfile.TemporaryDirectory() as place, casstore.open(place, "relaxed") as store:
         empty = used_bytes(store)
         name = store.put_value([])
         for message in sent:
@@ -217,7 +218,7 @@ def large_map(quick: bool) -> list[Goal]:
     value = {
         f"key-{number:06}": {"n": number, "text": f"value {number}"} for number in range(20_000)
     }
-    with tempfile.TemporaryDirectory() as place, casstore.open(place, "process") as store:
+    with tempfile.TemporaryDirectory() as place, casstore.open(place, "relaxed") as store:
         old = store.put_value(value)
         before = used_bytes(store)
         changed = [f"key-{number:06}" for number in range(100, 20_000, 311)]
@@ -347,7 +348,7 @@ class Source(io.RawIOBase):
         self.left -= size
         return size
 
-with casstore.open(sys.argv[1], "process") as store:
+with casstore.open(sys.argv[1], "relaxed") as store:
     store.put_stream(io.BytesIO(bytes(200_000)))  # whatever is loaded once is loaded
     peak, done = 0, threading.Event()
     start = private_kib()

@@ -96,9 +96,9 @@ class Casstore(Peer):
         self.start(self._place)
 
 
-class CasstoreProcess(Casstore):
-    """The same without a flush a turn."""
+class CasstoreRelaxed(Casstore):
+    """The same, and no turn waits for a flush."""
 
-    name = "casstore, `process`"
+    name = "casstore, `relaxed`"
     flush = Flush.LATER
-    durability = "process"
+    durability = "relaxed"

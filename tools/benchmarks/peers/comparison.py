@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from benchmarks.measuring import seconds
 from benchmarks.peers.bare_lmdb import BareLmdb, BareLmdbLater
-from benchmarks.peers.casstore_sessions import Casstore, CasstoreProcess
+from benchmarks.peers.casstore_sessions import Casstore, CasstoreRelaxed
 from benchmarks.peers.git_binary import Git
 from benchmarks.peers.langgraph_savers import CasstoreSaver, InMemorySaver, SqliteSaver
 from benchmarks.peers.openai_session import OpenAiSession
@@ -38,7 +38,7 @@ PEERS: tuple[type[Peer], ...] = (
     SqliteSaver,
     OpenAiSession,
     Git,
-    CasstoreProcess,
+    CasstoreRelaxed,
     BareLmdbLater,
     SqliteNormal,
     PowerLoop,

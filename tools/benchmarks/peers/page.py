@@ -30,7 +30,7 @@ _SIZES = (
 )
 # A peer looks the same in every picture, flushing or not.
 _STYLES = {name: at for at, name in enumerate(_SIZES)} | {
-    "casstore, `process`": 0,
+    "casstore, `relaxed`": 0,
     "LangGraph InMemorySaver": 1,
     "SQLite, WAL, NORMAL": 3,
     "bare LMDB, no sync": 4,
