@@ -182,7 +182,9 @@ class Collection:
 
     def _remove(self, marks: Marks, candidates: Candidates, limit: int) -> tuple[int, int]:
         for _ in range(_MAX_CATCH_UPS):
-            # Most of it without the lock, so that writers wait only for the rest.
+            # Most of it without the lock, so that writers wait only for the rest. Not from the log:
+            # the transaction below applies that, and would find all of it new every time.
+            self._env.apply_log()
             with self._env.reading() as reading:
                 marks.catch_up(reading)
             removed: list[int] = []
