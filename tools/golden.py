@@ -29,12 +29,14 @@ from typing import Any, Final
 
 from blake3 import blake3
 
-from casstore.format import chunking, splitting
+from casstore.format import chunking, node_index, splitting
 from casstore.format.canonical import Link, encode
 from casstore.format.digest import Digest
 from casstore.format.hashing import KIND_NAMES, Kind, digest_of, plain_hash
 from casstore.format.header import STORE_FORMAT
 from casstore.format.limits import CHUNKED_BLOB_MIN_BYTES
+from casstore.objects.node_index import IndexCache, empty_index
+from casstore.objects.pieces import PieceReader
 
 PATH: Final = Path(__file__).parent.parent / "tests" / "format" / "golden.json"
 
@@ -206,6 +208,41 @@ def measure_blob(description: Any) -> dict[str, Any]:
     }
 
 
+#: Numbers of nodes around which the shape of a node index changes.
+INDEXES: Final = (1, 15, 16, 17, 127, 128, 1023, 1024, 1160, 8191, 8192, 9400, 65_536, 74_900)
+
+
+def measure_index(count: int) -> dict[str, Any]:
+    """All that a vector of a node index freezes.
+
+    Node k has the id ``n<k>`` and, as if that were a blob, the digest of its id. Every third
+    node from the sixth on has the fifth before it as its parent, all others the one before.
+    """
+    pieces: dict[bytes, int] = {}
+
+    def emit(kind: int, data: bytes, children: list[bytes]) -> bytes:
+        digest = digest_of(kind, data)
+        pieces[digest] = len(data)
+        return digest
+
+    nobody: Any = None
+    builder = empty_index(PieceReader(nobody), IndexCache()).builder(emit)
+    ids = [f"n{at}" for at in range(count)]
+    distances = [0 if not at else 5 if at > 5 and not at % 3 else 1 for at in range(count)]
+    hashes = b"".join([node_index.id_hash(node_id) for node_id in ids])
+    builder.append(hashes, distances, [plain_hash(node_id.encode()) for node_id in ids])
+    tail = builder.finish()
+    field = node_index.encode_tail(tail)[0]
+    return {
+        "nodes": count,
+        "spine": None if tail.spine is None else tail.spine.hex(),
+        "field_bytes": len(field),
+        "field_hash": plain_hash(field).hex(),
+        "pieces": len(pieces),
+        "pieces_bytes": sum(pieces.values()),
+    }
+
+
 def main() -> int:
     """Write the file."""
     vectors = {
@@ -213,6 +250,7 @@ def main() -> int:
         "chunking": chunking.PROFILE,
         "values": {name: measure_value(value) for name, value in VALUES.items()},
         "blobs": {name: measure_blob(blob) for name, blob in BLOBS.items()},
+        "indexes": [measure_index(count) for count in INDEXES],
     }
     PATH.write_text(json.dumps(vectors, indent=1) + "\n")
     print(f"wrote {PATH}", file=sys.stderr)

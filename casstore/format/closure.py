@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from casstore.errors import CorruptionError, LimitError
-from casstore.format import canonical, expansion, tree
+from casstore.format import canonical, expansion, node_index, tree
 from casstore.format.canonical import ROLE_BYTES, ROLE_ITEM, ROLE_LINK, ROLE_TEXT
 from casstore.format.hashing import Kind
 from casstore.format.limits import MAX_DEPTH
@@ -71,13 +71,21 @@ class NodeFact(NamedTuple):
     cost: expansion.Expansion = FREE
 
 
+class PieceFact(NamedTuple):
+    """A part of a node index: its shape, and how many pages it covers; of a bucket, its parts."""
+
+    shape: str
+    level: int
+    size: int
+
+
 class ManifestFact(NamedTuple):
     """A manifest. Nothing is held against it but that it is one."""
 
     cost: expansion.Expansion = FREE
 
 
-Fact = BlobFact | ChunksFact | ValueFact | NodeFact | ManifestFact
+Fact = BlobFact | ChunksFact | ValueFact | NodeFact | PieceFact | ManifestFact
 #: What is known of a child; None if it is stored elsewhere and was proven there. Raises if it
 #: is nowhere.
 Known = Callable[[bytes], Fact | None]
@@ -114,6 +122,8 @@ def examine(digest: bytes, kind: int, data: bytes, known: Known) -> Fact:
         return _branch(digest, kind, data, known)
     if kind == Kind.NODE:
         return _node(digest, data, known)
+    if kind == Kind.INDEX:
+        return _piece(digest, data, known)
     if kind == Kind.MANIFEST:
         return _manifest(digest, data, known)
     raise CorruptionError(f"object {digest.hex()} is of no known kind ({kind})")
@@ -285,6 +295,43 @@ def _node(digest: bytes, data: bytes, known: Known) -> NodeFact:
     return NodeFact(header.seq, header.depth, header.users, key_number(header.id), cost)
 
 
+_PAGE: Final = "page"
+_RUN: Final = "run"
+_BUCKET: Final = "bucket"
+_SPINE: Final = "spine"
+
+
+def _piece(digest: bytes, data: bytes, known: Known) -> PieceFact:
+    piece = node_index.decode_piece(digest, data)
+    if isinstance(piece, node_index.Page):
+        for child in piece.digests:
+            if not isinstance(known(child), NodeFact | None):
+                raise _misfit(digest, child)
+        return PieceFact(_PAGE, 0, 1)
+    if isinstance(piece, node_index.Bucket):
+        return PieceFact(_BUCKET, 0, len(piece.parts))
+    if isinstance(piece, node_index.Run):
+        parts = node_index.FANOUT ** (piece.level - node_index.SPLIT_LEVEL)
+        for child in piece.buckets:
+            _require_fact(digest, child, known, PieceFact(_BUCKET, 0, int(parts)))
+        for child in piece.parts:
+            _require_fact(digest, child, known, _run_fact(piece.level - 1))
+        return _run_fact(piece.level)
+    for level, runs in enumerate(piece.runs):
+        for child in runs:
+            _require_fact(digest, child, known, _run_fact(level))
+    return PieceFact(_SPINE, 0, piece.page_count)
+
+
+def _run_fact(level: int) -> PieceFact:
+    return PieceFact(_RUN if level else _PAGE, level, node_index.RUN_PAGES[level])
+
+
+def _require_fact(digest: bytes, child: bytes, known: Known, wanted: Fact) -> None:
+    if known(child) not in (None, wanted):
+        raise _misfit(digest, child)
+
+
 def _manifest(digest: bytes, data: bytes, known: Known) -> ManifestFact:
     manifest = decode_manifest(digest, data)
     if manifest.leaf is not None and manifest.leaf_id is not None:
@@ -299,6 +346,13 @@ def _manifest(digest: bytes, data: bytes, known: Known) -> ManifestFact:
         first = known(manifest.first_user)
         if not (first is None or (isinstance(first, NodeFact) and first.users == 1)):
             raise _misfit(digest, manifest.first_user)
+    spine, _, _, newest = manifest.node_index
+    if spine is not None:
+        pages = manifest.nodes // node_index.PAGE_NODES
+        _require_fact(digest, spine, known, PieceFact(_SPINE, 0, pages))
+    for name in newest:
+        if not isinstance(known(name), NodeFact | None):
+            raise _misfit(digest, name)
     for component in (manifest.tool_state, manifest.plugin_snapshot, manifest.execution_state):
         if component is not None and not isinstance(known(component), BlobFact | ValueFact | None):
             raise _misfit(digest, component)

@@ -39,6 +39,7 @@ class Kind:
     MAP: Final = 5
     NODE: Final = 6
     MANIFEST: Final = 7
+    INDEX: Final = 8
 
 
 KIND_NAMES: Final = {
@@ -50,6 +51,7 @@ KIND_NAMES: Final = {
     Kind.MAP: "map",
     Kind.NODE: "node",
     Kind.MANIFEST: "manifest",
+    Kind.INDEX: "index",
 }
 
 # One frozen context per kind that carries links. A context is never reused for
@@ -61,7 +63,8 @@ _CONTEXTS: Final = {
     Kind.LIST: "casstore 2026-11 list v1",
     Kind.MAP: "casstore 2026-11 map v1",
     Kind.NODE: "casstore 2026-11 node v1",
-    Kind.MANIFEST: "casstore 2026-11 manifest v1",
+    Kind.MANIFEST: "casstore 2026-11 manifest v2",
+    Kind.INDEX: "casstore 2026-11 index v1",
 }
 
 # Other hashes that stand for content without naming an object.

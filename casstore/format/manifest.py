@@ -2,11 +2,12 @@
 
     manifest = [leaf_id, nodes, next_seq, plugin_revision, current_frame,
                 leaf, first_user, tool_state, plugin_snapshot, execution_state,
-                turn_state, frames, config, usage, tips]
+                turn_state, frames, config, usage, tips, index]
 
-The five in the second line are links or nil; the five in the third are values, spelled
-as any value is, so that a long one lives in objects of its own. ``tips`` maps the id of
-each branch's last node to a link; nil where the leaf is the only one. A manifest names
+The five in the second line are links or nil; the next five are values, encoded as any
+value is, so that a long one lives in objects of its own. ``tips`` maps the id of
+each branch's last node to a link; nil where the leaf is the only one. ``index`` lists all
+nodes (``format.node_index``); it follows from them, and links to each. A manifest names
 no session and no revision: forks share it. ``first_user`` is the first message of the
 user on the path of the leaf, for a picker.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from casstore.errors import CorruptionError, InvalidValueError
+from casstore.errors import CorruptionError, InvalidInputError, InvalidValueError
 from casstore.format.canonical import (
     ROLE_LINK,
     Link,
@@ -23,16 +24,20 @@ from casstore.format.canonical import (
     inspect,
     link_bytes,
     links_in,
+    list_header,
     pack_checked,
     pack_flat,
     rebuild,
 )
 from casstore.format.limits import CONTAINER_OUTLINE_MIN_BYTES, MAX_DEPTH
 from casstore.format.node import NULL
+from casstore.format.node_index import NO_NODES, Tail, encode_tail, tail_from
 from casstore.format.splitting import Emit, Spelled, spell
 
-_FIELDS: Final = 15
-_HEADER: Final = b"\x9f"
+_FIELDS: Final = 16
+_HEADER: Final = list_header(_FIELDS)
+_INDEX: Final = 15
+_INDEX_FIELDS: Final = 4
 _NIL: Final = b"\xc0"
 _LINK: Final = link_bytes(ROLE_LINK, b"")
 NOTHING: Final = NULL
@@ -60,6 +65,7 @@ class Manifest(NamedTuple):
     config: Spelled = NOTHING
     usage: Spelled = NOTHING
     tips: Spelled = NOTHING
+    node_index: Tail = NO_NODES
 
 
 def spell_field(value: Any, name: str, emit: Emit) -> Spelled:
@@ -90,13 +96,15 @@ def encode_manifest(manifest: Manifest) -> tuple[bytes, list[bytes]]:
         else:
             parts += (_LINK, digest)
             links.append(digest)
-    for spelled in manifest[10:]:
+    for spelled in manifest[10:_INDEX]:
         if spelled is NOTHING:
             parts.append(_NIL)
         else:
             parts.append(spelled.data)
             links += spelled.links
-    return b"".join(parts), links
+    index, listed = encode_tail(manifest.node_index)
+    parts.append(index)
+    return b"".join(parts), links + listed
 
 
 def decode_manifest(digest: bytes, data: bytes) -> Manifest:
@@ -119,11 +127,30 @@ def decode_manifest(digest: bytes, data: bytes) -> Manifest:
         or (fields[5] is None and fields[6] is not None)
     ):
         raise _not_a_manifest(digest)
+    try:
+        index = tail_from(_without_links(fields[_INDEX]), nodes)
+    except InvalidInputError as exc:
+        raise _not_a_manifest(digest) from exc
     spelled: list[Any] = [
-        NOTHING if item == _NIL else Spelled(item, links_in(item)) for item in cut_items(data)[10:]
+        NOTHING if item == _NIL else Spelled(item, links_in(item))
+        for item in cut_items(data)[10:_INDEX]
     ]
     names: list[Any] = [None if link is None else bytes(link.digest) for link in fields[5:10]]
-    return Manifest(leaf_id, nodes, next_seq, plugin_revision, current_frame, *names, *spelled)
+    return Manifest._make([*fields[:5], *names, *spelled, index])
+
+
+def _without_links(field: Any) -> Any:
+    """The field of the index with digests in place of its links, and False for what is none."""
+    if type(field) is not list or len(field) != _INDEX_FIELDS:
+        return field
+    spine, hashes, distances, links = field
+    if type(links) is list:
+        links = [_digest_in(link) for link in links]
+    return [None if spine is None else _digest_in(spine), hashes, distances, links]
+
+
+def _digest_in(link: Any) -> Any:
+    return bytes(link.digest) if type(link) is Link else False
 
 
 def _not_a_manifest(digest: bytes) -> CorruptionError:

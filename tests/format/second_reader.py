@@ -17,11 +17,14 @@ import zstandard
 from blake3 import blake3
 
 TABLES = (
-    "attachments", "heads", "history", "leases", "nodes", "pins", "queue", "receipts",
+    "attachments", "heads", "history", "leases", "pins", "queue", "receipts",
     "records", "retention", "sessions", "tombstones", "usage",
 )  # fmt: skip
-CONTEXTS = {2: "chunks", 3: "value", 4: "list", 5: "map", 6: "node", 7: "manifest"}
-BLOB, ROPE, CHUNKS, VALUE, LIST, MAP, NODE, MANIFEST = range(8)
+CONTEXTS = {
+    2: "chunks v1", 3: "value v1", 4: "list v1", 5: "map v1", 6: "node v1", 7: "manifest v2",
+    8: "index v1",
+}  # fmt: skip
+BLOB, ROPE, CHUNKS, VALUE, LIST, MAP, NODE, MANIFEST, INDEX = range(9)
 DEAD = 127
 WIDTHS = {0: 1, 1: 2, 2: 4, 3: 8}
 FIRST_OFFSET, ALIGNMENT = 4096, 64
@@ -391,7 +394,7 @@ class SecondReader:
             return
         else:
             require(kind in CONTEXTS, f"an object of kind {kind}")
-            context = f"casstore 2026-11 {CONTEXTS[kind]} v1"
+            context = f"casstore 2026-11 {CONTEXTS[kind]}"
             proof = blake3(data, derive_key_context=context).digest()
         require(proof == digest, f"object {digest.hex()} is damaged")
 
@@ -469,15 +472,15 @@ class SecondReader:
     def sessions(self) -> Iterator[tuple[str, bytes]]:
         """The ids of sessions, and the head of each."""
         for key, head in self.rows("heads"):
-            fields = _padded(decode(head[56:]), 8)
-            yield fields[7] or key[:-1].decode(), head
+            fields = _padded(decode(head[56:]), 7)
+            yield fields[6] or key[:-1].decode(), head
 
     def manifest(self, head: bytes) -> list[Any]:
-        """The fifteen fields of the manifest that a head, or a row of history, names."""
+        """The sixteen fields of the manifest that a head, or a row of history, names."""
         kind, data = self.get(head[24:56])
         require(kind == MANIFEST, "no manifest")
         fields: list[Any] = decode(data)
-        require(len(fields) == 15, "no manifest")
+        require(len(fields) == 16, "no manifest")
         return fields
 
     def path(self, head: bytes, revision: bytes | None = None) -> list[tuple[str, Any]]:
@@ -486,7 +489,7 @@ class SecondReader:
         ``revision``: as a row of history says it was; what is hidden, the head says.
         """
         leaf = self.manifest(revision or head)[5]
-        hidden_in = _padded(decode(head[56:]), 8)[4]
+        hidden_in = _padded(decode(head[56:]), 7)[2]
         hidden = set() if hidden_in is None else set(self.value(hidden_in))
         found: list[tuple[str, Any]] = []
         depth = None
@@ -502,6 +505,77 @@ class SecondReader:
             leaf = parent
         require(depth in (None, 1), "a path without its beginning")
         return found[::-1]
+
+    # --- node indexes ---------------------------------------------------------------------
+
+    def listed(self, head: bytes) -> list[tuple[bytes, int, bytes]]:
+        """The nodes that the index of a head lists: digest, distance, and the hash of the id."""
+        fields = self.manifest(head)
+        count, index = fields[1], fields[15]
+        require((index is None) == (count == 0), "nodes without an index")
+        if index is None:
+            return []
+        spine, hashes, distances, links = index
+        found: list[tuple[bytes, int]] = []
+        known = b""
+        require((spine is None) == (count < 16), "a spine too many, or none")
+        if spine is not None:
+            tag, loose, *levels = self._part(spine.digest)
+            require(tag == 6 and len(levels) == 5, "no spine")
+            for level, runs in zip((4, 3, 2, 1, 0), levels, strict=True):
+                require(level == 4 or len(runs) < 8, "runs that were not merged")
+                for run in runs:
+                    below, own = self._run(run.digest, level)
+                    found += below
+                    known += own
+            known += loose
+        require(len(distances) == len(links) == count % 16, "a tail of another length")
+        found += [(link.digest, far) for link, far in zip(links, distances, strict=True)]
+        known += hashes
+        require(len(found) == count and len(known) == 4 * count, "not all nodes are listed")
+        return [(*one, known[4 * at : 4 * at + 4]) for at, one in enumerate(found)]
+
+    def _part(self, digest: bytes) -> list[Any]:
+        kind, data = self.get(digest)
+        require(kind == INDEX, "no part of an index")
+        fields: list[Any] = decode(data)
+        return fields
+
+    def _run(self, digest: bytes, level: int) -> tuple[list[tuple[bytes, int]], bytes]:
+        """The nodes of a run or page, and of a run the hashes of their ids."""
+        tag, known, parts = self._part(digest)
+        require(tag == level, "a part of another level")
+        if level == 0:
+            require(len(known) == len(parts) == 16, "a page of another length")
+            return [(one.digest, far) for one, far in zip(parts, known, strict=True)], b""
+        found: list[tuple[bytes, int]] = []
+        below = b""
+        require(len(parts) == 8, "a run of another length")
+        for part in parts:
+            nodes, own = self._run(part.digest, level - 1)
+            found += nodes
+            below += own
+        if level >= 3:
+            require(self._in_buckets(known, level) == below, "buckets that hold other nodes")
+            return found, below
+        require(level == 1 or known == below, "a run of other nodes than its parts have")
+        return found, known
+
+    def _in_buckets(self, buckets: list[Any], level: int) -> bytes:
+        """The hashes in the buckets of a large run, by position."""
+        found: dict[int, bytes] = {}
+        require(len(buckets) == 16, "too few buckets")
+        for number, link in enumerate(buckets):
+            tag, *parts = self._part(link.digest)
+            require(tag == 5 and len(parts) == 8 ** (level - 3), "no bucket")
+            for part_number, part in enumerate(parts):
+                for at in range(0, len(part), 6):
+                    own = part[at : at + 4]
+                    require(own[0] >> 4 == number, "a hash in another bucket")
+                    offset = int.from_bytes(part[at + 4 : at + 6], "big")
+                    found[8192 * part_number + offset] = own
+        require(sorted(found) == list(range(len(found))), "positions are left out")
+        return b"".join([found[position] for position in range(len(found))])
 
     def history(self, session: str) -> Iterator[tuple[int, bytes]]:
         """The revisions of a session with a short id, and each as its head row was."""

@@ -27,6 +27,7 @@ from casstore.format.closure import (
     Fact,
     ManifestFact,
     NodeFact,
+    PieceFact,
     ValueFact,
     examine,
     key_number,
@@ -36,6 +37,7 @@ from casstore.format.hashing import Kind
 from casstore.format.limits import MAX_DEPTH
 from casstore.format.manifest import Manifest, encode_manifest
 from casstore.format.node import NULL, NodeHeader, encode_node
+from casstore.format.node_index import Bucket, Page, Run, Spine, Tail, encode_piece
 from casstore.format.splitting import Spelled
 
 OWN = bytes([255]) * 32
@@ -51,7 +53,9 @@ def value(shape: int = LIST, **changes: Any) -> ValueFact:
 def examined(kind: int, data: bytes, facts: Mapping[bytes, Fact | None]) -> Fact:
     """The fact without its cost: see test_expansion."""
     fact = examine(OWN, kind, data, lambda digest: facts[digest])
-    return fact if isinstance(fact, BlobFact | ChunksFact) else fact._replace(cost=FREE)
+    if isinstance(fact, BlobFact | ChunksFact | PieceFact):
+        return fact
+    return fact._replace(cost=FREE)
 
 
 def wrapped(depth: int, inside: bytes) -> bytes:
@@ -272,7 +276,8 @@ LEAF = NodeFact(6, 2, 1, key_number("a"))
 
 
 def manifest(**fields: Any) -> bytes:
-    made = Manifest(leaf_id="a", nodes=7, next_seq=7, leaf=ONE, **fields)
+    tail = Tail(None, bytes(4), (0,), (ONE,))
+    made = Manifest(leaf_id="a", nodes=1, next_seq=7, leaf=ONE, node_index=tail, **fields)
     return encode_manifest(made)[0]
 
 
@@ -310,3 +315,55 @@ def test_the_fields_of_a_manifest_nest_as_deep_as_any_value() -> None:
     examined(Kind.MANIFEST, data, {ONE: LEAF, TWO: value(depth=MAX_DEPTH - 2)})
     with pytest.raises(LimitError, match="nests deeper"):
         examined(Kind.MANIFEST, data, {ONE: LEAF, TWO: value(depth=MAX_DEPTH - 1)})
+
+
+# --- node indexes ---------------------------------------------------------------------------------
+
+NODE = NodeFact(6, 2, 1, key_number("a"))
+PAGE_FACT = PieceFact("page", 0, 1)
+
+
+def piece(given: Page | Run | Bucket | Spine) -> bytes:
+    return encode_piece(given)[0]
+
+
+def test_a_page_lists_nodes() -> None:
+    data = piece(Page((0,) + (1,) * 15, (ONE,) * 15 + (TWO,)))
+    assert links_of(Kind.INDEX, data) == [ONE] * 15 + [TWO]
+    assert examined(Kind.INDEX, data, {ONE: NODE, TWO: None}) == PAGE_FACT
+    with pytest.raises(CorruptionError, match=TWO.hex()):
+        examined(Kind.INDEX, data, {ONE: NODE, TWO: PAGE_FACT})
+
+
+def test_a_run_has_parts_of_the_level_below() -> None:
+    first = piece(Run(1, bytes(128 * 4), (), (ONE,) * 8))
+    assert examined(Kind.INDEX, first, {ONE: PAGE_FACT}) == PieceFact("run", 1, 8)
+    second = piece(Run(2, bytes(1024 * 4), (), (ONE,) * 8))
+    assert examined(Kind.INDEX, second, {ONE: PieceFact("run", 1, 8)}).size == 64  # type: ignore[union-attr]
+    for wrong in (NODE, PieceFact("run", 1, 8), PieceFact("bucket", 0, 1)):
+        with pytest.raises(CorruptionError, match=ONE.hex()):
+            examined(Kind.INDEX, first, {ONE: wrong})
+
+
+def test_a_large_run_has_buckets_of_its_level() -> None:
+    for level, parts in ((3, 1), (4, 8)):
+        data = piece(Run(level, b"", (TWO,) * 16, (ONE,) * 8))
+        below = PieceFact("run", level - 1, 8 ** (level - 1))
+        bucket = PieceFact("bucket", 0, parts)
+        assert examined(Kind.INDEX, data, {ONE: below, TWO: bucket}) == PieceFact(
+            "run", level, 8**level
+        )
+        with pytest.raises(CorruptionError, match=TWO.hex()):
+            examined(Kind.INDEX, data, {ONE: below, TWO: bucket._replace(size=9 - parts)})
+
+
+def test_a_manifest_has_the_spine_of_as_many_nodes_as_it_says() -> None:
+    spine = piece(Spine(bytes(2 * 16 * 4), ((ONE, ONE), (), (), (), ())))
+    found = examined(Kind.INDEX, spine, {ONE: PAGE_FACT})
+    assert found == PieceFact("spine", 0, 2)
+    made = Manifest(leaf_id="a", nodes=32, next_seq=32, leaf=ONE, node_index=Tail(TWO))
+    data = encode_manifest(made)[0]
+    examined(Kind.MANIFEST, data, {ONE: NODE, TWO: found})
+    for wrong in (PieceFact("spine", 0, 1), PAGE_FACT, NODE):
+        with pytest.raises(CorruptionError, match=TWO.hex()):
+            examined(Kind.MANIFEST, data, {ONE: NODE, TWO: wrong})

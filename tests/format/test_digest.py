@@ -103,9 +103,9 @@ KINDS = sorted(KIND_NAMES)
 
 
 def test_the_numbers_of_the_kinds_are_frozen() -> None:
-    names = ["blob", "rope", "chunks", "value", "list", "map", "node", "manifest"]
+    names = ["blob", "rope", "chunks", "value", "list", "map", "node", "manifest", "index"]
     assert dict(enumerate(names)) == KIND_NAMES
-    assert [getattr(Kind, name.upper()) for name in names] == list(range(8))
+    assert [getattr(Kind, name.upper()) for name in names] == list(range(9))
 
 
 @pytest.mark.parametrize(("left", "right"), list(combinations(KINDS, 2)))
@@ -164,7 +164,7 @@ def test_a_rope_shorter_than_its_seal_is_refused(size: int) -> None:
         check_object(bytes(32), Kind.ROPE, bytes(size))
 
 
-@pytest.mark.parametrize("kind", [8, 99, 126, 127, -1])
+@pytest.mark.parametrize("kind", [9, 99, 126, 127, -1])
 def test_an_unknown_kind_is_refused(kind: int) -> None:
     with pytest.raises(CorruptionError, match=f"\\({kind}\\)"):
         check_object(plain_hash(b"x"), kind, b"x")

@@ -40,6 +40,15 @@ def test_a_blob_is_stored_as_it_always_was(name: str) -> None:
     assert golden.measure_blob(vector["description"]) == vector
 
 
+def test_the_index_of_every_shape_has_a_vector() -> None:
+    assert [vector["nodes"] for vector in VECTORS["indexes"]] == list(golden.INDEXES)
+
+
+@pytest.mark.parametrize("vector", VECTORS["indexes"], ids=lambda vector: vector["nodes"])
+def test_a_node_index_is_stored_as_it_always_was(vector: dict[str, Any]) -> None:
+    assert golden.measure_index(vector["nodes"]) == vector
+
+
 @pytest.mark.parametrize(
     "name", [name for name, vector in VECTORS["values"].items() if "encoding" in vector]
 )

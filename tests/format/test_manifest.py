@@ -12,6 +12,7 @@ from casstore.format.canonical import ROLE_LINK
 from casstore.format.hashing import Kind, digest_of
 from casstore.format.manifest import NOTHING, Manifest, decode_manifest, encode_manifest
 from casstore.format.manifest import spell_field as spell_payload
+from casstore.format.node_index import Tail
 from casstore.format.splitting import Spelled
 from casstore.objects.pieces import PieceWriter
 
@@ -26,27 +27,31 @@ def value(given: Any) -> Spelled:
 
 
 FULL = Manifest(
-    "leaf", 3, 4, 9, "frame", LEAF, FIRST, TOOLS, None, TOOLS,
+    "leaf", 2, 4, 9, "frame", LEAF, FIRST, TOOLS, None, TOOLS,
     value({"turn_index": 2}), value([{"frame_id": "frame"}]), value({"model": "m"}),
-    value([["main", "m", 1, 2, 0, 0]]), NOTHING,
+    value([["main", "m", 1, 2, 0, 0]]), NOTHING, Tail(None, bytes(8), (0, 1), (FIRST, LEAF)),
 )  # fmt: skip
+
+
+PAGED = FULL._replace(nodes=16, next_seq=16, node_index=Tail(TOOLS))
 
 
 def test_a_manifest_is_spelled_as_it_always_was() -> None:
     data, links = encode_manifest(FULL)
-    assert links == [LEAF, FIRST, TOOLS, TOOLS]
+    assert links == [LEAF, FIRST, TOOLS, TOOLS, FIRST, LEAF]
     assert data.hex() == (
-        "9fa46c656166030409a56672616d65"
+        "dc0010a46c656166020409a56672616d65"
         f"c7210100{LEAF.hex()}c7210100{FIRST.hex()}c7210100{TOOLS.hex()}c0c7210100{TOOLS.hex()}"
         "81aa7475726e5f696e64657802" "9181a86672616d655f6964a56672616d65" "81a56d6f64656ca16d"
         "9196a46d61696ea16d01020000" "c0"
+        f"94c0c4080000000000000000920001" f"92c7210100{FIRST.hex()}c7210100{LEAF.hex()}"
     )  # fmt: skip
     assert digest_of(Kind.MANIFEST, data).hex() == (
-        "db433ca1ccfaab43d191b267079f98895a1f04522b4ec76985ce94e3395e568c"
+        "5f36f13662f17dc5927f3fab7834aa8feb07d4740c4f032bb50a16cb086de610"
     )
 
 
-@pytest.mark.parametrize("manifest", [Manifest(), FULL, FULL._replace(tips=FULL.config)])
+@pytest.mark.parametrize("manifest", [Manifest(), FULL, FULL._replace(tips=FULL.config), PAGED])
 def test_a_manifest_comes_back(manifest: Manifest) -> None:
     assert decode_manifest(NAME, encode_manifest(manifest)[0]) == manifest
 
@@ -60,7 +65,9 @@ def test_a_long_value_stays_where_it_is() -> None:
 
 
 LINK = msgpack.ExtType(1, bytes((ROLE_LINK,)) + LEAF)
-GOOD: list[Any] = ["leaf", 1, 1, None, None, LINK, *[None] * 9]
+GOOD: list[Any] = [
+    "leaf", 1, 1, None, None, LINK, *[None] * 9, [None, bytes(4), [0], [LINK]],
+]  # fmt: skip
 
 
 def test_the_fields_that_are_broken_below_are_sound_unbroken() -> None:
@@ -75,6 +82,11 @@ def test_the_fields_that_are_broken_below_are_sound_unbroken() -> None:
         (2, 0), (2, -1), (2, 1.0),
         (3, "1"), (3, 1.5), (4, 1),
         (5, None), (5, "leaf"), (6, "first"), (7, "tools"), (8, 1), (9, []),
+        (15, None), (15, []), (15, [None, bytes(4), [0]]), (15, [LINK, bytes(4), [0], [LINK]]),
+        (15, [None, bytes(5), [0], [LINK]]), (15, [None, bytes(4), [1], [LINK]]),
+        (15, [None, bytes(4), [-1], [LINK]]), (15, [None, bytes(4), [True], [LINK]]),
+        (15, [None, bytes(4), [0], []]), (15, [None, bytes(4), [0], [None]]),
+        (15, [None, bytes(4), [0], [LEAF]]), (15, [None, "abcd", [0], [LINK]]),
     ],
 )  # fmt: skip
 def test_a_field_that_breaks_a_rule_is_damage(field: int, broken: Any) -> None:

@@ -104,6 +104,9 @@ def make(path: Path, *, then: str, saved: Path | None = None) -> dict[str, Any]:
             "objects": {item.digest for item in store.engine.scan_objects(limit=1_000_000)},
             "values": {name: as_links(store.get_value(name)) for name in names},
             "blobs": {name: store.get_blob(name) for name in blobs},
+            "listed": {
+                info.meta.session: _listed(store, info.meta.session) for info in store.sessions()
+            },
             "paths": {
                 info.meta.session: _paths(store.session(info.meta.session))
                 for info in store.sessions()
@@ -159,6 +162,14 @@ def wrap_log(store: Store) -> None:
     assert memtable.last.offset < memtable.base.offset
 
 
+def _listed(store: Store, session: str) -> list[bytes]:
+    """All nodes that the node index of a session lists, hidden ones included."""
+    state = store._runtime.find(session)
+    if state is None:
+        return []
+    return [place.digest for place in store._runtime.index(state.manifest).places()]
+
+
 def _paths(session: Session) -> dict[int, list[tuple[str, Any]]]:
     """The first revisions of a session and the last, each with its active path."""
     revisions = sorted(entry.revision for entry in session.history())
@@ -193,6 +204,9 @@ def test_it_reads_all_that_is_stored(tmp_path: Path, then: str) -> None:
         # A session that was only named has no head yet.
         paths = {session: found for session, found in known["paths"].items() if found}
         assert set(heads) == set(paths)
+        for session, head in heads.items():
+            found = reader.listed(head)
+            assert [name for name, _, _ in found] == known["listed"][session]
         for session, revisions in paths.items():
             assert reader.path(heads[session]) == revisions[max(revisions)]
             if len(session) < 240:
