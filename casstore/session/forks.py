@@ -1,13 +1,19 @@
-"""A new session from any place of another: one row that shares everything.
+"""A new session from any revision or node of another: one row that shares everything.
 
-The fork's head names the same manifest, and its lineage goes on from the source's, so
-nothing is copied and nothing ties the two together afterwards: deleting the source takes
-its rows away, never what the fork reaches.
+The fork's head names the same manifest, so nothing is copied and nothing ties the two together
+afterwards: deleting the source deletes its rows, never what the fork reaches.
+
+A fork of one node takes the nodes on the path to it. Its manifest and node index are new: the
+index shares all that lies before the first node that is not on the path, and the nodes
+behind that one are listed again, so it costs in proportion to those. A fork with nodes to
+append has a new manifest, too; it is written with its first nodes in one write.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from typing import Final
 
 from casstore.engine.protocol import Condition, RowChange, RowIs, RowKey, Write
 from casstore.errors import (
@@ -17,17 +23,22 @@ from casstore.errors import (
     SessionExistsError,
     SessionNotFoundError,
 )
-from casstore.format.digest import Digest
 from casstore.format.manifest import NOTHING
+from casstore.format.node_index import Tail
 from casstore.objects import graph as objects
+from casstore.objects.node_index import NodeIndex
 from casstore.objects.pieces import PieceWriter
-from casstore.session import heads, keys, lineage, marks, subjects
+from casstore.session import graph, heads, keys, marks, subjects
 from casstore.session.attempts import attempts, settled
-from casstore.session.data import Head, Origin
-from casstore.session.heads import Base, HeadRow, head_key, put_head
+from casstore.session.commit import check_commit
+from casstore.session.data import Commit, Head, Node, NodeDraft, Origin
+from casstore.session.heads import HeadRow, head_key, put_head
 from casstore.session.loading import At, head_of
 from casstore.session.picking import find_first_user
-from casstore.session.state import Runtime, State, meta_key, tombstone_key
+from casstore.session.state import Leaf, Runtime, State, meta_key, tombstone_key
+
+# How many nodes of a path are listed at once.
+_BATCH: Final = 1024
 
 
 def fork(
@@ -37,13 +48,17 @@ def fork(
     at: At,
     node: str | None,
     about: Sequence[str] | None = None,
+    append: Sequence[NodeDraft | Node] = (),
 ) -> Head:
     """Make ``target`` a session that stands where ``source`` does, or did.
 
-    It is about whom ``source`` is about, or about those in ``about``.
+    It is about whom ``source`` is about, or about those in ``about``. With nodes to ``append``
+    it begins one revision later, with them.
     """
     told = None if about is None else subjects.checked(about)
-    return settled(lambda: _fork(runtime, source, target, at, node, told))
+    change = Commit(append=append)
+    check_commit(change)
+    return settled(lambda: _fork(runtime, source, target, at, node, told, change))
 
 
 def _fork(
@@ -53,6 +68,7 @@ def _fork(
     at: At,
     node: str | None,
     told: tuple[str, ...] | None,
+    change: Commit,
 ) -> Head:
     key, target_key = keys.session_key(source), keys.session_key(target)
     for _ in attempts(f"session {source!r}"):
@@ -62,19 +78,31 @@ def _fork(
         current = runtime.state_of(key, row)
         state = current if at is None else runtime.at(source, at)
         writer = PieceWriter()
-        base, digest, stands = _base(runtime, source, current, state, node, writer)
+        stands = state._replace(lease=None)
+        digest = state.head.manifest
+        if node is not None:
+            stands = _at_node(runtime, source, current, state, node, writer)
+        # The hidden nodes are those of the source's head, whatever revision is shared.
+        hidden = current.head.hidden
+        if change.append:
+            inherits = stands._replace(head=state.head._replace(hidden=hidden))
+            stands, hidden = _grown(runtime, inherits, change, writer)
+        if stands.manifest is not state.manifest:
+            digest = objects.write_manifest(stands.manifest, writer.emit)
+            if stands.manifest.tips.outlined:
+                # A long map is changed step by step, and each step leaves its pieces behind.
+                writer.keep_reachable(digest)
         head = HeadRow(
-            revision=state.head.revision,
+            revision=state.head.revision + bool(change.append),
             created_at_ms=0,
             committed_at_ms=0,
             manifest=digest,
-            lineage=lineage.new_lineage(),
-            base=base,
-            hidden=current.head.hidden,
+            hidden=hidden,
             operation=heads.FORK,
             turn=None,
             rewound_to=None,
             origin=Origin(source, state.head.revision, node),
+            adopted=None,
             long_id=target if keys.is_cut(target) else None,
         )
         put = put_head(target_key, head, new=True)
@@ -88,7 +116,6 @@ def _fork(
             RowIs(*tombstone_key(key), None),
         ]
         if state.row != current.row and head.hidden is not None:
-            # The hidden nodes are those of the source's head, whatever revision it shares.
             conditions.append(RowIs(*head_key(key), current.row))
         changes: list[RowChange] = [put]
         if told is None:
@@ -108,7 +135,7 @@ def _fork(
             continue
         row, head = heads.written_at(head, put, done.now_ms)
         made = stands._replace(row=row, head=head)
-        # Who forks goes on from there, and need not read what is at hand.
+        # The first commit starts from here, and need not read what is known.
         runtime.remember(target_key, made)
         return head_of(target, made)
     raise AssertionError("attempts raises at its end")
@@ -120,39 +147,59 @@ def _where(key: bytes, current: State, state: State) -> RowKey:
     return RowKey("history", keys.history(key, state.head.revision))
 
 
-def _base(
+def _at_node(
     runtime: Runtime,
     source: str,
     current: State,
     state: State,
-    node: str | None,
+    node: str,
     writer: PieceWriter,
-) -> tuple[Base | None, bytes, State]:
-    """What the fork's lineage goes on from, its manifest, and where it stands, but for its head.
-
-    Its own lineage has no page, and its lease has no row.
-    """
-    if node is None:
-        base = lineage.successor(state.head, state.manifest.next_seq)
-        return base, state.head.manifest, state.on_a_new_lineage()._replace(lease=None)
-    chain = runtime.chain(state)
+) -> State:
+    """The state of a fork that has only the path to a node, but for its head."""
+    index = runtime.index(state.manifest)
     hidden = runtime.hidden(current.head)
-    place = chain.find([keys.part(node, "a node id")])[0]
+    place = index.find([node])[0]
     if place is None or place.digest in hidden:
         raise NodeNotFoundError(source, node)
     header = objects.read_headers(runtime.reader(), [place.digest])[0]
-    owner = next(one for one in chain.segments if one.start <= place.seq < one.stop)
-    # If the path has as many nodes as there are numbers, it is everything below the limit.
-    path = None if header.depth == header.seq + 1 else header.seq
+    path = index.path(place.position, header.depth)
+    first_user = find_first_user(runtime, index, header, place.position)
     manifest = state.manifest._replace(
         leaf_id=node,
         leaf=place.digest,
-        first_user=find_first_user(runtime, chain, header),
+        first_user=first_user,
         nodes=header.depth,
-        next_seq=place.seq + 1,
+        next_seq=header.seq + 1,
         tips=NOTHING,
+        node_index=_index_of_path(index, path, writer),
     )
-    digest = objects.write_manifest(manifest, writer.emit)
-    base = Base(owner.lineage, place.seq + 1, path)
-    older = tuple([one.lineage for one in chain.segments if one.start <= place.seq])
-    return base, Digest(digest), State(state.row, state.head, manifest, header, None, older)
+    return State(state.row, state.head, manifest, Leaf(header, header.depth - 1))
+
+
+def _grown(
+    runtime: Runtime, state: State, change: Commit, writer: PieceWriter
+) -> tuple[State, bytes | None]:
+    """The state with nodes appended, and the nodes that it hides."""
+    spelled = graph.spell_nodes(change.append, writer)
+    grown = graph.change_graph(runtime, state, change, spelled, writer)
+    manifest = state.manifest._replace(
+        leaf_id=grown.leaf_id,
+        nodes=grown.node_count,
+        next_seq=grown.next_seq,
+        leaf=grown.leaf_digest,
+        first_user=grown.first_user,
+        tips=grown.tips,
+        node_index=grown.node_index,
+    )
+    return state._replace(manifest=manifest, leaf=grown.leaf), grown.hidden
+
+
+def _index_of_path(index: NodeIndex, path: Sequence[int], writer: PieceWriter) -> Tail:
+    """The node index of the nodes on a path alone."""
+    shared = bisect_left(range(len(path)), True, key=lambda at: path[at] != at)
+    builder = index.builder(writer.emit, shared)
+    for start in range(shared, len(path), _BATCH):
+        batch = path[start : start + _BATCH]
+        distances = [min(1, start + at) for at in range(len(batch))]
+        builder.append(index.hashes(batch), distances, index.digests(batch))
+    return builder.finish()

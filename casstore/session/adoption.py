@@ -1,0 +1,136 @@
+"""Adopting a session: the head of another becomes the next revision of this one.
+
+The write moves this session's head to the other's manifest, under the conditions that both heads
+are still as they were read. Its graph, checkpoint and usage ledger are in the manifest, so
+nothing of them is copied, whatever their length. With it come, in the same write:
+
+    receipts     the other's turns: sent again to this session, they are answered, not run
+    hidden nodes those that either hides
+    attachments  committed ones whose bytes this store has
+
+They cost in proportion to their number: a fork has only those of its own commits. This
+session keeps its history, labels, queue, lease, name and subjects; the other one stays as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from casstore.engine.protocol import Condition, PutRow, RowIs, RowKey, Write
+from casstore.errors import ConditionFailedError, HeadConflictError, InvalidInputError
+from casstore.format.digest import Digest
+from casstore.objects.pieces import PieceWriter
+from casstore.session import attachments, commit, heads, keys, leases, marks, tombstones
+from casstore.session.attempts import attempts
+from casstore.session.data import Commit, CommitResult, Given, Lease, Origin
+from casstore.session.heads import HeadRow, head_key
+from casstore.session.receipts import SettledReceipt, decode_receipt
+from casstore.session.scanning import scan
+from casstore.session.state import Runtime, State
+
+
+def adopt(
+    runtime: Runtime,
+    session: str,
+    other: str,
+    *,
+    lease: Lease | Literal[Given.UNFENCED] | None,
+    expected: int | None,
+    label: str | None,
+) -> CommitResult:
+    """Make the head of ``other`` the next revision; see ``Session.adopt``."""
+    key, other_key = keys.session_key(session), keys.session_key(other)
+    change = Commit(lease=lease, expected=expected, label=label)
+    commit.check_commit(change)
+    commit.bind(session, change)
+    if key == other_key:
+        raise InvalidInputError(f"session {session!r} cannot adopt itself; rewind it instead")
+    for _ in attempts(f"session {session!r}"):
+        lease_row = runtime.rows(session, [leases.lease_key(key)])[1]
+        fenced = leases.require(session, key, lease_row, lease, runtime.engine.now_ms())
+        state = runtime.get(session)
+        if expected is not None and expected != state.head.revision:
+            raise HeadConflictError(session, expected, state.head.revision)
+        theirs = runtime.get(other)
+        writer = PieceWriter()
+        head = _head(runtime, other, state, theirs, writer)
+        conditions: list[Condition] = [
+            fenced,
+            RowIs(*head_key(key), state.row),
+            RowIs(*head_key(other_key), theirs.row),
+        ]
+        put = heads.put_head(key, head, new=False)
+        changes = commit.move_head(key, state, put, label)
+        coming = _receipts(runtime, key, other, theirs, head.revision)
+        new = _lacking(runtime, [*coming, *_attachments(runtime, session, other)])
+        conditions += [RowIs(one.table, one.key, None) for one in new]
+        changes += new
+        if any(one.table == "attachments" for one in new):
+            changes.append(marks.put_mark(key, 0))
+        try:
+            done = runtime.engine.write(Write(writer.objects, conditions, changes))
+        except ConditionFailedError:
+            continue
+        row, head = heads.written_at(head, put, done.now_ms)
+        runtime.remember(key, theirs._replace(row=row, head=head, lease=lease_row))
+        return CommitResult(
+            head.revision, Digest(head.manifest), theirs.manifest.leaf_id, (), False
+        )
+    raise AssertionError("attempts raises at its end")
+
+
+def _head(
+    runtime: Runtime, other: str, state: State, theirs: State, writer: PieceWriter
+) -> HeadRow:
+    hidden = tombstones.union(runtime, state.head, theirs.head, writer)
+    return state.head._replace(
+        revision=state.head.revision + 1,
+        manifest=theirs.head.manifest,
+        hidden=hidden,
+        operation=heads.ADOPT,
+        turn=None,
+        rewound_to=None,
+        adopted=Origin(other, theirs.head.revision, None),
+    )
+
+
+def _receipts(
+    runtime: Runtime, key: bytes, other: str, theirs: State, revision: int
+) -> list[PutRow]:
+    """The other's receipts as this session has them: each tells by itself what it gave."""
+    other_key = keys.session_key(other)
+    now_ms = runtime.engine.now_ms()
+    coming: list[PutRow] = []
+    for row in scan(runtime.engine, "receipts", other_key, keys.past(other_key)):
+        receipt = decode_receipt(row.value)
+        leaf, nodes = commit.outcome(runtime, receipt)
+        meant = receipt.session if isinstance(receipt, SettledReceipt) else None
+        settled = SettledReceipt(
+            receipt.version,
+            receipt.intent,
+            revision,
+            theirs.head.manifest,
+            leaf,
+            nodes,
+            now_ms,
+            meant or other,
+        )
+        place = RowKey("receipts", key + keys.after_session(row.key))
+        coming.append(commit.put_receipt_at(place, settled))
+    return coming
+
+
+def _attachments(runtime: Runtime, session: str, other: str) -> list[PutRow]:
+    """The other's committed attachments. Bytes elsewhere have one owner, and stay with it."""
+    return [
+        attachments.put_as_is(one._replace(session=session))
+        for one in attachments.Attachments(runtime, other).list(state=attachments.COMMITTED)
+        if one.digest is not None and one.uri is None
+    ]
+
+
+def _lacking(runtime: Runtime, coming: list[PutRow]) -> list[PutRow]:
+    """The rows that this session has not: what it has itself counts."""
+    places = [RowKey(one.table, one.key) for one in coming]
+    known = runtime.engine.get_rows(places) if places else []
+    return [one for one, row in zip(coming, known, strict=True) if row is None]

@@ -1,0 +1,85 @@
+"""A session that moves, or goes, while it is adopted: all of it is adopted, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from casstore.engine.memory import MemoryEngine
+from casstore.engine.protocol import Write, WriteResult
+from casstore.errors import HeadConflictError, SessionDeletedError
+from casstore.maintenance import gc
+from casstore.session.data import UNFENCED, Commit, NodeDraft
+from casstore.store import Store
+
+
+class Between(MemoryEngine):
+    """An engine in which something happens right before the next write."""
+
+    then: Callable[[], object] | None = None
+
+    def write(self, write: Write) -> WriteResult:
+        """Let it happen, and write."""
+        if self.then is not None:
+            then, self.then = self.then, None
+            then()
+        return super().write(write)
+
+
+def said(name: str, **fields: str) -> Commit:
+    return Commit(append=[NodeDraft(name, name)], lease=UNFENCED, **fields)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def engine() -> Between:
+    engine = Between()
+    store = Store(engine)
+    store.session("s").commit(said("a"))
+    store.fork("s", "other", append=[NodeDraft("b", "b")])
+    return engine
+
+
+def test_a_commit_to_the_other_meanwhile_is_adopted_with_its_turn(engine: Between) -> None:
+    store, theirs = Store(engine), Store(engine).session("other")
+    engine.then = lambda: theirs.commit(said("c", turn="t"))
+    store.session("s").adopt("other", lease=UNFENCED)
+    assert [node.id for node in store.session("s").nodes()] == ["a", "b", "c"]
+    assert store.session("s").commit(said("c", turn="t")).replayed
+
+
+def test_a_commit_to_this_one_meanwhile_stays_in_its_history(engine: Between) -> None:
+    store, ours = Store(engine), Store(engine).session("s")
+    engine.then = lambda: ours.commit(said("mine"))
+    assert store.session("s").adopt("other", lease=UNFENCED).revision == 3
+    assert [node.id for node in store.session("s").nodes(at=2)] == ["a", "mine"]
+    engine.then = lambda: ours.commit(said("more"))
+    with pytest.raises(HeadConflictError):
+        store.session("s").adopt("other", lease=UNFENCED, expected=3)
+
+
+def test_the_other_that_goes_meanwhile_is_not_adopted(engine: Between) -> None:
+    store = Store(engine)
+
+    def go() -> None:
+        Store(engine).delete_session("other")
+        gc.collect(Store(engine), grace_ms=0)
+
+    engine.then = go
+    with pytest.raises(SessionDeletedError):
+        store.session("s").adopt("other", lease=UNFENCED)
+    assert [node.id for node in store.session("s").nodes()] == ["a"]
+
+
+def test_a_session_that_was_adopted_may_go_and_be_collected(engine: Between) -> None:
+    store = Store(engine)
+    store.session("other").commit(said("c", turn="t"))
+    image = store.session("other").attachments.put(b"pixels")
+    store.session("other").attachments.commit([image.id])
+    store.session("s").adopt("other", lease=UNFENCED)
+    store.delete_session("other")
+    gc.collect(store, grace_ms=0)
+    assert [node.id for node in store.session("s").nodes()] == ["a", "b", "c"]
+    assert store.session("s").commit(said("c", turn="t")).nodes == ("c",)
+    assert image.digest is not None
+    assert store.get_blob(image.digest) == b"pixels"
