@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from casstore.engine.lmdb.dictionaries import DictionaryReport
     from casstore.objects.diff import Change
     from casstore.objects.edit import Edit
-    from casstore.session.compare import Comparison, Side
-    from casstore.session.data import Entry, Head, Pin, SessionInfo, SessionMeta
+    from casstore.session.compare import Comparison
+    from casstore.session.data import Entry, Head, Node, NodeDraft, Pin, SessionInfo, SessionMeta
     from casstore.session.session import Session
     from casstore.session.state import Runtime
 
@@ -605,12 +605,14 @@ class Store:
         at: int | str | Entry | None = None,
         node: str | None = None,
         subjects: Sequence[str] | None = None,
+        append: Sequence[NodeDraft | Node] = (),
     ) -> Head:
         """Make a new session that stands where another does, or did ``at`` a revision.
 
         With ``node`` the fork ends in that node and has only the path to it. It is about
         whom the source is about, or about the ``subjects`` given. Whatever the session's
-        length, one row is written; afterwards the two go their own ways.
+        length, one row is written; afterwards the two go their own ways. ``append`` takes
+        nodes as a commit does: the fork begins with them, one revision later, in the same write.
 
         >>> store.fork("s", "another way", at="start").leaf
         'ask'
@@ -618,12 +620,16 @@ class Store:
         >>> result = fork.commit(Commit(append=[NodeDraft("right", "right")], lease=UNFENCED))
         >>> [node.id for node in fork.nodes()], [node.id for node in store.session("s").nodes()]
         (['ask', 'right'], ['ask', 'left'])
+        >>> store.fork("s", "third way", at="start", append=[NodeDraft("on", "on")]).revision
+        2
         """
         with importing():
             from casstore.session import forks
             from casstore.session.attempts import settled
 
-        return settled(lambda: forks.fork(self._runtime, source, target, at, node, subjects))
+        return settled(
+            lambda: forks.fork(self._runtime, source, target, at, node, subjects, append)
+        )
 
     def sessions_about(self, subject: str) -> Iterator[str]:
         """The ids of the sessions about somebody, found without looking at others.
@@ -656,22 +662,27 @@ class Store:
             from casstore.session.attempts import settled
 
         return settled(
-            lambda: compare.compare(PieceReader(self.engine), self._side(old), self._side(new))
+            lambda: compare.compare(
+                PieceReader(self.engine),
+                self._runtime.index_cache,
+                self._manifest_of(old),
+                self._manifest_of(new),
+            )
         )
 
-    def _side(self, place: Session | str | tuple[str, int | str | Entry | None] | bytes) -> Side:
+    def _manifest_of(
+        self, place: Session | str | tuple[str, int | str | Entry | None] | bytes
+    ) -> bytes:
         with importing():
-            from casstore.session.compare import Side
             from casstore.session.session import Session
 
         if isinstance(place, bytes):
-            return Side(place, None)
+            return place
         if isinstance(place, tuple) and len(place) != 2:
             raise InvalidInputError(f"a session id with a revision or label, not {place!r}")
         session, at = place if isinstance(place, tuple) else (place, None)
         name = session.id if isinstance(session, Session) else session
-        state = self._runtime.at(name, at)
-        return Side(state.head.manifest, self._runtime.chain(state))
+        return self._runtime.at(name, at).head.manifest
 
     def tag(self, name: str, digest: bytes, *, move: bool = False, note: str | None = None) -> Pin:
         """Let a name keep an object and all it links to, for good.

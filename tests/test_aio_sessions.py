@@ -224,10 +224,6 @@ async def move_and_label(session: AsyncSession) -> None:
     assert [entry.revision async for entry in session.history(before=3)] == [2, 1]
     assert await session.unlabel("back")
     assert not await session.unlabel("back")
-    assert (await session.rename("Second")).name == "Second"
-    assert (await session.update_meta(cwd="/home")).cwd == "/home"
-    with pytest.raises(InvalidInputError, match="call"):
-        await session.update_meta(call="no such field")
 
 
 async def fork_and_compare(store: AsyncStore, session: AsyncSession) -> None:
@@ -237,6 +233,11 @@ async def fork_and_compare(store: AsyncStore, session: AsyncSession) -> None:
     await beta.commit(step("d"))
     compared = await store.compare(("alpha", 1), beta)
     assert [node.id for node in compared.added] == ["d"]
+    await store.fork("beta", "gamma", append=[NodeDraft("e", "e")])
+    assert (await beta.adopt(store.session("gamma"), lease=UNFENCED, expected=2)).leaf == "e"
+    assert (await beta.adopt("gamma", lease=UNFENCED, label="again")).revision == 4
+    await beta.rewind(2, lease=UNFENCED)
+    assert await store.delete_session("gamma")
     assert (await beta.tombstone(["d", "?"])).hidden == ("d",)
     # The leaf is hidden, so the latest message takes its place.
     assert ids(await (await beta.nodes()).load()) == ["a"]
@@ -904,7 +905,7 @@ def test_a_session_of_a_closed_store_refuses_every_call(tmp_path: Path) -> None:
             "after": 0, "attachment_id": "a", "attachment_ids": ["a"], "batch_id": "b",
             "batch_ids": ["b"], "by": "run", "change": step("b"), "claim": claim, "content": b"",
             "items": [1], "lease": lease, "name": "n", "names": ["anna"], "node_id": "a",
-            "node_ids": ["a"], "older_than_ms": 0, "owner": "worker", "to": 1,
+            "node_ids": ["a"], "older_than_ms": 0, "other": "beta", "owner": "worker", "to": 1,
             "ttl_ms": MINUTE_MS,
         }  # fmt: skip
         for face in (session, session.queue, session.attachments):

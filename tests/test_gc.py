@@ -17,7 +17,7 @@ import pytest
 import casstore
 from casstore.engine.lmdb import notes
 from casstore.engine.lmdb.engine import LmdbEngine
-from casstore.engine.protocol import PutRow, RowKey, Write
+from casstore.engine.protocol import PutRow, Write
 from casstore.errors import (
     BusyError,
     ClosedError,
@@ -32,9 +32,7 @@ from casstore.errors import (
 from casstore.format.digest import Digest
 from casstore.maintenance import gc
 from casstore.maintenance.progress import Step
-from casstore.session import keys
 from casstore.session.data import UNFENCED, Checkpoint, Commit, NodeDraft
-from casstore.session.heads import decode_head, head_key
 from casstore.store import Store
 from casstore.testing import ManualClock
 from casstore.testing.engine_fixtures import new_blob
@@ -119,87 +117,6 @@ def test_a_deleted_session_goes_but_not_what_its_fork_shares(any_store: Store) -
         *(f"n{n}" for n in range(10)), "mine",
     ]  # fmt: skip
     verify(store)
-
-
-def node_rows(store: Store) -> int:
-    return len(store.engine.scan_rows("nodes", limit=1_000_000))
-
-
-def test_what_a_deleted_session_leaves_of_the_node_table_goes_too(any_store: Store) -> None:
-    store = any_store
-    step(store, "kept", "a")
-    few = node_rows(store)
-    for n in range(40):
-        step(store, "source", f"n{n}")
-    store.fork("source", "fork", at=3)
-    store.delete_session("source")
-    many = node_rows(store)
-    assert sweep(store).rows_swept == 0
-    assert node_rows(store) == many, "the fork goes on from the source"
-    store.delete_session("fork")
-    found = sweep(store, dry_run=True)
-    assert (found.outcome, found.rows_unneeded) == (gc.Outcome.PLANNED, many - few)
-    assert node_rows(store) == many
-    report = sweep(store)
-    assert (report.outcome, report.rows_unneeded, report.rows_swept) == (
-        gc.Outcome.SWEPT, many - few, many - few,
-    )  # fmt: skip
-    assert node_rows(store) == few
-    assert sweep(store).outcome is gc.Outcome.NOTHING
-    assert [node.id for node in store.session("kept").nodes()] == ["a"]
-
-
-def test_rows_alone_are_worth_a_plan_and_only_those_that_it_lists_go(store: Store) -> None:
-    for name in ("first", "second", "kept"):
-        # The same node in all of them: no object is garbage while one has it.
-        step(store, name, "same")
-    store.delete_session("first")
-    plan = gc.plan(store, grace_ms=0)
-    assert plan.report.outcome is gc.Outcome.PLANNED
-    assert len(plan.lineages) == 1
-    store.delete_session("second")
-    before = node_rows(store)
-    report = gc.execute(store, plan)
-    assert (report.outcome, report.rows_swept) == (gc.Outcome.SWEPT, plan.report.rows_unneeded)
-    assert node_rows(store) == before - report.rows_swept
-    assert sweep(store).rows_swept == report.rows_swept
-
-
-def test_removing_rows_can_be_stopped_and_goes_on(store: Store) -> None:
-    for n in range(4):
-        step(store, f"s{n}", *[f"n{at}" for at in range(10)])
-        store.delete_session(f"s{n}")
-    # The objects go, and then it is stopped.
-    assert sweep(store, stop=lambda: not names(store)).outcome is gc.Outcome.INCOMPLETE
-    left = iter([False, False, True])
-    before = node_rows(store)
-    assert before > 20
-    # Four rows at a time.
-    report = sweep(store, batch=1, stop=lambda: next(left))
-    assert (report.outcome, report.rows_swept) == (gc.Outcome.INCOMPLETE, 8)
-    assert node_rows(store) == before - 8
-    assert report.longest_pause_ms > 0
-    report = sweep(store)
-    assert (report.outcome, node_rows(store)) == (gc.Outcome.SWEPT, 0)
-
-
-def test_rows_that_cannot_be_told_apart_stay_and_it_is_said(store: Store) -> None:
-    step(store, "kept", "a")
-    store.fork("kept", "fork")
-    step(store, "fork", "b")
-    step(store, "gone", "c")
-    store.delete_session("gone")
-    # What the fork's lineage goes on from: no root, so that marking does not mind.
-    head = decode_head(store.engine.get_rows([head_key(keys.session_key("fork"))])[0] or b"")
-    place = RowKey("nodes", keys.lineage_row(head.lineage))
-    store.engine.write(Write(rows=[PutRow(*place, b"\xc1")]))
-    before = node_rows(store)
-    report = sweep(store)
-    assert (report.outcome, report.rows_swept) == (gc.Outcome.FAILED, 0)
-    assert isinstance(report.problem, CorruptionError)
-    assert report.objects_swept > 0
-    assert node_rows(store) == before
-    assert gc.plan(store).report.outcome is gc.Outcome.REFUSED
 
 
 def test_space_comes_back(store: Store) -> None:

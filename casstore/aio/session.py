@@ -205,6 +205,20 @@ class AsyncSession:
             self._session.rewind, to, lease=lease, expected=expected, label=label
         )
 
+    async def adopt(
+        self,
+        other: AsyncSession | str,
+        *,
+        lease: Lease | Literal[Given.UNFENCED] | None = None,
+        expected: int | None = None,
+        label: str | None = None,
+    ) -> CommitResult:
+        """As ``Session.adopt``."""
+        name = other if isinstance(other, str) else other.id
+        return await self._run(
+            self._session.adopt, name, lease=lease, expected=expected, label=label
+        )
+
     async def tombstone(self, node_ids: Sequence[str]) -> Hidden:
         """As ``Session.tombstone``."""
         return await self._run(self._session.tombstone, node_ids)

@@ -24,7 +24,7 @@ from casstore.objects.diff import Change
 from casstore.objects.edit import Edit
 from casstore.objects.view import View
 from casstore.session.compare import Comparison
-from casstore.session.data import Entry, Head, Pin, SessionInfo, SessionMeta
+from casstore.session.data import Entry, Head, Node, NodeDraft, Pin, SessionInfo, SessionMeta
 
 if TYPE_CHECKING:
     from casstore.engine.lmdb.dictionaries import DictionaryReport
@@ -323,9 +323,12 @@ class AsyncStore:
         at: int | str | Entry | None = None,
         node: str | None = None,
         subjects: Sequence[str] | None = None,
+        append: Sequence[NodeDraft | Node] = (),
     ) -> Head:
         """As ``Store.fork``."""
-        return await self.run(self.sync.fork, source, target, at=at, node=node, subjects=subjects)
+        return await self.run(
+            self.sync.fork, source, target, at=at, node=node, subjects=subjects, append=append
+        )
 
     def sessions_about(self, subject: str) -> AsyncIterator[str]:
         """As ``Store.sessions_about``: ``async for name in store.sessions_about("anna")``."""

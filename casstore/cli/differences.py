@@ -25,11 +25,11 @@ from casstore.format.node import cut_node
 from casstore.format.splitting import Spelled
 from casstore.objects import diff as value_diff
 from casstore.objects.diff import Change
+from casstore.objects.node_index import IndexCache
 from casstore.objects.pieces import PendingReader, PieceReader, PieceWriter
 from casstore.objects.stored import Stored
 from casstore.session import compare as checkpoints
-from casstore.session.compare import Comparison, Side
-from casstore.session.state import Runtime
+from casstore.session.compare import Comparison
 from casstore.store import Store
 
 CHECKPOINT: Final = "checkpoint"
@@ -157,18 +157,7 @@ def compare(old: Place, new: Place) -> Difference:
 def _checkpoints(old: Place, new: Place, engine: Engine) -> Comparison:
     if old.store is new.store:
         return old.store.compare(_side(old.target), _side(new.target))
-    return checkpoints.compare(PieceReader(engine), _tabled(old), _tabled(new))
-
-
-def _tabled(place: Place) -> Side:
-    """A checkpoint with the node table of its session: with it, nodes are read many at once."""
-    if place.target.session is not None:
-        runtime = Runtime(place.store)
-        state = runtime.at(place.target.session, place.target.at)
-        if state.head.manifest == place.digest:
-            return Side(place.digest, runtime.chain(state))
-        # It has moved on since its name was resolved, and is compared as it was then.
-    return Side(place.digest, None)
+    return checkpoints.compare(PieceReader(engine), IndexCache(), old.digest, new.digest)
 
 
 def _side(target: Target) -> tuple[str, int | None] | Digest:

@@ -179,9 +179,6 @@ def _write_check(to: Printer, told: dict[str, Any]) -> None:
             "objects_found": "of those, what it did not name before",
             "objects_dropped": "names that went",
             "objects_missing": "objects that are needed and that nothing holds",
-            "rows_dropped": "damaged rows of the node table taken away",
-            "rows_written": "rows of the node table written",
-            "graphs_unreadable": "graphs that cannot be read; check says why",
         },
     ),
     "casstore rebuild",
@@ -191,14 +188,14 @@ def _write_check(to: Printer, told: dict[str, Any]) -> None:
     help="Of what nobody reaches, what was put within this time stays.",
 )  # fmt: skip
 def rebuild(app: App, grace_ms: int) -> None:
-    """Make the index and the node table anew from what they are derived from.
+    """Rebuild the index of objects from the stored objects.
 
-    What to do when check says so. Nothing happens if something is damaged that cannot be made
-    anew; then salvage helps.
+    What to do when check says so. Nothing happens if something is damaged that cannot be
+    rebuilt; then salvage helps.
     """
     with app.open(write=True) as store, app.meter() as meter:
         report = checking.rebuild(store, grace_ms=grace_ms, progress=meter)
-    app.exit_code = 1 if report.objects_missing or report.graphs_unreadable else 0
+    app.exit_code = 1 if report.objects_missing else 0
     titles = {key: key.replace("_", " ") for key in report._fields}
     app.answer(
         report._asdict(),

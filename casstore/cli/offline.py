@@ -387,6 +387,4 @@ def _swept(report: gc.GcReport) -> str:
         return f"{told}: {report.objects_unreached} objects, {size(report.bytes_unreached)}"
     if report.objects_swept:
         told += f": {report.objects_swept} objects, {size(report.bytes_swept)}"
-    if report.rows_swept:
-        told += f", {report.rows_swept} rows"
     return told if report.problem is None else f"{told}: {report.problem}"

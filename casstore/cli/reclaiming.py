@@ -34,8 +34,6 @@ GC_FIELDS: Final[Fields] = {
     "unreached_bytes": "before compression, without links",
     "swept_bytes": "before compression, without links",
     "freed_bytes": "given back at once, as stored; the rest when slabs are rewritten",
-    "rows_unneeded": "rows of the node table that no revision needs",
-    "rows_swept": "of those, removed now",
     "pins_expired": "pins whose time is up: removed, or found by a plan",
     "longest_pause_ms": "the longest that writers had to wait",
     "problem": PROBLEM,
@@ -66,8 +64,6 @@ def gc_document(report: GcReport, grace_ms: int) -> dict[str, Any]:
         "unreached_bytes": report.bytes_unreached,
         "swept_bytes": report.bytes_swept,
         "freed_bytes": report.bytes_freed,
-        "rows_unneeded": report.rows_unneeded,
-        "rows_swept": report.rows_swept,
         "pins_expired": report.pins_expired,
         "longest_pause_ms": round(report.longest_pause_ms, 3),
         "problem": problem_document(report.problem),
@@ -101,7 +97,6 @@ def gc_exit_code(report: GcReport, *, interrupted: bool) -> int:
 def gc(app: App, grace_ms: int, dry_run: bool, batch: int) -> None:
     """Remove what no session, revision, tag, pin, queue or attachment reaches.
 
-    What deleted sessions have left of the node table goes with it.
     Runs beside agents at work. Ctrl-C stops it where it is: what went is gone rightly, and the
     next run goes on. The file does not become shorter by it: see pack and compact.
     """
@@ -136,17 +131,10 @@ def write_gc(to: Printer, report: GcReport, grace_ms: int) -> None:
         ("reached", f"{count(report.objects_kept, 'object')}, {size(report.bytes_kept)}"),
         ("not reached", f"{unreached} (older than {duration(grace_ms)})"),
     ]
-    if report.rows_unneeded:
-        left = report.rows_unneeded - report.rows_swept
-        facts.append(("not needed", count(report.rows_unneeded, "row") + " of the node table"))
-        if left and outcome is not Outcome.PLANNED:
-            facts.append(("", f"{count(left, 'row')} stay: this role may not remove them"))
     if report.pins_expired:
         facts.append(("expired", count(report.pins_expired, "pin")))
     if outcome not in (Outcome.PLANNED, Outcome.NOTHING):
         removed = f"{count(report.objects_swept, 'object')}, {size(report.bytes_swept)}"
-        if report.rows_swept:
-            removed += f", {count(report.rows_swept, 'row')}"
         facts.append(("removed", removed))
         facts.append(("given back now", f"{size(report.bytes_freed)} of the file"))
         facts.append(("writers waited", f"{report.longest_pause_ms:.1f} ms at the most"))

@@ -26,7 +26,6 @@ TABLES: Final = (
     "heads",
     "history",
     "leases",
-    "nodes",
     "pins",
     "queue",
     "receipts",
@@ -582,10 +581,10 @@ class Rebuilding(Protocol):
         """
         ...
 
-    def drop_damaged_rows(self, table: str) -> int:
-        """Remove the rows of a table that cannot be proven, and make the sum over all rows anew.
+    def sum_rows(self) -> None:
+        """Rebuild the sum over all rows from the rows as they are.
 
-        How many there were. CorruptionError, and nothing happens, if another table has any.
+        CorruptionError, and nothing happens, if one of them is damaged.
         """
         ...
 

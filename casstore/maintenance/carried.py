@@ -23,10 +23,8 @@ OF_SESSIONS: Final = (
 )
 #: Carried row by row. Of these, ``retention`` speaks of sessions, too.
 OF_THE_STORE: Final = ("pins", "records", "retention", "usage")
-#: Made anew from what sessions are made of, or carried with them.
-DERIVED: Final = ("nodes",)
 #: Every table there is.
-CARRIED: Final = (*OF_SESSIONS, *OF_THE_STORE, *DERIVED)
+CARRIED: Final = (*OF_SESSIONS, *OF_THE_STORE)
 
 
 def owner(table: str, key: bytes) -> bytes | None:

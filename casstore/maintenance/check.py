@@ -7,22 +7,23 @@ all it links to is in order. A check reads snapshots beside writers and collecto
 looks wrong is looked at again in a fresh one before it is reported.
 
     quick         headers, dictionaries, numbers
-    connectivity  everything that rows reach is there; derived tables agree; rows are proven;
-                  what records say in several rows agrees
+    connectivity  everything that rows reach is there; the node index of every head lists its
+                  nodes; rows are proven; what records say in several rows agrees
     sample        the same, and the content of a random share of the objects
-    full          the same, and the content of every object, and the number of every message
+    full          the same, and the content of every object, the node index of every revision,
+                  and the number of every message
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from casstore.engine import faults
 from casstore.engine.faults import Checking, Examined, Fault
 from casstore.engine.id_set import IdSet
-from casstore.engine.protocol import TABLES, RowKey
+from casstore.engine.protocol import TABLES
 from casstore.errors import CasstoreError, CorruptionError, InvalidInputError, ReadOnlyError
 from casstore.format import expansion
 from casstore.format.canonical import pack_checked, unpack_checked
@@ -30,13 +31,14 @@ from casstore.format.digest import Digest
 from casstore.format.limits import MAX_REPEATED_BYTES
 from casstore.maintenance import findings as codes
 from casstore.maintenance.findings import Affected, Finding, Findings, Where
-from casstore.maintenance.lineages import Lineages, Table, differences
+from casstore.maintenance.graph_proof import GraphProof, IndexMismatch
 from casstore.maintenance.objects_check import Malformed, links_of, prove_content
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.rebuild import RebuildReport, rebuild
 from casstore.maintenance.records_check import RecordsCheck
-from casstore.maintenance.rows_check import RowsCheck
-from casstore.session import keys
+from casstore.maintenance.rows_check import Revision, RowsCheck
+from casstore.objects import graph
+from casstore.objects.pieces import PieceReader
 from casstore.store import Store, check_store
 
 __all__ = ["LEVELS", "CheckReport", "RebuildReport", "check", "rebuild"]
@@ -53,9 +55,10 @@ _NAMED_REVISIONS: Final = 20
 _MARK_VERSION: Final = 1
 # Taken for the cost of an object without parts, which is not kept.
 _COST_WITHOUT_PARTS: Final = 1024
+_TOLD_EVERY: Final = 64
 # Without these no object can be read; without those no graph.
 _OBJECT_TABLES: Final = frozenset(("main", "meta", "slabs", "index", "dictionaries"))
-_GRAPH_TABLES: Final = frozenset(("heads", "history", "nodes"))
+_GRAPH_TABLES: Final = frozenset(("heads", "history"))
 
 
 class CheckReport(NamedTuple):
@@ -207,7 +210,7 @@ class _Check:
                 self._attempt(lambda: self._rows.run(tables, told))
                 self._attempt(self._records.settle)
             if readable and not unsafe & _GRAPH_TABLES:
-                self._attempt(self._check_nodes)
+                self._attempt(self._check_graphs)
                 self._attempt(lambda: affected.extend(self._find_affected()))
         report = CheckReport(
             self._level,
@@ -340,60 +343,38 @@ class _Check:
             )
             self._found.add(codes.VALUE_EXPANDS, what, where)
 
-    # --- derived tables --------------------------------------------------------------------
+    # --- graphs ----------------------------------------------------------------------------
 
-    def _check_nodes(self) -> None:
-        lineages = Lineages(self._engine)
-        lineages.survey(self._rows.readable)
-        told = self._tell("nodes", "lineages")
-        for done, name in enumerate(lineages.names()):
-            standing = lineages.standing(name)
-            ids = self._checking.find_ids([standing.head.manifest])
-            if self._start and ids[0] is not None and ids[0] <= self._start:
+    def _check_graphs(self) -> None:
+        """Hold the node index of every head against its nodes; at the strictest level, of all."""
+        reader = PieceReader(self._engine)
+        proof = GraphProof(reader)
+        told = self._tell("graphs", "revisions")
+        revisions = self._rows.revisions("heads")
+        if self._level == FULL:
+            revisions = self._rows.revisions_by_session()
+        for done, revision in enumerate(revisions):
+            digest = revision.head.manifest
+            [known] = self._checking.find_ids([digest])
+            if known is None or known in self._tainted or 0 < known <= self._start:
+                # It has made findings already, or none the last time.
                 continue
-            self._check_lineage(lineages, name)
-            told(done)
-        for table in self._shared(lineages):
-            wrong = differences(self._engine, table)
-            if wrong and table.standing is None:
-                what = f"lineage {table.lineage.hex()}, which forks go on from, lacks nodes"
-                self._found.add(
-                    codes.NODE_TABLE_WRONG, what, Where(table="nodes", key=wrong[0].key)
-                )
+            try:
+                proof.prove(digest, graph.read_manifest(reader, digest))
+            except CasstoreError as exc:
+                self._wrong_graph(revision, exc)
+            if not done % _TOLD_EVERY:
+                told(done)
 
-    def _shared(self, lineages: Lineages) -> Iterator[Table]:
-        try:
-            yield from lineages.shared_tables()
-        except CasstoreError:
-            # A graph that cannot be read has made findings already.
+    def _wrong_graph(self, revision: Revision, exc: CasstoreError) -> None:
+        if self._rows.now([revision.place]) != [revision.row]:
+            # It moved meanwhile, and what it named may have been collected.
             return
-
-    def _check_lineage(self, lineages: Lineages, name: bytes) -> None:
-        standing = lineages.standing(name)
-        try:
-            wrong = differences(self._engine, lineages.table(name))
-        except CasstoreError:
-            # A graph that cannot be read has made findings already.
-            return
-        if not wrong and lineages.is_held(name):
-            return
-        table = "heads" if standing.is_head else "history"
-        key = standing.session_key
-        if not standing.is_head:
-            key += standing.head.revision.to_bytes(8, "big")
-        if self._rows.now([RowKey(table, key)]) != [standing.row]:
-            # It moved meanwhile; what it left is looked at by the next check.
-            return
-        session = self._rows.name_of(standing.session_key, standing.head.long_id)
-        what = f"{len(wrong)} rows of the node table do not match the graph of session {session!r}"
-        if not wrong:
-            what = (
-                f"session {session!r} goes on from nodes that the node table does not have there; "
-                "if rebuilding does not help, bring it in anew from where it was copied"
-            )
-        at = wrong[0].key if wrong else keys.lineage_row(name)
-        where = Where(session, standing.head.revision, None, "nodes", at)
-        self._found.add(codes.NODE_TABLE_WRONG, what, where)
+        code = codes.NODE_INDEX_WRONG if isinstance(exc, IndexMismatch) else codes.GRAPH_WRONG
+        what = f"the graph of session {revision.session!r}: {exc}"
+        head = revision.head
+        where = Where(revision.session, head.revision, Digest(head.manifest))
+        self._found.add(code, what, where)
 
     # --- who is affected ---------------------------------------------------------------------
 

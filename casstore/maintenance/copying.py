@@ -7,10 +7,7 @@ between is done twice in the copy rather than not at all. Whatever a row names i
 before the row (P3). Stopped anywhere, the copy is sound and goes on when it is called again.
 
 The target may be in use as well. What is keyed by session comes with its head, in one write, on
-condition that nobody has moved the one that is there. The node table comes before, in pieces, and
-is keyed by lineage: a lineage that grows here for the source's nodes must not be one that somebody
-in the target may append to. So a session there that stands on it is first put on a lineage of its
-own, which goes on from it as a fork's does.
+condition that no other writer has moved the one that is there.
 """
 
 from __future__ import annotations
@@ -48,27 +45,11 @@ from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.roots import ROOTS
 from casstore.maintenance.sameness import is_same_store
 from casstore.maintenance.sending import Sender, StoreTarget
-from casstore.maintenance.unneeded_lineages import sweep_lineages
 from casstore.objects import graph
 from casstore.records.runs import copied
-from casstore.session import catalogue, keys, marks, pins, prepared
+from casstore.session import catalogue, keys, pins
 from casstore.session.catalogue import KnownSession
-from casstore.session.heads import (
-    LINEAGE_BYTES,
-    Base,
-    HeadRow,
-    decode_head,
-    encode_head,
-    head_key,
-)
-from casstore.session.lineage import (
-    decode_base,
-    decode_page,
-    encode_page,
-    new_lineage,
-    read_seq,
-    successor,
-)
+from casstore.session.heads import HeadRow, decode_head, encode_head, head_key
 from casstore.session.receipts import decode_receipt
 from casstore.session.scanning import scan
 from casstore.session.state import Runtime, State, meta_key, tombstone_key
@@ -81,11 +62,8 @@ _OF_SESSIONS: Final = ("history", "queue", "receipts")
 # What goes with a session wherever it goes.
 _KNOWN_OF_SESSIONS: Final = ("sessions", "attachments")
 # Copied for each session by itself.
-_WITH_HEADS: Final = ("heads", "history", "nodes", "receipts")
+_WITH_HEADS: Final = ("heads", "history", "receipts")
 _BEFORE_HEADS: Final = ("queue",)
-# Heads are the first to be removed where the source has none. Lineages go by what is left in the
-# target: what the source has swept since may be what a session that was copied stands on.
-_KEPT_APART: Final = ("heads", "nodes")
 _AFTER_HEADS: Final = tuple(
     sorted(set(CARRIED) - {*_WITH_HEADS, *_BEFORE_HEADS, "tombstones"}),
 )
@@ -150,9 +128,9 @@ def copy(
     for table in _AFTER_HEADS:
         work.copy_table(table)
     if mirror:
-        for table in ("heads", *[name for name in CARRIED if name not in _KEPT_APART]):
+        # Heads are the first to go where the source has none.
+        for table in ("heads", *[name for name in CARRIED if name != "heads"]):
             work.remove_strange(table)
-        work.sweep()
     elif had_runs:
         work.tidy_runs()
     return work.report()
@@ -174,13 +152,6 @@ class _Copying:
         self._sender = Sender(
             self._runtime.reader(), self._objects.lacking, self._objects.take, progress
         )
-        # Up to which number the nodes of a lineage were copied, the first row that it has, and
-        # what it goes on from.
-        self._lineages: dict[bytes, int] = {}
-        self._first_rows: dict[bytes, bytes] = {}
-        self._bases: dict[bytes, Base | None] = {}
-        # Which session of the target stands on a lineage, as far as that was asked for.
-        self._owners: dict[bytes, bytes] | None = None
         self._target_runtime = Runtime(target)
         self._sessions = 0
         self._rows = 0
@@ -210,7 +181,7 @@ class _Copying:
     def _page(self, table: str, start: bytes, stop: bytes | None) -> list[Row]:
         for _ in range(_MAX_ATTEMPTS):
             page = self._source.scan_rows(table, start=start, stop=stop, limit=_PAGE)
-            rows = [row for row in page if (table, row.key) != keys.removals()]
+            rows = [row for row in page if (table, row.key) != keys.sign()]
             if table == "pins":
                 rows = self._whole_pins(rows)
             try:
@@ -335,9 +306,7 @@ class _Copying:
             try:
                 self._copy_state(key, head)
             except (ObjectNotFoundError, ConditionFailedError):
-                # Collected before it could be copied; or somebody has moved it in the target, or
-                # swept there what no row reached yet.
-                self._lineages.clear()
+                # Collected before it could be copied; or another writer has moved it in the target.
                 continue
             except CorruptionError:
                 # Damage, unless it was deleted or vacuumed in the middle, here or there, and
@@ -356,37 +325,26 @@ class _Copying:
             raise SessionDeletedError(self._name(key, row))
         changes: list[RowChange] = []
         named: list[bytes] = []
-        first_rows: list[bytes] = []
         revisions = self._new_revisions(key, row, there, has_moved=there != head)
         if revisions or there != head:
             self._copy_objects(head, revisions)
-            decoded = [decode_head(one.value) for one in revisions]
-            first_rows = self._copy_lineages(key, row, decoded)
-            now = self._target.get_rows([head_key(key)])[0]
-            if not _is_same_but_for_lineage(there, now):
-                raise ConditionFailedError(0, RowIs(*head_key(key), there), now)
             named = [*self._named("history", revisions), *self._named("heads", [Row(key, head)])]
             changes += [PutRow("history", one.key, one.value) for one in revisions]
-            there = now
             changes += self._forgotten(key, row, there)
             changes += self._changes("receipts", list(self._receipts(key, row.revision)))
             if there != head:
                 changes.append(PutRow(*head_key(key), head))
-            changes.append(marks.put_removals())
         labels = self._labels(key, row, there, revisions, moves=there != head)
         changes += labels.changes
         if changes:
             conditions: list[Condition] = [
                 RowIs(*head_key(key), there),
                 RowIs(*tombstone_key(key), None),
-                *[prepared.is_there(first) for first in first_rows],
                 *labels.conditions,
             ]
             self._write(changes, named, conditions)
         if there != head:
             self._sessions += 1
-            if self._owners is not None:
-                self._owners[row.lineage] = key
 
     def _new_revisions(
         self, key: bytes, row: HeadRow, there: bytes | None, *, has_moved: bool
@@ -471,21 +429,22 @@ class _Copying:
         """Has the source all nodes of the target's revision, which retention has removed there?"""
         if row.created_at_ms != known.created_at_ms:
             return False
-        chain = self._runtime.chain(self._runtime.decode(encode_head(row)))
-        theirs = self._target_runtime.chain(self._target_runtime.decode(encode_head(known)))
-        left = set(theirs.digests(theirs.seqs()))
-        return left <= set(chain.digests(chain.seqs()))
+        ours = self._digests(self._runtime, self._runtime.decode(encode_head(row)))
+        theirs = self._target_runtime.decode(encode_head(known))
+        return set(self._digests(self._target_runtime, theirs)) <= set(ours)
 
     @staticmethod
-    def _nodes(runtime: Runtime, state: State) -> list[NodeHeader]:
-        chain = runtime.chain(state)
-        return graph.read_headers(runtime.reader(), chain.digests(chain.seqs()))
+    def _digests(runtime: Runtime, state: State) -> list[bytes]:
+        index = runtime.index(state.manifest)
+        return index.digests(range(index.count))
+
+    def _nodes(self, runtime: Runtime, state: State) -> list[NodeHeader]:
+        return graph.read_headers(runtime.reader(), self._digests(runtime, state))
 
     def _copy_objects(self, head: bytes, revisions: Sequence[Row]) -> None:
-        state = self._runtime.decode(head)
-        chain = self._runtime.chain(state)
+        index = self._runtime.index(self._runtime.decode(head).manifest)
         # Nodes from the oldest on, so that the walk never has far to go.
-        self._sender.send(place.digest for place in chain.places(chain.seqs()))
+        self._sender.send(place.digest for place in index.places())
         self._sender.send(self._named("history", revisions))
         self._sender.send(self._named("heads", [Row(b"", head)]))
         self._objects.flush()
@@ -494,105 +453,6 @@ class _Copying:
         for receipt in scan(self._source, "receipts", key, keys.past(key)):
             if decode_receipt(receipt.value).revision <= revision:
                 yield receipt
-
-    # --- the node table ------------------------------------------------------------------------
-
-    def _copy_lineages(self, key: bytes, head: HeadRow, rows: Sequence[HeadRow]) -> list[bytes]:
-        """Copy what the node table says of these revisions, and no more than that.
-
-        Nodes that were appended since must not come along: in the target others may get
-        their numbers. Returns the first rows of all lineages that these revisions need.
-        """
-        needed: set[bytes] = set()
-        # A lineage only grows, so the last revision on it has all of it.
-        for row in {row.lineage: row for row in [*rows, head]}.values():
-            manifest = graph.read_manifest(self._runtime.reader(), row.manifest)
-            self._copy_lineage(key, head, row.lineage, manifest.next_seq)
-            needed.add(row.lineage)
-            base = row.base
-            while base is not None:
-                is_new = self._copy_lineage(key, head, base.lineage, base.limit)
-                if not is_new and base.lineage in needed:
-                    break
-                needed.add(base.lineage)
-                base = self._base_of(base.lineage)
-        return [self._first_rows[one] for one in needed if one in self._first_rows]
-
-    def _base_of(self, lineage: bytes) -> Base | None:
-        if lineage not in self._bases:
-            [found] = self._source.get_rows([RowKey("nodes", keys.lineage_row(lineage))])
-            self._bases[lineage] = None if found is None else decode_base(found)
-        return self._bases[lineage]
-
-    def _copy_lineage(self, key: bytes, head: HeadRow, lineage: bytes, limit: int) -> bool:
-        """Copy the nodes below ``limit``; False if that was done before."""
-        if self._lineages.get(lineage, -1) >= limit:
-            return False
-        batch: list[Row] = []
-        for row in _below(scan(self._source, "nodes", lineage, _past(lineage)), limit):
-            self._first_rows.setdefault(lineage, row.key)
-            batch.append(row)
-            if len(batch) == _PAGE:
-                self._put_nodes(key, head, lineage, batch)
-                batch = []
-        self._put_nodes(key, head, lineage, batch)
-        self._lineages[lineage] = limit
-        return True
-
-    def _put_nodes(self, key: bytes, head: HeadRow, lineage: bytes, rows: Sequence[Row]) -> None:
-        name = self._name(key, head)
-        changes, conditions = self._new_nodes(name, rows)
-        if not changes:
-            return
-        # Nobody but this session stands on its own one.
-        if self._free(key, lineage) or (
-            lineage != head.lineage and self._free(self._owner(lineage), lineage)
-        ):
-            # Who stood on it may have appended to it after we looked.
-            changes, conditions = self._new_nodes(name, rows)
-        if changes:
-            self._write(changes, (), conditions)
-
-    def _new_nodes(
-        self, session: str, rows: Sequence[Row]
-    ) -> tuple[list[RowChange], list[Condition]]:
-        """The rows that the target lacks; and that it still has those that it has."""
-        there = self._target.get_rows([RowKey("nodes", row.key) for row in rows]) if rows else []
-        changes: list[RowChange] = []
-        conditions: list[Condition] = []
-        for row, known in zip(rows, there, strict=True):
-            if known is not None:
-                conditions.append(RowIs("nodes", row.key, known))
-            if row.value == known:
-                continue
-            if known is not None and _goes_another_way(row, known):
-                raise SessionDivergedError(
-                    session,
-                    "shares nodes with one that went another way in the target, where others "
-                    "have their places; export it",
-                )
-            if not _is_longer(row.key, known, row.value):
-                changes.append(PutRow("nodes", row.key, row.value))
-        return changes, conditions
-
-    def _owner(self, lineage: bytes) -> bytes | None:
-        if self._owners is None:
-            heads = scan(self._target, "heads", b"", None)
-            self._owners = {decode_head(row.value).lineage: row.key for row in heads}
-        return self._owners.get(lineage)
-
-    def _free(self, key: bytes | None, lineage: bytes) -> bool:
-        """If this session of the target stands on this lineage, put it on one of its own."""
-        there = None if key is None else self._target.get_rows([head_key(key)])[0]
-        row = None if there is None else decode_head(there)
-        if key is None or row is None or row.lineage != lineage:
-            return False
-        manifest = graph.read_manifest(self._target_runtime.reader(), row.manifest)
-        moved = row._replace(lineage=new_lineage(), base=successor(row, manifest.next_seq))
-        # If it moves just now, the session that is copied is begun with again.
-        is_there = RowIs(*head_key(key), there)
-        self._write([PutRow(*head_key(key), encode_head(moved))], (), [is_there])
-        return True
 
     # --- what is gone --------------------------------------------------------------------------
 
@@ -652,10 +512,6 @@ class _Copying:
         """Remove the target's rows that the source does not have."""
         self._remove(table, self._strange(table))
 
-    def sweep(self) -> None:
-        """Remove the lineages that no session of the target needs any more."""
-        self._removed += sweep_lineages(self._target, self._progress).rows
-
     def _strange(self, table: str) -> Iterator[Row]:
         start = b""
         while True:
@@ -665,7 +521,7 @@ class _Copying:
             yield from [
                 row
                 for place, row, known in zip(places, page, there, strict=True)
-                if known is None and place != keys.removals()
+                if known is None and place != keys.sign()
             ]
             if len(page) < _PAGE:
                 return
@@ -676,15 +532,13 @@ class _Copying:
         for row in rows:
             batch.append(DeleteRow(table, row.key))
             if len(batch) == _PAGE:
-                self._delete(table, batch)
+                self._delete(batch)
                 batch = []
         if batch:
-            self._delete(table, batch)
+            self._delete(batch)
 
-    def _delete(self, table: str, batch: Sequence[RowChange]) -> None:
-        # Whoever counts in the target what revisions reach must know that some have gone.
-        told = [marks.put_removals()] if table in ("heads", "history") else []
-        self._target.write(Write(rows=[*batch, *told]))
+    def _delete(self, batch: Sequence[RowChange]) -> None:
+        self._target.write(Write(rows=batch))
         self._removed += len(batch)
 
     @staticmethod
@@ -696,47 +550,6 @@ class _Copying:
         return BusyError(f"{what} kept changing while being copied; try again")
 
 
-def _past(lineage: bytes) -> bytes | None:
-    """The first key behind those of a lineage; None if there is none."""
-    number = int.from_bytes(lineage, "big") + 1
-    return None if number >> (8 * LINEAGE_BYTES) else number.to_bytes(LINEAGE_BYTES, "big")
-
-
-def _below(rows: Iterable[Row], limit: int) -> Iterator[Row]:
-    """The rows of a lineage that say something of nodes below ``limit``, and say no more."""
-    for row in rows:
-        if keys.is_lineage_page(row.key):
-            page = decode_page(row.value).below(limit)
-            if page.distances:
-                yield Row(row.key, encode_page(page))
-        elif not keys.is_lineage_node(row.key) or read_seq(row.value) < limit:
-            yield row
-
-
-def _is_same_but_for_lineage(before: bytes | None, now: bytes | None) -> bool:
-    """Is this the head that was there, maybe on a lineage of its own since?"""
-    if before is None or now is None:
-        return before is now
-    one, other = decode_head(before), decode_head(now)
-    return one._replace(lineage=b"", base=None) == other._replace(lineage=b"", base=None)
-
-
 def _beside_the_graph(row: HeadRow) -> HeadRow:
     """What a vacuum leaves as it is."""
-    return row._replace(manifest=b"", lineage=b"", base=None, hidden=None)
-
-
-def _goes_another_way(row: Row, known: bytes) -> bool:
-    """Do a lineage's row and the target's row of the same key speak of different nodes?"""
-    if not keys.is_lineage_page(row.key):
-        return True
-    ours, theirs = decode_page(row.value), decode_page(known)
-    stop = min(ours.stop, theirs.stop)
-    return ours.below(stop) != theirs.below(stop)
-
-
-def _is_longer(key: bytes, known: bytes | None, value: bytes) -> bool:
-    """Does the target list more nodes in this page already?"""
-    if known is None or not keys.is_lineage_page(key):
-        return False
-    return len(decode_page(known).distances) > len(decode_page(value).distances)
+    return row._replace(manifest=b"", hidden=None)

@@ -6,7 +6,6 @@
     receipts        older than the caller says; else they stay as long as their session
     deletions       what is left of sessions, and of threads of runs, whose deletion was cut
                     short, and what a session log knows of sessions that were deleted
-    lineages        rows of the node table that no revision needs
     records         those of other systems whose time is up
     attachments     announced longer ago than the caller says and never committed, of all
                     sessions, also of those that never began; those whose bytes are elsewhere
@@ -35,7 +34,6 @@ from casstore.maintenance.lapsed_rows import remove_pins, remove_rows
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.retention_execution import MAX_CLOCK_BACK_MS, MAX_PLAN_AGE_MS
 from casstore.maintenance.uncommitted import GivenUp, sweep_uncommitted
-from casstore.maintenance.unneeded_lineages import sweep_lineages
 from casstore.records.log import leftovers
 from casstore.records.runs import Runs
 from casstore.records.scoped import expiry as scoped
@@ -59,10 +57,6 @@ class ExpiredRows(NamedTuple):
     receipts: int
     #: Sessions, of the store or of a log, and threads of runs, whose deletion was finished.
     deletions: int
-    lineages: int
-    lineage_rows: int
-    #: False: sessions were deleted meanwhile, and lineages may be left for the next time.
-    complete: bool
     #: Scoped state and runs of it.
     records: int = 0
     #: Attachments that were never committed: rows removed, and rows condemned.
@@ -73,7 +67,7 @@ class ExpiredRows(NamedTuple):
     def removed(self) -> int:
         """All rows that are gone."""
         by_kind = (self.pins, self.protections, self.marks, self.receipts, self.deletions)
-        return sum(by_kind) + self.lineage_rows + self.records + self.attachments
+        return sum(by_kind) + self.records + self.attachments
 
 
 def expire_rows(
@@ -116,7 +110,6 @@ def expire_rows(
     if attachments_older_than_ms is not None:
         announced_ms = max(0, expiring.now_ms - attachments_older_than_ms)
         given_up = sweep_uncommitted(store, older_than_ms=announced_ms)
-    swept = sweep_lineages(runtime.engine, progress)
     records = sum(scoped.sweep(store, expiring.pulse("records of scoped state")))
     return ExpiredRows(
         removed_pins,
@@ -124,7 +117,6 @@ def expire_rows(
         removed_marks,
         receipts,
         finished,
-        *swept,
         records,
         *given_up,
     )

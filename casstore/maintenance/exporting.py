@@ -121,8 +121,7 @@ def _export(
 
 def _names(runtime: Runtime, rows: SessionRows, state: State) -> Iterator[bytes]:
     """Everything that rows name, in an order in which the walk is short."""
-    chain = runtime.chain(state)
-    for place in chain.places(chain.seqs()):
+    for place in runtime.index(state.manifest).places():
         yield place.digest
     for row in rows.revisions:
         yield row.manifest

@@ -21,7 +21,8 @@ LINK_ORDER: Final = "link_order"
 LINKS_DIFFER: Final = "links_differ"
 ROOT_MISSING: Final = "root_missing"
 ROW_MALFORMED: Final = "row_malformed"
-NODE_TABLE_WRONG: Final = "node_table_wrong"
+NODE_INDEX_WRONG: Final = "node_index_wrong"
+GRAPH_WRONG: Final = "graph_wrong"
 LABEL_DANGLING: Final = "label_dangling"
 HISTORY_GAP: Final = "history_gap"
 HISTORY_WRONG: Final = "history_wrong"
@@ -102,7 +103,7 @@ CODES: Final[dict[str, Meaning]] = {
     ),
     faults.ROW_DAMAGED: Meaning(
         ERROR, "a row does not match its checksum",
-        f"{_REBUILD} if it is of table nodes; else {_SALVAGE}",
+        _SALVAGE,
     ),
     ROW_MALFORMED: Meaning(
         ERROR, "a row matches its checksum but makes no sense",
@@ -113,8 +114,13 @@ CODES: Final[dict[str, Meaning]] = {
         "find out what became of the newest commits, and restore a backup if they matter; "
         f"{_REBUILD} accepts the rows as they are",
     ),
-    NODE_TABLE_WRONG: Meaning(
-        ERROR, "the node table lists other nodes than the graph has", _REBUILD
+    NODE_INDEX_WRONG: Meaning(
+        ERROR, "the node index of a revision lists other nodes than its graph has",
+        "nothing was lost since it was written; find out who wrote it, and replace the graph",
+    ),
+    GRAPH_WRONG: Meaning(
+        ERROR, "the nodes of a revision cannot be read, or make no graph",
+        f"{_SALVAGE}, which rebuilds damaged parts of node indexes",
     ),
     LABEL_DANGLING: Meaning(
         WARNING, "a label names a revision that is not there", "remove the label, or move it"

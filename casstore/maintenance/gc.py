@@ -4,9 +4,7 @@
 unreachable by then. ``collect`` does both at once. All may run beside agents at work, in
 any process: marking blocks nobody, and sweeping is done in small transactions, between
 which writers have their turn. Stopping at any point is harmless; the next collection goes
-on with what is left. When the objects are gone, rows of the node table that no revision needs
-any more go as well: a session that is deleted leaves them behind, because forks may go on
-from them.
+on with what is left.
 
 What became of it is told by the report, not by an exception: see ``Outcome``.
 """
@@ -36,7 +34,6 @@ from casstore.errors import (
 from casstore.maintenance.lapsed_rows import count_pins, remove_pins
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.roots import ROOTS, live_roots
-from casstore.maintenance.unneeded_lineages import DELETE_BATCH, find_unneeded, sweep_lineages
 from casstore.session.arguments import check_callable, check_flag
 from casstore.store import Store, check_store
 
@@ -45,8 +42,6 @@ DEFAULT_GRACE_MS: Final = 3_600_000
 # How many objects lose their names in one transaction. Writers wait for it: each takes a
 # page of the index with it, so this is about a megabyte to write.
 DEFAULT_BATCH: Final = 256
-# Rows lie side by side: so many of them take no longer than one object.
-_ROWS_AN_OBJECT: Final = 4
 # How long writers have the lock for themselves between two steps, at the most.
 _MAX_REST_S: Final = 0.005
 MAX_BATCH: Final = 100_000
@@ -87,9 +82,6 @@ class GcReport(NamedTuple):
     #: What went from the file at once, as stored: where nothing else lay beside. The rest
     #: goes when slabs are rewritten: ``vacuum``, or ``store.pack()``.
     bytes_freed: int = 0
-    #: Rows of the node table that no revision needs: found, and removed.
-    rows_unneeded: int = 0
-    rows_swept: int = 0
     #: Pins whose time is up: found by a plan, removed otherwise.
     pins_expired: int = 0
     #: The longest that a step of sweeping kept writers waiting.
@@ -98,15 +90,13 @@ class GcReport(NamedTuple):
 
 
 class GcPlan(NamedTuple):
-    """What would go. Holds a bitmap of the objects, and eight bytes for each dead lineage."""
+    """What would go. Holds a bitmap of the objects."""
 
     report: GcReport
     grace_ms: int
     made_at_ms: int
     #: Which objects, by their numbers within this store.
     unreached: bytes
-    #: Which lineages of the node table.
-    lineages: tuple[bytes, ...] = ()
 
 
 def plan(
@@ -129,13 +119,12 @@ def plan(
             expired = count_pins(store.engine)
             found = collection.mark(pulse=_pulse(progress))
             unreached = collection.unreached()
-        lineages, rows = find_unneeded(store.engine, progress)
     except CorruptionError as exc:
         return GcPlan(GcReport(Outcome.REFUSED, problem=exc), grace_ms, made_at_ms, b"")
-    is_due = found.objects_unreached or lineages or expired
+    is_due = found.objects_unreached or expired
     report = _report(Outcome.PLANNED if is_due else Outcome.NOTHING, found)
-    report = report._replace(rows_unneeded=rows, pins_expired=expired)
-    return GcPlan(report, grace_ms, made_at_ms, unreached, lineages)
+    report = report._replace(pins_expired=expired)
+    return GcPlan(report, grace_ms, made_at_ms, unreached)
 
 
 def execute(
@@ -212,12 +201,9 @@ def _run(
     check_batch(batch)
     if stop is not None:
         check_callable(stop, "what is asked whether to stop")
-    objects, lineages = (None, None) if plan is None else (plan.unreached, plan.lineages)
     with reclaiming(store.engine):
-        report = _sweep_objects(store, grace_ms, objects, batch, progress, stop)
-        if report.outcome not in (Outcome.SWEPT, Outcome.NOTHING):
-            return report
-        return _sweep_rows(store, report, lineages, batch, progress, stop)
+        only = None if plan is None else plan.unreached
+        return _sweep_objects(store, grace_ms, only, batch, progress, stop)
 
 
 def _sweep_objects(
@@ -274,50 +260,6 @@ def _remove_pins(store: Store, progress: Progress | None) -> int:
     except ReadOnlyError:
         # This role may collect and may not change rows: the pins stay, and so do their objects.
         return 0
-
-
-def _sweep_rows(
-    store: Store,
-    report: GcReport,
-    only: tuple[bytes, ...] | None,
-    batch: int,
-    progress: Progress | None,
-    stop: Callable[[], bool] | None,
-) -> GcReport:
-    """Remove what nobody needs of the node table."""
-    longest_s = report.longest_pause_ms / 1000
-
-    def rest(held_s: float) -> None:
-        nonlocal longest_s
-        longest_s = max(longest_s, held_s)
-        # As between two steps of sweeping.
-        time.sleep(min(held_s, _MAX_REST_S))
-
-    try:
-        swept = sweep_lineages(
-            store.engine,
-            progress,
-            only=only,
-            batch=min(_ROWS_AN_OBJECT * batch, DELETE_BATCH),
-            rest=rest,
-            stop=stop,
-        )
-    except ReadOnlyError:
-        # A role that may collect, and may not change rows: they stay for somebody who may.
-        return report._replace(rows_unneeded=find_unneeded(store.engine, progress).rows)
-    except CasstoreError as exc:
-        return report._replace(outcome=Outcome.FAILED, problem=exc)
-    outcome = report.outcome
-    if not swept.complete:
-        outcome = Outcome.INCOMPLETE
-    elif swept.lineages:
-        outcome = Outcome.SWEPT
-    return report._replace(
-        outcome=outcome,
-        rows_unneeded=swept.rows,
-        rows_swept=swept.rows,
-        longest_pause_ms=longest_s * 1000,
-    )
 
 
 def _collection(store: Store, grace_ms: int, *, dry_run: bool) -> Collection:

@@ -1,10 +1,9 @@
 """A bundle into a store: proven first, objects next, and last the rows by which it is seen.
 
 Nothing is written before the whole file was proven. Then the objects are stored in batches;
-until a row names them they are kept by gc's grace. The node table follows under names that
-nobody knows yet, and one last write makes the session appear, on condition that everything
-that its rows name is stored. Who reads the store sees all of it or nothing (P5). If a
-collector took away some of it in between, the objects are stored again.
+until a row names them they are kept by gc's grace. One last write makes the session appear, on
+condition that everything that its rows name is stored. A reader of the store sees all of it or
+nothing (P5). If gc removed some of it in between, the objects are stored again.
 """
 
 from __future__ import annotations
@@ -38,7 +37,6 @@ from casstore.errors import (
 from casstore.format import bundle as layout
 from casstore.maintenance.arriving_labels import ArrivingLabels, arriving_labels
 from casstore.maintenance.bundle import BundleReader
-from casstore.maintenance.node_tables import NodeTable, View
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.sending import StoreTarget
 from casstore.maintenance.session_rows import SessionRows
@@ -48,16 +46,13 @@ from casstore.maintenance.verification import (
     Proof,
     new_object,
 )
-from casstore.objects import graph
-from casstore.session import attachments, catalogue, keys, marks, prepared
+from casstore.session import attachments, catalogue, keys
 from casstore.session import subjects as whom
 from casstore.session.commit import put_label, put_receipt
 from casstore.session.heads import HeadRow, encode_head, head_key
-from casstore.session.lineage import successor
 from casstore.session.state import Runtime, State, meta_key, tombstone_key
 from casstore.store import Store, check_store
 
-_WRITE_ROWS: Final = 2048
 _MAX_ATTEMPTS: Final = 8
 
 REFUSE: Final = "refuse"
@@ -166,7 +161,7 @@ class _Import:
         for _ in range(_MAX_ATTEMPTS):
             existing = self._existing()
             try:
-                changes, labels, outcome, added, table = self._plan(existing)
+                changes, labels, outcome, added = self._plan(existing)
             except CorruptionError:
                 # Damage, unless it was vacuumed or deleted in the middle, and collected.
                 if self._existing() == existing:
@@ -175,8 +170,7 @@ class _Import:
             if outcome is not ImportOutcome.UNCHANGED:
                 try:
                     self._store_objects()
-                    self._store_rows(table.rows())
-                    self._appear(existing, changes, labels, table)
+                    self._appear(existing, changes, labels)
                 except (ConditionFailedError, ObjectNotFoundError):
                     # The session moved, or a collector took something before a row named it.
                     continue
@@ -207,26 +201,20 @@ class _Import:
 
     def _plan(
         self, existing: tuple[bytes | None, bytes | None]
-    ) -> tuple[list[PutRow], ArrivingLabels, ImportOutcome, int, NodeTable]:
+    ) -> tuple[list[PutRow], ArrivingLabels, ImportOutcome, int]:
         """The rows by which the session appears, and what that makes of the one that is there."""
         head, meta = existing
-        proof, rows = self._proof, self._rows
+        rows = self._rows
         if head is None:
             if meta is not None:
                 raise SessionExistsError(rows.session)
-            heads = self._placed(rows.revisions, proof.views)
+            heads = self._placed(rows.revisions)
             changes = self._without_what_is_there(self._changes(heads, heads))
             labels = self._labels(heads, moves=True)
-            return changes, labels, ImportOutcome.CREATED, len(heads), proof.table
+            return changes, labels, ImportOutcome.CREATED, len(heads)
         state = self._runtime.decode(head)
         newer = self._require_ancestor(state)
-        table = NodeTable(proof.objects, max_steps=1 << 62)
-        self._go_on(table, state)
-        views = [
-            table.add(row.manifest, graph.read_manifest(proof.objects, row.manifest))
-            for row in newer
-        ]
-        placed = self._placed(newer, views)
+        placed = self._placed(newer)
         if placed:
             last = placed[-1]
         else:
@@ -239,10 +227,10 @@ class _Import:
         changes = self._without_what_is_there(changes)
         labels = self._labels([state.head, *placed], moves=bool(placed))
         if not changes and not labels.changes:
-            return [], labels, ImportOutcome.UNCHANGED, 0, table
+            return [], labels, ImportOutcome.UNCHANGED, 0
         if self._on_conflict != FAST_FORWARD:
             raise SessionExistsError(rows.session)
-        return changes, labels, ImportOutcome.FORWARDED, len(newer), table
+        return changes, labels, ImportOutcome.FORWARDED, len(newer)
 
     def _require_ancestor(self, state: State) -> list[HeadRow]:
         """The newer revisions, if the session that is there is an earlier state."""
@@ -255,22 +243,13 @@ class _Import:
             raise SessionDivergedError(session, "hides nodes that the file shows")
         return [row for row in self._rows.revisions if row.revision > state.head.revision]
 
-    def _go_on(self, table: NodeTable, state: State) -> None:
-        chain = self._runtime.chain(state)
-        places = {place.digest: place.seq for place in chain.places(chain.seqs())}
-        base = successor(state.head, state.manifest.next_seq)
-        table.go_on_from(state.head.manifest, state.manifest, places, base)
-
     # --- rows ---------------------------------------------------------------------------------
 
-    def _placed(self, revisions: Sequence[HeadRow], views: Sequence[View]) -> list[HeadRow]:
-        """Revisions with the lineages that they have in this store; the last one is the head."""
+    def _placed(self, revisions: Sequence[HeadRow]) -> list[HeadRow]:
+        """Revisions as this store has them."""
         session = self._rows.session
         long_id = session if keys.is_cut(session) else None
-        return [
-            row._replace(lineage=lineage, base=base, long_id=long_id)
-            for row, (lineage, base) in zip(revisions, NodeTable.places(views), strict=True)
-        ]
+        return [row._replace(long_id=long_id) for row in revisions]
 
     def _changes(self, heads: Sequence[HeadRow], placed: Sequence[HeadRow]) -> list[PutRow]:
         """The rows of the session: revisions, the last of them the head, and what belongs to it."""
@@ -287,7 +266,7 @@ class _Import:
         for turn, receipt in rows.receipts.items():
             row = by_revision.get(receipt.revision)
             if row is not None:
-                whole = receipt._replace(manifest=row.manifest, lineage=row.lineage, base=row.base)
+                whole = receipt._replace(manifest=row.manifest)
                 changes.append(put_receipt(key, turn, whole))
         return changes
 
@@ -327,23 +306,11 @@ class _Import:
         target.flush()
         self._new_objects += target.new_objects
 
-    def _store_rows(self, rows: Iterable[PutRow]) -> None:
-        """Write the node table. Until the head is written, nobody knows where to look for it."""
-        batch: list[PutRow] = []
-        for row in rows:
-            batch.append(row)
-            if len(batch) == _WRITE_ROWS:
-                self._engine.write(Write(rows=batch))
-                batch = []
-        if batch:
-            self._engine.write(Write(rows=batch))
-
     def _appear(
         self,
         existing: tuple[bytes | None, bytes | None],
         changes: Sequence[PutRow],
         labels: ArrivingLabels,
-        table: NodeTable,
     ) -> None:
         head, meta = existing
         conditions: list[Condition] = [
@@ -351,8 +318,6 @@ class _Import:
             RowIs(*head_key(self._key), head),
             RowIs(*meta_key(self._key), meta),
             ObjectsExist(sorted(self._rows.named())),
-            # No row reached them until now, so they may have been swept.
-            *[prepared.is_there(first) for first in table.first_rows()],
             # Announced or condemned just now: then that is what is known of it here.
             *[
                 RowIs(change.table, change.key, None)
@@ -361,7 +326,7 @@ class _Import:
             ],
             *labels.conditions,
         ]
-        rows: list[RowChange] = [*changes, *labels.changes, marks.put_removals()]
+        rows: list[RowChange] = [*changes, *labels.changes]
         if self._about:
             place = keys.subjects(self._key)
             [row] = self._engine.get_rows([place])

@@ -16,6 +16,7 @@ from casstore.format.node import open_node
 _MAX_STEPS: Final = 20_000
 _MAX_PIECES: Final = 100
 _FIELDS: Final = ("turn_state", "frames", "config", "usage", "tips")
+_INDEX: Final = "a part of the node index"
 
 
 class Remains(Protocol):
@@ -46,7 +47,8 @@ class LostPiece(NamedTuple):
     """Something that a revision needs and that is gone."""
 
     revision: int
-    #: ``the manifest``, ``tool_state``, ``node 'n17'``, ``the payload of node 'n17'`` …
+    #: ``the manifest``, ``tool_state``, ``node 'n17'``, ``the payload of node 'n17'``,
+    #: ``a part of the node index`` …
     name: str
     digest: Digest | None
     why: str
@@ -67,11 +69,19 @@ def name_losses(
         return [LostPiece(revision, "the manifest", Digest(manifest), "it is gone")]
     pieces: list[LostPiece] = []
     ahead: list[tuple[int, str]] = [(root, "the manifest")]
+    # The node index knows no ids: what it leads to is named by others first.
+    listed: list[int] = []
     seen = {root}
     steps = 0
-    while ahead and steps < _MAX_STEPS and len(pieces) < _MAX_PIECES:
-        object_id, name = ahead.pop()
+    while (ahead or listed) and steps < _MAX_STEPS and len(pieces) < _MAX_PIECES:
         steps += 1
+        if not ahead:
+            child = listed.pop()
+            if child not in seen:
+                seen.add(child)
+                ahead.append((child, _INDEX))
+            continue
+        object_id, name = ahead.pop()
         digest = _digest(found, object_id)
         if digest is not None and has(digest):
             continue
@@ -83,10 +93,15 @@ def name_losses(
             pieces.append(LostPiece(revision, name, digest, item))
         names, other = _names_below(digest, item, name)
         for child in found.children_of(object_id):
-            if child not in seen:
+            if child in seen:
+                continue
+            below = _digest(found, child) or found.stand_in(child)
+            named = names.get(below, other)
+            if named == _INDEX:
+                listed.append(child)
+            else:
                 seen.add(child)
-                below = _digest(found, child) or found.stand_in(child)
-                ahead.append((child, names.get(below, other)))
+                ahead.append((child, named))
     return pieces
 
 
@@ -107,6 +122,8 @@ def _names_below(
     try:
         if item.kind == Kind.MANIFEST:
             return _below_manifest(digest, item.data), whole
+        if item.kind == Kind.INDEX:
+            return {}, _INDEX
         if item.kind == Kind.NODE:
             opened, links = open_node(digest, item.data)
             header = opened.header
@@ -122,14 +139,15 @@ def _names_below(
 
 def _below_manifest(digest: bytes, data: bytes) -> dict[bytes, str]:
     manifest = decode_manifest(digest, data)
-    names: dict[bytes, str] = {}
+    spine, _, _, nodes = manifest.node_index
+    names = dict.fromkeys([*nodes, *([] if spine is None else [spine])], _INDEX)
     for field in _FIELDS:
         for link in getattr(manifest, field).links:
             names[link] = field if field != "tips" else "the end of a branch"
     if manifest.leaf is not None:
         names[manifest.leaf] = f"node {manifest.leaf_id!r}"
-    if manifest.first_user is not None:
-        names.setdefault(manifest.first_user, "the first message of the user")
+    if manifest.first_user is not None and names.get(manifest.first_user, _INDEX) == _INDEX:
+        names[manifest.first_user] = "the first message of the user"
     for component in COMPONENTS:
         link = getattr(manifest, component)
         if link is not None:

@@ -8,6 +8,7 @@ from casstore.format import canonical, tree
 from casstore.format.hashing import Kind, check_object
 from casstore.format.manifest import decode_manifest, encode_manifest
 from casstore.format.node import open_node
+from casstore.format.node_index import decode_piece, encode_piece
 from casstore.objects.blobs import BlobReader
 from casstore.objects.pieces import PieceReader
 
@@ -41,6 +42,11 @@ def _links(digest: bytes, kind: int, data: bytes) -> list[bytes]:
         spelled, links = encode_manifest(manifest)
         if spelled != data:
             raise CorruptionError(f"manifest {digest.hex()} is not spelled as it must be")
+        return links
+    if kind == Kind.INDEX:
+        spelled, links = encode_piece(decode_piece(digest, data))
+        if spelled != data:
+            raise CorruptionError(f"{digest.hex()} is not encoded as a part of a node index is")
         return links
     if kind == Kind.NODE:
         opened, links_beside = open_node(digest, data)

@@ -29,7 +29,7 @@ class RetentionCheck:
         if key is None:
             if row.key == keys.policy(None).key:
                 decode_policy(row.value)
-            elif row.key != keys.removals().key:
+            elif row.key != keys.sign().key:
                 marks.marked_at_ms(row.value)
         elif row.key == keys.policy(key).key:
             decode_policy(row.value)

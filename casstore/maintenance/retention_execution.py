@@ -34,7 +34,7 @@ from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.retention_plan import Plan, Removed, SessionPlan
 from casstore.maintenance.retention_planning import labels_of
 from casstore.records.log import leftovers
-from casstore.session import catalogue, expiry, keys, leases, marks, protection
+from casstore.session import catalogue, expiry, keys, leases, protection
 from casstore.session.catalogue import KnownSession
 from casstore.session.commit import receipt_key, settle_receipt
 from casstore.session.data import Protection
@@ -380,7 +380,7 @@ def _remove(
         revisions += 1
         labels += names
     if changes:
-        runtime.engine.write(Write(conditions=conditions, rows=[*changes, marks.put_removals()]))
+        runtime.engine.write(Write(conditions=conditions, rows=changes))
     # Counted only now: what failed is tried again as a whole.
     tally.revisions += revisions
     tally.labels += labels

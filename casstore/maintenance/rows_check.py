@@ -6,6 +6,7 @@ again in one request, so of one moment, before it is called wrong.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -15,7 +16,7 @@ from casstore.errors import CasstoreError, CorruptionError
 from casstore.format.digest import Digest
 from casstore.maintenance import findings as codes
 from casstore.maintenance.findings import Findings, Where
-from casstore.session import attachments, catalogue, keys, leases, lineage, pins, queue
+from casstore.session import attachments, catalogue, keys, leases, pins, queue
 from casstore.session.heads import HeadRow, decode_head
 from casstore.session.receipts import decode_receipt
 
@@ -52,7 +53,6 @@ class RowsCheck:
             "heads": self._head,
             "history": self._history_row,
             "leases": self._lease,
-            "nodes": self._node,
             "pins": self._pin,
             "queue": self._queue_row,
             "receipts": self._receipt,
@@ -86,9 +86,9 @@ class RowsCheck:
         except CorruptionError:
             return []
 
-    def revisions(self) -> Iterator[Revision]:
+    def revisions(self, *tables: str) -> Iterator[Revision]:
         """All revisions whose rows can be read, those of the heads last."""
-        for table in ("history", "heads"):
+        for table in tables or ("history", "heads"):
             for row in self.readable(table):
                 if table == "history" and keys.is_label(row.key):
                     continue
@@ -100,6 +100,11 @@ class RowsCheck:
                 key = row.key if is_head else row.key[:-_REVISION_BYTES]
                 name = self.name_of(key, head.long_id)
                 yield Revision(name, key, RowKey(table, row.key), row.value, head, is_head)
+
+    def revisions_by_session(self) -> Iterator[Revision]:
+        """The same, session by session, each from its oldest revision to its head."""
+        both = self.revisions("history"), self.revisions("heads")
+        return heapq.merge(*both, key=lambda one: (one.session_key, one.is_head))
 
     def keepers(self) -> Iterator[tuple[str | None, str, bytes]]:
         """What beside revisions keeps objects: the session, a name for it, and the digest."""
@@ -268,14 +273,6 @@ class RowsCheck:
 
     def _receipt(self, row: Row) -> None:
         decode_receipt(row.value)
-
-    def _node(self, row: Row) -> None:
-        if keys.is_lineage_page(row.key):
-            lineage.decode_page(row.value)
-        elif keys.is_lineage_row(row.key):
-            lineage.decode_base(row.value)
-        else:
-            lineage.read_seq(row.value)
 
     def _pin(self, row: Row) -> None:
         self.require_object("pins", row, pins.kept_digest(row.value, self._engine.now_ms()))

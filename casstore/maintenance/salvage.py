@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import casstore.store
+from casstore.engine.id_set import IdSet
 from casstore.engine.lmdb.excavation import NEWEST, Excavation, LostRows, Marked, require_data_file
 from casstore.engine.paths import path_text
 from casstore.engine.protocol import (
@@ -25,17 +26,20 @@ from casstore.engine.protocol import (
     Write,
 )
 from casstore.errors import (
+    CasstoreError,
     ConditionFailedError,
     CorruptionError,
     InvalidInputError,
     ObjectNotFoundError,
 )
 from casstore.format.digest import Digest
+from casstore.format.hashing import Kind
+from casstore.format.manifest import decode_manifest
 from casstore.maintenance.carried import OF_SESSIONS, OF_THE_STORE
 from casstore.maintenance.directories import require_directory
+from casstore.maintenance.graph_proof import rebuild_node_index
 from casstore.maintenance.loss_naming import LostPiece, name_losses
 from casstore.maintenance.progress import Progress, Step
-from casstore.maintenance.rebuild import rebuild_nodes
 from casstore.maintenance.roots import ROOTS
 from casstore.maintenance.salvaged_rows import (
     LostRow,
@@ -45,6 +49,7 @@ from casstore.maintenance.salvaged_rows import (
     retention_of_session,
     store_rows,
 )
+from casstore.objects.pieces import PendingReader, PieceWriter
 from casstore.session import attachments, keys, queue
 from casstore.session.heads import HeadRow, decode_head, encode_head
 from casstore.session.receipts import SettledReceipt, decode_receipt
@@ -189,15 +194,15 @@ class _Salvage:
             self._source, lambda done, total: self._tell("dig", done, total, "pages")
         ) as found:
             marked = found.mark(self._roots(found))
-            self._copy_objects(found, marked)
+            left = self._copy_objects(found, marked.ids)
+            if left and self._rebuild_indexes(found, marked):
+                self._copy_objects(found, left)
             sessions = {
                 key: self._copy_session(found, marked, key) for key in self._session_keys(found)
             }
             taken = {key: one.outcome != EXISTS for key, one in sessions.items()}
             for table in OF_THE_STORE:
                 self._rows.put([], store_rows(table, found, self._rows, taken))
-            # Derived, and made anew: the rows of the source may be those that are damaged.
-            rebuild_nodes(self._target, progress=self._progress)
             return SalvageReport(
                 self._source,
                 tuple(sessions.values()),
@@ -224,14 +229,15 @@ class _Salvage:
                 except CorruptionError:
                     continue
 
-    def _copy_objects(self, found: Excavation, marked: Marked) -> None:
+    def _copy_objects(self, found: Excavation, ids: IdSet | list[int]) -> list[int]:
         """Store what is whole, children before parents; again while that helps others.
 
         Usually once is enough: a child's id is lower. Only where an object is lost, and
-        was stored a second time later, its parents have to wait for that one.
+        was stored a second time later, its parents have to wait for that one. Returns the ids
+        of the objects that are not whole.
         """
-        todo: Iterable[int] = marked.ids
-        total = len(marked.ids)
+        todo: Iterable[int] = ids
+        total = len(ids)
         while True:
             saved = self._objects_saved
             left: list[int] = []
@@ -251,8 +257,32 @@ class _Salvage:
             left += self._store(batch)
             self._incomplete = len(left)
             if not left or self._objects_saved == saved:
-                return
+                return left
             todo = sorted(left)
+
+    def _rebuild_indexes(self, found: Excavation, marked: Marked) -> int:
+        """Make the lost parts of node indexes again from the nodes; how many manifests need that.
+
+        An index follows from its nodes, so what is made here has the digests that the manifest
+        names.
+        """
+        rebuilt = 0
+        for digest, object_id in marked.places.items():
+            item = found.find(object_id)
+            if isinstance(item, str) or item.kind != Kind.MANIFEST or self._rows.has(digest):
+                continue
+            writer = PieceWriter()
+            reader = PendingReader(self._target.engine, writer)
+            try:
+                manifest = decode_manifest(digest, item.data)
+                tail = rebuild_node_index(reader, digest, manifest, writer.emit)
+            except CasstoreError:
+                # Nodes are lost, too.
+                continue
+            if tail == manifest.node_index:
+                rebuilt += 1
+                writer.flush(self._target.engine)
+        return rebuilt
 
     def _store(self, batch: list[tuple[int, NewObject]]) -> list[int]:
         """Store those whose parts are all there; the ids of the others."""

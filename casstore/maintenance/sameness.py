@@ -2,19 +2,21 @@
 
 Neither paths nor addresses tell: a directory has many names, a server is reached in many ways, and
 a copy of all the files says of itself whatever the original does. So one handle leaves a sign, and
-the other is asked for it. The sign is the removals row, which every store has a use for, which no
-copy carries, and which never has the same value twice.
+the other is asked for it. The sign is a row of its own, which no copy carries and which never has
+the same value twice.
 """
 
 from __future__ import annotations
 
+import secrets
 from typing import Final
 
-from casstore.engine.protocol import Engine, Write
+from casstore.engine.protocol import Engine, PutRow, Write
 from casstore.errors import BusyError
-from casstore.session import keys, marks
+from casstore.session import keys
 
 _MAX_ATTEMPTS: Final = 8
+_SIGN_BYTES: Final = 8
 
 
 def is_same_store(source: Engine, target: Engine) -> bool:
@@ -30,7 +32,7 @@ def is_same_store(source: Engine, target: Engine) -> bool:
             continue  # somebody else has put one: of which moment the source's is, nobody knows
         if there != before:
             return False
-        put = marks.put_removals()
+        put = PutRow(*keys.sign(), secrets.token_bytes(_SIGN_BYTES))
         target.write(Write(rows=[put]))
         if _sign(source) == put.value:
             return True
@@ -41,4 +43,4 @@ def is_same_store(source: Engine, target: Engine) -> bool:
 
 
 def _sign(engine: Engine) -> bytes | None:
-    return engine.get_rows([keys.removals()])[0]
+    return engine.get_rows([keys.sign()])[0]

@@ -3,15 +3,15 @@
     session      [id]
     meta         [fields of SessionMeta but the id, as a map]
     revision     [revision, created at, committed at, manifest, operation, turn, hidden,
-                  rewound to, origin]
+                  rewound to, origin, adopted]
     label        [name, revision]
     attachment   [id, uri, digest, owner, intent at, committed at]
-    receipt      [turn, version, intent, revision, first seq, number of nodes], and if nodes of
+    receipt      [turn, version, intent, revision, first position, number of nodes], and if nodes of
                  the turn were removed since: [[place, id] …], leaf or nil
 
-In this order; revisions, ascending, the last of them the head. Lineages are not carried:
-they are made anew from manifests and nodes. Nor are leases and queued work, which belong to
-where the work is done, nor attachments that are only announced or condemned.
+In this order; revisions, ascending, the last of them the head. Not carried are leases and
+queued work, which belong to where the work is done, and attachments that are only announced or
+condemned.
 """
 
 from __future__ import annotations
@@ -28,10 +28,8 @@ from casstore.session.data import Attachment, Origin, SessionMeta
 from casstore.session.heads import HeadRow
 from casstore.session.receipts import Receipt
 
-_OPERATIONS: Final = (heads.COMMIT, heads.REWIND, heads.FORK)
 _MAX_TIME: Final = (1 << 63) - 1
 _MAX_VERSION: Final = 255
-_NO_LINEAGE: Final = bytes(heads.LINEAGE_BYTES)
 _ORDER: Final = ("session", "meta", "revision", "label", "attachment", "receipt")
 
 
@@ -40,11 +38,11 @@ class SessionRows(NamedTuple):
 
     session: str
     meta: SessionMeta | None
-    #: Ascending; their lineages stand for nothing.
+    #: Ascending.
     revisions: Sequence[HeadRow]
     labels: dict[str, int]
     attachments: Sequence[Attachment]
-    #: By turn; their manifests and lineages stand for nothing.
+    #: By turn; their manifests stand for nothing.
     receipts: dict[str, Receipt]
 
     def named(self) -> set[bytes]:
@@ -74,6 +72,7 @@ def encode(rows: SessionRows) -> Iterator[list[Any]]:
             row.hidden,
             row.rewound_to,
             None if row.origin is None else list(row.origin),
+            None if row.adopted is None else list(row.adopted),
         ]
     for name, revision in rows.labels.items():
         yield ["label", name, revision]
@@ -154,24 +153,24 @@ class _Gathered:
         hidden: Any,
         rewound_to: Any,
         origin: Any,
+        adopted: Any,
     ) -> None:
         before = next(reversed(self._revisions), 0)
         if _count(revision) <= before:
             raise InvalidInputError(f"revision {revision} after {before}")
-        if operation not in _OPERATIONS:
+        if operation not in heads.OPERATIONS:
             raise InvalidInputError(f"an operation {operation!r:.40}")
         self._revisions[revision] = HeadRow(
             revision,
             _time(created_at_ms),
             _time(committed_at_ms),
             _digest(manifest),
-            _NO_LINEAGE,
-            None,
             None if hidden is None else _digest(hidden),
             operation,
             None if turn is None else _id(turn, "a turn id"),
             None if rewound_to is None else _count(rewound_to),
             None if origin is None else _origin(origin),
+            None if adopted is None else _origin(adopted),
             None,
         )
 
@@ -217,8 +216,6 @@ class _Gathered:
             _digest(meaning),
             revision,
             b"",
-            b"",
-            None,
             _count(first),
             _count(nodes),
             _removed(removed, nodes),

@@ -27,11 +27,12 @@ from casstore.format import closure
 from casstore.format.closure import BlobFact, Fact, ManifestFact, NodeFact, ValueFact
 from casstore.format.digest import Digest
 from casstore.format.expansion import Expansion
-from casstore.format.hashing import Kind, check_object, digest_of, plain_hash
+from casstore.format.hashing import KIND_NAMES, Kind, check_object, digest_of, plain_hash
 from casstore.format.limits import DEFAULT_MAX_BYTES, MAX_REPEATED_BYTES
+from casstore.format.manifest import Manifest
 from casstore.maintenance import session_rows
 from casstore.maintenance.bundle import Block, BundleReader, Place
-from casstore.maintenance.node_tables import NodeTable, View
+from casstore.maintenance.graph_proof import GraphProof
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.session_rows import SessionRows
 from casstore.objects import graph, values
@@ -39,6 +40,7 @@ from casstore.objects.blobs import BlobReader
 from casstore.objects.pieces import PieceReader
 from casstore.session import checkpoint
 from casstore.session.arguments import check_count
+from casstore.session.heads import HeadRow
 
 _READ_BYTES: Final = 1 << 20
 _MIN_STEPS: Final = 1 << 20
@@ -154,8 +156,6 @@ class Proof:
         self._raw_rows: list[list[Any]] = []
         self._rows_at = 0
         self.rows: SessionRows
-        self.views: list[View] = []
-        self.table: NodeTable
         #: The nodes that the head hides.
         self.hidden: set[bytes] = set()
         reader.allow(limits.max_work_bytes)
@@ -243,7 +243,7 @@ class Proof:
 
     def _take_object(self, offset: int, packed: layout.PackedObject) -> None:
         kind, data = packed.kind, packed.data
-        if kind > Kind.MANIFEST:
+        if kind not in KIND_NAMES:
             raise CorruptionError(f"an object of kind {kind}")
         name = digest_of(kind, data) if packed.name is None else packed.name
         if name in self.objects.known:
@@ -357,7 +357,7 @@ class Proof:
 
     def _check_graphs(self) -> None:
         steps = max(_MIN_STEPS, _STEPS_PER_OBJECT * len(self.objects.known))
-        self.table = NodeTable(self.objects, max_steps=steps)
+        proof = GraphProof(self.objects, max_steps=steps)
         checked: set[tuple[bytes, bytes]] = set()
         for row in self.rows.revisions:
             manifest = graph.read_manifest(self.objects, row.manifest)
@@ -365,10 +365,16 @@ class Proof:
             if fields not in checked:
                 checkpoint.check_fields(self.objects, manifest)
                 checked.add(fields)
-            self.views.append(self.table.add(row.manifest, manifest))
+            proof.prove(row.manifest, manifest)
+            self._check_receipt(row, manifest)
         hidden = self.rows.revisions[-1].hidden
         if hidden is not None:
             self.hidden = self._hidden_nodes(hidden)
+
+    def _check_receipt(self, row: HeadRow, manifest: Manifest) -> None:
+        receipt = None if row.turn is None else self.rows.receipts.get(row.turn)
+        if receipt is not None and receipt.first + receipt.node_count > manifest.nodes:
+            raise CorruptionError(f"the receipt of revision {row.revision} counts nodes beyond it")
 
     def _hidden_nodes(self, digest: bytes) -> set[bytes]:
         """The nodes that the head hides; their ids come along in a map."""

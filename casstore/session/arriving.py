@@ -1,7 +1,7 @@
 """A session that comes from another store: built beside what is there, and seen all at once.
 
-Its objects are stored first, in batches, then its node table under a name that nobody knows, and
-one last write makes it appear, with its queue, attachments, receipts and names, on condition that
+Its objects are stored first, in batches, and one last write makes it appear, with its queue,
+attachments, receipts and names, on condition that
 there is no session of that id and that everything the rows name is stored. Who reads the store sees
 all of it or nothing (P5). If a collector took some of it in between, it is stored again.
 
@@ -26,10 +26,11 @@ from casstore.engine.protocol import (
 from casstore.errors import BusyError, ConditionFailedError, InvalidInputError, ObjectNotFoundError
 from casstore.format import splitting
 from casstore.format.canonical import pack_checked
-from casstore.format.hashing import DIGEST_BYTES, Kind, plain_hash
+from casstore.format.hashing import Kind, plain_hash
 from casstore.format.manifest import NOTHING, Manifest
 from casstore.objects import graph as objects
-from casstore.objects.pieces import PieceWriter
+from casstore.objects.node_index import NodeIndex
+from casstore.objects.pieces import PendingReader, PieceWriter
 from casstore.session import (
     attachments,
     catalogue,
@@ -38,10 +39,8 @@ from casstore.session import (
     heads,
     keys,
     leases,
-    lineage,
     marks,
     pins,
-    prepared,
     queue,
 )
 from casstore.session.commit import put_receipt
@@ -59,7 +58,7 @@ from casstore.session.heads import HeadRow, head_key
 from casstore.session.receipts import SettledReceipt, encode_receipt
 from casstore.session.state import Runtime, meta_key, tombstone_key
 
-_WRITE_ROWS: Final = 2048
+_WRITE_OBJECTS: Final = 2048
 _WRITE_BYTES: Final = 4 << 20
 _MAX_ATTEMPTS: Final = 8
 _LARGEST: Final = (1 << 63) - 1
@@ -98,8 +97,6 @@ class Built(NamedTuple):
     """A session that could appear: its objects, and its rows."""
 
     objects: Sequence[NewObject]
-    #: The node table, the row first that goes before all others.
-    table: Sequence[PutRow]
     rows: Sequence[PutRow]
     tags: Mapping[str, bytes]
     named: frozenset[bytes]
@@ -134,20 +131,15 @@ def appear(runtime: Runtime, session: str, built: Built, told: Told | None = Non
             _store(runtime, built, told)
             runtime.engine.write(
                 Write(
-                    conditions=[
-                        *conditions,
-                        ObjectsExist(sorted(built.named)),
-                        # No row reached it until now, so it may have been swept.
-                        *[prepared.is_there(row.key) for row in built.table[:1]],
-                    ],
-                    rows=[*built.rows, *_tag_rows(built), marks.put_removals()],
+                    conditions=[*conditions, ObjectsExist(sorted(built.named))],
+                    rows=[*built.rows, *_tag_rows(built)],
                 )
             )
         except ObjectNotFoundError:
             continue
         except ConditionFailedError as exc:
-            if isinstance(exc.condition, ObjectsExist) or prepared.has_gone(exc):
-                # A collector took something before a row named it.
+            if isinstance(exc.condition, ObjectsExist):
+                # gc removed something before a row named it.
                 continue
             raise
         return
@@ -181,15 +173,13 @@ def _tag_rows(built: Built) -> list[PutRow]:
 
 
 def _store(runtime: Runtime, built: Built, told: Told | None) -> None:
-    """Write objects and node table. Until the head is there, nobody knows where to look."""
+    """Write the objects. Until the head is there, no row names them."""
     done = 0
     for batch in _batches(built.objects):
         runtime.engine.write(Write(objects=batch))
         done += len(batch)
         if told is not None:
             told(done, len(built.objects))
-    for start in range(0, len(built.table), _WRITE_ROWS):
-        runtime.engine.write(Write(rows=built.table[start : start + _WRITE_ROWS]))
 
 
 def _batches(items: Iterable[NewObject]) -> Iterable[list[NewObject]]:
@@ -198,7 +188,7 @@ def _batches(items: Iterable[NewObject]) -> Iterable[list[NewObject]]:
     for item in items:
         batch.append(item)
         size += len(item.data)
-        if len(batch) >= _WRITE_ROWS or size >= _WRITE_BYTES:
+        if len(batch) >= _WRITE_OBJECTS or size >= _WRITE_BYTES:
             yield batch
             batch, size = [], 0
     if batch:
@@ -222,10 +212,9 @@ class _Builder:
         for number in (given.revision, given.committed_at_ms, given.fencing, given.last_batch):
             if type(number) is not int or not 0 <= number <= _LARGEST:
                 raise InvalidInputError(f"a number from 0 to {_LARGEST}, not {number!r}")
-        table: list[PutRow] = []
         manifest: bytes | None = None
         if given.revision:
-            manifest, table = self._head()
+            manifest = self._head()
         elif given.nodes or given.usage or given.checkpoint != Checkpoint():
             raise InvalidInputError("a session in which nothing was committed has no content")
         self._rows.append(catalogue.put_meta(given.meta))
@@ -234,7 +223,6 @@ class _Builder:
         self._beside()
         return Built(
             self._writer.objects,
-            table,
             self._rows,
             tags,
             frozenset(self._named),
@@ -242,14 +230,14 @@ class _Builder:
             self._content(manifest, tags),
         )
 
-    def _head(self) -> tuple[bytes, list[PutRow]]:
+    def _head(self) -> bytes:
         given, writer = self._arrival, self._writer
         for entry in given.usage:
             checkpoint.check_usage(entry)
         beside = checkpoint.store_checkpoint(Manifest(), given.checkpoint, writer)
         change = Commit(replace=given.nodes, leaf=given.leaf)
         spelled = graph.spell_nodes(given.nodes, writer)
-        grown = graph.change_graph(self._runtime, None, change, spelled, writer, fresh=True)
+        grown = graph.change_graph(self._runtime, None, change, spelled, writer)
         manifest = beside._replace(
             leaf_id=grown.leaf_id,
             nodes=grown.node_count,
@@ -258,9 +246,10 @@ class _Builder:
             first_user=grown.first_user,
             usage=checkpoint.add_usage(self._runtime.reader(), NOTHING, given.usage, writer),
             tips=grown.tips,
+            node_index=grown.node_index,
         )
         digest = objects.write_manifest(manifest, writer.emit)
-        hidden = self._hidden(grown)
+        hidden = self._hidden(manifest, grown.nodes)
         # A long map of tips is made step by step, and each step leaves its pieces behind.
         writer.keep_reachable(digest, *([] if hidden is None else [hidden]))
         self._named.update([digest] if hidden is None else [digest, hidden])
@@ -270,31 +259,27 @@ class _Builder:
             given.meta.created_at_ms,
             given.committed_at_ms,
             digest,
-            grown.lineage,
-            grown.base,
             hidden,
             heads.COMMIT,
             given.turn,
             None,
             None,
+            None,
             session if keys.is_cut(session) else None,
         )
         self._rows.append(PutRow(*head_key(self._key), heads.encode_head(row)))
-        first = prepared.first_row(grown.lineage, has_base=False)
-        return digest, sorted(grown.rows, key=lambda put: put.key != first)
+        return digest
 
-    def _hidden(self, grown: graph.Grown) -> bytes | None:
+    def _hidden(self, manifest: Manifest, nodes: Sequence[str]) -> bytes | None:
         """The stored map of what is hidden; None if nothing is."""
         wanted = set(self._arrival.hidden)
         if not wanted:
             return None
-        pages = [
-            lineage.decode_page(put.value) for put in grown.rows if keys.is_lineage_page(put.key)
-        ]
-        listed = b"".join([page.digests for page in sorted(pages, key=lambda page: page.first)])
+        reader = PendingReader(self._runtime.engine, self._writer)
+        index = NodeIndex(reader, self._runtime.index_cache, manifest.node_index, manifest.nodes)
         found = {
-            listed[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES].hex(): node
-            for at, node in enumerate(grown.nodes)
+            digest.hex(): node
+            for node, digest in zip(nodes, index.digests(range(index.count)), strict=True)
             if node in wanted
         }
         if len(found) != len(wanted):

@@ -33,7 +33,7 @@ from casstore.errors import (
     SessionNotFoundError,
 )
 from casstore.format import canonical
-from casstore.session import attachments, expiry, keys, marks, subjects
+from casstore.session import attachments, expiry, keys, subjects
 from casstore.session.arguments import check_count, check_text
 from casstore.session.attempts import attempts, settled
 from casstore.session.data import SessionInfo, SessionMeta
@@ -369,7 +369,6 @@ def burial(known: KnownSession, *, moving: bool = False, session: str | None = N
             DeleteRow("leases", key),
             DeleteRow(*keys.expiry(key)),
             DeleteRow(*keys.policy(key)),
-            marks.put_removals(),
         ],
     )
 

@@ -47,7 +47,7 @@ def store_checkpoint(manifest: Manifest, given: Checkpoint, writer: PieceWriter)
     if type(frames) is not tuple and type(frames) is not list:
         raise InvalidInputError(f"frames are a list, not {type(frames).__name__}")
     emit = writer.emit
-    leaf_id, nodes, next_seq, _, _, leaf, first_user, _, _, _, _, _, _, usage, tips = manifest
+    leaf_id, nodes, next_seq, _, _, leaf, first_user, *_, usage, tips, index = manifest
     return Manifest(
         leaf_id,
         nodes,
@@ -64,6 +64,7 @@ def store_checkpoint(manifest: Manifest, given: Checkpoint, writer: PieceWriter)
         spell_field(config, "config", emit),
         usage,
         tips,
+        index,
     )
 
 

@@ -46,7 +46,6 @@ from casstore.session import (
     intent,
     keys,
     leases,
-    lineage,
     queue,
 )
 from casstore.session.arguments import is_durable
@@ -62,8 +61,6 @@ from casstore.session.receipts import (
 )
 from casstore.session.state import Runtime, State, tombstone_key
 
-# With more places to look into where a node might be, reading is cheaper than a condition for each.
-_MANY_PLACES: Final = 32
 _LISTS: Final = frozenset((list, tuple))
 _EMPTY: Final = Manifest()
 # What the parts of a write beside a commit hold.
@@ -99,7 +96,7 @@ def commit(runtime: Runtime, session: str, change: Commit) -> CommitResult:
     check_commit(change)
     receipt = None if change.turn is None else receipt_key(key, change.turn)
     first = _spell(session, change)
-    _bind(session, change)
+    bind(session, change)
     spelled: _Spelled | None = first
     known = runtime.recall(key)
     if known is not None and _is_worth_a_try(change, known):
@@ -130,17 +127,12 @@ def commit(runtime: Runtime, session: str, change: Commit) -> CommitResult:
 
 def _is_worth_a_try(change: Commit, known: State) -> bool:
     """Could this commit be made on top of what is known, without reading anything first?"""
-    append, replace, _, _, expected, lease, _, _, _, _, completes, named, _, _, _ = change
-    _, head, _, _, _, older, _ = known
+    _, _, _, _, expected, lease, _, _, _, _, completes, named, _, _, _ = change
     return not (
         completes
         or named
-        or replace is not None
         or lease is None
-        or older is None
-        or len(older) * len(append) > _MANY_PLACES
-        or head.hidden is not None
-        or (expected is not None and expected != head.revision)
+        or (expected is not None and expected != known.head.revision)
     )
 
 
@@ -153,13 +145,13 @@ def _try_at_once(
     receipt: RowKey | None,
     known: State,
 ) -> CommitResult | None:
-    """Commit on top of the head seen last, without reading anything first.
+    """Commit on top of the head seen last, without reading any row first.
 
-    Usually nobody else has moved it. The conditions of the write then say so, and that
-    the turn and the nodes are new; whatever fails here is left to the careful way, which
-    tells the errors apart in their order.
+    Usually no other writer has moved it. The conditions of the write then say so, and that
+    the turn is new; whatever fails here is left to the careful way, which raises the errors in
+    the order that is promised.
     """
-    row, head, _, _, _, older, seen_lease = known
+    row, _, _, _, seen_lease = known
     lease = change.lease
     conditions: list[Condition] = []
     if receipt is not None:
@@ -169,14 +161,10 @@ def _try_at_once(
     else:
         conditions.append(leases.free(key, seen_lease))
     conditions.append(RowIs("heads", key, row))
-    for own in (head.lineage, *older) if older else (head.lineage,):
-        places = keys.lineage_nodes(own)
-        for node in spelled.nodes:
-            conditions.append(RowIs("nodes", places + node[1], None))
     attempt = _Attempt(runtime, session, key, change, receipt, conditions)
     attempt.lease = seen_lease
     try:
-        return attempt.run(spelled, known, fresh=True)
+        return attempt.run(spelled, known)
     except (ConflictError, InvalidInputError, NotFoundError, CorruptionError):
         # Also what looks like damage: of a head that is none any more, pieces may be collected.
         # And a ledger that would overflow: that is judged last, and maybe not by this head.
@@ -241,7 +229,7 @@ def _no_list(change: Commit) -> InvalidInputError:
     return InvalidInputError(f"{what} are a list or tuple, not {type(items).__name__}")
 
 
-def _bind(session: str, change: Commit) -> None:
+def bind(session: str, change: Commit) -> None:
     """Refuse what belongs to another session."""
     if change.session is not None and change.session != session:
         raise SessionBindingError(session, change.session)
@@ -300,20 +288,20 @@ class _Attempt:
         # The row of the lease as it was seen last, for the next commit without one.
         self.lease: bytes | None = None
 
-    def run(self, spelled: _Spelled, state: State | None, *, fresh: bool = False) -> CommitResult:
-        """Make the objects and write them. ``fresh``: the ids of the nodes are new for sure."""
+    def run(self, spelled: _Spelled, state: State | None) -> CommitResult:
+        """Make the objects and write them."""
         change = self._change
         writer, nodes, given, meaning = spelled
-        grown = graph.change_graph(self._runtime, state, change, nodes, writer, fresh=fresh)
+        grown = graph.change_graph(self._runtime, state, change, nodes, writer)
         before = _EMPTY if state is None else state.manifest
         beside = before if change.checkpoint is None else given
         ledger = before.usage
         if change.usage:
             ledger = checkpoint.add_usage(self._runtime.reader(), ledger, change.usage, writer)
-        leaf_id, leaf, first_user, node_count, next_seq, tips, *_ = grown
+        leaf_id, leaf, first_user, node_count, next_seq, tips, node_index, *_ = grown
         (
             _, _, _, plugin_revision, current_frame, _, _, tool_state, plugin_snapshot,
-            execution_state, turn_state, frames, config, _, _,
+            execution_state, turn_state, frames, config, _, _, _,
         ) = beside  # fmt: skip
         manifest = Manifest(
             leaf_id,
@@ -331,13 +319,13 @@ class _Attempt:
             config,
             ledger,
             tips,
+            node_index,
         )
         digest = objects.write_manifest(manifest, writer.emit)
         if tips is not NOTHING and tips.links and tips.outlined:
             # A long map is changed step by step, and each step leaves its pieces behind.
             writer.keep_reachable(digest, *([] if grown.hidden is None else [grown.hidden]))
         head = self._next_head(state, grown, digest)
-        self._changes.extend(grown.rows)
         if meaning is not None and self._receipt is not None:
             self._changes.append(_put_receipt(self._receipt, meaning, head, grown))
         return self._write(state, head, manifest, grown, writer)
@@ -384,19 +372,18 @@ class _Attempt:
     def _next_head(self, state: State | None, grown: Grown, manifest: bytes) -> HeadRow:
         revision, created_at_ms, origin = 0, 0, None
         if state is not None:
-            revision, created_at_ms, *_, origin, _ = state.head
+            revision, created_at_ms, *_, origin, _, _ = state.head
         return HeadRow(
             revision + 1,
             created_at_ms,
             0,
             manifest,
-            grown.lineage,
-            grown.base,
             grown.hidden,
             heads.COMMIT,
             self._change.turn,
             None,
             origin,
+            None,
             self._session if keys.is_cut(self._session) else None,
         )
 
@@ -424,8 +411,8 @@ class _Attempt:
             raise checkpoint.name_missing(manifest, exc) from exc
         # The row as the engine has written it, its own time in it.
         row, head = heads.written_at(head, put, done.now_ms)
-        *_, nodes, leaf, page, older = grown
-        self._runtime.remember(self._key, State(row, head, manifest, leaf, page, older, self.lease))
+        *_, nodes, leaf = grown
+        self._runtime.remember(self._key, State(row, head, manifest, leaf, self.lease))
         return CommitResult(
             head.revision, Digest.known(head.manifest), manifest.leaf_id, nodes, False
         )
@@ -476,7 +463,7 @@ def rewind(
     key = keys.session_key(session)
     change = Commit(lease=lease, expected=expected, label=label)
     check_commit(change)
-    _bind(session, change)
+    bind(session, change)
     for _ in attempts(f"session {session!r}"):
         rows = _read(runtime, session, key, change)
         condition = leases.require(session, key, rows.lease, lease, runtime.engine.now_ms())
@@ -492,11 +479,10 @@ def rewind(
         head = state.head._replace(
             revision=state.head.revision + 1,
             manifest=target.head.manifest,
-            lineage=lineage.new_lineage(),
-            base=lineage.successor(target.head, target.manifest.next_seq),
             operation=heads.REWIND,
             turn=None,
             rewound_to=target.head.revision,
+            adopted=None,
         )
         put = heads.put_head(key, head, new=False)
         try:
@@ -505,10 +491,9 @@ def rewind(
             )
         except ConditionFailedError:
             continue
-        # Who goes back goes on from there, and need not read what is at hand.
+        # The next commit starts from here, and need not read what is known.
         row, head = heads.written_at(head, put, done.now_ms)
-        stands = target.on_a_new_lineage()
-        runtime.remember(key, stands._replace(row=row, head=head, lease=rows.lease))
+        runtime.remember(key, target._replace(row=row, head=head, lease=rows.lease))
         return CommitResult(
             head.revision, Digest(head.manifest), target.manifest.leaf_id, (), False
         )
@@ -530,9 +515,7 @@ def _put_receipt(place: RowKey, meaning: bytes, head: HeadRow, grown: Grown) -> 
         meaning,
         head.revision,
         head.manifest,
-        head.lineage,
-        head.base,
-        grown.next_seq - count,
+        grown.node_count - count,
         count,
     )
     return PutRow(*place, encode_receipt(receipt))
@@ -540,7 +523,12 @@ def _put_receipt(place: RowKey, meaning: bytes, head: HeadRow, grown: Grown) -> 
 
 def put_receipt(key: bytes, turn: str, receipt: Receipt | SettledReceipt) -> PutRow:
     """The change that writes a receipt down."""
-    return PutRow(*receipt_key(key, turn), encode_receipt(receipt))
+    return put_receipt_at(receipt_key(key, turn), receipt)
+
+
+def put_receipt_at(place: RowKey, receipt: Receipt | SettledReceipt) -> PutRow:
+    """The same where the key of its row is known."""
+    return PutRow(*place, encode_receipt(receipt))
 
 
 def _replay(
@@ -555,17 +543,21 @@ def _replay(
             f"{intent.VERSION}: upgrade casstore"
         )
     receipt = decode_receipt(row)
-    if receipt.intent != spelled.intent:
+    meaning = spelled.intent
+    if isinstance(receipt, SettledReceipt) and receipt.session is not None:
+        # It was sent to a session that was adopted since.
+        meaning = intent.intent_hash(receipt.session, change, spelled.nodes, spelled.checkpoint)
+    if receipt.intent != meaning:
         raise TurnConflictError(session, str(change.turn))
     try:
-        leaf, nodes = _outcome(runtime, receipt)
+        leaf, nodes = outcome(runtime, receipt)
     except CorruptionError:
         # Its revision may have gone just now, and then the receipt tells all by itself.
         settled = runtime.rows(session, [receipt_key(key, str(change.turn))])[1]
         if settled is None or settled == row:
             raise
         receipt = decode_receipt(settled)
-        leaf, nodes = _outcome(runtime, receipt)
+        leaf, nodes = outcome(runtime, receipt)
     if change.release and isinstance(change.lease, Lease):
         leases.release(runtime, session, change.lease)
     # The first commit may not have waited for the disk, and this one may have to.
@@ -573,7 +565,7 @@ def _replay(
     return CommitResult(receipt.revision, Digest(receipt.manifest), leaf, nodes, True)
 
 
-def _outcome(
+def outcome(
     runtime: Runtime, receipt: Receipt | SettledReceipt
 ) -> tuple[str | None, tuple[str, ...]]:
     """The leaf and the nodes that a receipt tells of, from it or from what it names."""
@@ -581,9 +573,11 @@ def _outcome(
         return receipt.leaf, receipt.nodes
     reader = runtime.reader()
     manifest = objects.read_manifest(reader, receipt.manifest)
-    chain = lineage.Chain(runtime.engine, receipt.lineage, receipt.base, manifest.next_seq)
-    seqs = range(receipt.first, receipt.first + receipt.node_count)
-    created = objects.read_headers(reader, chain.digests(seqs))
+    stop = receipt.first + receipt.node_count
+    if stop > manifest.nodes:
+        raise CorruptionError("the receipt of a turn counts nodes that its manifest does not have")
+    digests = runtime.index(manifest).digests(range(receipt.first, stop))
+    created = objects.read_headers(reader, digests)
     leaf = manifest.leaf_id if receipt.leaf is None else receipt.leaf
     return leaf, receipt.all_nodes([header.id for header in created])
 
@@ -593,5 +587,7 @@ def settle_receipt(runtime: Runtime, row: bytes, committed_at_ms: int) -> bytes:
     receipt = decode_receipt(row)
     if receipt.version != intent.VERSION:
         raise CorruptionError("the receipt of a turn cannot be read")
-    leaf, nodes = _outcome(runtime, receipt)
+    if isinstance(receipt, SettledReceipt):
+        return row
+    leaf, nodes = outcome(runtime, receipt)
     return encode_receipt(SettledReceipt(*receipt[:4], leaf, nodes, committed_at_ms))

@@ -1,20 +1,13 @@
 """Two checkpoints side by side: nodes that came and went, components that changed.
 
-A digest names everything below it. So two graphs are compared from their ends: from each
-end of a branch down to the first node that the other graph has too. Whether it has it, the
-node table says; for a manifest without a session, a walk down the other graph that goes
-no deeper than the question.
-
-The way down is from a node to the parent it names, and proven so. The node table only foretells
-it: which nodes will be asked for, up to the first that both have, so that they are read many
-at once and none beside them. Where there is no table, each has to be read before the next is known.
+Two graphs have the same nodes at the same positions up to where their node indexes part, and the
+indexes show that place without reading what lies before it. The nodes behind it are held
+against each other by digest; only those that one of the graphs lacks are read.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Collection, Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from casstore.format.canonical import scalar_bytes
@@ -26,8 +19,8 @@ from casstore.format.splitting import Spelled
 from casstore.objects import diff as value_diff
 from casstore.objects import graph as objects
 from casstore.objects.diff import Change, Field
+from casstore.objects.node_index import IndexCache, NodeIndex, common_prefix
 from casstore.objects.pieces import PieceReader
-from casstore.session.lineage import Chain
 
 _VALUES: Final = ("turn_state", "frames", "config", "usage")
 _LINKS: Final = ("tool_state", "plugin_snapshot", "execution_state")
@@ -80,32 +73,26 @@ class Comparison(NamedTuple):
         return self.old == self.new
 
 
-class Side(NamedTuple):
-    """One of two checkpoints; ``chain`` is the node table of its session, if it has one."""
-
-    digest: bytes
-    chain: Chain | None
-
-
-def compare(reader: PieceReader, old: Side, new: Side) -> Comparison:
-    """Compare two checkpoints."""
-    headers = _Headers(reader)
-    before = _graph(headers, old)
-    after = before if old.digest == new.digest else _graph(headers, new)
-    ends_before, ends_after = before.ends(after), after.ends(before)
-    ancestor = _common(headers, before, after)
-    dropped = _lacking(headers, ends_before, before, after)
-    added = _lacking(headers, ends_after, after, before)
-    fields = _fields(before.manifest, after.manifest)
+def compare(reader: PieceReader, cache: IndexCache, old: bytes, new: bytes) -> Comparison:
+    """Compare the checkpoints of two manifests."""
+    before = objects.read_manifest(reader, old, named=True)
+    after = before if old == new else objects.read_manifest(reader, new, named=True)
+    graphs = [
+        NodeIndex(reader, cache, manifest.node_index, manifest.nodes)
+        for manifest in (before, after)
+    ]
+    shared = graphs[0].count if old == new else common_prefix(*graphs)
+    left, right = [index.digests(range(shared, index.count)) for index in graphs]
+    fields = _fields(before, after)
     changes = tuple(value_diff.diff_fields(reader, fields, DEFAULT_MAX_BYTES))
     return Comparison(
-        Digest(old.digest),
-        Digest(new.digest),
-        before.manifest.leaf_id,
-        after.manifest.leaf_id,
-        ancestor,
-        tuple(sorted(added, key=_by_order)),
-        tuple(sorted(dropped, key=_by_order)),
+        Digest(old),
+        Digest(new),
+        before.leaf_id,
+        after.leaf_id,
+        _common(reader, (before, after), graphs, shared),
+        _references(reader, right, left),
+        _references(reader, left, right),
         changes,
         reader.pieces_read,
     )
@@ -135,222 +122,52 @@ def _present(spelled: Any) -> Field:
 # --- graphs -------------------------------------------------------------------------------
 
 
-class _Place(NamedTuple):
-    """Where a node stands. A node's digest names its seq and depth, too."""
-
-    digest: bytes
-    seq: int
-    depth: int
-
-
-class _Headers:
-    """Headers of nodes, each read once."""
-
-    def __init__(self, reader: PieceReader) -> None:
-        self.reader = reader
-        self._known: dict[bytes, NodeHeader] = {}
-
-    def get(self, digest: bytes, foretold: Iterable[bytes] = ()) -> NodeHeader:
-        """One header; if it has to be read, then with those ``foretold`` to be next."""
-        if digest not in self._known:
-            self.read((digest,), foretold)
-        return self._known[digest]
-
-    def read(self, digests: Iterable[bytes], foretold: Iterable[bytes] = ()) -> None:
-        """Have these at hand; if some have to be read, then with those ``foretold``."""
-        wanted = [digest for digest in digests if digest not in self._known]
-        if wanted:
-            wanted += islice(foretold, max(0, _BATCH - len(wanted)))
-        unknown = [digest for digest in dict.fromkeys(wanted) if digest not in self._known]
-        for start in range(0, len(unknown), _BATCH):
-            batch = unknown[start : start + _BATCH]
-            found = objects.read_headers(self.reader, batch)
-            self._known.update(zip(batch, found, strict=True))
-
-    def place(self, digest: bytes) -> _Place:
-        """Where a node stands."""
-        header = self.get(digest)
-        return _Place(digest, header.seq, header.depth)
+def _references(
+    reader: PieceReader, own: Sequence[bytes], others: Sequence[bytes]
+) -> tuple[NodeRef, ...]:
+    """The nodes that one graph has and the other has not, in insertion order."""
+    known = set(others)
+    lacking = [digest for digest in own if digest not in known]
+    found: list[NodeRef] = []
+    for start in range(0, len(lacking), _BATCH):
+        batch = lacking[start : start + _BATCH]
+        headers = objects.read_headers(reader, batch)
+        found += [_reference(header, name) for header, name in zip(headers, batch, strict=True)]
+    return tuple(sorted(found, key=_by_order))
 
 
-class _Walked:
-    """A graph known by its manifest alone, walked from its ends as deep as it is asked."""
-
-    def __init__(self, headers: _Headers, manifest: Manifest) -> None:
-        self.manifest = manifest
-        self._headers = headers
-        self._ends = _tips(headers.reader, manifest)
-        self._seen: set[bytes] = set()
-        self._ahead: list[tuple[int, bytes]] | None = None
-
-    def ends(self, other: _Walked) -> set[bytes]:
-        """The ends of its branches that are not ends of the other's."""
-        return self._ends - other._ends
-
-    def above(self, place: _Place) -> Iterator[_Place]:
-        """The nodes above one of its nodes, nearest first."""
-        while True:
-            parent = self._headers.get(place.digest).parent
-            if parent is None:
-                return
-            place = self._headers.place(parent)
-            yield place
-
-    def foretell(self, place: _Place) -> Iterator[_Place]:
-        """The same, as far as it is known without reading nodes; proves nothing."""
-        return iter(())
-
-    def has(self, place: _Place) -> bool:
-        """Is this one of its nodes?"""
-        if self._ahead is None:
-            self._headers.read(self._ends)
-            self._ahead = [(-self._headers.get(end).depth, end) for end in self._ends]
-            heapq.heapify(self._ahead)
-        while self._ahead and -self._ahead[0][0] >= place.depth:
-            level = self._ahead[0][0]
-            names: set[bytes] = set()
-            while self._ahead and self._ahead[0][0] == level:
-                names.add(heapq.heappop(self._ahead)[1])
-            self._headers.read(names)
-            self._seen |= names
-            parents = {self._headers.get(name).parent for name in names}
-            for parent in parents:
-                if parent is not None:
-                    heapq.heappush(self._ahead, (level + 1, parent))
-        return place.digest in self._seen
-
-
-class _Tabled(_Walked):
-    """A graph of a session, whose node table answers without a walk."""
-
-    def __init__(self, headers: _Headers, manifest: Manifest, chain: Chain) -> None:
-        super().__init__(headers, manifest)
-        self._chain = chain
-        self._kept: dict[int, frozenset[int]] = {}
-
-    def above(self, place: _Place) -> Iterator[_Place]:
-        """The nodes above one of its nodes, nearest first."""
-        return self.foretell(place)
-
-    def foretell(self, place: _Place) -> Iterator[_Place]:
-        """The same: the table has them all."""
-        _, seq, depth = place
-        page = self._chain.page(seq)
-        while 0 < (distance := page.distances[seq - page.first]) <= seq:
-            seq -= distance
-            depth -= 1
-            if not page.first <= seq < page.stop:
-                page = self._chain.page(seq)
-            yield _Place(page.digest(seq), seq, depth)
-
-    def has(self, place: _Place) -> bool:
-        """Is this one of its nodes?"""
-        for segment in self._chain.segments:
-            if segment.start <= place.seq < segment.stop:
-                if segment.path is not None and place.seq not in self._on_path(segment.path):
-                    return False
-                return self._chain.page(place.seq).digest(place.seq) == place.digest
-        return False
-
-    def _on_path(self, leaf_seq: int) -> frozenset[int]:
-        """The nodes that a fork of a path has kept."""
-        if leaf_seq not in self._kept:
-            self._kept[leaf_seq] = frozenset(self._chain.path(leaf_seq))
-        return self._kept[leaf_seq]
-
-
-def _graph(headers: _Headers, side: Side) -> _Walked:
-    manifest = objects.read_manifest(headers.reader, side.digest, named=True)
-    if side.chain is None:
-        return _Walked(headers, manifest)
-    return _Tabled(headers, manifest, side.chain)
-
-
-def _tips(reader: PieceReader, manifest: Manifest) -> set[bytes]:
-    if manifest.tips.data != NOTHING.data:
-        tips = objects.load_spelled(reader, (manifest.tips,))[0]
-        return {bytes(link.digest) for link in tips.values()}
-    return set() if manifest.leaf is None else {manifest.leaf}
-
-
-def _lacking(
-    headers: _Headers, ends: Collection[bytes], graph: _Walked, other: _Walked
-) -> list[NodeRef]:
-    """The nodes of ``graph``, down from these ends, that the other graph does not have."""
-    headers.read(ends)
-    foretold = _foretold_lacking([headers.place(end) for end in ends], graph, other)
-    lacking: dict[bytes, NodeRef] = {}
-    # All branches at once: what is not foretold is read one level after the other.
-    level: Collection[bytes] = ends
-    while level:
-        headers.read(level, foretold)
-        parents: dict[bytes, None] = {}
-        for digest in level:
-            header = headers.get(digest)
-            if digest not in lacking and not other.has(_Place(digest, header.seq, header.depth)):
-                lacking[digest] = _reference(header, digest)
-                if header.parent is not None:
-                    parents[header.parent] = None
-        level = parents
-    return list(lacking.values())
-
-
-def _foretold_lacking(ends: Iterable[_Place], graph: _Walked, other: _Walked) -> Iterator[bytes]:
-    """The nodes that a walk down from these ends will ask for."""
-    told: set[bytes] = set()
-    for end in ends:
-        if other.has(end):
-            continue
-        for place in graph.foretell(end):
-            if place.digest in told:
-                break
-            told.add(place.digest)
-            yield place.digest
-            if other.has(place):
-                break
-
-
-def _common(headers: _Headers, old: _Walked, new: _Walked) -> NodeRef | None:
+def _common(
+    reader: PieceReader,
+    manifests: Sequence[Manifest],
+    graphs: Sequence[NodeIndex],
+    shared: int,
+) -> NodeRef | None:
     """The deepest node on the paths of both leaves."""
-    if old.manifest.leaf is None or new.manifest.leaf is None:
-        return None
-    headers.read([old.manifest.leaf, new.manifest.leaf])
-    # From the shallower leaf it is never farther than from the deeper one.
-    (start, first), (end, second) = sorted(
-        [(headers.place(old.manifest.leaf), old), (headers.place(new.manifest.leaf), new)],
-        key=lambda side: side[0].depth,
-    )
-    path = _Path(second, end)
-    foretold = _foretold_path(start, first, _Path(second, end))
-    digest: bytes | None = start.digest
-    while digest is not None:
-        header = headers.get(digest, foretold)
-        if path.has(_Place(digest, header.seq, header.depth)):
-            return _reference(header, digest)
-        digest = header.parent
-    return None
-
-
-class _Path:
-    """The path to a node of a graph, asked about from the deepest node on."""
-
-    def __init__(self, graph: _Walked, end: _Place) -> None:
-        self._at: _Place | None = end
-        self._above = graph.above(end)
-
-    def has(self, place: _Place) -> bool:
-        """Is this node on it? None that is asked for later may be deeper."""
-        while self._at is not None and self._at.depth > place.depth:
-            self._at = next(self._above, None)
-        return self._at is not None and self._at.digest == place.digest
-
-
-def _foretold_path(start: _Place, graph: _Walked, path: _Path) -> Iterator[bytes]:
-    """The nodes that a walk from here to the first on the other path will ask for."""
-    for place in graph.foretell(start):
-        yield place.digest
-        if path.has(place):
-            return
+    steps: list[int | None] = []
+    apart: list[dict[bytes, None]] = []
+    for manifest, index in zip(manifests, graphs, strict=True):
+        if manifest.leaf is None or manifest.leaf_id is None:
+            return None
+        step: int | None = index.position_of(manifest.leaf_id, manifest.leaf)
+        beyond: list[int] = []
+        while step is not None and step >= shared:
+            beyond.append(step)
+            step = index.parent(step)
+        steps.append(step)
+        apart.append(dict.fromkeys(index.digests(beyond)))
+    # A fork of one path has the same nodes at other positions.
+    both = next((digest for digest in apart[0] if digest in apart[1]), None)
+    if both is None:
+        one, other = steps
+        while one is not None and other is not None and one != other:
+            if one > other:
+                one = graphs[0].parent(one)
+            else:
+                other = graphs[0].parent(other)
+        if one is None or other is None:
+            return None
+        both = graphs[0].place(one).digest
+    return _reference(objects.read_headers(reader, [both])[0], both)
 
 
 def _reference(header: NodeHeader, digest: bytes) -> NodeRef:

@@ -282,13 +282,15 @@ class Entry(NamedTuple):
     session: str
     revision: int
     manifest: Digest
-    #: commit, rewind or fork
+    #: commit, rewind, fork or adopt
     operation: str
     committed_at_ms: int
     turn: str | None
     labels: tuple[str, ...]
     #: The revision a rewind went back to.
     rewound_to: int | None
+    #: The session and revision that were adopted.
+    adopted: Origin | None = None
 
 
 class Head(NamedTuple):

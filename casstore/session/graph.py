@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from casstore.engine.protocol import PutRow
 from casstore.errors import (
     CycleError,
     DuplicateNodeError,
@@ -29,26 +28,27 @@ from casstore.format.node import (
     encode_node,
     spell_payload,
 )
+from casstore.format.node_index import NO_NODES, Tail, hash_of
 from casstore.format.splitting import Spelled
 from casstore.objects import graph as objects
 from casstore.objects import keyed
+from casstore.objects.node_index import NodeIndex
 from casstore.objects.pieces import PendingReader, PieceWriter
-from casstore.session import keys, lineage, messages
+from casstore.session import keys, messages
 from casstore.session.data import LAST, LEAF, Commit, Node, NodeDraft
-from casstore.session.heads import Base
-from casstore.session.lineage import Chain, Page, Place
 from casstore.session.picking import find_first_user
-from casstore.session.state import HiddenNodes, Runtime, State
+from casstore.session.state import HiddenNodes, Leaf, Runtime, State
 from casstore.session.tombstones import heal_leaf, reveal
 
 _DRAFTS: Final = (NodeDraft, Node)
 
 
 class SpelledNode(NamedTuple):
-    """A node of a commit before its place in the graph is known."""
+    """A node of a commit before its position in the graph is known."""
 
     id: str
-    part: bytes
+    #: The hash of its id.
+    hash: bytes
     parent: Any
     frame: str | None
     time: Any
@@ -58,7 +58,7 @@ class SpelledNode(NamedTuple):
 
 
 class Grown(NamedTuple):
-    """The graph after a commit, and the rows that say so."""
+    """The graph after a commit."""
 
     leaf_id: str | None
     leaf_digest: bytes | None
@@ -66,14 +66,19 @@ class Grown(NamedTuple):
     node_count: int
     next_seq: int
     tips: Spelled
-    lineage: bytes
-    base: Base | None
+    node_index: Tail
     hidden: bytes | None
-    rows: list[PutRow]
+    #: The ids of the nodes that were created.
     nodes: tuple[str, ...]
-    leaf: NodeHeader | None
-    page: Page | None
-    older: tuple[bytes, ...] | None
+    leaf: Leaf | None
+
+
+class _Known(NamedTuple):
+    """A node that a commit builds on, or has created."""
+
+    header: NodeHeader
+    digest: bytes
+    position: int
 
 
 def spell_nodes(drafts: Sequence[NodeDraft | Node], writer: PieceWriter) -> list[SpelledNode]:
@@ -84,7 +89,7 @@ def spell_nodes(drafts: Sequence[NodeDraft | Node], writer: PieceWriter) -> list
         if not isinstance(draft, _DRAFTS):
             raise InvalidInputError(f"a node is a NodeDraft or a Node, not {draft!r:.80}")
         node_id, payload, parent, cause, frame, time = draft[:6]
-        part = keys.part(node_id, "a node id")
+        hashed = hash_of(keys.id_bytes(node_id, "a node id"))
         if parent is not LEAF and parent is not None:
             keys.id_bytes(parent, "a parent id")
         if frame is not None:
@@ -94,7 +99,7 @@ def spell_nodes(drafts: Sequence[NodeDraft | Node], writer: PieceWriter) -> list
         because = NULL if cause is None else spell_payload(cause, "cause", emit)
         body = spell_payload(payload, "payload", emit)
         is_user = messages.is_user_message(payload)
-        spelled.append(SpelledNode(node_id, part, parent, frame, time, because, body, is_user))
+        spelled.append(SpelledNode(node_id, hashed, parent, frame, time, because, body, is_user))
     return spelled
 
 
@@ -104,174 +109,77 @@ def change_graph(
     change: Commit,
     nodes: list[SpelledNode],
     writer: PieceWriter,
-    *,
-    fresh: bool = False,
 ) -> Grown:
-    """Apply a commit's nodes and leaf to the graph that ``state`` has.
-
-    ``fresh`` says that somebody else makes sure that the ids of the nodes are new.
-    """
-    if state is None or change.replace is not None:
-        manifest = Manifest() if state is None else state.manifest
-        empty = manifest._replace(
-            leaf_id=None, nodes=0, next_seq=0, leaf=None, first_user=None, tips=NOTHING
-        )
-        growth = _Growth(runtime, None, empty, lineage.new_lineage(), None, writer)
-        growth.append(nodes, fresh=fresh)
-        grown = growth.finish(change)
-        if state is None or state.head.hidden is None:
-            return grown
-        # What was hidden stays hidden in earlier revisions. If the new graph has the very
-        # same node, somebody wants it back.
-        return grown._replace(hidden=reveal(runtime, state.head, growth.digests(), writer))
-    if change.leaf is LAST:
-        straight = _grow_straight(runtime, state, nodes, writer, fresh=fresh)
-        if straight is not None:
-            return straight
-    head = state.head
-    growth = _Growth(runtime, state, state.manifest, head.lineage, head.base, writer)
-    growth.append(nodes, fresh=fresh)
-    return growth.finish(change)
-
-
-def _grow_straight(
-    runtime: Runtime, state: State, nodes: list[SpelledNode], writer: PieceWriter, *, fresh: bool
-) -> Grown | None:
-    """The usual commit in one go: nodes behind the leaf, each the next one's parent.
-
-    None, and nothing has happened, if this is not such a one: the graph has one branch, and
-    nothing of it is hidden. What it makes is what ``_Growth`` would make.
-    """
-    manifest, head, above, page = state.manifest, state.head, state.leaf, state.page
-    seq = manifest.next_seq
-    base = head.base
-    # The first of a fork's own: its lineage has no page yet, and no row says what it goes on from.
-    begins = base is not None and seq == base.limit
-    if (
-        not nodes
-        or above is None
-        or (page is None and not begins)
-        or manifest.tips is not NOTHING
-        or head.hidden is not None
-        or seq < lineage.first_own(base)
-    ):
-        return None
-    ids = tuple([node[0] for node in nodes])
-    if len({above.id, *ids}) <= len(ids) or not _all_follow(nodes):
-        return None
-    older = state.older
-    if not fresh:
-        chain = runtime.chain(state)
-        if any(chain.find([node.part for node in nodes])):
-            return None
-        older = _older(chain, head.lineage)
-    own, emit = head.lineage, writer.emit
-    places = keys.lineage_nodes(own)
-    header, digest, first_user = above, manifest.leaf, manifest.first_user
-    depth, users = above.depth, above.users
-    distances = [seq - above.seq] + [1] * (len(ids) - 1)
-    digests: list[bytes] = []
-    rows: list[PutRow] = []
-    for node_id, part, _, frame, time, cause, payload, is_user in nodes:
-        depth += 1
-        users += is_user
-        header = NodeHeader(node_id, seq, depth, users, frame, time, header.id, digest)
-        digest = emit(Kind.NODE, *encode_node(header, cause, payload))
-        if is_user and first_user is None:
-            first_user = digest
-        rows.append(PutRow("nodes", places + part, lineage.encode_seq(seq)))
-        digests.append(digest)
-        seq += 1
-    if begins and base is not None:
-        page = None
-        rows.append(lineage.put_base(own, base))
-    added = Page(manifest.next_seq, distances, b"".join(digests))
-    more, page = lineage.put_pages(own, page, added)
-    rows += more
-    return Grown(
-        header.id,
-        digest,
-        first_user,
-        manifest.nodes + len(ids),
-        seq,
-        NOTHING,
-        own,
-        base,
-        None,
-        rows,
-        ids,
-        header,
-        page,
-        older,
+    """Apply a commit's nodes and leaf to the graph that ``state`` has."""
+    if state is not None and change.replace is None:
+        growth = _Growth(runtime, state, state.manifest, writer)
+        growth.append(nodes)
+        return growth.finish(change)
+    manifest = Manifest() if state is None else state.manifest
+    empty = manifest._replace(
+        leaf_id=None,
+        nodes=0,
+        next_seq=0,
+        leaf=None,
+        first_user=None,
+        tips=NOTHING,
+        node_index=NO_NODES,
     )
-
-
-def _all_follow(nodes: list[SpelledNode]) -> bool:
-    """Does each of them go on from the one before, and the first from the leaf?"""
-    for node in nodes:  # noqa: SIM110 - half the time of all() over a generator
-        if node[2] is not LEAF:
-            return False
-    return True
-
-
-def _older(chain: Chain, own: bytes) -> tuple[bytes, ...]:
-    """The lineages that ``own`` goes on from."""
-    return tuple([part.lineage for part in chain.segments if part.lineage != own])
+    growth = _Growth(runtime, None, empty, writer)
+    growth.append(nodes)
+    grown = growth.finish(change)
+    if state is None or state.head.hidden is None:
+        return grown
+    # What was hidden stays hidden in earlier revisions. If the new graph has the very
+    # same node, the caller wants it back.
+    return grown._replace(hidden=reveal(runtime, state.head, growth.digests(), writer))
 
 
 class _Growth:
     """One commit's work on one graph."""
 
     def __init__(
-        self,
-        runtime: Runtime,
-        state: State | None,
-        manifest: Manifest,
-        own: bytes,
-        base: Base | None,
-        writer: PieceWriter,
+        self, runtime: Runtime, state: State | None, manifest: Manifest, writer: PieceWriter
     ) -> None:
         self._runtime = runtime
         self._state = state
         self._manifest = manifest
-        self._lineage = own
-        self._base = base
         self._writer = writer
         self._hidden: HiddenNodes = {} if state is None else runtime.hidden(state.head)
-        self._chain: Chain | None = None
-        # Nodes of the graph by id that this commit asked for, and those it created.
-        self._headers: dict[str, tuple[NodeHeader, bytes]] = {}
-        self._created: list[tuple[NodeHeader, bytes, bytes]] = []
+        self._index: NodeIndex = runtime.index(manifest)
+        # Nodes of the graph by id that this commit asked for, and those it created, in order.
+        self._known: dict[str, _Known] = {}
+        self._created: list[_Known] = []
         self._created_ids: set[str] = set()
+        self._hashes: list[bytes] = []
 
     # --- looking up what is there ---------------------------------------------------------
 
-    def _find(self, node_ids: Sequence[str]) -> list[Place | None]:
-        if self._state is None or not node_ids:
-            return [None] * len(node_ids)
-        if self._chain is None:
-            self._chain = self._runtime.chain(self._state)
-        return self._chain.find([keys.part(node, "a node id") for node in node_ids])
-
-    def _header(self, node_id: str) -> tuple[NodeHeader, bytes] | None:
+    def _find(self, node_id: str) -> _Known | None:
         """A visible node that is in the graph or was created by this commit."""
-        known = self._headers.get(node_id)
+        known = self._known.get(node_id)
         if known is not None:
             return known
-        state, digest = self._state, self._manifest.leaf
-        if digest is None or node_id != self._manifest.leaf_id:
-            place = self._find([node_id])[0]
-            digest = None if place is None else place.digest
-        if digest is None or digest in self._hidden:
+        manifest = self._manifest
+        if node_id == manifest.leaf_id and manifest.leaf is not None:
+            known = self._leaf(node_id, manifest.leaf)
+        else:
+            place = self._index.find([node_id])[0]
+            if place is None:
+                return None
+            [header] = objects.read_headers(self._runtime.reader(), [place.digest])
+            known = _Known(header, place.digest, place.position)
+        if known.digest in self._hidden:
             return None
-        header = None if state is None else state.leaf
-        if header is None or header.id != node_id:
-            header = objects.read_headers(self._runtime.reader(), [digest])[0]
-        return self._keep(header, digest)
+        self._known[node_id] = known
+        return known
 
-    def _keep(self, header: NodeHeader, digest: bytes) -> tuple[NodeHeader, bytes]:
-        self._headers[header.id] = header, digest
-        return header, digest
+    def _leaf(self, node_id: str, digest: bytes) -> _Known:
+        state = self._state
+        if state is not None and state.leaf is not None:
+            return _Known(state.leaf.header, digest, state.leaf.position)
+        [header] = objects.read_headers(self._runtime.reader(), [digest])
+        return _Known(header, digest, self._index.position_of(node_id, digest))
 
     def _current_leaf(self) -> str | None:
         """The leaf as a reader sees it: if it is hidden, the latest visible message."""
@@ -281,49 +189,66 @@ class _Growth:
 
     # --- appending ------------------------------------------------------------------------
 
-    def append(self, nodes: list[SpelledNode], *, fresh: bool) -> None:
+    def append(self, nodes: list[SpelledNode]) -> None:
         """Create these nodes."""
+        if not nodes:
+            return
         by_id: dict[str, SpelledNode] = {}
         parents: dict[str, str | None] = {}
-        before = self._current_leaf() if nodes and nodes[0].parent is LEAF else None
+        before = self._current_leaf() if nodes[0].parent is LEAF else None
         in_order = True
         for node in nodes:
-            if node.id in by_id:
-                raise DuplicateNodeError(node.id, "appears twice in the commit")
-            parent = before if node.parent is LEAF else node.parent
-            by_id[node.id] = node
-            parents[node.id] = parent
-            if parent != before and parent is not None:
-                in_order = in_order and parent in parents and parent != node.id
-            before = node.id
-        if fresh and self._manifest.leaf_id in by_id:
-            raise DuplicateNodeError(str(self._manifest.leaf_id), "is in the session already")
-        if not fresh:
-            for node_id, place in zip(by_id, self._find(list(by_id)), strict=True):
-                if place is not None:
-                    raise DuplicateNodeError(node_id, "is in the session already")
-        for node_id in by_id if in_order else _parents_first(parents):
+            node_id, parent = node.id, node.parent
+            if node_id in by_id:
+                raise DuplicateNodeError(node_id, "appears twice in the commit")
+            if parent is LEAF:
+                parent = before
+            elif parent != before and parent is not None:
+                in_order = in_order and parent in parents and parent != node_id
+            by_id[node_id] = node
+            parents[node_id] = parent
+            before = node_id
+        self._require_new(nodes)
+        for node_id in parents if in_order else _parents_first(parents):
             self._create(by_id[node_id], parents[node_id])
 
+    def _require_new(self, nodes: list[SpelledNode]) -> None:
+        """Raise if the graph has a node of one of these ids."""
+        if not self._index.count or not any(self._index.candidates([one.hash for one in nodes])):
+            return
+        ids = [node.id for node in nodes]
+        for node_id, place in zip(ids, self._index.find(ids), strict=True):
+            if place is not None:
+                raise DuplicateNodeError(node_id, "is in the session already")
+
     def _create(self, node: SpelledNode, parent_id: str | None) -> None:
-        seq = self._manifest.next_seq + len(self._created)
+        node_id, hashed, _, frame, time, cause, payload, is_user = node
+        added = len(self._created)
         depth, users, parent = 1, 0, None
         if parent_id is not None:
-            known = self._header(parent_id)
+            known = self._known.get(parent_id) or self._find(parent_id)
             if known is None:
-                raise UnknownParentError(node.id, f"has an unknown parent {parent_id!r}")
-            above, parent = known
+                raise UnknownParentError(node_id, f"has an unknown parent {parent_id!r}")
+            above, parent, _ = known
             depth, users = above.depth + 1, above.users
         header = NodeHeader(
-            node.id, seq, depth, users + node.is_user, node.frame, node.time, parent_id, parent
+            node_id,
+            self._manifest.next_seq + added,
+            depth,
+            users + is_user,
+            frame,
+            time,
+            parent_id,
+            parent,
         )
-        data, links = encode_node(header, node.cause, node.payload)
-        digest = self._writer.emit(Kind.NODE, data, links)
+        digest = self._writer.emit(Kind.NODE, *encode_node(header, cause, payload))
         if digest in self._hidden:
-            raise DuplicateNodeError(node.id, "is hidden in this session, this very node")
-        self._keep(header, digest)
-        self._created.append((header, digest, node.part))
-        self._created_ids.add(node.id)
+            raise DuplicateNodeError(node_id, "is hidden in this session, this very node")
+        made = _Known(header, digest, self._manifest.nodes + added)
+        self._known[node_id] = made
+        self._created.append(made)
+        self._created_ids.add(node_id)
+        self._hashes.append(hashed)
 
     def digests(self) -> list[bytes]:
         """The digests of the nodes that were created."""
@@ -333,106 +258,74 @@ class _Growth:
 
     def finish(self, change: Commit) -> Grown:
         """Move the leaf and sum up."""
-        created = self._created
-        leaf: tuple[NodeHeader, bytes] | None = None
+        created, manifest, state = self._created, self._manifest, self._state
         if change.leaf is not LAST:
             leaf_id = change.leaf
         elif created:
-            last = (change.append if change.replace is None else change.replace)[-1]
-            leaf_id = last.id
-        else:
-            leaf_id = self._manifest.leaf_id
-        manifest, state = self._manifest, self._state
-        if change.leaf is LAST and not created and state is not None:
+            leaf_id = (change.append if change.replace is None else change.replace)[-1].id
+        elif state is not None:
             # It stays where it is, hidden or not: a commit that says nothing of it heals nothing.
-            return self._grown(leaf_id, manifest.leaf, manifest.tips, state.leaf, state.page, [])
-        if leaf_id is not None:
-            leaf = self._header(leaf_id)
-            if leaf is None:
-                raise UnknownLeafError(leaf_id, "is to be the leaf, but is not in the session")
-        page = None if state is None else state.page
-        rows: list[PutRow] = []
-        if created:
-            rows, page = self._rows(page)
-        header, digest = (None, None) if leaf is None else leaf
-        return self._grown(leaf_id, digest, self._tips(leaf_id), header, page, rows)
-
-    def _grown(
-        self,
-        leaf_id: str | None,
-        leaf_digest: bytes | None,
-        tips: Spelled,
-        leaf: NodeHeader | None,
-        page: Page | None,
-        rows: list[PutRow],
-    ) -> Grown:
-        created = self._created
+            return Grown(
+                manifest.leaf_id,
+                manifest.leaf,
+                manifest.first_user,
+                manifest.nodes,
+                manifest.next_seq,
+                manifest.tips,
+                manifest.node_index,
+                state.head.hidden,
+                (),
+                state.leaf,
+            )
+        else:
+            leaf_id = None
+        leaf = None if leaf_id is None else self._find(leaf_id)
+        if leaf is None and leaf_id is not None:
+            raise UnknownLeafError(leaf_id, "is to be the leaf, but is not in the session")
         return Grown(
             leaf_id,
-            leaf_digest,
-            None if leaf_id is None else self._first_user(leaf_id),
-            self._manifest.nodes + len(created),
-            self._manifest.next_seq + len(created),
-            tips,
-            self._lineage,
-            self._base,
-            None if self._state is None else self._state.head.hidden,
-            rows,
+            None if leaf is None else leaf.digest,
+            None if leaf is None else self._first_user(leaf),
+            manifest.nodes + len(created),
+            manifest.next_seq + len(created),
+            self._tips(leaf_id),
+            self._extended(),
+            None if state is None else state.head.hidden,
             tuple([header.id for header, _, _ in created]),
-            leaf,
-            page,
-            self._older(),
+            None if leaf is None else Leaf(leaf.header, leaf.position),
         )
 
-    def _older(self) -> tuple[bytes, ...] | None:
-        if self._base is None:
-            return ()
-        if self._chain is not None:
-            return _older(self._chain, self._lineage)
-        return None if self._state is None else self._state.older
-
-    def _rows(self, page: Page | None) -> tuple[list[PutRow], Page]:
-        created = self._created
-        first = self._manifest.next_seq
-        rows = [lineage.put_place(self._lineage, part, header.seq) for header, _, part in created]
-        own_first = lineage.first_own(self._base)
-        if first == own_first:
-            page = None
-            if self._base is not None:
-                rows.append(lineage.put_base(self._lineage, self._base))
-        elif page is None and first % lineage.PAGE_NODES:
-            page = self._read_last_page()
+    def _extended(self) -> Tail:
+        """The node index with the nodes that were created."""
+        if not self._created:
+            return self._manifest.node_index
+        known = self._known
         distances = [
-            0 if header.parent_id is None else header.seq - self._headers[header.parent_id][0].seq
-            for header, _, _ in created
+            0 if header.parent_id is None else position - known[header.parent_id].position
+            for header, _, position in self._created
         ]
-        added = Page(first, distances, b"".join([digest for _, digest, _ in created]))
-        more, page = lineage.put_pages(self._lineage, page, added)
-        return rows + more, page
+        builder = self._index.builder(self._writer.emit)
+        builder.append(b"".join(self._hashes), distances, self.digests())
+        return builder.finish()
 
-    def _read_last_page(self) -> Page:
-        assert self._state is not None
-        chain = self._chain or self._runtime.chain(self._state)
-        return chain.page(self._manifest.next_seq - 1)
-
-    def _first_user(self, leaf_id: str) -> bytes | None:
+    def _first_user(self, leaf: _Known) -> bytes | None:
         """The first message of the user on the path of the leaf."""
         first: bytes | None = None
-        step: str | None = leaf_id
-        created = self._created_ids
-        while step is not None and step in created:
-            header, digest = self._headers[step]
-            above = self._headers[header.parent_id][0] if header.parent_id is not None else None
-            if header.users > (0 if above is None else above.users):
-                first = digest
-            step = header.parent_id
-        if step == self._manifest.leaf_id or step is None:
-            return (self._manifest.first_user if step is not None else None) or first
-        found = self._header(step)
-        if found is None or self._state is None or not found[0].users:
+        step: _Known | None = leaf
+        created, known = self._created_ids, self._known
+        while step is not None and step.header.id in created:
+            parent_id = step.header.parent_id
+            above = None if parent_id is None else known[parent_id]
+            if step.header.users > (0 if above is None else above.header.users):
+                first = step.digest
+            step = above
+        if step is None:
             return first
-        chain = self._chain or self._runtime.chain(self._state)
-        return find_first_user(self._runtime, chain, found[0])
+        if step.header.id == self._manifest.leaf_id:
+            return self._manifest.first_user or first
+        if not step.header.users:
+            return first
+        return find_first_user(self._runtime, self._index, step.header, step.position)
 
     def _is_straight(self, leaf_id: str | None) -> bool:
         """Does the commit only make the one branch longer, and move the leaf to its end?"""

@@ -1,7 +1,7 @@
-"""The one mutable row of a session: which manifest, at which revision, on which lineage.
+"""The one mutable row of a session: which manifest, at which revision.
 
     head    = revision (8) ‖ created_at (8) ‖ committed_at (8) ‖ manifest (32) ‖ details
-    details = [operation, lineage, turn, base, hidden, rewound_to, origin, long id],
+    details = [operation, turn, hidden, rewound_to, origin, adopted, long id],
               without the nils at its end
 
 Numbers are big-endian; the engine stamps the times. When a commit moves the head, the
@@ -25,25 +25,14 @@ _CREATED_AT: Final = 8
 _COMMITTED_AT: Final = 16
 _STAMPS: Final = (Stamp(_COMMITTED_AT),)
 _NEW_STAMPS: Final = (*_STAMPS, Stamp(_CREATED_AT))
-LINEAGE_BYTES: Final = 8
 
 COMMIT: Final = "commit"
 REWIND: Final = "rewind"
 FORK: Final = "fork"
-_OPERATIONS: Final = (COMMIT, REWIND, FORK)
-_DETAILS: Final = 8
+ADOPT: Final = "adopt"
+OPERATIONS: Final = (COMMIT, REWIND, FORK, ADOPT)
+_DETAILS: Final = 7
 _NOTHING_MORE: Final = (None,) * 5
-
-
-class Base(NamedTuple):
-    """Where a lineage goes on from: another one's nodes below ``limit``.
-
-    With ``path``, only those on the path that ends in the node with this seq.
-    """
-
-    lineage: bytes
-    limit: int
-    path: int | None
 
 
 class HeadRow(NamedTuple):
@@ -53,14 +42,14 @@ class HeadRow(NamedTuple):
     created_at_ms: int
     committed_at_ms: int
     manifest: bytes
-    lineage: bytes
-    base: Base | None
     #: The hidden nodes, as a stored map from digest to id; None: there are none.
     hidden: bytes | None
     operation: str
     turn: str | None
     rewound_to: int | None
     origin: Origin | None
+    #: The session and revision whose head became this revision.
+    adopted: Origin | None
     #: The session's id if its key does not hold it.
     long_id: str | None
 
@@ -72,9 +61,9 @@ def head_key(key: bytes) -> RowKey:
 
 def encode_head(row: HeadRow) -> bytes:
     """Spell a head row."""
-    _, _, _, _, lineage, base, hidden, operation, turn, rewound_to, origin, long_id = row
-    details: list[Any] = [_OPERATIONS.index(operation), lineage, turn]
-    more = (base, hidden, rewound_to, origin, long_id)
+    _, _, _, _, hidden, operation, turn, rewound_to, origin, adopted, long_id = row
+    details: list[Any] = [OPERATIONS.index(operation), turn]
+    more = (hidden, rewound_to, origin, adopted, long_id)
     if more != _NOTHING_MORE:
         details += more
     while details[-1] is None:
@@ -88,19 +77,18 @@ def decode_head(data: bytes) -> HeadRow:
         revision, created_at_ms, committed_at_ms, manifest = _FIXED.unpack_from(data)
         details = unpack_checked(data[_FIXED.size :])
         details += [None] * (_DETAILS - len(details))
-        operation, lineage, turn, base, hidden, rewound_to, origin, long_id = details
+        operation, turn, hidden, rewound_to, origin, adopted, long_id = details
         return HeadRow(
             revision,
             created_at_ms,
             committed_at_ms,
             manifest,
-            lineage,
-            None if base is None else Base(*base),
             hidden,
-            _OPERATIONS[operation],
+            OPERATIONS[operation],
             turn,
             rewound_to,
             None if origin is None else Origin(*origin),
+            None if adopted is None else Origin(*adopted),
             long_id,
         )
     except (ValueError, TypeError, IndexError, struct.error) as exc:
@@ -137,6 +125,7 @@ def public_entry(session: str, row: HeadRow, labels: tuple[str, ...]) -> Entry:
         row.turn,
         labels,
         row.rewound_to,
+        row.adopted,
     )
 
 

@@ -23,10 +23,6 @@ _PART_BYTES: Final = 240
 MAX_ID_BYTES: Final = 16_384
 
 _LABEL: Final = b"\xff"
-_LINEAGE_BYTES: Final = 8
-_LINEAGE_ROW: Final = b"\x00"
-_LINEAGE_PAGE: Final = b"\x01"
-_LINEAGE_ID: Final = b"\x02"
 _QUEUE_COUNTER: Final = b"\x00"
 _QUEUE_BATCH: Final = b"\x01"
 _QUEUE_SOURCE: Final = b"\x02"
@@ -139,41 +135,6 @@ def prefix_range(prefix: str) -> tuple[bytes, bytes | None]:
     return start, past(start) if start else None
 
 
-def lineage_row(lineage: bytes) -> bytes:
-    """Where a lineage says what it goes on from."""
-    return lineage + _LINEAGE_ROW
-
-
-def lineage_page(lineage: bytes, page: int) -> bytes:
-    """Where the nodes of a lineage are listed in insertion order."""
-    return lineage + _LINEAGE_PAGE + page.to_bytes(6, "big")
-
-
-def is_lineage_row(nodes_key: bytes) -> bool:
-    """Is this key of the node table that of what a lineage goes on from?"""
-    return nodes_key[_LINEAGE_BYTES : _LINEAGE_BYTES + 1] == _LINEAGE_ROW
-
-
-def is_lineage_page(nodes_key: bytes) -> bool:
-    """Is this key of the node table that of a page?"""
-    return nodes_key[_LINEAGE_BYTES : _LINEAGE_BYTES + 1] == _LINEAGE_PAGE
-
-
-def lineage_nodes(lineage: bytes) -> bytes:
-    """What the keys start with under which nodes of a lineage are found by their ids."""
-    return lineage + _LINEAGE_ID
-
-
-def lineage_node(lineage: bytes, node_part: bytes) -> bytes:
-    """Where a node of a lineage is found by its id."""
-    return lineage + _LINEAGE_ID + node_part
-
-
-def is_lineage_node(nodes_key: bytes) -> bool:
-    """Is this key of the node table that of a node?"""
-    return nodes_key[_LINEAGE_BYTES : _LINEAGE_BYTES + 1] == _LINEAGE_ID
-
-
 def queue_counter(key: bytes) -> RowKey:
     """The row that counts a session's batches."""
     return RowKey("queue", key + _QUEUE_COUNTER)
@@ -213,7 +174,7 @@ _PROTECTION: Final = b"\x03"
 _MARK: Final = b"\x04"
 _PIN_MARK: Final = b"\x05"
 _UNFINISHED: Final = b"\x06"
-_REMOVALS: Final = b"\x07"
+_SIGN: Final = b"\x07"
 _SUBJECTS: Final = b"\x08"
 _SUBJECT: Final = b"\x09"
 _REVISION_BYTES: Final = 8
@@ -283,15 +244,12 @@ def unfinished(key: bytes) -> RowKey:
 
 def all_unfinished() -> tuple[bytes, bytes]:
     """From the first unfinished deletion to behind the last."""
-    return _UNFINISHED, _REMOVALS
+    return _UNFINISHED, _SIGN
 
 
-def removals() -> RowKey:
-    """The row that changes whenever a row of the heads or the history goes away.
-
-    Also when one comes to reach a lineage that none has reached before.
-    """
-    return RowKey("retention", _REMOVALS)
+def sign() -> RowKey:
+    """The row by which two handles find out whether they are on one store."""
+    return RowKey("retention", _SIGN)
 
 
 def subjects(key: bytes) -> RowKey:
@@ -328,7 +286,7 @@ _OF_A_SESSION: Final = (
     _UNFINISHED,
     _SUBJECTS,
 )
-_OF_THE_STORE: Final = (_POLICY_DEFAULT, _PIN_MARK, _REMOVALS)
+_OF_THE_STORE: Final = (_POLICY_DEFAULT, _PIN_MARK, _SIGN)
 
 
 def retention_session(key: bytes) -> bytes | None:
@@ -349,11 +307,6 @@ def retention_session(key: bytes) -> bytes | None:
 def retention_rows(key: bytes) -> list[tuple[bytes, bytes]]:
     """From where to where a session's own rows stand, kind by kind; the subjects' index aside."""
     return [(kind + key, kind + past(key)) for kind in _OF_A_SESSION]
-
-
-def past_lineage(lineage: bytes) -> bytes:
-    """The first key behind all rows of a lineage."""
-    return lineage + b"\xff"
 
 
 def owner_of(key: bytes) -> str | None:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from casstore.engine.protocol import RowKey
 from casstore.errors import (
-    CorruptionError,
     InvalidInputError,
     NodeNotFoundError,
     SessionNotFoundError,
 )
 from casstore.format.digest import Digest
+from casstore.format.node_index import id_hash
 from casstore.objects import graph as objects
-from casstore.session import checkpoint, keys, lineage
+from casstore.objects.node_index import Place
+from casstore.session import checkpoint, keys
 from casstore.session.data import Checkpoint, Entry, Head, Node, Usage
 from casstore.session.heads import public_head
-from casstore.session.lineage import Place
 from casstore.session.nodes import (
     FULL,
     PATH,
@@ -128,50 +127,29 @@ def load_nodes(
 
 def find_node(runtime: Runtime, session: str, node_id: str, at: At) -> Node | None:
     """One node by its id."""
-    part = keys.part(node_id, "a node id")
-    known = runtime.recall(keys.session_key(session))
-    if at is None and known is not None and known.head.base is None:
-        # Where the session stood last, it has one lineage, and the row is asked for together
-        # with the head; if that is still the same, it is the answer.
-        wanted = RowKey("nodes", keys.lineage_node(known.head.lineage, part))
-        row, found = runtime.rows(session, [wanted])
-        if row == known.row:
-            return _shown(runtime, known, _place_of(runtime, known, found), node_id)
+    keys.id_bytes(node_id, "a node id")
     head = _find(runtime, session, at)
     if head is None:
         return None
     state = head if at is None else runtime.at(session, at)
-    return _shown(runtime, head, runtime.chain(state).find([part])[0], node_id)
+    index = runtime.index(state.manifest)
+    hidden = runtime.hidden(head.head)
+    [possible] = index.candidates([id_hash(node_id)])
+    for position in possible:
+        place = index.place(position)
+        node = None if place.digest in hidden else read_node(runtime, place, node_id)
+        if node is not None:
+            return node
+    return None
 
 
-def _place_of(runtime: Runtime, state: State, row: bytes | None) -> Place | None:
-    """The place that a row, found by a node's id, leads to in a state of one lineage."""
-    if row is None:
+def read_node(runtime: Runtime, place: Place, node_id: str) -> Node | None:
+    """The node at a place of a node index; None if it has another id."""
+    [fields] = objects.iter_fields(runtime.reader(), (place.digest,))
+    found_id, seq, depth, _, frame, time, parent_id, _, cause, payload = fields
+    if found_id != node_id:
         return None
-    seq = lineage.read_seq(row)
-    digest: bytes | None = None
-    if seq < state.manifest.next_seq:
-        digest = lineage.find_digest(runtime.engine, state.head.lineage, seq)
-    if digest is None:
-        raise CorruptionError(f"the node table has no node number {seq}")
-    return Place(seq, digest)
-
-
-def _shown(runtime: Runtime, head: State, place: Place | None, node_id: str) -> Node | None:
-    """The node at a place, unless there is none, or it is hidden."""
-    if place is None or place.digest in runtime.hidden(head.head):
-        return None
-    return read_node(runtime, place, node_id)
-
-
-def read_node(runtime: Runtime, place: Place, node_id: str) -> Node:
-    """The node at a place of the node table."""
-    seq, digest = place
-    [fields] = objects.iter_fields(runtime.reader(), (digest,))
-    found_id, found_seq, depth, _, frame, time, parent_id, _, cause, payload = fields
-    if found_id != node_id or found_seq != seq:
-        raise CorruptionError(f"the node table does not match node {digest.hex()}; check the store")
-    name = Digest.known(digest)
+    name = Digest.known(place.digest)
     return Node(node_id, payload, parent_id, cause, frame, time, seq, depth, name)
 
 

@@ -1,7 +1,6 @@
-"""Signs for a plan that is carried out later: this came to be used, this went away.
+"""Signs for a plan that is carried out later: this came to be used.
 
-    mark     = marked_at (8) ‖ random (8)
-    removals = random (8)
+    mark = marked_at (8) ‖ random (8)
 
 A retention plan says which revisions go, and is carried out minutes or days later. A write
 has conditions on rows it can name, and nobody can name the label, fork, protection or pin
@@ -9,12 +8,6 @@ that somebody makes in between. So whoever makes one for an earlier revision als
 the mark of that revision (or of the object, for a pin) in the same write, and a removal
 stands under the condition that the mark is as it was planned. The head needs no marks: it
 is never in a plan.
-
-A head, or a revision of a session that is there, which goes away for good takes what it
-reaches along, and whoever counts what rows reach, in several readings, must know that none
-went meanwhile: every such removal changes the removals row. What a deleted session has yet
-to lose needs no more: nothing can be made of it. So does a row that comes to reach what none
-has reached before (``session.prepared``).
 """
 
 from __future__ import annotations
@@ -50,11 +43,3 @@ def marked_at_ms(row: bytes) -> int:
     if len(row) != _TIME_BYTES + _RANDOM_BYTES:
         raise CorruptionError("a mark is damaged")
     return int.from_bytes(row[:_TIME_BYTES], "big")
-
-
-def put_removals() -> PutRow:
-    """The change by which whoever counts what rows reach begins anew.
-
-    It goes with every removal of a head, or of a revision of a live session.
-    """
-    return PutRow(*keys.removals(), secrets.token_bytes(_RANDOM_BYTES))

@@ -8,12 +8,10 @@ from typing import Any, Final, Literal, overload
 
 from casstore.errors import CorruptionError, LimitError, NodeNotFoundError
 from casstore.format.digest import Digest
-from casstore.format.node import NodeHeader
 from casstore.objects import graph as objects
-from casstore.session import keys
+from casstore.objects.node_index import NodeIndex, empty_index
 from casstore.session.arguments import check_count
 from casstore.session.data import Node
-from casstore.session.lineage import Chain
 from casstore.session.state import HiddenNodes, Runtime, State
 from casstore.session.tombstones import heal_leaf
 
@@ -35,24 +33,27 @@ class Nodes(Sequence[Node]):
     def __init__(
         self,
         runtime: Runtime,
-        chain: Chain,
-        seqs: Sequence[int],
+        index: NodeIndex,
+        positions: Sequence[int],
         *,
         path: bool,
+        dense: bool,
         payloads: bool,
         require_kept: Callable[[], None],
     ) -> None:
         self._runtime = runtime
-        self._chain = chain
+        self._index = index
         # Raises if the revision has gone.
         self._require_kept = require_kept
-        self._seqs = seqs
+        self._positions = positions
         # On a whole path each node's parent is the one before it.
         self._path = path
+        # Every number was given to a node of this graph; a fork of one path leaves some out.
+        self._dense = dense
         self._payloads = payloads
 
     def __len__(self) -> int:
-        return len(self._seqs)
+        return len(self._positions)
 
     @overload
     def __getitem__(self, at: int) -> Node: ...
@@ -63,24 +64,25 @@ class Nodes(Sequence[Node]):
             whole = self._path and (at.step is None or at.step == 1)
             return Nodes(
                 self._runtime,
-                self._chain,
-                self._seqs[at],
+                self._index,
+                self._positions[at],
                 path=whole,
+                dense=self._dense,
                 payloads=self._payloads,
                 require_kept=self._require_kept,
             )
-        return self._read([self._seqs[at]])[0]
+        return self._read([self._positions[at]])[0]
 
     def __iter__(self) -> Iterator[Node]:
         before: bytes | None = None
-        for start in range(0, len(self._seqs), _BATCH):
-            seqs = self._seqs[start : start + _BATCH]
+        for start in range(0, len(self._positions), _BATCH):
+            positions = self._positions[start : start + _BATCH]
             try:
-                page = self._read(seqs, before)
+                page = self._read(positions, before)
             except LimitError:
                 # Together they take more than one answer may; one by one they need not.
-                for seq in seqs:
-                    [node] = self._read([seq], before)
+                for position in positions:
+                    [node] = self._read([position], before)
                     before = node.digest
                     yield node
                 continue
@@ -97,13 +99,13 @@ class Nodes(Sequence[Node]):
         return self._pages(size)
 
     def digests(self) -> Iterator[Digest]:
-        """The digests alone, from the node table: no node is read, so nothing is proven.
+        """The digests alone, from the node index: no node is read.
 
         >>> list(session.nodes().digests()) == [node.digest for node in session.nodes()]
         True
         """
         try:
-            for place in self._chain.places(self._seqs):
+            for place in self._index.places(self._positions):
                 yield Digest.known(place.digest)
         except CorruptionError:
             self._require_kept()
@@ -111,21 +113,26 @@ class Nodes(Sequence[Node]):
 
     def _pages(self, size: int) -> Iterator[list[Node]]:
         before: bytes | None = None
-        for start in range(0, len(self._seqs), size):
-            page = self._read(self._seqs[start : start + size], before)
+        for start in range(0, len(self._positions), size):
+            rest = start + size < len(self._positions)
+            page = self._read(self._positions[start : start + size], before, ahead=rest)
             before = page[-1].digest
             yield page
 
-    def _read(self, seqs: Sequence[int], before: bytes | None = None) -> list[Node]:
+    def _read(
+        self, positions: Sequence[int], before: bytes | None = None, *, ahead: bool = False
+    ) -> list[Node]:
         try:
-            return self._read_proven(seqs, before)
+            return self._read_proven(positions, before, ahead=ahead)
         except CorruptionError:
             # Collected while it was iterated over, it is not damaged; it is no longer there.
             self._require_kept()
             raise
 
-    def _read_proven(self, seqs: Sequence[int], before: bytes | None) -> list[Node]:
-        digests = self._chain.digests(seqs)
+    def _read_proven(
+        self, positions: Sequence[int], before: bytes | None, *, ahead: bool
+    ) -> list[Node]:
+        digests = self._index.digests(positions, ahead=ahead)
         reader = self._runtime.reader()
         found: Iterable[list[Any]]
         if self._payloads:
@@ -133,12 +140,14 @@ class Nodes(Sequence[Node]):
         else:
             found = [[*one, None, None] for one in objects.read_headers(reader, digests)]
         nodes: list[Node] = []
-        path = self._path
-        for seq, digest, fields in zip(seqs, digests, found, strict=True):
-            node_id, own, depth, _, frame, time, parent_id, parent, cause, payload = fields
-            if own != seq or (path and before is not None and parent != before):
+        path, dense = self._path, self._dense
+        for position, digest, fields in zip(positions, digests, found, strict=True):
+            node_id, seq, depth, _, frame, time, parent_id, parent, cause, payload = fields
+            if (seq != position and (dense or seq < position)) or (
+                path and before is not None and parent != before
+            ):
                 raise CorruptionError(
-                    f"the node table does not match node {digest.hex()}; check the store"
+                    f"the node index does not match node {digest.hex()}; check the store"
                 )
             before = digest
             nodes.append(
@@ -170,63 +179,73 @@ def open_nodes(
     payloads: bool = True,
 ) -> Nodes:
     """The nodes of a revision, all of them or those on the path to ``leaf``."""
-    chain = runtime.chain(state)
+    index = runtime.index(state.manifest)
     require_kept = partial(runtime.require_kept, session, state)
-    seqs: Sequence[int]
+    positions: Sequence[int]
     if scope == FULL:
-        seqs = chain.seqs()
+        positions = range(index.count)
     elif leaf is None:
-        seqs = ()
+        positions = ()
     else:
-        seqs = _path_to(runtime, chain, session, state, leaf, hidden)
+        positions = _path_to(runtime, index, session, state, leaf, hidden)
     path = scope == PATH
     if hidden:
-        gone = hidden_seqs(chain, hidden)
-        whole = len(seqs)
-        seqs = [seq for seq in seqs if seq not in gone]
-        path = path and len(seqs) == whole
-    return Nodes(runtime, chain, seqs, path=path, payloads=payloads, require_kept=require_kept)
+        gone = hidden_positions(index, hidden)
+        whole = len(positions)
+        positions = [position for position in positions if position not in gone]
+        path = path and len(positions) == whole
+    dense = state.manifest.next_seq == index.count
+    return Nodes(
+        runtime,
+        index,
+        positions,
+        path=path,
+        dense=dense,
+        payloads=payloads,
+        require_kept=require_kept,
+    )
 
 
 def _path_to(
     runtime: Runtime,
-    chain: Chain,
+    index: NodeIndex,
     session: str,
     state: State,
     leaf: str,
     hidden: HiddenNodes,
 ) -> Sequence[int]:
     digest = state.manifest.leaf
+    position: int | None = None
     if leaf != state.manifest.leaf_id or digest is None:
-        place = chain.find([keys.part(leaf, "a node id")])[0]
+        place = index.find([leaf])[0]
         if place is None:
             raise NodeNotFoundError(session, leaf)
-        digest = place.digest
+        position, digest = place
     if digest in hidden:
         raise NodeNotFoundError(session, leaf)
-    header = state.leaf
-    if header is None or header.id != leaf:
-        header = objects.read_headers(runtime.reader(), [digest])[0]
-    return path_seqs(chain, header)
-
-
-def path_seqs(chain: Chain, leaf: NodeHeader) -> Sequence[int]:
-    """The seqs from the root to a node."""
-    if leaf.depth == leaf.seq + 1:
-        # As many nodes as there are numbers: every node so far is on the path.
-        return range(leaf.depth)
-    return chain.path(leaf.seq)
+    known = state.leaf
+    if known is not None and known.header.id == leaf:
+        return index.path(known.position, known.header.depth)
+    header = objects.read_headers(runtime.reader(), [digest])[0]
+    if header.depth == index.count:
+        # The graph has one branch, and this is its end.
+        return range(index.count)
+    if position is None:
+        position = index.position_of(leaf, digest)
+    return index.path(position, header.depth)
 
 
 def no_nodes(runtime: Runtime) -> Nodes:
     """The nodes of a session in which nothing was committed yet."""
-    chain = Chain(runtime.engine, b"", None, 0)
-    return Nodes(runtime, chain, (), path=True, payloads=False, require_kept=lambda: None)
+    index = empty_index(runtime.reader(), runtime.index_cache)
+    return Nodes(
+        runtime, index, (), path=True, dense=True, payloads=False, require_kept=lambda: None
+    )
 
 
-def hidden_seqs(chain: Chain, hidden: HiddenNodes) -> frozenset[int]:
-    """The numbers of hidden nodes."""
-    places = chain.find([keys.part(node, "a node id") for node in set(hidden.values())])
+def hidden_positions(index: NodeIndex, hidden: HiddenNodes) -> frozenset[int]:
+    """The positions of hidden nodes."""
+    places = index.find(list(dict.fromkeys(hidden.values())))
     return frozenset(
-        [place.seq for place in places if place is not None and place.digest in hidden]
+        [place.position for place in places if place is not None and place.digest in hidden]
     )

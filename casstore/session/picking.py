@@ -12,27 +12,28 @@ from typing import Any
 from casstore.errors import LimitError
 from casstore.format.node import NodeHeader
 from casstore.objects import graph as objects
+from casstore.objects.node_index import NodeIndex
 from casstore.session import messages
-from casstore.session.lineage import Chain
-from casstore.session.nodes import PATH, open_nodes, path_seqs, visible_leaf
+from casstore.session.nodes import PATH, open_nodes, visible_leaf
 from casstore.session.state import HiddenNodes, Runtime, State
 
 
-def find_first_user(runtime: Runtime, chain: Chain, leaf: NodeHeader) -> bytes | None:
+def find_first_user(
+    runtime: Runtime, index: NodeIndex, leaf: NodeHeader, position: int
+) -> bytes | None:
     """The first message of the user on the path that ends in a stored node."""
     if not leaf.users:
         return None
-    seqs = path_seqs(chain, leaf)
+    path = index.path(position, leaf.depth)
     reader = runtime.reader()
-    low, high = 0, len(seqs) - 1
+    low, high = 0, len(path) - 1
     while low < high:
         middle = (low + high) // 2
-        place = chain.place(seqs[middle])
-        if objects.read_headers(reader, [place.digest])[0].users:
+        if objects.read_headers(reader, index.digests((path[middle],)))[0].users:
             high = middle
         else:
             low = middle + 1
-    return chain.place(seqs[low]).digest
+    return index.place(path[low]).digest
 
 
 def picked(runtime: Runtime, session: str, state: State) -> tuple[str | None, int]:
@@ -44,7 +45,8 @@ def picked(runtime: Runtime, session: str, state: State) -> tuple[str | None, in
     if manifest.leaf is None or manifest.first_user is None:
         return None, 0
     reader = runtime.reader()
-    leaf = state.leaf or objects.read_headers(reader, [manifest.leaf])[0]
+    known = state.leaf
+    leaf = objects.read_headers(reader, [manifest.leaf])[0] if known is None else known.header
     payload: Any
     try:
         payload = objects.read_nodes(reader, [manifest.first_user])[0].payload

@@ -1,14 +1,15 @@
 """The receipt of a turn: what the commit meant, and what it gave.
 
     receipt = version (1) ‖ intent (32) ‖ revision (8) ‖ manifest (32)
-              ‖ [lineage, base, first seq, number of nodes]
+              ‖ [first position, number of nodes]
 
-The ids of the nodes that the commit created are read from its lineage when they are asked
+The ids of the nodes that the commit created are read through its manifest when they are asked
 for. Nodes that were removed since are not there any more, so vacuum writes them down, and
 the leaf if it was one of them: two more items, [[position, id] …] and an id or nil.
 
 A receipt that outlives its revision is settled: it tells itself what it needed the revision
-for, [leaf, [node id, …], committed_at].
+for, [leaf, [node id, …], committed_at]. So is one that came with an adopted session, with
+one more item: the session that the turn was sent to, whose id is a part of what it meant.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from typing import Any, Final, NamedTuple
 from casstore.errors import CorruptionError
 from casstore.format.canonical import pack_checked, unpack_checked
 from casstore.format.hashing import DIGEST_BYTES
-from casstore.session.heads import Base
 
 _INTENT_AT: Final = 1
 _REVISION_AT: Final = _INTENT_AT + DIGEST_BYTES
@@ -33,9 +33,7 @@ class Receipt(NamedTuple):
     intent: bytes
     revision: int
     manifest: bytes
-    lineage: bytes
-    base: Base | None
-    #: The nodes it created: so many of its lineage from this seq on.
+    #: The nodes it created: ``node_count`` of its manifest's graph, from this position on.
     first: int
     node_count: int
     #: Those of them that were removed since: their places among all it created, and ids.
@@ -61,9 +59,11 @@ class SettledReceipt(NamedTuple):
     leaf: str | None
     nodes: tuple[str, ...]
     committed_at_ms: int
+    #: The session that the turn was sent to; None: the one that has the receipt.
+    session: str | None = None
 
 
-_SETTLED_FIELDS: Final = 3
+_SETTLED_FIELDS: Final = (3, 4)
 
 
 def encode_receipt(receipt: Receipt | SettledReceipt) -> bytes:
@@ -71,8 +71,10 @@ def encode_receipt(receipt: Receipt | SettledReceipt) -> bytes:
     told: list[Any]
     if isinstance(receipt, SettledReceipt):
         told = [receipt.leaf, list(receipt.nodes), receipt.committed_at_ms]
+        if receipt.session is not None:
+            told.append(receipt.session)
     else:
-        told = [receipt.lineage, receipt.base, receipt.first, receipt.node_count]
+        told = [receipt.first, receipt.node_count]
         if receipt.removed or receipt.leaf is not None:
             told += [[list(each) for each in receipt.removed], receipt.leaf]
     return b"".join(
@@ -93,20 +95,18 @@ def decode_receipt(row: bytes) -> Receipt | SettledReceipt:
         revision = int.from_bytes(row[_REVISION_AT:_MANIFEST_AT], "big")
         manifest = row[_MANIFEST_AT:_NODES_AT]
         told = unpack_checked(row[_NODES_AT:])
-        if len(told) == _SETTLED_FIELDS:
-            leaf, nodes, at_ms = told
+        if len(told) in _SETTLED_FIELDS and type(told[0]) is not int:
+            leaf, nodes, at_ms, *of = told
             return SettledReceipt(
-                version, intent, revision, manifest, leaf, tuple(nodes), int(at_ms)
+                version, intent, revision, manifest, leaf, tuple(nodes), int(at_ms), *of
             )
-        lineage, base, first, count, *more = told
+        first, count, *more = told
         removed, leaf = more or ((), None)
         return Receipt(
             version,
             intent,
             revision,
             manifest,
-            lineage,
-            None if base is None else Base(*base),
             first,
             count,
             tuple([(at, node) for at, node in removed]),

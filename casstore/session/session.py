@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from casstore.session import (
+    adoption,
     catalogue,
     commit,
     expiry,
@@ -217,6 +218,36 @@ class Session:
         return settled(
             lambda: commit.rewind(
                 self._runtime, self.id, to, lease=lease, expected=expected, label=label
+            )
+        )
+
+    def adopt(
+        self,
+        other: Session | str,
+        *,
+        lease: Lease | Literal[Given.UNFENCED] | None = None,
+        expected: int | None = None,
+        label: str | None = None,
+    ) -> CommitResult:
+        """Make the head of another session the next revision of this one: nothing is lost by it.
+
+        Its graph, checkpoint and usage take the place of this session's, in one write whatever
+        their length. Its turns, sent again to this session, are answered and do not run. What
+        either hides stays hidden. Committed attachments in this store come along. Labels, queue,
+        lease, name and earlier revisions of this session stay; the other session stays as it is.
+
+        >>> better = NodeDraft("better", {"role": "assistant", "text": "right"})
+        >>> head = store.fork("s", "try", at="start", append=[better])
+        >>> result = session.adopt("try", lease=UNFENCED)
+        >>> result.revision, [node.id for node in session.nodes()]
+        (3, ['ask', 'better'])
+        >>> session.entry().adopted
+        Origin(session='try', revision=2, node=None)
+        """
+        name = other.id if isinstance(other, Session) else other
+        return settled(
+            lambda: adoption.adopt(
+                self._runtime, self.id, name, lease=lease, expected=expected, label=label
             )
         )
 

@@ -1,4 +1,4 @@
-"""Where a session stands, read once and kept: the head row, its manifest, its newest nodes.
+"""Where a session stands, read once and cached: the head row, its manifest, its leaf.
 
 A head row never comes back once it was replaced, and everything here follows from it; so
 what was decoded for a row can be used again whenever the same row is read.
@@ -26,12 +26,12 @@ from casstore.format.manifest import Manifest
 from casstore.format.node import NodeHeader
 from casstore.objects import graph as objects
 from casstore.objects import values
+from casstore.objects.node_index import IndexCache, NodeIndex
 from casstore.objects.pieces import PieceReader
 from casstore.session import keys
 from casstore.session.attempts import settled
 from casstore.session.data import Entry
 from casstore.session.heads import HeadRow, decode_head, head_key
-from casstore.session.lineage import Chain, Page, first_own
 
 if TYPE_CHECKING:
     from casstore.store import Store
@@ -44,26 +44,23 @@ HiddenNodes = Mapping[bytes, str]
 _NOTHING_HIDDEN: Final[HiddenNodes] = {}
 
 
+class Leaf(NamedTuple):
+    """A leaf: its header, and its position in insertion order."""
+
+    header: NodeHeader
+    position: int
+
+
 class State(NamedTuple):
     """A revision, decoded. ``row`` is what the head row held."""
 
     row: bytes
     head: HeadRow
     manifest: Manifest
-    #: The header of the leaf, and the last page of the lineage, where they are known.
-    leaf: NodeHeader | None = None
-    page: Page | None = None
-    #: The lineages that its own goes on from, nearest first, where they are known.
-    older: tuple[bytes, ...] | None = None
+    #: The leaf, where it is known.
+    leaf: Leaf | None = None
     #: The lease's row as a commit saw it last. It may be another by now; a write says so.
     lease: bytes | None = None
-
-    def on_a_new_lineage(self) -> State:
-        """The same for a lineage that goes on from here and holds nothing itself yet."""
-        older = self.older
-        if older is not None and self.manifest.next_seq > first_own(self.head.base):
-            older = (self.head.lineage, *older)
-        return self._replace(page=None, older=older)
 
 
 class Runtime:
@@ -73,6 +70,7 @@ class Runtime:
         self._store = store
         self._states: OrderedDict[bytes, State] = OrderedDict()
         self._hidden: OrderedDict[bytes, HiddenNodes] = OrderedDict()
+        self.index_cache = IndexCache()
         self._lock = threading.Lock()
 
     @property
@@ -109,7 +107,7 @@ class Runtime:
         """The state that a row of the head or of history stands for."""
         head = decode_head(row)
         manifest = objects.read_manifest(self.reader(), head.manifest)
-        return State(row, head, manifest, older=() if head.base is None else None)
+        return State(row, head, manifest)
 
     def hidden(self, head: HeadRow) -> HiddenNodes:
         """A session's hidden nodes: their digests, and the ids they have."""
@@ -127,10 +125,9 @@ class Runtime:
                     self._hidden.popitem(last=False)
         return known
 
-    def chain(self, state: State) -> Chain:
-        """The nodes of a state."""
-        head = state.head
-        return Chain(self.engine, head.lineage, head.base, state.manifest.next_seq)
+    def index(self, manifest: Manifest) -> NodeIndex:
+        """The nodes of a manifest's graph."""
+        return NodeIndex(self.reader(), self.index_cache, manifest.node_index, manifest.nodes)
 
     # --- reading states -----------------------------------------------------------------
 

@@ -37,14 +37,15 @@ _MAX_ATTEMPTS: Final = 64
 def hide(runtime: Runtime, session: str, node_ids: Sequence[str]) -> Hidden:
     """Hide nodes of a session; ids that it does not have are reported and left."""
     key = keys.session_key(session)
-    named = {node: keys.part(node, "a node id") for node in list_of(node_ids, "node ids")}
-    wanted, parts = list(named), list(named.values())
+    wanted = list(dict.fromkeys(list_of(node_ids, "node ids")))
+    for node in wanted:
+        keys.id_bytes(node, "a node id")
     for _ in range(_MAX_ATTEMPTS):
         state = runtime.find(session)
         if state is None:
             return Hidden((), (), tuple(wanted))
         hidden = runtime.hidden(state.head)
-        places = dict(zip(wanted, runtime.chain(state).find(parts), strict=True))
+        places = dict(zip(wanted, runtime.index(state.manifest).find(wanted), strict=True))
         found = {node: place.digest for node, place in places.items() if place is not None}
         fresh = {node: digest for node, digest in found.items() if digest not in hidden}
         outcome = Hidden(
@@ -80,6 +81,19 @@ def _add(runtime: Runtime, head: HeadRow, nodes: dict[str, bytes], writer: Piece
     return digest
 
 
+def union(runtime: Runtime, head: HeadRow, other: HeadRow, writer: PieceWriter) -> bytes | None:
+    """The hidden nodes of two sessions together; None if there are none."""
+    ours, theirs = runtime.hidden(head), runtime.hidden(other)
+    put = {digest.hex(): node_id for digest, node_id in theirs.items() if digest not in ours}
+    if not put:
+        return head.hidden
+    if not ours:
+        return other.hidden
+    digest = splitting.root_object(_changed(runtime, head, put, (), writer), writer.emit)
+    writer.keep_reachable(digest)
+    return digest
+
+
 def reveal(
     runtime: Runtime, head: HeadRow, digests: Sequence[bytes], writer: PieceWriter
 ) -> bytes | None:
@@ -109,10 +123,9 @@ def _changed(
 def heal_leaf(runtime: Runtime, state: State, hidden: HiddenNodes) -> str | None:
     """The latest visible message, to take the place of a leaf that is hidden."""
     reader = runtime.reader()
-    chain = runtime.chain(state)
-    seqs = chain.seqs()
-    for stop in range(len(seqs), 0, -_HEAL_BATCH):
-        batch = chain.digests(seqs[max(0, stop - _HEAL_BATCH) : stop])
+    index = runtime.index(state.manifest)
+    for stop in range(index.count, 0, -_HEAL_BATCH):
+        batch = index.digests(range(max(0, stop - _HEAL_BATCH), stop))
         visible = [digest for digest in batch if digest not in hidden]
         for node_id, payload in reversed(objects.begun_payloads(reader, visible)):
             if messages.message_in(payload) is not None:

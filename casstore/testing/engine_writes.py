@@ -368,9 +368,9 @@ class WriteContract(EngineFixtures):
 
     def test_thousands_of_rows_change_in_one_write(self, engine: Engine) -> None:
         keys = [n.to_bytes(4, "little") for n in range(5000)]
-        engine.write(Write(rows=[PutRow("nodes", key, key) for key in keys]))
-        engine.write(Write(rows=[DeleteRow("nodes", key) for key in keys[::2]]))
-        assert [row.key for row in all_rows(engine, "nodes")] == sorted(keys[1::2])
+        engine.write(Write(rows=[PutRow("records", key, key) for key in keys]))
+        engine.write(Write(rows=[DeleteRow("records", key) for key in keys[::2]]))
+        assert [row.key for row in all_rows(engine, "records")] == sorted(keys[1::2])
 
     # --- the engine's clock -----------------------------------------------------
 

@@ -48,7 +48,8 @@ Reopen                   ``test_reopen_``, ``test_a_second_handle``  session_reo
 
 Beyond these: ``test_fault_NN_`` shows that a known fault of earlier systems is absent,
 ``test_history_``, ``test_labels_``, ``test_rewind_`` and ``test_wait_`` are in
-session_history, ``test_fork_`` in session_forks, ``test_compare_``, ``test_tags_`` and
+session_history, ``test_fork_`` in session_forks, ``test_adopt_`` in session_adoption,
+``test_compare_``, ``test_tags_`` and
 ``test_pins_`` in session_compare, ``test_nodes_`` in session_nodes, ``test_subjects_``,
 ``test_expiry_`` and ``test_protection_`` in session_lifetimes. session_races has more
 of each promise: somebody else writes right before or after. session_model takes sessions
@@ -77,6 +78,7 @@ pytest.register_assert_rewrite(
     "casstore.testing.session_tombstones",
     "casstore.testing.session_history",
     "casstore.testing.session_forks",
+    "casstore.testing.session_adoption",
     "casstore.testing.session_compare",
     "casstore.testing.session_catalogue",
     "casstore.testing.session_picker",
@@ -87,6 +89,7 @@ pytest.register_assert_rewrite(
     "casstore.testing.session_reopen",
 )
 
+from casstore.testing.session_adoption import AdoptionConformance  # noqa: E402
 from casstore.testing.session_attachments import AttachmentConformance  # noqa: E402
 from casstore.testing.session_catalogue import CatalogueConformance  # noqa: E402
 from casstore.testing.session_checkpoints import CheckpointConformance  # noqa: E402
@@ -120,6 +123,7 @@ class SessionConformance(
     TombstoneConformance,
     HistoryConformance,
     ForkConformance,
+    AdoptionConformance,
     CompareConformance,
     PinConformance,
     LifetimeConformance,

@@ -158,12 +158,8 @@ def seen(store: Store, name: str) -> dict[str, Any]:
 
 
 def rows_of(store: Store) -> dict[str, list[Row]]:
-    """All rows but the node table's: of that, what no session uses is not copied.
-
-    And but one that tells those who count in a store that they must count again.
-    """
+    """All rows but the one that tells stores apart."""
     return {
-        table: [row for row in all_rows(store.engine, table) if (table, row.key) != keys.removals()]
+        table: [row for row in all_rows(store.engine, table) if (table, row.key) != keys.sign()]
         for table in TABLES
-        if table != "nodes"
     }

@@ -34,7 +34,8 @@ from casstore.format.canonical import ROLE_PART, ROLE_TEXT, link_bytes
 from casstore.format.digest import BlobHasher, Digest
 from casstore.format.hashing import Kind, digest_of, plain_hash
 from casstore.format.manifest import Manifest, encode_manifest
-from casstore.format.node import NULL, NodeHeader, encode_node
+from casstore.format.node import NULL, NodeHeader, encode_node, open_node
+from casstore.format.node_index import NO_NODES, Tail, id_hash
 from casstore.format.splitting import Spelled
 from casstore.maintenance.bundle import BundleReader, BundleWriter
 from casstore.maintenance.exporting import export_session
@@ -44,7 +45,7 @@ from casstore.testing.engine_fixtures import all_objects, all_rows
 from tests.maintenance import sessions
 
 ROOT = Path(__file__).parent.parent.parent
-GOLDEN = Path(__file__).parent / "golden-bundle-1.hex"
+GOLDEN = Path(__file__).parent / "golden-bundle-2.hex"
 HEADER = BundleHeader(layout.VERSION, layout.SESSION, thin=False)
 
 
@@ -73,8 +74,19 @@ class Draft:
         return self.put(Kind.NODE, encode_node(header, NULL, payload)[0])
 
     def revision(self, manifest: Manifest, number: int = 1) -> bytes:
+        if manifest.nodes and manifest.node_index == NO_NODES:
+            nodes = [open_node(name, data)[0].header for kind, name, data in self.objects
+                     if kind == Kind.NODE]  # fmt: skip
+            names = [name for kind, name, _ in self.objects if kind == Kind.NODE]
+            tail = Tail(
+                None,
+                b"".join([id_hash(node.id) for node in nodes[: manifest.nodes]]),
+                tuple([min(1, at) for at in range(manifest.nodes)]),
+                tuple((names or [manifest.leaf or b""])[: manifest.nodes]),
+            )
+            manifest = manifest._replace(node_index=tail)
         digest = self.put(Kind.MANIFEST, encode_manifest(manifest)[0])
-        self.rows.append(["revision", number, 1, 1, digest, "commit", None, None, None, None])
+        self.rows.append(["revision", number, 1, 1, digest, "commit", None, None, None, None, None])
         return digest
 
     def hang(self, component: bytes) -> None:
@@ -263,8 +275,8 @@ def test_another_version_or_kind_is_named(file: Path) -> None:
     draft = Draft()
     draft.revision(Manifest())
     verify_bundle(draft.write(file))
-    draft.header = HEADER._replace(version=2)
-    refused(draft.write(file), ForeignBundleError, "version 2")
+    draft.header = HEADER._replace(version=3)
+    refused(draft.write(file), ForeignBundleError, "version 3")
     draft.header = HEADER._replace(kind="store")
     refused(draft.write(file), ForeignBundleError, "'store'")
 
@@ -539,7 +551,7 @@ def test_objects_must_fit_together(file: Path) -> None:
             draft.revision(Manifest("n", 1, 1, leaf=draft.node("n", None), tips=tips))
         elif name == "revision of a blob":
             blob = draft.put(Kind.BLOB, b"x")
-            draft.rows.append(["revision", 1, 1, 1, blob, "commit", None, None, None, None])
+            draft.rows.append(["revision", 1, 1, 1, blob, "commit", None, None, None, None, None])
         elif name == "hidden that is no map":
             draft.revision(Manifest())
             draft.rows[-1][7] = draft.put(Kind.VALUE, canonical.encode(["x"]))
@@ -575,7 +587,7 @@ def test_rows_must_be_those_of_one_session(file: Path) -> None:
         draft.rows = [[digest if item == "manifest" else item for item in row] for row in more]
         return draft
 
-    one = ["revision", 1, 1, 1, "manifest", "commit", None, None, None, None]
+    one = ["revision", 1, 1, 1, "manifest", "commit", None, None, None, None, None]
     verify_bundle(rows(["session", "s"], one).write(file))
     for wrong in (
         [],
@@ -631,7 +643,7 @@ def test_the_bytes_of_a_bundle_are_those_they_always_were(file: Path) -> None:
     assert golden().write(file).read_bytes().hex() == GOLDEN.read_text().strip()
 
 
-def test_a_bundle_of_the_first_version_is_read(file: Path) -> None:
+def test_a_bundle_of_this_version_is_read_by_every_later_release(file: Path) -> None:
     file.write_bytes(bytes.fromhex(GOLDEN.read_text()))
     report = verify_bundle(file)
     assert (report.session, report.revisions, report.objects) == ("s", 2, 5)

@@ -33,37 +33,29 @@ def names(store: Store) -> dict[bytes, int]:
     return {bytes(info.digest): info.id for info in store.engine.scan_objects(limit=1_000_000)}
 
 
-def node_rows(store: Store) -> dict[bytes, bytes]:
-    return dict(store.engine.scan_rows("nodes", limit=1_000_000))
-
-
 @pytest.mark.parametrize("engine", [0, 1])
-def test_lost_tables_come_back_as_they_were(tmp_path: Path, engine: int) -> None:
+def test_a_lost_index_comes_back_as_it_was(tmp_path: Path, engine: int) -> None:
     path = tmp_path / "s"
     with open_store(path, lmdb_version=engine) as store:
         populate(store)
-        before = everything(store), names(store), node_rows(store)
+        before = everything(store), names(store)
     with wounding(path) as cut:
         cut.drop("index")
-        cut.drop("nodes")
     with open_store(path) as store:
         report = rebuild(store)
         assert report.objects_named == report.objects_found == len(before[1])
-        assert report.rows_written == len(before[2])
-        assert (report.objects_missing, report.graphs_unreadable) == (0, 0)
-        assert (everything(store), names(store), node_rows(store)) == before
+        assert report.objects_missing == 0
+        assert (everything(store), names(store)) == before
         assert check(store, level="full").counts == {}
 
 
 def test_a_sound_store_is_left_as_it_is(tmp_path: Path) -> None:
     with open_store(tmp_path / "s") as store:
         populate(store)
-        before = everything(store), names(store), node_rows(store)
+        before = everything(store), names(store)
         report = rebuild(store)
-        assert report == report._replace(
-            objects_found=0, objects_dropped=0, objects_missing=0, rows_dropped=0, rows_written=0
-        )
-        assert (everything(store), names(store), node_rows(store)) == before
+        assert report == report._replace(objects_found=0, objects_dropped=0, objects_missing=0)
+        assert (everything(store), names(store)) == before
 
 
 def test_collected_objects_do_not_come_back(tmp_path: Path) -> None:
@@ -100,7 +92,6 @@ def test_after_collecting_and_packing_everything_reads(tmp_path: Path) -> None:
         before = everything(store), names(store)
     with wounding(path) as cut:
         cut.drop("index")
-        cut.drop("nodes")
     with open_store(path) as store:
         rebuild(store, grace_ms=0)
         assert (everything(store), names(store)) == before
@@ -209,22 +200,6 @@ def test_what_has_lost_its_bytes_gets_no_name(tmp_path: Path) -> None:
         assert text in store.missing([text])
 
 
-def test_damaged_rows_of_the_node_table_are_made_anew(tmp_path: Path) -> None:
-    path = tmp_path / "s"
-    with open_store(path) as store:
-        populate(store)
-        before = everything(store), node_rows(store)
-    with wounding(path) as cut:
-        for key, value in cut.rows("nodes")[::3]:
-            cut.put("nodes", key, flip(value))
-    with open_store(path) as store:
-        with pytest.raises(CorruptionError):
-            everything(store)
-        assert rebuild(store).rows_dropped > 5
-        assert (everything(store), node_rows(store)) == before
-        assert check(store, level="full").counts == {}
-
-
 def test_names_and_rows_that_are_in_the_log_alone_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "killed"
     original = tmp_path / "s"
@@ -233,14 +208,14 @@ def test_names_and_rows_that_are_in_the_log_alone_are_kept(tmp_path: Path) -> No
     with open_store(original) as store:
         for number in range(5):
             step(store, "s1", f"late {number}", text=LONG)
-        before = everything(store), names(store), node_rows(store)
+        before = everything(store), names(store)
         copy_as_killed(store, path)
     with wounding(path) as cut:
         cut.drop("index")
     with open_store(path) as store:
         report = rebuild(store)
         assert (report.objects_named, report.objects_missing) == (len(before[1]), 0)
-        assert (everything(store), names(store), node_rows(store)) == before
+        assert (everything(store), names(store)) == before
         assert check(store, level="full").counts == {}
         step(store, "s1", "more")
     with open_store(path, verify=True) as store:
@@ -285,7 +260,6 @@ def test_what_no_slab_holds_is_counted(tmp_path: Path) -> None:
     with open_store(path) as store:
         report = rebuild(store)
         assert report.objects_missing >= 1
-        assert report.graphs_unreadable >= 1
 
 
 def test_wrong_use_is_refused(tmp_path: Path) -> None:

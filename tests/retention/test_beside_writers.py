@@ -15,7 +15,6 @@ from casstore.errors import (
     RevisionNotFoundError,
 )
 from casstore.maintenance import gc, retention
-from casstore.maintenance.expiring import expire_rows
 from casstore.maintenance.retention import Policy
 from casstore.session.data import UNFENCED
 from casstore.session.session import Session
@@ -104,8 +103,8 @@ def test_what_was_promised_holds_while_everything_else_goes(tmp_path: Path) -> N
             while not resting.is_set():
                 plan = list(retention.plan(store, policy=Policy(last=2)).to_json())
                 report = retention.execute(store, retention.Plan.from_json(plan))
-                removed.append((report.revisions_removed, expire_rows(store).lineages))
-                gc.collect(store, grace_ms=0)
+                swept = gc.collect(store, grace_ms=0).objects_swept
+                removed.append((report.revisions_removed, swept))
 
         caring = start(care)
         running = [start(writer.run) for writer in writers]

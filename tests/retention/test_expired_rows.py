@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,22 +11,15 @@ from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import DeleteRow, PutRow, RowKey, Write
 from casstore.errors import (
-    ConditionFailedError,
     CorruptionError,
     InvalidInputError,
     SessionDeletedError,
 )
-from casstore.maintenance import gc, lapsed_rows, retention, unneeded_lineages, vacuum
-from casstore.maintenance.check import check
+from casstore.maintenance import gc, lapsed_rows, retention
 from casstore.maintenance.condemned import forget_condemned, list_condemned
-from casstore.maintenance.copying import CopyReport, copy
 from casstore.maintenance.expiring import ExpiredRows, expire_rows
-from casstore.maintenance.exporting import export_session
-from casstore.maintenance.importing import import_session
-from casstore.maintenance.progress import Step
 from casstore.maintenance.retention import Policy
-from casstore.maintenance.unneeded_lineages import SweptLineages, sweep_lineages
-from casstore.session import catalogue, keys, marks
+from casstore.session import catalogue, keys
 from casstore.session.data import UNFENCED, Commit, NodeDraft
 from casstore.store import Store
 from casstore.testing import ManualClock
@@ -40,15 +32,10 @@ from tests.retention.lifetimes import (
     crash_everywhere,
     crashing,
     grow,
-    revisions,
     step,
 )
 
-NOTHING = ExpiredRows(0, 0, 0, 0, 0, 0, 0, complete=True)
-
-
-def node_rows(store: Store) -> int:
-    return len(store.engine.scan_rows("nodes", limit=1_000_000))
+NOTHING = ExpiredRows(0, 0, 0, 0, 0)
 
 
 def damage(store: Store, place: RowKey) -> None:
@@ -230,7 +217,7 @@ def test_a_deletion_that_was_cut_short_is_finished(
             table: [
                 row
                 for row in died.engine.scan_rows(table)
-                if b"ss" in row.key + row.value and table not in ("tombstones", "nodes")
+                if b"ss" in row.key + row.value and table != "tombstones"
             ]
             for table in (
                 "heads", "history", "leases", "queue", "receipts", "sessions", "retention",
@@ -240,75 +227,6 @@ def test_a_deletion_that_was_cut_short_is_finished(
         assert [one.uri for one in list_condemned(died)] == ["s3://file"]
         assert list(died.sessions_about("anna")) == []
     assert count > 9
-
-
-# --- lineages -------------------------------------------------------------------------------
-
-
-def test_the_node_table_of_a_deleted_session_goes(store: Store) -> None:
-    grow(store, "kept", 3)
-    before = node_rows(store)
-    grow(store, "s", 70)
-    store.session("s").rewind(30, lease=UNFENCED)
-    grow(store, "s", 3)
-    store.delete_session("s")
-    report = expire_rows(store)
-    assert (report.lineages, report.complete) == (2, True)
-    assert report.lineage_rows > 76
-    assert node_rows(store) == before
-    assert len(list(store.session("kept").nodes())) == 3
-
-
-def test_lineages_that_a_fork_goes_on_from_stay(store: Store) -> None:
-    grow(store, "s", 40)
-    store.fork("s", "one", at=20)
-    grow(store, "one", 2)
-    store.fork("one", "two")
-    step(store, "two", "mine")
-    store.delete_session("s")
-    store.delete_session("one")
-    with nothing_written(store):
-        assert expire_rows(store).lineages == 0
-    fresh = Store(store.engine).session("two")
-    assert len(list(fresh.nodes())) == 23
-    assert fresh.node("n7") is not None
-    store.delete_session("two")
-    assert expire_rows(store).lineages == 3
-    assert node_rows(store) == 0
-
-
-def test_lineages_that_a_rewind_left_go_with_the_revisions_they_were_of(store: Store) -> None:
-    grow(store, "s", 5)
-    session = store.session("s")
-    session.rewind(2, lease=UNFENCED)
-    step(store, "s", "other")
-    session.commit(Commit(replace=[NodeDraft("anew", 1)], lease=UNFENCED))
-    assert expire_rows(store).lineages == 0
-    retention.execute(store, retention.plan(store, policy=Policy(last=1)))
-    assert expire_rows(store).lineages == 2
-    assert [node.id for node in session.nodes("full")] == ["anew"]
-
-
-@pytest.mark.parametrize("table", ["heads", "history", "nodes"])
-def test_a_row_that_cannot_be_read_keeps_every_lineage(store: Store, table: str) -> None:
-    grow(store, "s", 3)
-    store.fork("s", "fork", at=2)
-    step(store, "fork", "mine")
-    grow(store, "gone", 3)
-    store.delete_session("gone")
-    key = keys.session_key("s")
-    place = {
-        "heads": RowKey("heads", key),
-        "history": RowKey("history", keys.history(key, 1)),
-        "nodes": next(
-            RowKey("nodes", row.key)
-            for row in store.engine.scan_rows("nodes")
-            if row.key[8:] == b"\0"
-        ),
-    }[table]
-    damage(store, place)
-    with nothing_written(store), pytest.raises(CorruptionError):
-        expire_rows(store)
 
 
 class Between:
@@ -336,213 +254,6 @@ class Between:
         return getattr(self._engine, name)
 
 
-@pytest.mark.parametrize("when", ["heads", "history", "nodes", "write"])
-@pytest.mark.parametrize("then", ["delete", "retain"])
-def test_a_fork_made_while_lineages_are_counted_keeps_them(
-    store: Store, when: str, then: str
-) -> None:
-    """The fork shares a lineage of which the only other owner goes right after it was made."""
-    grow(store, "zz", 3)
-    store.session("zz").commit(Commit(replace=[NodeDraft("anew", 1)], lease=UNFENCED))
-    grow(store, "gone", 3)
-    store.delete_session("gone")
-
-    def come() -> None:
-        store.fork("zz", "aa", at=3)
-        if then == "delete":
-            store.delete_session("zz")
-        else:
-            retention.execute(store, retention.plan(store, sessions=["zz"], policy=Policy(last=1)))
-
-    report = sweep_lineages(Between(store.engine, when, come))
-    assert report.complete
-    fresh = Store(store.engine).session("aa")
-    assert [node.id for node in fresh.nodes()] == ["n0", "n1", "n2"]
-    assert fresh.node("n1") is not None
-    step(store, "aa", "more")
-    assert sweep_lineages(store.engine).lineages == 0
-
-
-@pytest.mark.parametrize("when", ["heads", "history", "nodes", "write"])
-def test_a_head_that_moves_while_lineages_are_counted_keeps_them(store: Store, when: str) -> None:
-    step(store, "aa", "n0", "n1", "n2")
-    grow(store, "gone", 3)
-    store.delete_session("gone")
-
-    def come() -> None:
-        store.session("aa").commit(Commit(replace=[NodeDraft("anew", 1)], lease=UNFENCED))
-
-    assert sweep_lineages(Between(store.engine, when, come)).lineages == 1
-    fresh = Store(store.engine).session("aa")
-    assert [node.id for node in fresh.nodes(at=1)] == ["n0", "n1", "n2"]
-
-
-class Preparing:
-    """Stands before an engine; when a head is written, others sweep, and are overtaken by it.
-
-    They find the lineages stored, and that no row reaches them. Before they remove one, the
-    head is there.
-    """
-
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
-        self.swept: list[SweptLineages] = []
-
-    def write(self, write: Write) -> Any:
-        if self.swept or not any(change.table == "heads" for change in write.rows):
-            return self._engine.write(write)
-        done: list[Any] = []
-
-        def overtake() -> None:
-            done.append(self._engine.write(write))
-
-        self.swept.append(sweep_lineages(Between(self._engine, "write", overtake)))
-        return done[0]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-
-@pytest.mark.parametrize("how", ["vacuum", "import", "copy"])
-def test_lineages_stay_that_are_reached_just_before_they_would_go(
-    store: Store, how: str, tmp_path: Path
-) -> None:
-    source = Store(MemoryEngine())
-    grow(source, "s", 4)
-    engine = Preparing(store.engine)
-    if how == "vacuum":
-        grow(store, "s", 4)
-        store.session("s").tombstone(["n1"])
-        vacuum.rewrite_hidden(Store(engine, close=lambda: None), "s")
-    elif how == "import":
-        export_session(source, "s", tmp_path / "s.bundle")
-        import_session(Store(engine, close=lambda: None), tmp_path / "s.bundle")
-    else:
-        copy(source, Store(engine, close=lambda: None))
-    assert [one.complete for one in engine.swept] == [True]
-    assert check(store, level="full").sound
-    left = ["n0", "n2", "n3"] if how == "vacuum" else ["n0", "n1", "n2", "n3"]
-    assert [node.id for node in store.session("s").nodes()] == left
-
-
-@pytest.mark.parametrize("when", ["heads", "history", "nodes", "write"])
-def test_a_deletion_that_a_copy_brings_is_noticed_by_who_counts_lineages(
-    store: Store, when: str
-) -> None:
-    source = Store(MemoryEngine())
-    grow(source, "gone", 2)
-    grow(source, "zz", 3)
-    source.session("zz").commit(Commit(replace=[NodeDraft("anew", 1)], lease=UNFENCED))
-    copy(source, store)
-    source.delete_session("gone")
-    copy(source, store)
-
-    def come() -> None:
-        store.fork("zz", "aa", at=3)
-        source.delete_session("zz")
-        copy(source, store)
-
-    assert sweep_lineages(Between(store.engine, when, come)).complete
-    fresh = Store(store.engine).session("aa")
-    assert [node.id for node in fresh.nodes()] == ["n0", "n1", "n2"]
-
-
-@pytest.mark.parametrize("what", ["a session", "a revision"])
-def test_a_copy_that_removes_something_says_so_to_who_counts_lineages(
-    store: Store, what: str
-) -> None:
-    source = Store(MemoryEngine())
-    grow(source, "one", 1)
-    grow(source, "s", 3)
-    copy(source, store)
-    before = store.engine.get_rows([keys.removals()])
-    if what == "a session":
-        source.delete_session("one")
-        copy(source, store)
-    else:
-        retention.execute(source, retention.plan(source, policy=Policy(last=1)))
-        copy(source, store, mirror=True)
-    assert store.engine.get_rows([keys.removals()]) != before
-
-
-@pytest.mark.parametrize("mirror", [False, True])
-def test_a_copy_does_not_bring_back_the_row_by_which_who_counts_lineages_knows(
-    store: Store, mirror: bool
-) -> None:
-    """Were it the same as before, a sweep would go on with what it knew before."""
-    source = Store(MemoryEngine())
-    grow(source, "s", 3)
-    if not mirror:
-        grow(source, "gone", 1)
-        source.delete_session("gone")
-    known = source.engine.get_rows([keys.removals()])[0]
-    # What a copy leaves that was stopped before the session appeared.
-    rows = [PutRow("nodes", *row) for row in source.engine.scan_rows("nodes")]
-    rows += [] if known is None else [PutRow(*keys.removals(), known)]
-    store.engine.write(Write(rows=rows))
-    between = Between(store.engine, "write", lambda: copy(source, store, mirror=mirror))
-    sweep_lineages(between)
-    assert check(store, level="full").sound
-    assert len(store.session("s").nodes()) == 3
-
-
-@pytest.mark.parametrize("table", ["nodes", "heads"])
-def test_the_rest_of_a_lineage_stays_if_it_is_copied_anew_before_it_goes(
-    store: Store, table: str
-) -> None:
-    """A sweep was stopped within a lineage, and another is about to remove what it left.
-
-    Before it does, a copy finds the rest and writes what it lacks: the first row.
-    """
-    source = Store(MemoryEngine())
-    grow(source, "s", 40)
-    # By which the two are told apart: else the copy would put a sign into the target, and the
-    # sweep would find out by that alone.
-    source.engine.write(Write(rows=[marks.put_removals()]))
-    [first, *rest] = source.engine.scan_rows("nodes")
-    store.engine.write(Write(rows=[PutRow("nodes", *row) for row in rest]))
-    copied: list[CopyReport] = []
-
-    class Overtaken:
-        """Removes rows just before a copy writes to a table."""
-
-        def __init__(self, remove: Write) -> None:
-            self.remove: Write | None = remove
-            self.failed: ConditionFailedError | None = None
-
-        def write(self, write: Write) -> Any:
-            remove, to = self.remove, {change.table for change in write.rows}
-            if remove is not None and table in to:
-                self.remove = None
-                try:
-                    store.engine.write(remove)
-                except ConditionFailedError as exc:
-                    self.failed = exc
-            return store.engine.write(write)
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(store.engine, name)
-
-    class Sweeping:
-        def write(self, write: Write) -> Any:
-            if copied:
-                return store.engine.write(write)
-            engine: Any = Overtaken(write)
-            copied.append(copy(source, Store(engine, close=lambda: None)))
-            if engine.failed is not None:
-                raise engine.failed
-            return None
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(store.engine, name)
-
-    sweep_lineages(Sweeping())
-    assert [one.sessions for one in copied] == [1]
-    assert check(store, level="full").sound
-    assert len(store.session("s").nodes()) == 40
-    assert store.engine.get_rows([RowKey("nodes", first.key)]) == [first.value]
-
-
 def test_no_fork_is_made_of_what_a_deleted_session_has_yet_to_lose(store: Store) -> None:
     grow(store, "s", 4)
 
@@ -554,46 +265,6 @@ def test_no_fork_is_made_of_what_a_deleted_session_has_yet_to_lose(store: Store)
     with pytest.raises(SessionDeletedError):
         interrupted(store, before=die).fork("s", "fork", at=2)
     assert list(store.sessions()) == []
-
-
-def test_when_sessions_are_deleted_again_and_again_it_says_so(store: Store) -> None:
-    for number in range(20):
-        grow(store, f"s{number}", 1)
-    waiting = iter(range(20))
-
-    class Busy:
-        def write(self, write: Write) -> Any:
-            store.delete_session(f"s{next(waiting)}")
-            return store.engine.write(write)
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(store.engine, name)
-
-    store.delete_session(f"s{next(waiting)}")
-    assert sweep_lineages(Busy()) == SweptLineages(0, 0, complete=False)
-    assert sweep_lineages(store.engine) == SweptLineages(5, 10, complete=True)
-
-
-def test_progress_is_told_and_may_stop_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unneeded_lineages, "_READ_BATCH", 4)
-    monkeypatch.setattr(unneeded_lineages, "DELETE_BATCH", 3)
-    for number in range(5):
-        grow(store, f"s{number}", 2)
-        if number:
-            store.delete_session(f"s{number}")
-    told: list[Step] = []
-
-    def stop(step: Step) -> None:
-        told.append(step)
-        if step.unit == "lineages" and step.done == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        expire_rows(store, progress=stop)
-    assert told[-1] == Step("lineages", 2, None, "lineages")
-    assert node_rows(store) < 5 * 3
-    assert expire_rows(store).complete
-    assert (node_rows(store), revisions(store, "s0")) == (3, [2, 1])
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -613,8 +284,8 @@ def test_sessions_agree_with_their_model_whatever_goes_in_between(
             for model in run.models.values():
                 for gone in sorted(model.revisions)[:-last]:
                     del model.revisions[gone]
-            swept += expire_rows(store).lineages
-            gc.collect(store, grace_ms=0)
+            expire_rows(store)
+            swept += gc.collect(store, grace_ms=0).objects_swept
             engine = store.engine
             assert isinstance(engine, LmdbEngine)
             engine.verify()

@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 
 from casstore.engine.memory import MemoryEngine
-from casstore.engine.protocol import PutRow, Write
-from casstore.session import keys
+from casstore.format.node_index import PAGE_NODES
 from casstore.session.compare import Comparison
 from casstore.session.data import UNFENCED, Commit, NodeDraft
-from casstore.session.lineage import decode_page, encode_page
 from casstore.store import Store
 
 # Some pages of nodes.
@@ -73,6 +71,11 @@ def compared(store: Store, old: Any, new: Any) -> tuple[Comparison, int]:
     return store.compare(old, new), engine.calls - before
 
 
+def indexed(nodes: int) -> int:
+    """How many pieces of two indexes list so many nodes at the end, and lead to them."""
+    return nodes // PAGE_NODES + 2 * 12
+
+
 def test_nodes_that_differ_are_read_many_at_once(store: Store) -> None:
     grow(store, "old", "a")
     grow(store, "new", "b")
@@ -92,8 +95,8 @@ def test_nodes_that_both_have_are_not_read(store: Store) -> None:
     assert (len(found.dropped), len(found.added)) == (700, 300)
     assert found.ancestor is not None
     assert found.ancestor.id == f"a{LONG - 1}"
-    # Two manifests, what differs, and the one node in which they meet.
-    assert found.pieces_read == 2 + 700 + 300 + 1
+    # Two manifests, what differs, the one node in which they meet, and what of the index differs.
+    assert found.pieces_read <= 2 + 700 + 300 + 1 + indexed(700 + 300)
     assert calls < FEW
 
 
@@ -106,7 +109,7 @@ def test_short_branches_are_read_together(store: Store) -> None:
     assert len(found.added) == 1000
     assert found.dropped == ()
     # Of the 200 ends one is the leaf; what the branches grow from is read, ten nodes.
-    assert found.pieces_read - 1000 < 30
+    assert found.pieces_read - 1000 < 30 + indexed(1000)
     assert calls < FEW
 
 
@@ -132,7 +135,7 @@ def test_nothing_is_read_above_an_end_that_the_other_graph_has(store: Store) -> 
     found, _ = compared(store, "old", "new")
     assert (len(found.dropped), len(found.added)) == (300, 20)
     # Manifests and tips, what differs, where the branches meet and the way between the leaves.
-    assert found.pieces_read <= 300 + 20 + 20 + 10
+    assert found.pieces_read <= 300 + 20 + 20 + 10 + indexed(320)
 
 
 def test_a_way_to_the_ancestor_that_both_graphs_have_is_read_in_pages(store: Store) -> None:
@@ -156,7 +159,7 @@ def test_a_session_is_read_in_pages_beside_a_manifest_alone(store: Store) -> Non
         assert len(found.added) + len(found.dropped) == LONG
         assert found.ancestor is not None
         assert found.ancestor.id == "a4"
-        assert found.pieces_read == 2 + LONG + 1
+        assert found.pieces_read <= 2 + LONG + 1 + indexed(LONG)
         assert calls < FEW
 
 
@@ -181,20 +184,3 @@ def test_a_fork_of_a_path_has_no_more_than_the_path(store: Store) -> None:
     assert found.added == ()
     back, _ = compared(store, "path", "s")
     assert back.added == found.dropped
-
-
-def test_a_table_that_foretells_wrongly_changes_nothing(store: Store) -> None:
-    grow(store, "old", "a", 100)
-    grow(store, "new", "b", 50)
-    right = store.compare("old", "new")
-    lineage = store._runtime.get("old").head.lineage
-    place = keys.lineage_page(lineage, 1)
-    [row] = store.engine.scan_rows("nodes", start=place, limit=1)
-    page = decode_page(row.value)
-    digests = [page.digest(page.first + at) for at in range(len(page.distances))]
-    wrong = page._replace(
-        distances=[1, 2] * (len(digests) // 2), digests=b"".join(reversed(digests))
-    )
-    store.engine.write(Write(rows=[PutRow("nodes", place, encode_page(wrong))]))
-    found = store.compare("old", "new")
-    assert (found.dropped, found.added, found.ancestor) == (right.dropped, right.added, None)

@@ -154,7 +154,7 @@ def said(engine: MemoryEngine, call: Call) -> str:
 
 def left(engine: MemoryEngine) -> dict[tuple[str, bytes], bytes]:
     """All rows but those with something random in them, of which it counts that they are there."""
-    random = {keys.removals().key, *[keys.mark(KEY, revision).key for revision in range(4)]}
+    random = {keys.sign().key, *[keys.mark(KEY, revision).key for revision in range(4)]}
     return {
         (table, row.key): b"" if table in ("heads", "leases") or row.key in random else row.value
         for table in TABLES

@@ -550,13 +550,12 @@ class LmdbEngine:
         keep_after_ms = self._clock() + 1 - grace_ms
         return rebuild_index(self._env, roots, keep_after_ms=keep_after_ms)
 
-    def drop_damaged_rows(self, table: str) -> int:
-        """Remove rows of a table that cannot be proven, and make the sum over all rows anew."""
+    def sum_rows(self) -> None:
+        """Rebuild the sum over all rows from the rows as they are."""
         with importing():
-            from casstore.engine.lmdb.reindexing import drop_damaged_rows
+            from casstore.engine.lmdb.reindexing import sum_rows
 
-        conditions.check_table(table)
-        return drop_damaged_rows(self._env, table)
+        sum_rows(self._env)
 
     # --- checking ---------------------------------------------------------------------------------
 

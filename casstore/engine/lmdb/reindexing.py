@@ -141,26 +141,13 @@ def _name(env: Environment, txn: lmdb.Transaction[bytes], found: _Found) -> IdSe
     return named
 
 
-def drop_damaged_rows(env: Environment, table: str) -> int:
-    """Remove rows of a table that cannot be proven; make the sum over all rows anew."""
+def sum_rows(env: Environment) -> None:
+    """Rebuild the sum over all rows from the rows as they are."""
     env.require_writable()
     with env.writing() as txn:
-        return _drop(env, txn, table)
-
-
-def _drop(env: Environment, txn: lmdb.Transaction[bytes], wanted: str) -> int:
-    damaged: list[bytes] = []
-    for key, stored in txn.cursor(db=env.tables[wanted]):
-        try:
-            prove_row(wanted, key, stored)
-        except CorruptionError:
-            damaged.append(key)
-    for key in damaged:
-        txn.delete(key, db=env.tables[wanted])
-    total = RowSum()
-    for table, database in env.tables.items():
-        for key, stored in txn.cursor(db=database):
-            total.add(prove_row(table, key, stored)[1])
-    if damaged or RowSum(txn.get(SUM_KEY)).encode() != total.encode():
-        txn.put(SUM_KEY, total.encode())
-    return len(damaged)
+        total = RowSum()
+        for table, database in env.tables.items():
+            for key, stored in txn.cursor(db=database):
+                total.add(prove_row(table, key, stored)[1])
+        if RowSum(txn.get(SUM_KEY)).encode() != total.encode():
+            txn.put(SUM_KEY, total.encode())

@@ -50,7 +50,6 @@ TABLE_NUMBERS: Final = {
     "heads": 2,
     "history": 3,
     "leases": 4,
-    "nodes": 5,
     "pins": 6,
     "queue": 7,
     "receipts": 8,

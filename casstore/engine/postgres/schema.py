@@ -31,16 +31,11 @@ from casstore.errors import (
 )
 
 FAMILY: Final = "casstore"
-VERSION: Final = 3
+VERSION: Final = 4
 
 #: What turns a schema of one version into the next: statements, by the version they start from.
-UPGRADES: Final[dict[int, Sequence[str]]] = {
-    # The function is told the same in fewer parameters.
-    1: ("DROP FUNCTION {s}.write", tables.WRITE_SQL),
-    # What is acknowledged without a change lasts, too. Functions alone are other ones, and those
-    # are made anew after every upgrade.
-    2: (),
-}
+#: Versions before 4 listed nodes in rows, and are refused.
+UPGRADES: Final[dict[int, Sequence[str]]] = {}
 
 # Among locks, the other half stands for those that are shared.
 _NUMBER_BITS: Final = 63

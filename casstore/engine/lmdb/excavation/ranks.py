@@ -13,5 +13,5 @@ BEFORE: Final = 1
 #: A page that no tree leads to.
 STRAY: Final = 2
 
-#: Tables whose rows are worth saving. The nodes' can be made anew from the manifests.
-SAVED_TABLES: Final = tuple(table for table in TABLES if table != "nodes")
+#: Tables whose rows are worth saving.
+SAVED_TABLES: Final = TABLES
