@@ -38,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(1, str(Path(__file__).parent.parent))
 
 from benchmarks import (
+    branching,
     collecting,
     durable,
     langgraph,
@@ -55,6 +56,7 @@ ENGINES = {
     "lmdb": store.ALL
     | sessions.ALL
     | durable.ALL
+    | branching.ALL
     | session_log.ALL
     | collecting.ALL
     | space.ALL
@@ -70,6 +72,7 @@ _REPEATS = 3
 # these which a busy machine leaves out.
 _QUICK_S = 90
 _LONGEST = (
+    "branching",
     "streams",
     "marking",
     "space",

@@ -52,6 +52,8 @@ CAMPAIGNS = {
     "truncate": _Entry("truncate", 1000, "lengths per engine"),
     "kill": _Entry("kill", 200, "kills"),
     "sessions": _Entry("session_kill", 200, "kills of agent runtimes that share sessions"),
+    "index": _Entry("index_kill", 500, "kills in commits that reorganise node indexes"),
+    "branching": _Entry("branching", 20, "stores taken through random forks and adoptions"),
     "care": _Entry("care", 200, "kills of agents beside keepers, which are killed as often"),
     "interrupts": _Entry("interrupts", 5000, "interrupts of a main thread beside other writers"),
     "replay": _Entry("crash_workload", 1000, "crash images per durability (needs strace)"),
