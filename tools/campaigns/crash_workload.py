@@ -162,6 +162,7 @@ def run(
     seed: int,
     commits: int = 16,
     engines: Sequence[int] = (0, 1),
+    controls: Sequence[str] = CONTROLS,
     progress: Progress = silent,
 ) -> Report:
     """Check ``count`` crash images of each durability, and fewer of each control.
@@ -170,12 +171,12 @@ def run(
     """
     plans = [(durability, "") for durability in DURABILITIES]
     # Records are torn before they are flushed, and are seldom long then at full.
-    plans += [(RELAXED if rule == NO_CHECKSUM else FULL, rule) for rule in CONTROLS]
+    plans += [(RELAXED if rule == NO_CHECKSUM else FULL, rule) for rule in controls]
     share = -(-count // len(engines))
     control_share = min(share, max(_BATCH_IMAGES, share // 20))
-    total = share * len(DURABILITIES) + control_share * len(CONTROLS)
+    total = share * len(DURABILITIES) + control_share * len(controls)
     tally = Tally("replay", total=total * len(engines), progress=progress)
-    broken = dict.fromkeys(CONTROLS, 0)
+    broken = dict.fromkeys(controls, 0)
     for engine in engines:
         for durability, rule in plans:
             place = scratch / f"{durability}-{rule or 'whole'}-{engine}"
