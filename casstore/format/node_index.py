@@ -130,7 +130,7 @@ def id_hash(node_id: str) -> bytes:
 
 
 def run_counts(page_count: int) -> list[int]:
-    """How many runs of each level cover so many pages, level 0 (pages) first."""
+    """How many runs of each level cover ``page_count`` pages, level 0 (pages) first."""
     counts = [page_count // pages % FANOUT for pages in RUN_PAGES]
     counts[TOP_LEVEL] = page_count // RUN_PAGES[TOP_LEVEL]
     return counts
@@ -197,7 +197,7 @@ def split_hashes(hashes: bytes) -> list[Bucket]:
 
 
 def tail_from(fields: Any, node_count: int) -> Tail:
-    """The index in the unpacked field of a manifest; InvalidInputError if it is none.
+    """The index in the unpacked field of a manifest; InvalidInputError if it is invalid.
 
     Digests stand where it has links.
     """
@@ -222,7 +222,7 @@ def tail_from(fields: Any, node_count: int) -> Tail:
 
 
 def decode_piece(digest: bytes, data: bytes, *, trusted: bool = False) -> Piece:
-    """Read an object of the index; CorruptionError if it is none.
+    """Read an object of the index; CorruptionError if it is invalid.
 
     ``trusted``: the digest has just proven the bytes, and whatever let them into the store has
     checked their encoding.
@@ -324,4 +324,4 @@ def _are_entries(parts: tuple[bytes, ...]) -> bool:
 
 
 def _not_a_piece(digest: bytes) -> CorruptionError:
-    return CorruptionError(f"object {digest.hex()} is stored as a part of a node index but is none")
+    return CorruptionError(f"object {digest.hex()} is not a valid part of a node index")

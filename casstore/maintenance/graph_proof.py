@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import sys
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -33,7 +34,7 @@ from casstore.objects.pieces import PieceReader
 
 _READ_BATCH: Final = 256
 _NONE: Final = -1
-# With fewer new nodes than one in so many, each is looked for among the others.
+# If fewer than one node in 64 is new, each new one is looked for among the others.
 _FEW: Final = 64
 # How many spines are remembered.
 _MAX_PROVEN: Final = 1_000_000
@@ -97,7 +98,7 @@ class GraphProof:
             builder = self._path.builder(_named)
         else:
             start = self._proven_pages(index) * PAGE_NODES
-            # The node before tells the parent and the number of the first.
+            # The node before is the parent of the first.
             before = index.digests(range(max(0, start - 1), start))
             last = self._headers(before)[0] if before else None
             builder = index.builder(_named, start)
@@ -338,33 +339,40 @@ def ends_of(reader: PieceReader, digest: bytes, manifest: Manifest) -> dict[byte
 def rebuild_node_index(reader: PieceReader, digest: bytes, manifest: Manifest, emit: Emit) -> Tail:
     """Make the node index of a manifest from its nodes alone.
 
-    The nodes are found from the leaf and the ends of branches, parent by parent. ``reader``
-    must see what ``emit`` took. CorruptionError if a node cannot be read, or if they are not
-    as many as the manifest says.
+    The nodes are found from the leaf and the ends of branches, parent by parent, with some 150
+    bytes of memory a node. ``reader`` must see what ``emit`` took. CorruptionError if a node
+    cannot be read, or if they are not as many as the manifest says.
     """
-    nodes: dict[int, tuple[bytes, bytes, int]] = {}
-    waiting = list(ends_of(reader, digest, manifest))
-    while waiting:
-        step: bytes | None = waiting.pop()
-        child: int | None = None
+    # In the order in which they are met. A parent's number is known when it has been read.
+    seqs, parents = array("q"), array("q")
+    digests, hashes = bytearray(), bytearray()
+    seen: set[int] = set()
+    for end in ends_of(reader, digest, manifest):
+        step: bytes | None = end
+        child = _NONE
         while step is not None:
             [header] = objects.read_headers(reader, (step,))
-            if child is not None:
-                own = nodes[child]
-                nodes[child] = (own[0], own[1], header.seq)
-            if header.seq in nodes:
+            if child != _NONE:
+                parents[child] = header.seq
+            if header.seq in seen:
                 break
-            nodes[header.seq] = (step, id_hash(header.id), _NONE)
-            child, step = header.seq, header.parent
-    if len(nodes) != manifest.nodes:
+            seen.add(header.seq)
+            child = len(seqs)
+            seqs.append(header.seq)
+            parents.append(_NONE)
+            digests += step
+            hashes += id_hash(header.id)
+            step = header.parent
+    if len(seqs) != manifest.nodes:
         raise CorruptionError(
-            f"manifest {digest.hex()} has {len(nodes)} nodes that can be reached, and claims "
+            f"manifest {digest.hex()} has {len(seqs)} nodes that can be reached, and claims "
             f"{manifest.nodes}"
         )
-    position_of = {seq: position for position, seq in enumerate(sorted(nodes))}
+    ordered = array("q", sorted(seqs))
     builder = empty_index(reader, IndexCache()).builder(emit)
-    for seq, position in position_of.items():
-        name, hashed, parent = nodes[seq]
-        far = 0 if parent == _NONE else position - position_of[parent]
-        builder.append(hashed, [far], [name])
+    for position, at in enumerate(sorted(range(len(seqs)), key=seqs.__getitem__)):
+        above = parents[at]
+        far = 0 if above == _NONE else position - bisect_left(ordered, above)
+        own = bytes(digests[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES])
+        builder.append(bytes(hashes[at * HASH_BYTES : (at + 1) * HASH_BYTES]), [far], [own])
     return builder.finish()

@@ -341,7 +341,7 @@ class NodeIndex:
                         own.append(start + number * RUN_NODES[SPLIT_LEVEL] + offset)
 
     def find(self, node_ids: Sequence[str]) -> list[Place | None]:
-        """The places of nodes by their ids; None where there is none."""
+        """The places of nodes by their ids; None for an id that the graph does not have."""
         possible = self.candidates([id_hash(node_id) for node_id in node_ids])
         positions = sorted({position for own in possible for position in own})
         if not positions:

@@ -97,7 +97,7 @@ def _head(
 def _receipts(
     runtime: Runtime, key: bytes, other: str, theirs: State, revision: int
 ) -> list[PutRow]:
-    """The other's receipts as this session has them: each tells by itself what it gave."""
+    """The other's receipts as this session has them, settled: each holds its own result."""
     other_key = keys.session_key(other)
     now_ms = runtime.engine.now_ms()
     coming: list[PutRow] = []

@@ -1,7 +1,7 @@
-"""A graph without its hidden nodes: the nodes behind the first hidden one are written anew.
+"""A graph without its hidden nodes: the nodes behind the first hidden one are rewritten.
 
 A node names its parent by digest, and its place in insertion order. So all that comes after a
-hidden node is written anew: with the nearest visible ancestor as its parent, counted
+hidden node is rewritten: with the nearest visible ancestor as its parent, counted
 without what is hidden. What comes before stays as it is, and is shared, index included.
 
 The graphs of a session's revisions are given one after the other. Each is followed from
@@ -64,7 +64,7 @@ class RewrittenGraph:
         self.reader = PendingReader(runtime.engine, self.writer)
         self._old = empty_index(self.reader, runtime.index_cache)
         self._new = self._old
-        #: The digests of nodes that were written anew.
+        #: The digests of rewritten nodes.
         self.rewritten: set[bytes] = set()
         self._unchanged: dict[bytes, Became] = {}
         # Old nodes below this position are visible, and stay as they are.
@@ -160,9 +160,9 @@ class RewrittenGraph:
         above: int | None,
         parent: Became | None,
     ) -> tuple[NodeHeader | None, bytes]:
-        """Write one node anew; no header if it is hidden."""
+        """Rewrite one node; no header if it is hidden."""
         if found.kind != Kind.NODE:
-            raise CorruptionError(f"{digest.hex()} stands for a node, but is none")
+            raise CorruptionError(f"object {digest.hex()} is listed as a node, but is not a node")
         old = open_node(digest, found.data)[0].header
         if old.parent != (None if above is None else self._old.place(above).digest):
             raise CorruptionError(

@@ -215,7 +215,7 @@ def test_pieces_of_other_lengths_are_refused(cut: int) -> None:
     assert index.tail.spine is not None
     [run] = list(index.spine.runs[1])
     data = shelf.objects[run].data
-    with pytest.raises(CorruptionError, match="part of a node index"):
+    with pytest.raises(CorruptionError, match="not a valid part of a node index"):
         decode_piece(run, data[:cut] if cut else b"")
 
 

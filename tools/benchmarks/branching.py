@@ -39,7 +39,7 @@ def _step(name: str, size: int = 300) -> NodeDraft:
 
 
 def _chain(store: Store, name: str, depth: int, *, nodes: int) -> str:
-    """A session of so many nodes at the end of ``depth`` forks; those come last."""
+    """A session of ``nodes`` nodes at the end of ``depth`` forks, each with one node of its own."""
     first = [_step(f"{name}{at}") for at in range(nodes - depth)]
     session = f"{name} 0"
     store.session(session).commit(Commit(append=first, lease=UNFENCED))
