@@ -339,7 +339,7 @@ def ends_of(reader: PieceReader, digest: bytes, manifest: Manifest) -> dict[byte
 def rebuild_node_index(reader: PieceReader, digest: bytes, manifest: Manifest, emit: Emit) -> Tail:
     """Make the node index of a manifest from its nodes alone.
 
-    The nodes are found from the leaf and the ends of branches, parent by parent, with some 150
+    The nodes are found from the leaf and the ends of branches, parent by parent, with some 250
     bytes of memory a node. ``reader`` must see what ``emit`` took. CorruptionError if a node
     cannot be read, or if they are not as many as the manifest says.
     """
