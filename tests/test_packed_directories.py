@@ -24,10 +24,6 @@ COUNT = 40
 COLUMNS_AT = slabs.HEADER_BYTES + DIGEST_BYTES * COUNT
 
 
-def raw(data: bytes) -> tuple[int, int, bytes]:
-    return slabs.CODEC_RAW, 0, data
-
-
 def both_layouts() -> tuple[bytes, bytes, bytes]:
     """The key of a slab, and its value in layout 1 and in layout 2; two entries are dead."""
     rng = random.Random(3)
@@ -37,13 +33,12 @@ def both_layouts() -> tuple[bytes, bytes, bytes]:
     for before, item in pairwise(blobs):
         data = item.data + before.digest
         objects.append(NewObject(Digest.of_blob(data), 3, data, (before.digest,)))
-    draft = slabs.draft(objects, raw)
-    children = {
-        at: [at - 1] if at > 1 else [] for at in range(1, COUNT + 1) if at not in (7, COUNT)
-    }
-    sheet = slabs.lay_out(draft, 1, children, 5)
-    key, one = slabs.seal_draft(draft, sheet)
-    same, two = slabs._seal(sheet, draft.gap_width, *raw(draft.payload), packed=True)
+    columns = slabs.Columns()
+    for own, item in enumerate(objects, 1):
+        links = None if own in (7, COUNT) else [own - 1] * len(item.children)
+        columns.add_new(own, item, links)
+    key, one = columns.encode(1, 5, slabs.uncompressed)
+    same, two = columns.encode(1, 5, slabs.uncompressed, packed=True)
     assert key == same
     return key, one, two
 
@@ -77,9 +72,10 @@ def test_both_say_the_same_and_one_is_shorter() -> None:
 
 def test_a_few_columns_stay_as_they_are() -> None:
     blob = NewObject(Digest.of_blob(b"x"), 0, b"x", ())
-    draft = slabs.draft([blob], raw)
-    sheet = slabs.lay_out(draft, 1, {1: []}, 5)
-    assert slabs._seal(sheet, 0, *raw(b"x"), packed=True) == slabs.seal_draft(draft, sheet)
+    columns = slabs.Columns()
+    columns.add_new(1, blob, [])
+    plain = columns.encode(1, 5, slabs.uncompressed)
+    assert columns.encode(1, 5, slabs.uncompressed, packed=True) == plain
 
 
 def test_every_damage_is_refused() -> None:

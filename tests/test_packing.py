@@ -256,7 +256,7 @@ def test_a_slab_that_came_out_wrong_is_not_stored(
         monkeypatch.setattr(
             slabs.Columns,
             "encode",
-            lambda self, first_id, *more: encode(self, first_id + 1, *more),
+            lambda self, first_id, *more, **how: encode(self, first_id + 1, *more, **how),
         )
         with pytest.raises(CorruptionError, match="survived"):
             store.pack(min_age_ms=0)

@@ -14,36 +14,18 @@ FIRST_ID = 1 << 33
 Encode = Callable[[Sequence[NewObject], Mapping[int, list[int]]], tuple[bytes, bytes]]
 
 
-def raw(data: bytes) -> tuple[int, int, bytes]:
-    return slabs.CODEC_RAW, 0, data
-
-
-def drafted(objects: Sequence[NewObject], children: Mapping[int, list[int]]) -> tuple[bytes, bytes]:
-    return slabs.encode(slabs.draft(objects, raw), FIRST_ID, children, 7)
-
-
-def laid_raw(
-    objects: Sequence[NewObject], children: Mapping[int, list[int]]
-) -> tuple[bytes, bytes]:
-    return slabs.lay_raw(objects, FIRST_ID, children, 7)[:2]
-
-
-def joined(objects: Sequence[NewObject], children: Mapping[int, list[int]]) -> tuple[bytes, bytes]:
-    """Each laid out alone, and all of them then as one."""
-    run = [
-        slabs.lay_out(slabs.draft([item], raw), own, children, 7)
-        for own, item in enumerate(objects, FIRST_ID)
-    ]
-    return slabs.join(run).seal(raw)
+def fresh(objects: Sequence[NewObject], children: Mapping[int, list[int]]) -> tuple[bytes, bytes]:
+    links = [children[own] for own in range(FIRST_ID, FIRST_ID + len(objects))]
+    return slabs.encode(objects, links, FIRST_ID, 7, slabs.uncompressed)
 
 
 def packed(objects: Sequence[NewObject], children: Mapping[int, list[int]]) -> tuple[bytes, bytes]:
-    key, value = drafted(objects, children)
+    key, value = fresh(objects, children)
     columns = slabs.Columns()
     slab = read(key, value)
     for position in range(len(objects)):
-        columns.add(slab, position, alive=True)
-    return columns.encode(FIRST_ID, 7, raw)
+        columns.add_stored(slab, position, alive=True)
+    return columns.encode(FIRST_ID, 7, slabs.uncompressed, packed=True)
 
 
 def read(key: bytes, value: bytes) -> slabs.Slab:
@@ -66,7 +48,7 @@ def new(data: bytes, children: Sequence[bytes] = ()) -> NewObject:
     return NewObject(Digest.of_blob(data), 3, data, tuple(children))
 
 
-@pytest.fixture(params=[drafted, laid_raw, joined, packed])
+@pytest.fixture(params=[fresh, packed])
 def encode(request: pytest.FixtureRequest) -> Encode:
     chosen: Encode = request.param
     return chosen
@@ -145,13 +127,11 @@ def test_objects_that_keep_their_links_stand_between_those_that_do_not(encode: E
 def test_what_was_stored_by_somebody_else_meanwhile_keeps_its_place_and_is_dead() -> None:
     one = name_of(1)
     objects = [new(b"a" + one, [one]), new(b"not here", [one]), new(b"alive " + one, [one])]
-    children = {FIRST_ID + 2: [1]}
-    for way in (drafted, laid_raw, joined):
-        key, value = way(objects, children)
-        slab = read(key, value)
-        assert [slabs.is_dead_at(value, at) for at in range(3)] == [True, True, False]
-        assert [slab.kind(at) for at in range(3)] == [slabs.DEAD, slabs.DEAD, 3]
-        # They link to themselves, which no object does that counts.
-        assert slab.children(0) == (FIRST_ID,)
-        assert slab.children(1) == (FIRST_ID + 1,)
-        assert slab.data(2, name_of) == objects[2].data
+    key, value = slabs.encode(objects, [None, None, [1]], FIRST_ID, 7, slabs.uncompressed)
+    slab = read(key, value)
+    assert [slabs.is_dead_at(value, at) for at in range(3)] == [True, True, False]
+    assert [slab.kind(at) for at in range(3)] == [slabs.DEAD, slabs.DEAD, 3]
+    # They link to themselves, which no object does that counts.
+    assert slab.children(0) == (FIRST_ID,)
+    assert slab.children(1) == (FIRST_ID + 1,)
+    assert slab.data(2, name_of) == objects[2].data

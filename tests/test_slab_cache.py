@@ -13,9 +13,8 @@ from casstore.format.hashing import Kind, digest_of
 
 def decoded(first_id: int, *contents: bytes) -> slabs.Slab:
     objects = [NewObject(digest_of(Kind.BLOB, data), Kind.BLOB, data, ()) for data in contents]
-    draft = slabs.draft(objects, lambda raw: (slabs.CODEC_RAW, 0, raw))
-    children = {first_id + at: list[int]() for at in range(len(objects))}
-    key, value = slabs.encode(draft, first_id, children, 0)
+    links = [list[int]() for _ in objects]
+    key, value = slabs.encode(objects, links, first_id, 0, slabs.uncompressed)
     directory = slabs.read_directory(key, value)
     return slabs.Slab(directory, lambda size: value[directory.payload_at :])
 

@@ -473,3 +473,14 @@ def test_objects_that_another_process_has_applied_are_listed_once(
     assert done.stdout == "True\n"
     assert len(engine._env.recent.memtable.entries) == 6 - DIRECT
     assert [info.id for info in all_objects(engine)] == [6, 5, 4, 3, 2, 1]
+
+
+def test_a_write_of_many_objects_may_be_longer_than_a_slab(engine: LmdbEngine) -> None:
+    """A slab that claims more than the longest object is taken for damage."""
+    objects = [new_blob(b"%5d" % at + bytes(1 << 20)) for at in range(40)]
+    put(engine, b"before")
+    engine.write(Write(objects=objects))
+    put(engine, b"after")
+    assert [found and found.data for found in engine.get_many([one.digest for one in objects])] == [
+        one.data for one in objects
+    ]

@@ -25,7 +25,6 @@ CONTEXTS = {
     8: "index v1",
 }  # fmt: skip
 BLOB, ROPE, CHUNKS, VALUE, LIST, MAP, NODE, MANIFEST, INDEX = range(9)
-DEAD = 127
 WIDTHS = {0: 1, 1: 2, 2: 4, 3: 8}
 FIRST_OFFSET, ALIGNMENT = 4096, 64
 MAX_BODY_BYTES = 16 << 20
@@ -193,8 +192,8 @@ class SecondReader:
         self._payloads: dict[int, bytes] = {}
         self._rows: dict[tuple[str, bytes], bytes | None] = {}
         self._ids: dict[bytes, int | None] = {}
-        # Slabs of the log: the last id of each, in ascending order.
-        self._recent: list[tuple[int, Slab]] = []
+        # Objects of the log: digest, kind and bytes by id.
+        self._recent: dict[int, tuple[bytes, int, bytes]] = {}
         # What a test may want to know: that it met all there is to meet.
         self.log_offsets: list[int] = []
         self.layouts: set[int] = set()
@@ -254,19 +253,21 @@ class SecondReader:
         require(flushed_lsn <= lsn, f"commit {lsn + 1} was flushed, and is damaged")
 
     def _apply(self, body: bytes) -> None:
-        _, first, stored, rows, unnamed, _ = decode(body)
+        _, first, objects, rows, unnamed, _ = decode(body)
         for at in range(0, len(rows), 3):
             require(rows[at] in TABLES, f"a row of table {rows[at]}")
             self._rows[rows[at], rows[at + 1]] = rows[at + 2]
         for digest, _ in _names(unnamed):
             self._ids[digest] = None
-        if stored:
-            last = first + int.from_bytes(stored[4:8], "little") - 1
-            slab = _read_slab(last.to_bytes(8, "big"), stored)
-            self._recent.append((last, slab))
-            for own, (digest, kind) in enumerate(zip(slab.digests, slab.kinds, strict=True), first):
-                if kind & 0x7F != DEAD:
-                    self._ids[digest] = own
+        for at in range(0, len(objects), 5):
+            digest, kind, data, children, ids = objects[at : at + 5]
+            self._recent[first + at // 5] = digest, kind, data
+            if ids is not None:
+                self._ids[digest] = first + at // 5
+                require(
+                    [self._digest_of(own) for own in ids] == (_cut(children) if ids else []),
+                    "other links",
+                )
 
     # --- rows -----------------------------------------------------------------------------
 
@@ -324,10 +325,6 @@ class SecondReader:
         return None
 
     def _slab(self, own: int) -> Slab:
-        for last, slab in self._recent:
-            if slab.first <= own <= last:
-                self.layouts.add(slab.layout)
-                return slab
         cursor = self._txn.cursor(db=self._database("slabs"))
         require(cursor.set_range(own.to_bytes(8, "big")), f"no slab holds {own}")
         key = cursor.key()
@@ -339,6 +336,8 @@ class SecondReader:
         return slab
 
     def _digest_of(self, own: int) -> bytes:
+        if own in self._recent:
+            return self._recent[own][0]
         slab = self._slab(own)
         return slab.digests[own - slab.first]
 
@@ -347,6 +346,10 @@ class SecondReader:
         own = self._find(digest)
         if own is None:
             raise KeyError(digest.hex())
+        if own in self._recent:
+            _, kind, data = self._recent[own]
+            self._prove(digest, kind, data)
+            return Object(kind, data)
         slab = self._slab(own)
         position = own - slab.first
         if slab.first not in self._payloads:

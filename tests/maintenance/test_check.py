@@ -217,11 +217,8 @@ def put_slab(path: Path, items: list[NewObject], children: list[list[int]]) -> N
     """Store objects as no writer would."""
     with wounding(path) as cut:
         last = int.from_bytes(cut.rows("slabs")[-1][0], "big")
-        draft = slabs.draft(items, lambda raw: (slabs.CODEC_RAW, 0, raw))
-        ids = {
-            own: [last + 1 + child for child in row] for own, row in enumerate(children, last + 1)
-        }
-        cut.put("slabs", *slabs.encode(draft, last + 1, ids, 1))
+        ids = [[last + 1 + child for child in row] for row in children]
+        cut.put("slabs", *slabs.encode(items, ids, last + 1, 1, slabs.uncompressed))
         for at, item in enumerate(items):
             cut.put("index", index_key(item.digest, last + 1 + at), b"")
 
@@ -495,8 +492,8 @@ def test_an_object_that_is_named_twice_is_found(path: Path) -> None:
     assert checked(path).counts == {}
     with wounding(path) as cut:
         last = int.from_bytes(cut.rows("slabs")[-1][0], "big")
-        twin = slabs.draft([NewObject(digest, Kind.BLOB, b"", ())], lambda raw: (0, 0, raw))
-        cut.put("slabs", *slabs.encode(twin, last + 1, {last + 1: []}, 1))
+        twin = NewObject(digest, Kind.BLOB, b"", ())
+        cut.put("slabs", *slabs.encode([twin], [[]], last + 1, 1, slabs.uncompressed))
         cut.put("index", index_key(digest, last + 1), b"")
     found = [one for one in checked(path).findings if one.code == faults.INDEX_DANGLING]
     assert [one.where.digest for one in found] == [digest]

@@ -71,9 +71,10 @@ def _slab(
     first_id: int = _ID,
 ) -> bytes:
     """A slab of one object whose directory is well made, whatever it says."""
-    item = NewObject(digest, kind, b"", ())
-    draft = slabs.Draft([item], [kind], [length], 0, codec, dictionary, payload)
-    return slabs.encode(draft, first_id, {first_id: list(children)}, 0)[1]
+    columns = slabs.Columns()
+    columns.add_new(first_id, NewObject(digest, kind, b"", ()), children)
+    columns._lengths = [length]
+    return columns.encode(first_id, 0, lambda _: (codec, dictionary, payload))[1]
 
 
 def _resealed(value: bytes, at: int, patch: bytes, *, key: bytes = slabs.slab_key(_ID)) -> bytes:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from casstore.engine.lmdb.environment import Environment
 
 LOG_KEY: Final = b"log"
-#: Slabs of commits are joined up to this size.
+#: Objects of several commits share a slab of up to this size.
 JOINED_BYTES: Final = slabs.TARGET_RAW_BYTES
 _STATE: Final = Struct("<?8sQQ16s")
 _STATE_CHECKSUM_BYTES: Final = 8
@@ -88,35 +88,38 @@ def next_free_id(txn: AnyTransaction, env: Environment) -> int:
 
 
 def full_slabs(entries: Iterable[Entry], compressor: Compressor) -> list[tuple[bytes, bytes]]:
-    """The slabs to store for these entries: small ones joined, then compressed."""
+    """The slabs to store for these entries: objects of many commits together, compressed."""
     stored: list[tuple[bytes, bytes]] = []
-    run: list[slabs.Sheet] = []
-    raw_bytes = objects = 0
+    columns = slabs.Columns()
+    first_id = next_id = raw_bytes = stored_at_ms = 0
 
     def close() -> None:
-        nonlocal run, raw_bytes, objects
-        if run:
-            stored.append(slabs.join(run).seal(lambda raw: _compressed(raw, compressor)))
-        run, raw_bytes, objects = [], 0, 0
+        nonlocal columns
+        if next_id > first_id:
+            stored.append(
+                columns.encode(first_id, stored_at_ms, lambda raw: _compressed(raw, compressor))
+            )
+        columns = slabs.Columns()
 
-    for key, value in chain.from_iterable([entry.slabs for entry in entries]):
-        if not slabs.is_raw(value):
-            close()
-            stored.append((key, value))
-            continue
-        sheet = slabs.read_sheet(key, value)
-        pieces = [sheet]
-        if len(sheet.body) > slabs.TARGET_RAW_BYTES:
-            pieces = slabs.split(sheet)
-        for piece in pieces:
-            if run and (
-                raw_bytes + len(piece.body) > JOINED_BYTES
-                or objects + len(piece.kinds) > slabs.MAX_OBJECTS
+    for entry in entries:
+        for own, (item, links) in enumerate(
+            zip(entry.objects, entry.links, strict=True), entry.first_id
+        ):
+            size = len(item.data)
+            if (
+                own != next_id
+                or raw_bytes + size > slabs.TARGET_RAW_BYTES
+                or own - first_id >= slabs.MAX_OBJECTS
+                # Objects of one commit are often read together.
+                or (own == entry.first_id and raw_bytes + entry.size_bytes > JOINED_BYTES)
             ):
                 close()
-            run.append(piece)
-            raw_bytes += len(piece.body)
-            objects += len(piece.kinds)
+                first_id, raw_bytes, stored_at_ms = own, 0, 0
+            columns.add_new(own, item, links)
+            next_id = own + 1
+            raw_bytes += size
+            # The time of the youngest: to a collector no object may look older than it is.
+            stored_at_ms = max(stored_at_ms, entry.now_ms)
     close()
     return stored
 
@@ -196,7 +199,7 @@ def _apply_names(env: Environment, txn: lmdb.Transaction[bytes], entries: Sequen
                 added.discard(name)
             else:
                 txn.delete(index_key(*name), db=env.index)
-        added.update(entry.named)
+        added.update(entry.named())
     if added:
         keys = sorted([(index_key(*name), b"") for name in added])
         _, number = txn.cursor(env.index).putmulti(keys, overwrite=False)

@@ -67,6 +67,7 @@ DIRECTORY_MODE: Final = 0o700
 _WRITERS: Final = "writers"
 _READERS: Final = "readers"
 _LOG_LOCK: Final = "log"
+_APPLIER_LOCK: Final = "applier"
 
 # LMDB's lock file: two cache lines of its own, and one for each reader.
 _LOCK_HEADER_BYTES: Final = 4096
@@ -229,6 +230,10 @@ class StoreDirectory:
     def open_log_lock(self) -> forks.Descriptor | None:
         """A descriptor for the lock that processes hold while they append to the log."""
         return self._lock_handle(_LOG_LOCK)
+
+    def open_applier_lock(self) -> forks.Descriptor | None:
+        """A descriptor for the lock that a process holds while it applies the log."""
+        return self._lock_handle(_APPLIER_LOCK)
 
     def open_log(self, max_bytes: int, *, create: bool = False) -> RedoLog | None:
         """The log, which may become ``max_bytes`` long; None if there is none."""

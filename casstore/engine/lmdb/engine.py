@@ -206,7 +206,7 @@ class LmdbEngine:
         """At most ``limit`` digests of stored objects from ``first`` to ``last``, in order."""
         conditions.check_digests((first, last))
         with self._env.snapshot() as (txn, view):
-            recent = dict(view.names())
+            recent = view.names()
             found = [name for name, own in recent.items() if own and first <= name <= last]
             applied = Index(self._env, txn).between(first, last)
             found += islice((name for name, _ in applied if name not in recent), limit)
@@ -449,6 +449,9 @@ class LmdbEngine:
         recent = self._env.recent
         unflushed = self._env.flush()
         idle_s = time.monotonic() - self._committed_at_s
+        if recent.is_due:
+            # Perhaps another process was quicker.
+            recent.learn_applied()
         if recent.is_due or idle_s >= _IDLE_S:
             recent.apply_behind()
         if unflushed:

@@ -1,30 +1,37 @@
 """The commits that are in the log and not yet in the tables, in memory.
 
-An ``Entry`` is what one record of the log says: row changes, a slab of new objects, names that
-are gone, objects whose grace period restarts. The memtable keeps every version of a row and of
-a name with the number of its commit, so that a reader sees one moment while commits go on. It
-only ever grows. When its first entries were applied to the tables, a new memtable takes the
-place of the old one, which lives as long as somebody reads it.
+An ``Entry`` is the content of one record of the log: new objects, row changes, names that were
+deleted, objects whose grace period restarts. The memtable keeps every version of a row with the
+number of its commit, so that a reader sees one moment while commits go on. A memtable only ever
+grows. When its first entries have been applied to the tables, a new memtable replaces it; readers
+that began with the old one keep it.
 
-    body of a record   [time in ms, first id, slab or nothing, [table, key, value or nil, …],
-                        digest 32 ‖ id 8 of each name that is gone, ids of objects touched]
+    body of a record   [time in ms, first id, objects, rows, unnamed, touched]
+    objects            digest, kind, bytes, digests of the children joined, ids of the children or
+                       nil; five values an object. nil: the object has no name
+    rows               table, key, value or nil; three values a row
+    unnamed            digest 32 ‖ id 8 of each name that was deleted
+    touched            ids of the objects whose grace period restarts
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final
 
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.log import Position
-from casstore.engine.protocol import TABLES
+from casstore.engine.protocol import TABLES, NewObject
 from casstore.errors import CorruptionError, InvalidInputError
 from casstore.format.canonical import pack_checked, unpack_checked
 from casstore.format.hashing import DIGEST_BYTES
 
 _TABLES: Final = frozenset(TABLES)
 _NAME_BYTES: Final = DIGEST_BYTES + slabs.ID_BYTES
+_OBJECT_FIELDS: Final = 5
+# When a memtable knows this many objects that have been applied, the next one forgets them.
+_MAX_APPLIED_IDS: Final = 32_768
 
 #: In the place of the next free id: the table of slabs is damaged.
 UNKNOWN_ID: Final = 0
@@ -33,75 +40,111 @@ UNKNOWN_ID: Final = 0
 RowVersion = tuple[str, bytes, bytes | None]
 #: A digest, and the id of the object.
 Name = tuple[bytes, int]
+#: The ids that an object links to; None: the object was deleted in the batch that stored it.
+Links = Sequence[int] | None
 #: What was changed in a table, by key; None: the row is deleted.
 Changed = list[tuple[bytes, bytes | None]]
 
 
-class Entry(NamedTuple):
+class Entry:
     """What one transaction changed."""
 
-    now_ms: int
-    #: The id of the first new object; of the next one that will come, if there is none.
-    first_id: int
-    #: Slabs of the new objects, by key, with consecutive ids.
-    slabs: Sequence[tuple[bytes, bytes]]
-    #: The new objects' names.
-    named: Sequence[Name]
-    rows: Sequence[RowVersion]
-    unnamed: Sequence[Name]
-    touched: Sequence[int]
+    __slots__ = (
+        "_slab", "first_id", "links", "next_id", "now_ms", "objects", "rows", "size_bytes",
+        "touched", "unnamed",
+    )  # fmt: skip
 
-    @property
-    def next_id(self) -> int:
-        """The first id behind the new objects."""
-        return int.from_bytes(self.slabs[-1][0], "big") + 1 if self.slabs else self.first_id
+    def __init__(
+        self,
+        now_ms: int,
+        first_id: int,
+        objects: Sequence[NewObject],
+        links: Sequence[Links],
+        rows: Sequence[RowVersion],
+        unnamed: Sequence[Name],
+        touched: Sequence[int],
+    ) -> None:
+        self.now_ms = now_ms
+        #: The id of the first new object; of the next one that will come, if there is none.
+        self.first_id = first_id
+        #: New objects with consecutive ids, and the ids that each links to.
+        self.objects = objects
+        self.links = links
+        self.rows = rows
+        self.unnamed = unnamed
+        self.touched = touched
+        #: The first id behind the new objects.
+        self.next_id = first_id + len(objects)
+        self.size_bytes = sum([len(item[2]) for item in objects])
+        self._slab: tuple[bytes, bytes] | None = None
+
+    def named(self) -> Iterator[Name]:
+        """The names of the new objects."""
+        for own, (item, links) in enumerate(
+            zip(self.objects, self.links, strict=True), self.first_id
+        ):
+            if links is not None:
+                yield item[0], own
+
+    def slab(self) -> tuple[bytes, bytes] | None:
+        """The new objects as a slab, for readers; None if there are none."""
+        if self._slab is None and self.objects:
+            self._slab = slabs.encode(
+                self.objects, self.links, self.first_id, self.now_ms, slabs.uncompressed
+            )
+        return self._slab
 
 
 def encode_entry(entry: Entry) -> bytes:
-    """An entry as the body of a record. It has one slab at the most."""
-    flat: list[str | bytes | None] = []
+    """An entry as the body of a record."""
+    objects: list[Any] = []
+    for (digest, kind, data, children), links in zip(entry.objects, entry.links, strict=True):
+        objects += (digest, kind, data, b"".join(children), links)
+    rows: list[Any] = []
     for row in entry.rows:
-        flat += row
+        rows += row
     unnamed = b"".join([digest + slabs.slab_key(own) for digest, own in entry.unnamed])
-    slab = entry.slabs[0][1] if entry.slabs else b""
-    return pack_checked([entry.now_ms, entry.first_id, slab, flat, unnamed, list(entry.touched)])
+    return pack_checked([entry.now_ms, entry.first_id, objects, rows, unnamed, list(entry.touched)])
 
 
 def decode_entry(lsn: int, body: bytes) -> Entry:
     """The body of a record as an entry; CorruptionError if it makes no sense."""
     try:
-        now_ms, first_id, slab, flat, unnamed, touched = unpack_checked(body)
-        stored: list[tuple[bytes, bytes]] = []
-        named: list[Name] = []
-        if slab:
-            key = slabs.slab_key(first_id + slabs.count_of(slab) - 1)
-            directory = slabs.read_directory(key, slab)
-            stored.append((key, slab))
-            named = [
-                (directory.digest(position), first_id + position)
-                for position in range(directory.objects)
-                # What was stored and deleted within the batch has no name.
-                if directory.kinds[position] & ~slabs.KEEPS_LINKS != slabs.DEAD
-            ]
-        rows = list(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
+        now_ms, first_id, flat, cells, unnamed, touched = unpack_checked(body)
+        objects: list[NewObject] = []
+        links: list[Links] = []
+        columns = [flat[at::_OBJECT_FIELDS] for at in range(_OBJECT_FIELDS)]
+        for digest, kind, data, children, ids in zip(*columns, strict=True):
+            digests = _cut(children, DIGEST_BYTES)
+            if len(digest) != DIGEST_BYTES or (ids is not None and len(ids) != len(digests)):
+                raise ValueError("an object whose links do not fit")
+            objects.append(NewObject(digest, kind, data, digests))
+            links.append(ids)
+        rows = list(zip(cells[::3], cells[1::3], cells[2::3], strict=True))
         for table, key, _ in rows:
             if table not in _TABLES or not isinstance(key, bytes):
                 raise ValueError(f"a row of table {table!r}")
         gone = [
-            (unnamed[at : at + DIGEST_BYTES], slabs.read_id(unnamed[at + DIGEST_BYTES :][:8]))
-            for at in range(0, len(unnamed), _NAME_BYTES)
+            (name[:DIGEST_BYTES], slabs.read_id(name[DIGEST_BYTES:]))
+            for name in _cut(unnamed, _NAME_BYTES)
         ]
+        return Entry(now_ms, first_id, objects, links, rows, gone, touched)
     except (TypeError, ValueError, IndexError, OverflowError, InvalidInputError) as exc:
         raise CorruptionError(f"commit {lsn} in the log makes no sense: {exc}") from exc
-    return Entry(now_ms, first_id, stored, named, rows, gone, touched)
+
+
+def _cut(joined: bytes, length: int) -> list[bytes]:
+    if len(joined) % length:
+        raise ValueError(f"{len(joined)} bytes are not a number of {length}")
+    return [joined[at : at + length] for at in range(0, len(joined), length)]
 
 
 class Memtable:
     """Entries since ``base``, and what they say of each row and name."""
 
     __slots__ = (
-        "_names", "_offsets", "_rows", "base", "changes", "entries", "last", "next_id",
-        "size_bytes",
+        "_offsets", "_rows", "applied_ids", "base", "changes", "entries", "ids", "last",
+        "next_id", "size_bytes",
     )  # fmt: skip
 
     def __init__(self, base: Position, next_id: int) -> None:
@@ -115,7 +158,12 @@ class Memtable:
         # Where the record of each entry begins.
         self._offsets: list[int] = []
         self._rows: dict[tuple[str, bytes], list[tuple[int, bytes | None]]] = {}
-        self._names: dict[bytes, list[tuple[int, int | None]]] = {}
+        #: The id of each object that an entry names; None: the name was deleted. Ids ascend, so a
+        #: view tells by the id itself whether its moment has the object.
+        self.ids: dict[bytes, int | None] = {}
+        #: Ids of objects that have been applied, for writers: the index names them until a
+        #: transaction removes names from it, and that begins a new memtable.
+        self.applied_ids: dict[bytes, int] = {}
 
     @property
     def oldest_offset(self) -> int | None:
@@ -127,7 +175,7 @@ class Memtable:
         says so. Hold the write lock.
         """
         lsn = position.lsn
-        rows, names = self._rows, self._names
+        rows, ids = self._rows, self.ids
         # An interrupt may have cut short an attempt to add the same entry.
         while self.entries and self.entries[-1][0].lsn > self.last.lsn:
             self.entries.pop()
@@ -139,29 +187,35 @@ class Memtable:
             else:
                 rows[place] = [(lsn, value)]
         for digest, _ in entry.unnamed:
-            names.setdefault(digest, []).append((lsn, None))
-        for digest, object_id in entry.named:
-            names.setdefault(digest, []).append((lsn, object_id))
+            ids[digest] = None
         self.entries.append((position, entry))
         self._offsets.append(offset)
-        self.changes += len(entry.rows) + len(entry.named) + len(entry.unnamed)
-        for _, slab in entry.slabs:
-            self.size_bytes += len(slab)
+        # After the entry, which holds the objects.
+        for digest, object_id in entry.named():
+            ids[digest] = object_id
+        self.changes += len(entry.rows) + len(entry.objects) + len(entry.unnamed)
+        self.size_bytes += entry.size_bytes
         self.next_id = entry.next_id
         self.last = position
 
     def after(self, applied: Position) -> Memtable:
         """A memtable without the entries that were applied."""
         rest = Memtable(applied, self.next_id)
+        if len(self.applied_ids) < _MAX_APPLIED_IDS:
+            rest.applied_ids = self.applied_ids
         for offset, (position, entry) in zip(self._offsets, self.entries, strict=True):
             if position.lsn > applied.lsn:
                 rest.add(offset, position, entry)
+                continue
+            for digest, _ in entry.unnamed:
+                rest.applied_ids.pop(digest, None)
+            rest.applied_ids.update(entry.named())
         rest.next_id = self.next_id
         return rest
 
     def view(self) -> View:
         """All that it holds now."""
-        return View(self, self.last.lsn)
+        return View(self, self.last.lsn, self.next_id)
 
     # --- for views ----------------------------------------------------------------------------
 
@@ -169,18 +223,10 @@ class Memtable:
         """The versions of a row, oldest first."""
         return self._rows.get((table, key))
 
-    def name_versions(self, digest: bytes) -> list[tuple[int, int | None]] | None:
-        """The ids of an object, oldest first."""
-        return self._names.get(digest)
-
     def places(self, table: str) -> list[bytes]:
         """The keys of all changed rows of a table."""
         # In one call, because a commit may add to it meanwhile.
         return [key for name, key in list(self._rows) if name == table]
-
-    def digests(self) -> list[bytes]:
-        """The digests of which it says anything."""
-        return list(self._names)
 
 
 class Unchanged:
@@ -193,10 +239,11 @@ UNCHANGED: Final = Unchanged()
 class View:
     """A memtable as it was after one commit."""
 
-    __slots__ = ("_memtable", "lsn")
+    __slots__ = ("_memtable", "_next_id", "lsn")
 
-    def __init__(self, memtable: Memtable, lsn: int) -> None:
+    def __init__(self, memtable: Memtable, lsn: int, next_id: int) -> None:
         self._memtable = memtable
+        self._next_id = next_id
         #: The number of that commit.
         self.lsn = lsn
 
@@ -211,12 +258,11 @@ class View:
 
     def find_id(self, digest: bytes) -> int | Unchanged | None:
         """The id of an object, None if its name is gone, UNCHANGED if the index knows."""
-        versions = self._memtable.name_versions(digest)
-        if versions is not None:
-            for lsn, object_id in reversed(versions):
-                if lsn <= self.lsn:
-                    return object_id
-        return UNCHANGED
+        found = self._memtable.ids.get(digest, UNCHANGED)
+        if isinstance(found, int) and found >= self._next_id:
+            # A later commit stored it.
+            return UNCHANGED
+        return found
 
     def changed_between(
         self, table: str, start: bytes, stop: bytes | None, *, reverse: bool
@@ -231,23 +277,21 @@ class View:
         changed.sort(reverse=reverse)
         return changed
 
-    def names(self) -> Iterator[tuple[bytes, int | None]]:
-        """The objects of which it says anything: digest and id, None if the name is gone."""
-        for digest in self._memtable.digests():
-            object_id = self.find_id(digest)
-            if not isinstance(object_id, Unchanged):
-                yield digest, object_id
+    def names(self) -> dict[bytes, int | None]:
+        """The objects that commits in the log name: digest and id, None if the name is gone."""
+        names: dict[bytes, int | None] = {}
+        for _, entry in self.entries():
+            names.update(dict.fromkeys([digest for digest, _ in entry.unnamed]))
+            names.update(entry.named())
+        return names
 
     def slab_of(self, object_id: int) -> tuple[bytes, bytes] | None:
         """The slab that holds an object; None if the tables have it."""
         entries = self._memtable.entries
         if not entries or object_id < entries[0][1].first_id:
             return None
-        at = bisect_left(entries, object_id, key=_behind_id)
-        for key, value in entries[at][1].slabs if at < len(entries) else ():
-            if key >= slabs.slab_key(object_id):
-                return key, value
-        return None
+        at = bisect_left(entries, object_id, key=_last_id)
+        return entries[at][1].slab() if at < len(entries) else None
 
     def entries(self) -> list[tuple[Position, Entry]]:
         """All commits, each with the position behind its record."""
@@ -256,10 +300,12 @@ class View:
     def slabs(self) -> Iterator[tuple[bytes, bytes]]:
         """All slabs, by key."""
         for _, entry in self.entries():
-            yield from entry.slabs
+            slab = entry.slab()
+            if slab is not None:
+                yield slab
 
 
-def _behind_id(numbered: tuple[Position, Entry]) -> int:
+def _last_id(numbered: tuple[Position, Entry]) -> int:
     """The last id of an entry, for searching: ids of an entry without objects lie behind it."""
     return numbered[1].next_id - 1
 

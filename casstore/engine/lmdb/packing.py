@@ -324,8 +324,8 @@ def _encode(run: Run, compressor: Compressor, *, newest: int) -> tuple[bytes, by
         for position in range(slab.directory.objects):
             object_id = slab.first_id + position
             if first <= object_id <= last:
-                columns.add(slab, position, alive=object_id in piece.live)
-    return columns.encode(first, stored_at_ms, compressor.compress_hard)
+                columns.add_stored(slab, position, alive=object_id in piece.live)
+    return columns.encode(first, stored_at_ms, compressor.compress_hard, packed=True)
 
 
 def _require_same(run: Run, joined: tuple[bytes, bytes], compressor: Compressor) -> None:

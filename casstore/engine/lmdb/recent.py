@@ -20,7 +20,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from fcntl import LOCK_EX, LOCK_UN, flock
+from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import lmdb
@@ -88,6 +88,7 @@ class Recent:
         self._directory = directory
         self._max_log_bytes = log_bytes
         self._lock = directory.open_log_lock()
+        self._applier_lock = directory.open_applier_lock()
         self._log: RedoLog | None = None
         self._ground: _Ground
         # Guards the memtable against a reader that reads the log while a writer adds to it.
@@ -160,7 +161,9 @@ class Recent:
         if self._log is None:
             self._log = self._directory.open_log(self._max_log_bytes)
         log = self._log
-        if log is not None and log.id != self._state.log_id:
+        if log is not None:
+            if log.id == self._state.log_id:
+                return log
             try:
                 log.read_header()
             except OSError as exc:
@@ -202,8 +205,9 @@ class Recent:
         """Release the files."""
         if self._log is not None:
             self._log.close()
-        if self._lock is not None:
-            self._lock.close()
+        for lock in (self._lock, self._applier_lock):
+            if lock is not None:
+                lock.close()
 
     # --- reading ------------------------------------------------------------------------------
 
@@ -325,7 +329,7 @@ class Recent:
     def _forget(self, applied: Position) -> None:
         """Drop entries that the tables hold."""
         with self._following:
-            if applied.lsn > self.memtable.base.lsn:
+            if self.memtable.base.lsn < applied.lsn <= self.memtable.last.lsn:
                 self._ground = self._ground._replace(memtable=self.memtable.after(applied))
 
     def commit(self, entry: Entry, batch: WriteBatch, answers: Answers, *, durable: bool) -> None:
@@ -336,12 +340,12 @@ class Recent:
         batch answered.
         """
         log = self._log
-        body = encode_entry(entry) if self._state.in_use and log is not None else b""
         if (
             log is None
-            or not body
-            or len(body) > MAX_LOGGED_BYTES
+            or not self._state.in_use
+            or entry.size_bytes > MAX_LOGGED_BYTES
             or self._env.may_be_full(log.size_bytes)
+            or len(body := encode_entry(entry)) > MAX_LOGGED_BYTES
         ):
             self._commit_directly(entry, batch, answers)
             return
@@ -436,10 +440,33 @@ class Recent:
         """Apply the log up to its present end, beside commits; False if there is nothing to do.
 
         Without the file lock: nothing is removed from the tables, and a commit needs nothing
-        that is only half there.
+        that is only half there. One process at a time: the others would compress the same
+        entries for nothing.
         """
+        assert self._applier_lock is not None
+        lock = self._applier_lock.fileno()
+        try:
+            flock(lock, LOCK_EX | LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError as exc:
+            raise storage_error(f"cannot lock {self._env.path}", exc) from exc
+        try:
+            return self._apply_behind()
+        finally:
+            flock(lock, LOCK_UN)
+
+    def learn_applied(self) -> None:
+        """Drop entries that another process has applied."""
         memtable = self.current()
-        entries = memtable.entries.copy()
+        if memtable.entries:
+            with self._env.reading_bytes() as txn:
+                applied = read_log_state(txn, self._env.path).applied
+            self._forget(applied)
+
+    def _apply_behind(self) -> bool:
+        self.learn_applied()
+        entries = self.memtable.entries.copy()
         if not entries or not self._state.in_use:
             return False
         last = entries[-1][0]

@@ -21,7 +21,7 @@ Everything is little-endian; a column is as wide as its largest number needs.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from struct import Struct, pack, unpack_from
 from typing import Final, NamedTuple
@@ -63,6 +63,8 @@ MAX_OBJECTS: Final = 4096
 PACKED_RAW_BYTES: Final = 262_144
 _MAX_RAW_BYTES: Final = MAX_OBJECT_BYTES + (1 << 20)
 
+#: Turns raw bytes into (codec, dictionary, payload).
+Compress = Callable[[bytes], tuple[int, int, bytes]]
 
 ID_BYTES: Final = 8
 MAX_ID: Final = (1 << 64) - 1
@@ -78,77 +80,6 @@ def read_id(row: bytes | memoryview) -> int:
     if len(row) != ID_BYTES:
         raise CorruptionError(f"an index row of {len(row)} bytes")
     return int.from_bytes(row, "big")
-
-
-class Draft(NamedTuple):
-    """Objects on their way into one slab, with all the work done that needs no ids."""
-
-    objects: Sequence[NewObject]
-    #: With the mark of those that keep their links.
-    kinds: list[int]
-    lengths: list[int]
-    gap_width: int
-    codec: int
-    dictionary: int
-    payload: bytes
-    #: What the payload was made of: the gaps, and all bytes behind them.
-    gaps: Sequence[int] = ()
-    body: bytes = b""
-
-
-class Uncut(NamedTuple):
-    """Objects on their way into one slab that is not compressed: there is no work before ids."""
-
-    objects: Sequence[NewObject]
-
-
-class Sheet(NamedTuple):
-    """The columns of a slab, and what its payload is made of."""
-
-    first_id: int
-    stored_at_ms: int
-    #: One for each object, or several joined.
-    digests: list[bytes]
-    kinds: list[int]
-    lengths: list[int]
-    counts: list[int]
-    #: Small where ids are large, and never negative: a child is older.
-    distances: list[int]
-    gaps: Sequence[int]
-    body: bytes
-
-    def seal(self, compress: Callable[[bytes], tuple[int, int, bytes]]) -> tuple[bytes, bytes]:
-        """The key and value of the slab, its payload compressed."""
-        gap_width = _width(self.gaps)
-        return _seal(self, gap_width, *compress(_column(self.gaps, gap_width) + self.body))
-
-
-def draft(
-    objects: Sequence[NewObject], compress: Callable[[bytes], tuple[int, int, bytes]]
-) -> Draft:
-    """Cut the links out and compress: everything that can be done outside the write lock.
-
-    ``compress`` turns raw bytes into (codec, dictionary, payload).
-    """
-    kinds: list[int] = []
-    parts: list[bytes] = []
-    lengths: list[int] = []
-    gaps: list[int] = []
-    for _, kind, data, children in objects:
-        size = len(data)
-        if not children:
-            parts.append(data)
-        elif _cut_links(data, children, parts, gaps):
-            size -= DIGEST_BYTES * len(children)
-        else:
-            parts.append(data)
-            kind |= KEEPS_LINKS
-        kinds.append(kind)
-        lengths.append(size)
-    gap_width = _width(gaps)
-    body = b"".join(parts)
-    raw = _column(gaps, gap_width) + body if gaps else body
-    return Draft(objects, kinds, lengths, gap_width, *compress(raw), gaps, body)
 
 
 def _cut_links(data: bytes, children: Sequence[bytes], parts: list[bytes], gaps: list[int]) -> bool:
@@ -171,49 +102,6 @@ def _cut_links(data: bytes, children: Sequence[bytes], parts: list[bytes], gaps:
     parts += cut
     parts.append(data[at:])
     return True
-
-
-def lay_raw(
-    objects: Sequence[NewObject],
-    first_id: int,
-    children: Mapping[int, list[int]],
-    stored_at_ms: int,
-) -> tuple[bytes, bytes, Sheet]:
-    """The key and value of a slab that is not compressed, and its columns, in one go.
-
-    What ``draft``, ``lay_out`` and ``seal_draft`` give one after the other.
-    """
-    kinds: list[int] = []
-    lengths: list[int] = []
-    counts: list[int] = []
-    distances: list[int] = []
-    gaps: list[int] = []
-    parts: list[bytes] = []
-    for own, (_, kind, data, links) in enumerate(objects, first_id):
-        size = len(data)
-        if not links:
-            parts.append(data)
-        else:
-            if _cut_links(data, links, parts, gaps):
-                size -= DIGEST_BYTES * len(links)
-            else:
-                parts.append(data)
-                kind |= KEEPS_LINKS
-        ids = children.get(own)
-        if ids is None:
-            ids = [own] * len(links)
-            kind = DEAD | kind & KEEPS_LINKS
-        for child in ids:
-            distances.append(own - child)
-        kinds.append(kind)
-        lengths.append(size)
-        counts.append(len(links))
-    body = b"".join(parts)
-    digests = [item[0] for item in objects]
-    sheet = Sheet(first_id, stored_at_ms, digests, kinds, lengths, counts, distances, gaps, body)
-    gap_width = _width(gaps)
-    key, value = _seal(sheet, gap_width, CODEC_RAW, 0, _column(gaps, gap_width) + body)
-    return key, value, sheet
 
 
 def _width(numbers: Sequence[int]) -> int:
@@ -239,57 +127,45 @@ def _read_column(value: bytes | memoryview, at: int, count: int, width: int) -> 
     return column
 
 
-def encode(
-    draft: Draft, first_id: int, children: Mapping[int, list[int]], stored_at_ms: int
-) -> tuple[bytes, bytes]:
-    """The key and value of a slab whose objects got ids from ``first_id`` on.
-
-    ``children`` are the ids that each object links to, by its own; what is not there is dead.
-    """
-    return seal_draft(draft, lay_out(draft, first_id, children, stored_at_ms))
-
-
-def seal_draft(draft: Draft, sheet: Sheet) -> tuple[bytes, bytes]:
-    """The key and value of a slab that was laid out, its payload as it was drafted."""
-    return _seal(sheet, draft.gap_width, draft.codec, draft.dictionary, draft.payload)
-
-
-def lay_out(
-    draft: Draft, first_id: int, children: Mapping[int, list[int]], stored_at_ms: int
-) -> Sheet:
-    """The columns of a slab whose objects got ids from ``first_id`` on. See ``encode``."""
-    objects, drafted, lengths, _, _, _, _, gaps, body = draft
-    # A draft may be used again, if its transaction is interrupted.
-    kinds = drafted.copy()
-    counts: list[int] = []
-    distances: list[int] = []
-    for own, item in enumerate(objects, first_id):
-        ids = children.get(own)
-        if ids is None:
-            # It keeps as many columns as it has links, all pointing at itself.
-            ids = [own] * len(item.children)
-            kinds[own - first_id] = DEAD | kinds[own - first_id] & KEEPS_LINKS
-        counts.append(len(ids))
-        for child in ids:
-            distances.append(own - child)
-    digests = [item[0] for item in objects]
-    return Sheet(first_id, stored_at_ms, digests, kinds, lengths, counts, distances, gaps, body)
-
-
 class Columns:
-    """Objects of other slabs on their way into one, with consecutive ids."""
+    """Objects with consecutive ids on their way into one slab, column by column."""
 
     def __init__(self) -> None:
         self._digests: list[bytes] = []
         self._kinds: list[int] = []
         self._lengths: list[int] = []
         self._counts: list[int] = []
+        # Small where ids are large, and never negative: a child is older.
         self._distances: list[int] = []
         self._gaps: list[int] = []
         self._parts: list[bytes] = []
 
-    def add(self, slab: Slab, position: int, *, alive: bool) -> None:
-        """Take the next object; one that is not alive keeps its place and nothing else."""
+    def add_new(self, own: int, item: NewObject, links: Sequence[int] | None) -> None:
+        """Take a new object with its id and the ids that it links to.
+
+        Without links, it is dead: it keeps as many columns as it has children, all pointing at
+        itself.
+        """
+        digest, kind, data, children = item
+        size = len(data)
+        if not children:
+            self._parts.append(data)
+        elif _cut_links(data, children, self._parts, self._gaps):
+            size -= DIGEST_BYTES * len(children)
+        else:
+            self._parts.append(data)
+            kind |= KEEPS_LINKS
+        if links is None:
+            links = [own] * len(children)
+            kind = DEAD | kind & KEEPS_LINKS
+        self._distances += [own - child for child in links]
+        self._digests.append(digest)
+        self._kinds.append(kind)
+        self._lengths.append(size)
+        self._counts.append(len(links))
+
+    def add_stored(self, slab: Slab, position: int, *, alive: bool) -> None:
+        """Take the next object of another slab; if it is not alive, only its id."""
         self._digests.append(slab.directory.digest(position))
         if not alive:
             self._kinds.append(DEAD)
@@ -306,146 +182,69 @@ class Columns:
         self._parts.append(data)
 
     def add_gap(self, count: int) -> None:
-        """Leave so many ids out: they belonged to objects that are gone with their slabs."""
+        """Skip this many ids: their objects were deleted with their slabs."""
         self._digests += [bytes(DIGEST_BYTES)] * count
         self._kinds += [DEAD] * count
         self._lengths += [0] * count
         self._counts += [0] * count
 
     def encode(
-        self,
-        first_id: int,
-        stored_at_ms: int,
-        compress: Callable[[bytes], tuple[int, int, bytes]],
+        self, first_id: int, stored_at_ms: int, compress: Compress, *, packed: bool = False
     ) -> tuple[bytes, bytes]:
-        """The key and value of the slab."""
-        sheet = Sheet(
-            first_id, stored_at_ms, self._digests, self._kinds, self._lengths, self._counts,
-            self._distances, self._gaps, b"".join(self._parts),
-        )  # fmt: skip
+        """The key and value of the slab; ``packed``: its columns are compressed, too."""
         gap_width = _width(self._gaps)
-        payload = compress(_column(self._gaps, gap_width) + sheet.body)
-        return _seal(sheet, gap_width, *payload, packed=True)
-
-
-def join(run: Sequence[Sheet]) -> Sheet:
-    """Neighbours laid end to end. Every entry stays what it is, the dead ones too."""
-    digests: list[bytes] = []
-    kinds: list[int] = []
-    lengths: list[int] = []
-    counts: list[int] = []
-    distances: list[int] = []
-    gaps: list[int] = []
-    # The youngest counts: nothing may look older than it is to a collector.
-    stored_at_ms = 0
-    for sheet in run:
-        stored_at_ms = max(stored_at_ms, sheet.stored_at_ms)
-        digests += sheet.digests
-        kinds += sheet.kinds
-        lengths += sheet.lengths
-        counts += sheet.counts
-        distances += sheet.distances
-        gaps += sheet.gaps
-    body = b"".join([sheet.body for sheet in run])
-    return Sheet(
-        run[0].first_id, stored_at_ms, digests, kinds, lengths, counts, distances, gaps, body
-    )
-
-
-def _seal(
-    sheet: Sheet,
-    gap_width: int,
-    codec: int,
-    dictionary: int,
-    payload: bytes,
-    *,
-    packed: bool = False,
-) -> tuple[bytes, bytes]:
-    first_id, stored_at_ms, digests, kinds, lengths, counts, distances, _, _ = sheet
-    count = len(kinds)
-    length_width, count_width, distance_width = _width(lengths), _width(counts), _width(distances)
-    columns = [
-        bytes(kinds),
-        _column(lengths, length_width),
-        _column(counts, count_width),
-        _column(distances, distance_width),
-    ]
-    layout = LAYOUT
-    if packed:
-        joined = b"".join(columns)
-        frame = compress_alone(joined)
-        if _COUNT.size + len(frame) < len(joined):
-            layout = PACKED_LAYOUT
-            columns = [_COUNT.pack(len(frame)), frame]
-    header = _HEADER.pack(
-        layout,
-        codec,
-        length_width | count_width << 4,
-        distance_width | gap_width << 4,
-        count,
-        dictionary,
-        stored_at_ms,
-    )
-    directory = b"".join(digests + columns)
-    key = slab_key(first_id + count - 1)
-    checksum = plain_hash(key + header + directory)[:_CHECKSUM_BYTES]
-    return key, b"".join((header, checksum, directory, payload))
-
-
-def is_raw(value: bytes) -> bool:
-    """Is the payload of a stored slab uncompressed?"""
-    return value[1] == CODEC_RAW
-
-
-def read_sheet(key: bytes, value: bytes) -> Sheet:
-    """The columns and the payload of a slab that is not compressed."""
-    directory = read_directory(key, value)
-    gaps = sum(directory.gap_counts())
-    body_at = directory.payload_at + (gaps << directory.gap_width)
-    return Sheet(
-        directory.first_id,
-        directory.stored_at_ms,
-        [directory.digests],
-        list(directory.kinds),
-        list(directory.lengths),
-        list(directory.child_counts),
-        list(directory.distances),
-        _read_column(value, directory.payload_at, gaps, directory.gap_width),
-        value[body_at:],
-    )
-
-
-def split(sheet: Sheet) -> list[Sheet]:
-    """A long slab as several of the usual size, each object in one of them."""
-    digests = b"".join(sheet.digests)
-    parts: list[Sheet] = []
-    start = body_at = gap_at = distance_at = 0
-    while start < len(sheet.kinds):
-        stop = start
-        size = gaps = distances = 0
-        while stop < len(sheet.kinds) and (
-            stop == start or size + sheet.lengths[stop] <= TARGET_RAW_BYTES
-        ):
-            size += sheet.lengths[stop]
-            distances += sheet.counts[stop]
-            gaps += 0 if sheet.kinds[stop] & KEEPS_LINKS else sheet.counts[stop]
-            stop += 1
-        parts.append(
-            Sheet(
-                sheet.first_id + start,
-                sheet.stored_at_ms,
-                [digests[start * DIGEST_BYTES : stop * DIGEST_BYTES]],
-                sheet.kinds[start:stop],
-                sheet.lengths[start:stop],
-                sheet.counts[start:stop],
-                sheet.distances[distance_at : distance_at + distances],
-                sheet.gaps[gap_at : gap_at + gaps],
-                sheet.body[body_at : body_at + size],
-            )
+        codec, dictionary, payload = compress(
+            b"".join((_column(self._gaps, gap_width), *self._parts))
         )
-        start, body_at = stop, body_at + size
-        gap_at, distance_at = gap_at + gaps, distance_at + distances
-    return parts
+        count = len(self._kinds)
+        length_width = _width(self._lengths)
+        count_width = _width(self._counts)
+        distance_width = _width(self._distances)
+        columns = [
+            bytes(self._kinds),
+            _column(self._lengths, length_width),
+            _column(self._counts, count_width),
+            _column(self._distances, distance_width),
+        ]
+        layout = LAYOUT
+        if packed:
+            joined = b"".join(columns)
+            frame = compress_alone(joined)
+            if _COUNT.size + len(frame) < len(joined):
+                layout = PACKED_LAYOUT
+                columns = [_COUNT.pack(len(frame)), frame]
+        header = _HEADER.pack(
+            layout,
+            codec,
+            length_width | count_width << 4,
+            distance_width | gap_width << 4,
+            count,
+            dictionary,
+            stored_at_ms,
+        )
+        directory = b"".join(self._digests + columns)
+        key = slab_key(first_id + count - 1)
+        checksum = plain_hash(key + header + directory)[:_CHECKSUM_BYTES]
+        return key, b"".join((header, checksum, directory, payload))
+
+
+def encode(
+    objects: Sequence[NewObject],
+    links: Sequence[Sequence[int] | None],
+    first_id: int,
+    stored_at_ms: int,
+    compress: Compress,
+) -> tuple[bytes, bytes]:
+    """The key and value of a slab of new objects with consecutive ids; see ``add_new``."""
+    columns = Columns()
+    for own, (item, linked) in enumerate(zip(objects, links, strict=True), first_id):
+        columns.add_new(own, item, linked)
+    return columns.encode(first_id, stored_at_ms, compress)
+
+
+def uncompressed(raw: bytes) -> tuple[int, int, bytes]:
+    """The payload of a slab that is not compressed."""
+    return CODEC_RAW, 0, raw
 
 
 def count_of(value: bytes | memoryview) -> int:

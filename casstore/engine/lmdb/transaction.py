@@ -17,7 +17,7 @@ from casstore.engine.lmdb import notes
 from casstore.engine.lmdb import slab as slabs
 from casstore.engine.lmdb.applying import next_free_id
 from casstore.engine.lmdb.index import Index, Proven
-from casstore.engine.lmdb.memtable import Entry, Memtable, Name, RowVersion, Unchanged
+from casstore.engine.lmdb.memtable import Entry, Links, Memtable, Name, RowVersion, Unchanged
 from casstore.engine.lmdb.rows import find_row
 from casstore.engine.protocol import NewObject, PutRow, Write, WriteResult
 from casstore.errors import CasstoreError, CorruptionError, ObjectNotFoundError
@@ -58,13 +58,16 @@ class Transaction:
         self._view = memtable.view()
         self._now_ms = now_ms
         self._recent = recent
-        self._index = Index(env, txn, proven=proven)
+        self._memtable = memtable
+        self._proven = proven
+        self._index: Index | None = None
         self._first_id = memtable.next_id or next_free_id(txn, env)
         # What this batch changes. A row or a name that it deletes is None.
         self._rows: dict[tuple[str, bytes], bytes | None] = {}
         self._ids: dict[bytes, int | None] = {}
         self._objects: list[NewObject] = []
-        self._links: dict[int, list[int]] = {}
+        self._links: list[Links] = []
+        self._deletes = False
         self._unnamed: list[Name] = []
         self._touched: dict[int, None] = {}
 
@@ -81,7 +84,7 @@ class Transaction:
         for item, links in new:
             own = self._first_id + len(self._objects)
             self._objects.append(item)
-            self._links[own] = links
+            self._links.append(links)
             self._ids[item.digest] = own
         for change in write.rows:
             if isinstance(change, PutRow):
@@ -90,6 +93,7 @@ class Transaction:
             else:
                 self._rows[change.table, change.key] = None
         for digest in write.deletes:
+            self._deletes = True
             self._unname(digest)
         if hits and not write.rows:
             self._touch(write, hits)
@@ -99,22 +103,17 @@ class Transaction:
         """All that the batch changes; None if that is nothing."""
         if not (self._objects or self._rows or self._unnamed or self._touched):
             return None
-        named: list[Name] = []
-        stored: list[tuple[bytes, bytes]] = []
-        if self._objects:
-            # What was stored and deleted within the batch is a dead entry of the slab.
-            links = self._links
-            for own, item in enumerate(self._objects, self._first_id):
-                if self._ids[item.digest] == own:
-                    named.append((item.digest, own))
-                else:
-                    del links[own]
-            key, value, _ = slabs.lay_raw(self._objects, self._first_id, links, self._now_ms)
-            stored.append((key, value))
+        ids, links = self._ids, self._links
+        if self._deletes:
+            # An object that was stored and deleted within the batch has no name.
+            for position, item in enumerate(self._objects):
+                if ids[item.digest] != self._first_id + position:
+                    links[position] = None
         rows: list[RowVersion] = [(*place, value) for place, value in self._rows.items()]
         return Entry(
-            self._now_ms, self._first_id, stored, named, rows, self._unnamed, list(self._touched)
-        )
+            self._now_ms, self._first_id, self._objects, links, rows, self._unnamed,
+            list(self._touched),
+        )  # fmt: skip
 
     # --- looking up ---------------------------------------------------------------------------
 
@@ -135,11 +134,18 @@ class Transaction:
         ids = self._ids
         if digest in ids:
             return ids[digest]
-        found = self._view.find_id(digest)
-        if isinstance(found, Unchanged):
-            found = self._index.find(digest)
+        memtable = self._memtable
+        if digest in memtable.ids:
+            found = memtable.ids[digest]
+        else:
+            found = memtable.applied_ids.get(digest) or self._find_stored(digest)
         ids[digest] = found
         return found
+
+    def _find_stored(self, digest: bytes) -> int | None:
+        if self._index is None:
+            self._index = Index(self._env, self._txn, proven=self._proven)
+        return self._index.find(digest)
 
     def _sort_objects(
         self, objects: Sequence[NewObject]

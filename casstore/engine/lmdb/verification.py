@@ -78,7 +78,7 @@ def _verify_recent(env: Environment, compressor: Compressor) -> int:
         reader = SlabReader(txn.cursor(db=env.slabs), SlabCache(0), compressor, view)
         added: dict[bytes, int] = {}
         gone = 0
-        for digest, object_id in view.names():
+        for digest, object_id in view.names().items():
             applied = find_id(env, txn, digest)
             if applied == object_id:
                 continue

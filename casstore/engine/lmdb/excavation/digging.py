@@ -204,8 +204,9 @@ class Digging:
                     self._gone.add((table, key))
                 else:
                     self._gone.discard((table, key))
-            for key, value in entry.slabs:
-                self._slabs.take_logged(key, value)
+            slab = entry.slab()
+            if slab is not None:
+                self._slabs.take_logged(*slab)
         self._rows.keep()
 
     def _unapplied(self) -> list[Survivor]:
