@@ -13,7 +13,7 @@ from casstore.errors import InvalidInputError, PathNotFoundError, PathStep
 from casstore.format.canonical import Link
 from casstore.format.digest import Digest
 from casstore.format.hashing import Kind
-from casstore.format.manifest import NOTHING
+from casstore.format.manifest import cut_components, link_target
 from casstore.maintenance.removed_nodes import remembered
 from casstore.objects import graph
 from casstore.objects.pieces import PieceReader
@@ -27,7 +27,6 @@ from casstore.store import Store
 
 _STEP: Final = re.compile(r"""\.?([^.\[\]"]+)|\[(\d+)\]|\[?"((?:[^"\\]|\\.)*)"\]?""")
 _PAGE: Final = 256
-COMPONENTS: Final = ("tool_state", "plugin_snapshot", "execution_state")
 
 
 def parse_path(text: str) -> tuple[PathStep, ...]:
@@ -131,25 +130,26 @@ def checkpoint_document(store: Store, digest: bytes, *, hydrate: bool) -> dict[s
     """
     reader = PieceReader(store.engine)
     manifest = graph.read_manifest(reader, digest, named=True)
-    components: dict[str, Any] = {}
-    for name in COMPONENTS:
-        component = getattr(manifest, name)
-        if component is not None and hydrate:
-            components[name] = open_object(store, component)
+    found: dict[str, Any] = {}
+    for name, component in cut_components(manifest.components).items():
+        target = link_target(component)
+        if target is None:
+            found[name] = stored_field(reader, component)
         else:
-            components[name] = None if component is None else Link(Digest(component))
+            found[name] = open_object(store, target) if hydrate else Link(Digest(target))
     return {
         "leaf": manifest.leaf_id,
         "node_count": manifest.nodes,
-        "turn_state": stored_field(reader, manifest.turn_state),
-        "tool_state": components["tool_state"],
-        "plugin_snapshot": components["plugin_snapshot"],
-        "plugin_revision": manifest.plugin_revision,
-        "execution_state": components["execution_state"],
-        "frames": [] if manifest.frames == NOTHING else stored_field(reader, manifest.frames),
-        "current_frame": manifest.current_frame,
-        "config": stored_field(reader, manifest.config),
-        "usage": [entry._asdict() for entry in read_usage(reader, manifest.usage)],
+        "turn_state": found.pop("turn_state", None),
+        "tool_state": found.pop("tool_state", None),
+        "plugin_snapshot": found.pop("plugin_snapshot", None),
+        "plugin_revision": found.pop("plugin_revision", None),
+        "execution_state": found.pop("execution_state", None),
+        "frames": found.pop("frames", []),
+        "current_frame": found.pop("current_frame", None),
+        "config": found.pop("config", None),
+        **found,
+        "usage": [entry._asdict() for entry in read_usage(reader, manifest.ledger)],
     }
 
 
@@ -183,7 +183,7 @@ def at_path(store: Store, target: Target, path: tuple[PathStep, ...]) -> Any:
     if kind == Kind.MANIFEST:
         whole = checkpoint_document(store, target.digest, hydrate=False)
         component = whole.get(str(path[0]))
-        if path[0] in COMPONENTS and isinstance(component, Link):
+        if isinstance(component, Link):
             whole[str(path[0])] = open_object(store, component.digest)
         return _descend(whole, path)
     return open_object(store, target.digest).at(path)

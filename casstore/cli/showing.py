@@ -15,7 +15,6 @@ from casstore.cli.history import ENTRY_FIELDS, entry_document
 from casstore.cli.naming import Target
 from casstore.cli.output import Branch, Printer, Styled, dim, name
 from casstore.cli.places import (
-    COMPONENTS,
     at_path,
     checkpoint_document,
     hidden_nodes,
@@ -226,16 +225,8 @@ class _Shown:
         found = checkpoint_document(self._store, self._target.digest, hydrate=False)
         room = self._to.room(26, 120)
         branches: list[Branch] = []
-        for key in (
-            *COMPONENTS,
-            "turn_state",
-            "frames",
-            "config",
-            "plugin_revision",
-            "current_frame",
-        ):
-            value = found[key]
-            if value is None or value == []:
+        for key, value in found.items():
+            if key in ("leaf", "node_count", "usage") or value is None or value == []:
                 continue
             if isinstance(value, Link):
                 branches.append(self._component(key, value.digest, room))

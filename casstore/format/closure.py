@@ -16,7 +16,7 @@ from casstore.format import canonical, expansion, node_index, tree
 from casstore.format.canonical import ROLE_BYTES, ROLE_ITEM, ROLE_LINK, ROLE_TEXT
 from casstore.format.hashing import Kind
 from casstore.format.limits import MAX_DEPTH
-from casstore.format.manifest import decode_manifest
+from casstore.format.manifest import cut_components, decode_manifest, link_target
 from casstore.format.node import open_node
 from casstore.format.piece_size import check_piece_size
 
@@ -342,10 +342,6 @@ def _manifest(digest: bytes, data: bytes, known: Known) -> ManifestFact:
             and leaf.seq < manifest.next_seq
         ):
             raise _misfit(digest, manifest.leaf)
-    if manifest.first_user is not None:
-        first = known(manifest.first_user)
-        if not (first is None or (isinstance(first, NodeFact) and first.users == 1)):
-            raise _misfit(digest, manifest.first_user)
     spine, _, _, newest = manifest.node_index
     if spine is not None:
         pages = manifest.nodes // node_index.PAGE_NODES
@@ -353,9 +349,10 @@ def _manifest(digest: bytes, data: bytes, known: Known) -> ManifestFact:
     for name in newest:
         if not isinstance(known(name), NodeFact | None):
             raise _misfit(digest, name)
-    for component in (manifest.tool_state, manifest.plugin_snapshot, manifest.execution_state):
-        if component is not None and not isinstance(known(component), BlobFact | ValueFact | None):
-            raise _misfit(digest, component)
+    for component in cut_components(manifest.components).values():
+        target = link_target(component)
+        if target is not None and not isinstance(known(target), BlobFact | ValueFact | None):
+            raise _misfit(digest, target)
     value, links = canonical.inspect(data)
     _refuse_items(digest, links)
     _, cost = _inside(digest, value, links, known, len(data), outer=1)

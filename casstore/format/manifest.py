@@ -1,19 +1,17 @@
-"""A manifest as bytes: one checkpoint of a session, everything it is made of.
+"""A manifest as bytes: one checkpoint of a session, with everything that it is made of.
 
-    manifest = [leaf_id, nodes, next_seq, plugin_revision, current_frame,
-                leaf, first_user, tool_state, plugin_snapshot, execution_state,
-                turn_state, frames, config, usage, tips, index]
+    manifest = [leaf_id, nodes, next_seq, leaf, tips, index, ledger, components]
 
-The five in the second line are links or nil; the next five are values, encoded as any
-value is, so that a long one lives in objects of its own. ``tips`` maps the id of
-each branch's last node to a link; nil where the leaf is the only one. ``index`` lists all
-nodes (``format.node_index``); it follows from them, and links to each. A manifest names
-no session and no revision: forks share it. ``first_user`` is the first message of the
-user on the path of the leaf, for a picker.
+``leaf`` is a link or nil. ``tips`` maps the id of each branch's last node to a link; nil if the
+leaf is the only end. ``index`` lists all nodes (``format.node_index``); it follows from them, and
+links to each. ``components`` maps names to links or values; nil if there are none. What the
+names mean is the business of the layer above. A long value lives in objects of its own. A
+manifest names no session and no revision: forks share it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from casstore.errors import CorruptionError, InvalidInputError, InvalidValueError
@@ -21,29 +19,35 @@ from casstore.format.canonical import (
     ROLE_LINK,
     Link,
     cut_items,
+    cut_map,
     inspect,
+    is_map_piece,
     link_bytes,
     links_in,
     list_header,
+    map_header,
     pack_checked,
     pack_flat,
     rebuild,
+    scalar_bytes,
+    sorted_keys,
 )
+from casstore.format.hashing import DIGEST_BYTES
 from casstore.format.limits import CONTAINER_OUTLINE_MIN_BYTES, MAX_DEPTH
 from casstore.format.node import NULL
 from casstore.format.node_index import NO_NODES, Tail, encode_tail, tail_from
 from casstore.format.splitting import Emit, Spelled, spell
 
-_FIELDS: Final = 16
+_FIELDS: Final = 8
 _HEADER: Final = list_header(_FIELDS)
-_INDEX: Final = 15
 _INDEX_FIELDS: Final = 4
 _NIL: Final = b"\xc0"
 _LINK: Final = link_bytes(ROLE_LINK, b"")
+_LINK_BYTES: Final = len(_LINK) + DIGEST_BYTES
 NOTHING: Final = NULL
-# A field stands one list deep.
+# A field stands one list deep, a component one map deeper.
 FIELD_ROOM: Final = MAX_DEPTH - 1
-COMPONENTS: Final = ("tool_state", "plugin_snapshot", "execution_state")
+COMPONENT_ROOM: Final = MAX_DEPTH - 2
 
 
 class Manifest(NamedTuple):
@@ -53,22 +57,50 @@ class Manifest(NamedTuple):
     #: How many nodes the graph has, and the place in insertion order of the next.
     nodes: int = 0
     next_seq: int = 0
-    plugin_revision: int | None = None
-    current_frame: str | None = None
     leaf: bytes | None = None
-    first_user: bytes | None = None
-    tool_state: bytes | None = None
-    plugin_snapshot: bytes | None = None
-    execution_state: bytes | None = None
-    turn_state: Spelled = NOTHING
-    frames: Spelled = NOTHING
-    config: Spelled = NOTHING
-    usage: Spelled = NOTHING
     tips: Spelled = NOTHING
     node_index: Tail = NO_NODES
+    #: What the turns of the session have used.
+    ledger: Spelled = NOTHING
+    #: See ``encode_components``.
+    components: Spelled = NOTHING
 
 
-def spell_field(value: Any, name: str, emit: Emit) -> Spelled:
+def encode_components(components: Mapping[str, Spelled]) -> Spelled:
+    """Components as the field of a manifest; each is a link (``linked``) or a value."""
+    if not components:
+        return NOTHING
+    parts = [map_header(len(components))]
+    links: list[bytes] = []
+    for name in sorted_keys(dict(components)):
+        parts += (scalar_bytes(name), components[name].data)
+        links += components[name].links
+    return Spelled(b"".join(parts), links)
+
+
+def cut_components(field: Spelled) -> dict[str, Spelled]:
+    """The components of a manifest by name."""
+    if field.data == _NIL:
+        return {}
+    found: dict[str, Spelled] = {}
+    for name, entry in cut_map(field.data):
+        data = entry[len(scalar_bytes(name)) :]
+        found[name] = Spelled(data, links_in(data))
+    return found
+
+
+def linked(digest: bytes) -> Spelled:
+    """A component that is a value or blob of its own."""
+    return Spelled(_LINK + digest, [digest])
+
+
+def link_target(component: Spelled) -> bytes | None:
+    """The digest of a component that is a link; None if it is a value."""
+    data = component.data
+    return data[len(_LINK) :] if len(data) == _LINK_BYTES and data.startswith(_LINK) else None
+
+
+def spell_field(value: Any, name: str, emit: Emit, room: int = FIELD_ROOM) -> Spelled:
     """Spell a value of a manifest; a refusal names the place from ``name`` on.
 
     What is long leaves: the next manifest links to it again.
@@ -81,30 +113,20 @@ def spell_field(value: Any, name: str, emit: Emit) -> Spelled:
         if flat is not None:
             return Spelled(flat, [])
     try:
-        return spell(value, FIELD_ROOM, emit)
+        return spell(value, room, emit)
     except InvalidValueError as exc:
         raise exc.within(name) from exc.__cause__
 
 
 def encode_manifest(manifest: Manifest) -> tuple[bytes, list[bytes]]:
     """The bytes of a manifest and the digests it links to, in order."""
-    links: list[bytes] = []
-    parts = [_HEADER, pack_checked(manifest[:5])[1:]]
-    for digest in manifest[5:10]:
-        if digest is None:
-            parts.append(_NIL)
-        else:
-            parts += (_LINK, digest)
-            links.append(digest)
-    for spelled in manifest[10:_INDEX]:
-        if spelled is NOTHING:
-            parts.append(_NIL)
-        else:
-            parts.append(spelled.data)
-            links += spelled.links
-    index, listed = encode_tail(manifest.node_index)
-    parts.append(index)
-    return b"".join(parts), links + listed
+    leaf_id, nodes, next_seq, leaf, tips, node_index, ledger, components = manifest
+    index, listed = encode_tail(node_index)
+    link = _NIL if leaf is None else _LINK + leaf
+    scalars = pack_checked((leaf_id, nodes, next_seq))[1:]
+    parts = (_HEADER, scalars, link, tips.data, index, ledger.data, components.data)
+    links = [] if leaf is None else [leaf]
+    return b"".join(parts), links + tips.links + listed + ledger.links + components.links
 
 
 def decode_manifest(digest: bytes, data: bytes) -> Manifest:
@@ -114,29 +136,40 @@ def decode_manifest(digest: bytes, data: bytes) -> Manifest:
     fields = rebuild(data, lambda role, name: None)
     if type(fields) is not list or len(fields) != _FIELDS:
         raise _not_a_manifest(digest)
-    leaf_id, nodes, next_seq, plugin_revision, current_frame = fields[:5]
+    leaf_id, nodes, next_seq, leaf, _, index, _, components = fields
     if (
         not (leaf_id is None or type(leaf_id) is str)
         or type(nodes) is not int
         or type(next_seq) is not int
         or not 0 <= nodes <= next_seq
-        or not (plugin_revision is None or type(plugin_revision) is int)
-        or not (current_frame is None or type(current_frame) is str)
-        or any(not (link is None or type(link) is Link) for link in fields[5:10])
-        or (leaf_id is None) != (fields[5] is None)
-        or (fields[5] is None and fields[6] is not None)
+        or not (leaf is None or type(leaf) is Link)
+        or (leaf_id is None) != (leaf is None)
+        or not (components is None or (type(components) is dict and components))
     ):
         raise _not_a_manifest(digest)
     try:
-        index = tail_from(_without_links(fields[_INDEX]), nodes)
+        tail = tail_from(_without_links(index), nodes)
     except InvalidInputError as exc:
         raise _not_a_manifest(digest) from exc
-    spelled: list[Any] = [
-        NOTHING if item == _NIL else Spelled(item, links_in(item))
-        for item in cut_items(data)[10:_INDEX]
-    ]
-    names: list[Any] = [None if link is None else bytes(link.digest) for link in fields[5:10]]
-    return Manifest._make([*fields[:5], *names, *spelled, index])
+    items = cut_items(data)
+    tips, ledger, named = (
+        NOTHING if items[at] == _NIL else Spelled(items[at], links_in(items[at]))
+        for at in (4, 6, 7)
+    )
+    if named is not NOTHING and not is_map_piece(named.data):
+        raise _not_a_manifest(digest)
+    if any(component.data == _NIL for component in cut_components(named).values()):
+        raise _not_a_manifest(digest)
+    return Manifest(
+        leaf_id,
+        nodes,
+        next_seq,
+        None if leaf is None else bytes(leaf.digest),
+        tips,
+        tail,
+        ledger,
+        named,
+    )
 
 
 def _without_links(field: Any) -> Any:

@@ -9,7 +9,7 @@ from casstore.engine.protocol import StoredObject
 from casstore.errors import CasstoreError
 from casstore.format.digest import Digest
 from casstore.format.hashing import Kind
-from casstore.format.manifest import COMPONENTS, decode_manifest
+from casstore.format.manifest import cut_components, decode_manifest
 from casstore.format.node import open_node
 
 # How far a search for names goes; what is found until then is enough to act upon.
@@ -141,15 +141,11 @@ def _below_manifest(digest: bytes, data: bytes) -> dict[bytes, str]:
     manifest = decode_manifest(digest, data)
     spine, _, _, nodes = manifest.node_index
     names = dict.fromkeys([*nodes, *([] if spine is None else [spine])], _INDEX)
-    for field in _FIELDS:
-        for link in getattr(manifest, field).links:
-            names[link] = field if field != "tips" else "the end of a branch"
+    components = cut_components(manifest.components)
+    fields = {"the end of a branch": manifest.tips, "usage": manifest.ledger, **components}
+    for name, field in fields.items():
+        for link in field.links:
+            names[link] = name
     if manifest.leaf is not None:
         names[manifest.leaf] = f"node {manifest.leaf_id!r}"
-    if manifest.first_user is not None and names.get(manifest.first_user, _INDEX) == _INDEX:
-        names[manifest.first_user] = "the first message of the user"
-    for component in COMPONENTS:
-        link = getattr(manifest, component)
-        if link is not None:
-            names[link] = component
     return names

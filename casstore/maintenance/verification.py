@@ -361,7 +361,7 @@ class Proof:
         checked: set[tuple[bytes, bytes]] = set()
         for row in self.rows.revisions:
             manifest = graph.read_manifest(self.objects, row.manifest)
-            fields = manifest.usage.data, manifest.frames.data
+            fields = manifest.ledger.data, manifest.components.data
             if fields not in checked:
                 checkpoint.check_fields(self.objects, manifest)
                 checked.add(fields)

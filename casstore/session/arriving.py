@@ -234,17 +234,16 @@ class _Builder:
         given, writer = self._arrival, self._writer
         for entry in given.usage:
             checkpoint.check_usage(entry)
-        beside = checkpoint.store_checkpoint(Manifest(), given.checkpoint, writer)
         change = Commit(replace=given.nodes, leaf=given.leaf)
         spelled = graph.spell_nodes(given.nodes, writer)
         grown = graph.change_graph(self._runtime, None, change, spelled, writer)
-        manifest = beside._replace(
+        manifest = Manifest(
             leaf_id=grown.leaf_id,
             nodes=grown.node_count,
             next_seq=grown.next_seq,
             leaf=grown.leaf_digest,
-            first_user=grown.first_user,
-            usage=checkpoint.add_usage(self._runtime.reader(), NOTHING, given.usage, writer),
+            components=checkpoint.encode_checkpoint(given.checkpoint, writer),
+            ledger=checkpoint.add_usage(self._runtime.reader(), NOTHING, given.usage, writer),
             tips=grown.tips,
             node_index=grown.node_index,
         )

@@ -303,6 +303,7 @@ _read_checkpoint: Final = _read(
         "frames": _list_of(_any),
         "current_frame": _or_none(_text),
         "config": _any,
+        "others": _any,
     },
 )
 _read_usage: Final = _read(

@@ -1,13 +1,14 @@
-"""The state beside the graph: components into links, and back.
+"""The state of a session in addition to its graph: components into links and values, and back.
 
-A component given as a body is stored and linked to; given as a ``Link`` it is what is
-stored already, and must be; absent, there is none. Equal bodies are one object, whoever
-stores them.
+This layer names the components. Those in ``LINKED`` and those of the runtime are objects of
+their own: given as a body they are stored and linked to, given as a ``Link`` they are stored
+already, and must be. The others are values inside the manifest. A component that is None is
+absent. Equal bodies are one object, whichever session stores them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from casstore.errors import (
@@ -21,7 +22,16 @@ from casstore.format import splitting
 from casstore.format.canonical import Link
 from casstore.format.digest import Digest
 from casstore.format.limits import DEFAULT_MAX_BYTES, MAX_DEPTH
-from casstore.format.manifest import COMPONENTS, NOTHING, Manifest, spell_field
+from casstore.format.manifest import (
+    COMPONENT_ROOM,
+    NOTHING,
+    Manifest,
+    cut_components,
+    encode_components,
+    link_target,
+    linked,
+    spell_field,
+)
 from casstore.format.splitting import Spelled
 from casstore.objects import blobs, values
 from casstore.objects import graph as objects
@@ -31,58 +41,65 @@ from casstore.session.arguments import check_text
 from casstore.session.data import Checkpoint, Usage
 
 _LARGEST: Final = (1 << 63) - 1
+#: Components that are objects of their own.
+LINKED: Final = ("tool_state", "plugin_snapshot", "execution_state")
+_VALUES: Final = ("turn_state", "plugin_revision", "frames", "current_frame", "config")
+_NAMED: Final = frozenset((*LINKED, *_VALUES))
 
 
-def store_checkpoint(manifest: Manifest, given: Checkpoint, writer: PieceWriter) -> Manifest:
-    """The manifest with the checkpoint that was given in place of its own."""
+def encode_checkpoint(given: Checkpoint, writer: PieceWriter) -> Spelled:
+    """The components of a checkpoint as a manifest holds them."""
     if not isinstance(given, Checkpoint):
         raise InvalidInputError(f"a checkpoint is a Checkpoint, not {type(given).__name__}")
-    (
-        turn_state, tool_state, plugin_snapshot, revision, execution_state, frames, frame, config,
-    ) = given  # fmt: skip
+    revision, frame, frames = given.plugin_revision, given.current_frame, given.frames
     if revision is not None and (type(revision) is not int or not 0 <= revision <= _LARGEST):
         raise InvalidInputError(f"a plugin revision is a number from 0 on, not {revision!r}")
     if frame is not None:
         keys.id_bytes(frame, "a frame id")
     if type(frames) is not tuple and type(frames) is not list:
         raise InvalidInputError(f"frames are a list, not {type(frames).__name__}")
-    emit = writer.emit
-    leaf_id, nodes, next_seq, _, _, leaf, first_user, *_, usage, tips, index = manifest
-    return Manifest(
-        leaf_id,
-        nodes,
-        next_seq,
-        revision,
-        frame,
-        leaf,
-        first_user,
-        _component(tool_state, "tool_state", writer),
-        _component(plugin_snapshot, "plugin_snapshot", writer),
-        _component(execution_state, "execution_state", writer),
-        spell_field(turn_state, "turn_state", emit),
-        spell_field(list(frames), "frames", emit) if frames else NOTHING,
-        spell_field(config, "config", emit),
-        usage,
-        tips,
-        index,
-    )
+    found: dict[str, Spelled] = {}
+    for name in _VALUES:
+        value = getattr(given, name)
+        if name == "frames":
+            value = list(frames) or None
+        if value is not None:
+            found[name] = spell_field(value, name, writer.emit, COMPONENT_ROOM)
+    for name in LINKED:
+        body = getattr(given, name)
+        if body is not None:
+            found[name] = _component(body, name, writer)
+    if given.others:
+        for name, body in _checked_others(given.others):
+            found[name] = _component(body, name, writer)
+    return encode_components(found)
 
 
-def _component(body: Any, name: str, writer: PieceWriter) -> bytes | None:
-    if body is None:
-        return None
+def _checked_others(others: Any) -> Iterator[tuple[str, Any]]:
+    if not isinstance(others, Mapping):
+        raise InvalidInputError(f"others must be a mapping, got {type(others).__name__}")
+    for name, body in others.items():
+        keys.id_bytes(name, "the name of a component")
+        if name in _NAMED:
+            raise InvalidInputError(f"component {name!r} has a field of its own in Checkpoint")
+        if body is not None:
+            yield name, body
+
+
+def _component(body: Any, name: str, writer: PieceWriter) -> Spelled:
     if type(body) is Link:
-        return bytes(Digest(body.digest))
+        return linked(bytes(Digest(body.digest)))
+    emit = writer.emit
     try:
-        return splitting.root_object(splitting.spell(body, MAX_DEPTH, writer.emit), writer.emit)
+        return linked(splitting.root_object(splitting.spell(body, MAX_DEPTH, emit), emit))
     except InvalidValueError as exc:
         raise exc.within(name) from exc.__cause__
 
 
 def name_missing(manifest: Manifest, exc: ObjectNotFoundError) -> Exception:
     """The error for an object that a commit links to and that is not stored."""
-    for name in COMPONENTS:
-        if getattr(manifest, name) == exc.digest:
+    for name, found in cut_components(manifest.components).items():
+        if link_target(found) == exc.digest:
             return ComponentNotFoundError(name, exc.digest)
     return exc
 
@@ -91,29 +108,25 @@ def read_checkpoint(
     reader: PieceReader, manifest: Manifest, *, hydrate: bool, max_bytes: int = DEFAULT_MAX_BYTES
 ) -> Checkpoint:
     """The checkpoint of a manifest: components loaded if ``hydrate``, else as links."""
-    turn_state, frames, config = objects.load_spelled(
-        reader, (manifest.turn_state, manifest.frames, manifest.config), max_bytes=max_bytes
-    )
-    components: list[Any] = []
-    for name in COMPONENTS:
-        digest = getattr(manifest, name)
-        if digest is None:
-            components.append(None)
-        elif hydrate:
-            components.append(_load(reader, name, digest, max_bytes))
-        else:
-            components.append(Link(Digest(digest)))
-    tool_state, plugin_snapshot, execution_state = components
-    return Checkpoint(
-        turn_state,
-        tool_state,
-        plugin_snapshot,
-        manifest.plugin_revision,
-        execution_state,
-        _listed(frames),
-        manifest.current_frame,
-        config,
-    )
+    values = cut_components(manifest.components)
+    bodies: dict[str, Any] = {}
+    for name, spelled in list(values.items()):
+        digest = link_target(spelled)
+        if digest is not None and name not in _VALUES:
+            del values[name]
+            bodies[name] = (
+                _load(reader, name, digest, max_bytes) if hydrate else Link(Digest(digest))
+            )
+    loaded = objects.load_spelled(reader, tuple(values.values()), max_bytes=max_bytes)
+    found = dict(zip(values, loaded, strict=True)) | bodies
+    found["frames"] = _listed(found.get("frames"))
+    others = {name: found.pop(name) for name in list(found) if name not in _NAMED}
+    return Checkpoint(**found, others=others or None)
+
+
+def component(manifest: Manifest, name: str) -> Spelled:
+    """A component as it is stored; NOTHING if there is none."""
+    return cut_components(manifest.components).get(name, NOTHING)
 
 
 def _load(reader: PieceReader, name: str, digest: bytes, max_bytes: int) -> Any:
@@ -185,5 +198,5 @@ def _listed(frames: Any) -> tuple[Any, ...]:
 
 def check_fields(reader: PieceReader, manifest: Manifest) -> None:
     """Raise CorruptionError unless the ledger and the frames of a manifest are lists of theirs."""
-    read_usage(reader, manifest.usage)
-    _listed(objects.load_spelled(reader, (manifest.frames,))[0])
+    read_usage(reader, manifest.ledger)
+    _listed(objects.load_spelled(reader, (component(manifest, "frames"),))[0])

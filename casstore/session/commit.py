@@ -36,6 +36,7 @@ from casstore.errors import (
 )
 from casstore.format.digest import Digest
 from casstore.format.manifest import NOTHING, Manifest
+from casstore.format.splitting import Spelled
 from casstore.objects import graph as objects
 from casstore.objects.pieces import PieceWriter
 from casstore.session import (
@@ -76,7 +77,7 @@ class _Spelled(NamedTuple):
 
     writer: PieceWriter
     nodes: list[SpelledNode]
-    checkpoint: Manifest
+    components: Spelled
     intent: bytes | None
 
 
@@ -243,13 +244,13 @@ def bind(session: str, change: Commit) -> None:
 def _spell(session: str, change: Commit) -> _Spelled:
     writer = PieceWriter()
     nodes = graph.spell_nodes(change.append if change.replace is None else change.replace, writer)
-    given = _EMPTY
+    components = NOTHING
     if change.checkpoint is not None:
-        given = checkpoint.store_checkpoint(given, change.checkpoint, writer)
+        components = checkpoint.encode_checkpoint(change.checkpoint, writer)
     meaning = None
     if change.turn is not None:
-        meaning = intent.intent_hash(session, change, nodes, given)
-    return _Spelled(writer, nodes, given, meaning)
+        meaning = intent.intent_hash(session, change, nodes, components)
+    return _Spelled(writer, nodes, components, meaning)
 
 
 def _read(
@@ -291,35 +292,24 @@ class _Attempt:
     def run(self, spelled: _Spelled, state: State | None) -> CommitResult:
         """Make the objects and write them."""
         change = self._change
-        writer, nodes, given, meaning = spelled
+        writer, nodes, components, meaning = spelled
         grown = graph.change_graph(self._runtime, state, change, nodes, writer)
         before = _EMPTY if state is None else state.manifest
-        beside = before if change.checkpoint is None else given
-        ledger = before.usage
+        if change.checkpoint is None:
+            components = before.components
+        ledger = before.ledger
         if change.usage:
             ledger = checkpoint.add_usage(self._runtime.reader(), ledger, change.usage, writer)
-        leaf_id, leaf, first_user, node_count, next_seq, tips, node_index, *_ = grown
-        (
-            _, _, _, plugin_revision, current_frame, _, _, tool_state, plugin_snapshot,
-            execution_state, turn_state, frames, config, _, _, _,
-        ) = beside  # fmt: skip
+        tips = grown.tips
         manifest = Manifest(
-            leaf_id,
-            node_count,
-            next_seq,
-            plugin_revision,
-            current_frame,
-            leaf,
-            first_user,
-            tool_state,
-            plugin_snapshot,
-            execution_state,
-            turn_state,
-            frames,
-            config,
-            ledger,
+            grown.leaf_id,
+            grown.node_count,
+            grown.next_seq,
+            grown.leaf_digest,
             tips,
-            node_index,
+            grown.node_index,
+            ledger,
+            components,
         )
         digest = objects.write_manifest(manifest, writer.emit)
         if tips is not NOTHING and tips.links and tips.outlined:
@@ -546,7 +536,7 @@ def _replay(
     meaning = spelled.intent
     if isinstance(receipt, SettledReceipt) and receipt.session is not None:
         # It was sent to a session that was adopted since.
-        meaning = intent.intent_hash(receipt.session, change, spelled.nodes, spelled.checkpoint)
+        meaning = intent.intent_hash(receipt.session, change, spelled.nodes, spelled.components)
     if receipt.intent != meaning:
         raise TurnConflictError(session, str(change.turn))
     try:

@@ -8,12 +8,11 @@ against each other by digest; only those that one of the graphs lacks are read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from casstore.format.canonical import scalar_bytes
 from casstore.format.digest import Digest
 from casstore.format.limits import DEFAULT_MAX_BYTES
-from casstore.format.manifest import NOTHING, Manifest
+from casstore.format.manifest import NOTHING, Manifest, cut_components, link_target
 from casstore.format.node import NodeHeader
 from casstore.format.splitting import Spelled
 from casstore.objects import diff as value_diff
@@ -22,8 +21,6 @@ from casstore.objects.diff import Change, Field
 from casstore.objects.node_index import IndexCache, NodeIndex, common_prefix
 from casstore.objects.pieces import PieceReader
 
-_VALUES: Final = ("turn_state", "frames", "config", "usage")
-_LINKS: Final = ("tool_state", "plugin_snapshot", "execution_state")
 # How many nodes are read at once.
 _BATCH: Final = 256
 
@@ -103,19 +100,19 @@ def _by_order(node: NodeRef) -> tuple[int, bytes]:
 
 
 def _fields(old: Manifest, new: Manifest) -> Iterable[tuple[str, Field, Field]]:
-    for name in _LINKS:
-        yield name, getattr(old, name), getattr(new, name)
-    for name in ("plugin_revision", "current_frame"):
-        yield name, _scalar(getattr(old, name)), _scalar(getattr(new, name))
-    for name in _VALUES:
-        yield name, _present(getattr(old, name)), _present(getattr(new, name))
+    before, after = [cut_components(manifest.components) for manifest in (old, new)]
+    for name in sorted(before.keys() | after.keys()):
+        yield name, _field(before.get(name)), _field(after.get(name))
+    yield "usage", _present(old.ledger), _present(new.ledger)
 
 
-def _scalar(value: Any) -> Field:
-    return None if value is None else Spelled(scalar_bytes(value), [])
+def _field(component: Spelled | None) -> Field:
+    if component is None:
+        return None
+    return link_target(component) or component
 
 
-def _present(spelled: Any) -> Field:
+def _present(spelled: Spelled) -> Field:
     return None if spelled.data == NOTHING.data else spelled
 
 

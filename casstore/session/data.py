@@ -8,7 +8,7 @@ The examples use ``session`` and ``store`` as those of ``Session`` do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, Final, Literal, NamedTuple
 
@@ -104,7 +104,8 @@ class Checkpoint(NamedTuple):
 
     ``tool_state``, ``plugin_snapshot`` and ``execution_state`` are components: going in,
     a body is stored and a ``Link`` means what is stored already; coming out they are
-    links, or bodies if hydrated. None is no component. The rest are plain values.
+    links, or bodies if hydrated. None is no component. The rest are plain values, but for
+    ``others``: components that the runtime names itself.
 
     >>> beside = session.checkpoint()._replace(turn_state={"turn": 2})  # its components are links
     >>> result = session.commit(Commit(checkpoint=beside, lease=UNFENCED))
@@ -121,6 +122,8 @@ class Checkpoint(NamedTuple):
     frames: Sequence[Any] = ()
     current_frame: str | None = None
     config: Any = None
+    #: Components of the runtime itself, by name.
+    others: Mapping[str, Any] | None = None
 
 
 class Lease(NamedTuple):

@@ -34,7 +34,6 @@ from casstore.session.commit import check_commit
 from casstore.session.data import Commit, Head, Node, NodeDraft, Origin
 from casstore.session.heads import HeadRow, head_key, put_head
 from casstore.session.loading import At, head_of
-from casstore.session.picking import find_first_user
 from casstore.session.state import Leaf, Runtime, State, meta_key, tombstone_key
 
 # How many nodes of a path are listed at once.
@@ -163,11 +162,9 @@ def _at_node(
         raise NodeNotFoundError(source, node)
     header = objects.read_headers(runtime.reader(), [place.digest])[0]
     path = index.path(place.position, header.depth)
-    first_user = find_first_user(runtime, index, header, place.position)
     manifest = state.manifest._replace(
         leaf_id=node,
         leaf=place.digest,
-        first_user=first_user,
         nodes=header.depth,
         next_seq=header.seq + 1,
         tips=NOTHING,
@@ -187,7 +184,6 @@ def _grown(
         nodes=grown.node_count,
         next_seq=grown.next_seq,
         leaf=grown.leaf_digest,
-        first_user=grown.first_user,
         tips=grown.tips,
         node_index=grown.node_index,
     )

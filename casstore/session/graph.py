@@ -36,7 +36,6 @@ from casstore.objects.node_index import NodeIndex
 from casstore.objects.pieces import PendingReader, PieceWriter
 from casstore.session import keys, messages
 from casstore.session.data import LAST, LEAF, Commit, Node, NodeDraft
-from casstore.session.picking import find_first_user
 from casstore.session.state import HiddenNodes, Leaf, Runtime, State
 from casstore.session.tombstones import heal_leaf, reveal
 
@@ -62,7 +61,6 @@ class Grown(NamedTuple):
 
     leaf_id: str | None
     leaf_digest: bytes | None
-    first_user: bytes | None
     node_count: int
     next_seq: int
     tips: Spelled
@@ -121,7 +119,6 @@ def change_graph(
         nodes=0,
         next_seq=0,
         leaf=None,
-        first_user=None,
         tips=NOTHING,
         node_index=NO_NODES,
     )
@@ -268,7 +265,6 @@ class _Growth:
             return Grown(
                 manifest.leaf_id,
                 manifest.leaf,
-                manifest.first_user,
                 manifest.nodes,
                 manifest.next_seq,
                 manifest.tips,
@@ -285,7 +281,6 @@ class _Growth:
         return Grown(
             leaf_id,
             None if leaf is None else leaf.digest,
-            None if leaf is None else self._first_user(leaf),
             manifest.nodes + len(created),
             manifest.next_seq + len(created),
             self._tips(leaf_id),
@@ -307,25 +302,6 @@ class _Growth:
         builder = self._index.builder(self._writer.emit)
         builder.append(b"".join(self._hashes), distances, self.digests())
         return builder.finish()
-
-    def _first_user(self, leaf: _Known) -> bytes | None:
-        """The first message of the user on the path of the leaf."""
-        first: bytes | None = None
-        step: _Known | None = leaf
-        created, known = self._created_ids, self._known
-        while step is not None and step.header.id in created:
-            parent_id = step.header.parent_id
-            above = None if parent_id is None else known[parent_id]
-            if step.header.users > (0 if above is None else above.header.users):
-                first = step.digest
-            step = above
-        if step is None:
-            return first
-        if step.header.id == self._manifest.leaf_id:
-            return self._manifest.first_user or first
-        if not step.header.users:
-            return first
-        return find_first_user(self._runtime, self._index, step.header, step.position)
 
     def _is_straight(self, leaf_id: str | None) -> bool:
         """Does the commit only make the one branch longer, and move the leaf to its end?"""

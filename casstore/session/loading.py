@@ -161,5 +161,5 @@ def load_usage(runtime: Runtime, session: str, at: At) -> tuple[Usage, ...]:
 
 def read_usage(runtime: Runtime, state: State) -> tuple[Usage, ...]:
     """The ledger of a state, without entries that count nothing."""
-    entries = checkpoint.read_usage(runtime.reader(), state.manifest.usage)
+    entries = checkpoint.read_usage(runtime.reader(), state.manifest.ledger)
     return tuple([entry for entry in entries if entry.total])

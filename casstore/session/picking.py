@@ -1,8 +1,7 @@
-"""What a picker shows: the first message of the user on the active path, and how many.
+"""What a picker shows: the first message of the user on the active path, and how many there are.
 
-Every node counts the messages of the user on its path, and the manifest links to the
-first of them, so none of this takes a walk. Only where the leaf moves to another branch
-is the first one looked for, by halving the path.
+Every node counts the messages of the user on its path. So the leaf has the number, and the first
+message is found by search: it is usually among the first nodes.
 """
 
 from __future__ import annotations
@@ -13,26 +12,26 @@ from casstore.errors import LimitError
 from casstore.format.node import NodeHeader
 from casstore.objects import graph as objects
 from casstore.objects.node_index import NodeIndex
+from casstore.objects.pieces import PieceReader
 from casstore.session import messages
 from casstore.session.nodes import PATH, open_nodes, visible_leaf
 from casstore.session.state import HiddenNodes, Runtime, State
 
 
 def find_first_user(
-    runtime: Runtime, index: NodeIndex, leaf: NodeHeader, position: int
-) -> bytes | None:
-    """The first message of the user on the path that ends in a stored node."""
-    if not leaf.users:
-        return None
-    path = index.path(position, leaf.depth)
-    reader = runtime.reader()
-    low, high = 0, len(path) - 1
+    reader: PieceReader, index: NodeIndex, leaf: NodeHeader, position: int
+) -> bytes:
+    """The first message of the user on the path of a leaf that counts at least one."""
+    # Where the path has every node up to the leaf, positions are depths.
+    path = range(leaf.depth) if position == leaf.depth - 1 else index.path(position, leaf.depth)
+    low, high, step = 0, len(path) - 1, 1
     while low < high:
-        middle = (low + high) // 2
+        # Twice as far each time from the beginning, then by halving.
+        middle = min(low + step - 1, (low + high) // 2)
         if objects.read_headers(reader, index.digests((path[middle],)))[0].users:
-            high = middle
+            high, step = middle, len(path)
         else:
-            low = middle + 1
+            low, step = middle + 1, 2 * step
     return index.place(path[low]).digest
 
 
@@ -42,17 +41,24 @@ def picked(runtime: Runtime, session: str, state: State) -> tuple[str | None, in
     if hidden:
         return _picked_by_reading(runtime, session, state, hidden)
     manifest = state.manifest
-    if manifest.leaf is None or manifest.first_user is None:
+    if manifest.leaf is None or manifest.leaf_id is None:
         return None, 0
     reader = runtime.reader()
-    known = state.leaf
-    leaf = objects.read_headers(reader, [manifest.leaf])[0] if known is None else known.header
+    index = runtime.index(manifest)
+    if state.leaf is not None:
+        leaf, position = state.leaf
+    else:
+        [leaf] = objects.read_headers(reader, [manifest.leaf])
+        position = index.position_of(manifest.leaf_id, manifest.leaf)
+    if not leaf.users:
+        return None, 0
+    first = find_first_user(reader, index, leaf, position)
     payload: Any
     try:
-        payload = objects.read_nodes(reader, [manifest.first_user])[0].payload
+        payload = objects.read_nodes(reader, [first])[0].payload
     except LimitError:
         # One payload that is too large to be read must not hide the other sessions of a list.
-        [(_, payload)] = objects.begun_payloads(reader, [manifest.first_user])
+        [(_, payload)] = objects.begun_payloads(reader, [first])
     return messages.user_text(payload), leaf.users
 
 

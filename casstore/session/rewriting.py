@@ -207,7 +207,6 @@ class _Work:
             nodes=graph.count,
             next_seq=graph.next_seq,
             leaf=None if leaf is None else leaf.digest,
-            first_user=None if leaf is None else leaf.first_user,
             tips=self._tips(old, leaf_id),
             node_index=graph.tail,
         )

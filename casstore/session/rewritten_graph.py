@@ -24,7 +24,6 @@ from casstore.format.node_index import NO_NODES, Tail, id_hash
 from casstore.objects import graph as objects
 from casstore.objects.node_index import IndexBuilder, NodeIndex, common_prefix, empty_index
 from casstore.objects.pieces import PendingReader, PieceWriter
-from casstore.session.picking import find_first_user
 from casstore.session.state import HiddenNodes, Runtime
 
 # How many nodes are read at once, and how many bytes are written at once.
@@ -45,13 +44,11 @@ class Became(NamedTuple):
     depth: int
     users: int
     digest: bytes
-    #: The first message of the user on the path to it.
-    first_user: bytes | None
     #: What the old node itself counted.
     old_users: int
 
 
-_NOTHING: Final = Became(NONE, 0, 0, _NO_DIGEST, None, 0)
+_NOTHING: Final = Became(NONE, 0, 0, _NO_DIGEST, 0)
 
 
 class RewrittenGraph:
@@ -76,7 +73,6 @@ class RewrittenGraph:
         self._users = array("q")
         self._old_users = array("q")
         self._digests = bytearray()
-        self._first_users: list[bytes | None] = []
         # The number (``seq``) of the last new node up to each.
         self._seqs = array("q")
         # By new position: the first child among the nodes from ``_shared`` on; NONE: of the roots.
@@ -125,7 +121,6 @@ class RewrittenGraph:
         for column in (self._positions, self._depths, self._users, self._old_users, self._seqs):
             del column[left:]
         del self._digests[left * DIGEST_BYTES :]
-        del self._first_users[left:]
         self._first_child = {
             parent: child for parent, child in self._first_child.items() if child < kept
         }
@@ -193,11 +188,8 @@ class RewrittenGraph:
         new = self.writer.emit(Kind.NODE, *encode_node(header, *cut_node(found.data)))
         if new != digest:
             self.rewritten.add(new)
-        first_user = near.first_user or (new if is_user else None)
         own = position - len(self._gone)
-        self._note(
-            Became(own, header.depth, header.users, new, first_user, 0), old.users, header.seq
-        )
+        self._note(Became(own, header.depth, header.users, new, 0), old.users, header.seq)
         return header, new
 
     def _last_seq(self) -> int:
@@ -213,7 +205,6 @@ class RewrittenGraph:
         self._users.append(became.users)
         self._old_users.append(old_users)
         self._digests += became.digest
-        self._first_users.append(became.first_user)
         self._seqs.append(last_seq)
 
     # --- what became of it ----------------------------------------------------------------
@@ -260,7 +251,6 @@ class RewrittenGraph:
             self._depths[at],
             self._users[at],
             bytes(self._digests[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES]),
-            self._first_users[at],
             self._old_users[at],
         )
 
@@ -270,9 +260,8 @@ class RewrittenGraph:
         known = self._unchanged.get(digest)
         if known is None:
             [header] = objects.read_headers(self.reader, [digest])
-            first = find_first_user(self._runtime, self._old, header, position)
             known = self._unchanged[digest] = Became(
-                position, header.depth, header.users, digest, first, header.users
+                position, header.depth, header.users, digest, header.users
             )
         # A revision that was adopted may have the same node at another position.
         return known if known.position == position else known._replace(position=position)

@@ -20,7 +20,8 @@ from casstore.engine.memory import MemoryEngine
 from casstore.errors import ExpansionError
 from casstore.format import canonical
 from casstore.format.canonical import ROLE_PART, link_bytes
-from casstore.format.manifest import Manifest
+from casstore.format.manifest import Manifest, encode_components
+from casstore.format.manifest import linked as link_to
 from casstore.format.splitting import Spelled
 from casstore.maintenance import erasure, retention
 from casstore.maintenance.importing import import_session
@@ -58,8 +59,11 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> str:
     other = draft.put(3, b"\x92\x01" + link_bytes(ROLE_PART, part))
     draft.revision(
         Manifest(
-            leaf_id="n", nodes=1, next_seq=1, leaf=node, first_user=node, tool_state=part,
-            plugin_snapshot=other, turn_state=linked, config=linked,
+            leaf_id="n", nodes=1, next_seq=1, leaf=node,
+            components=encode_components({
+                "tool_state": link_to(part), "plugin_snapshot": link_to(other),
+                "turn_state": linked, "config": linked,
+            }),
         )
     )  # fmt: skip
     bundle = draft.write(place / "bundle")

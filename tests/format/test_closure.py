@@ -35,7 +35,7 @@ from casstore.format.closure import (
 )
 from casstore.format.hashing import Kind
 from casstore.format.limits import MAX_DEPTH
-from casstore.format.manifest import Manifest, encode_manifest
+from casstore.format.manifest import Manifest, encode_components, encode_manifest, linked
 from casstore.format.node import NULL, NodeHeader, encode_node
 from casstore.format.node_index import Bucket, Page, Run, Spine, Tail, encode_piece
 from casstore.format.splitting import Spelled
@@ -194,7 +194,11 @@ def test_an_items_link_stands_in_a_list_object_alone() -> None:
     with pytest.raises(CorruptionError, match="where no item stands"):
         examined(Kind.NODE, node(ROOT, spelled), here)
     with pytest.raises(CorruptionError, match="where no item stands"):
-        examined(Kind.MANIFEST, manifest(config=spelled), {**here, ONE: LEAF})
+        examined(
+            Kind.MANIFEST,
+            manifest(components=encode_components({"config": spelled})),
+            {**here, ONE: LEAF},
+        )
 
 
 # --- branches ------------------------------------------------------------------------------------
@@ -291,18 +295,8 @@ def test_the_leaf_of_a_manifest_is_one_of_its_nodes() -> None:
             examined(Kind.MANIFEST, data, {ONE: wrong})
 
 
-def test_the_first_of_a_user_is_the_first() -> None:
-    data = manifest(first_user=TWO)
-    for fits in (LEAF, None):
-        examined(Kind.MANIFEST, data, {ONE: LEAF, TWO: fits})
-    for wrong in (LEAF._replace(users=0), LEAF._replace(users=2), TEXT):
-        with pytest.raises(CorruptionError, match=TWO.hex()):
-            examined(Kind.MANIFEST, data, {ONE: LEAF, TWO: wrong})
-
-
-@pytest.mark.parametrize("component", ["tool_state", "plugin_snapshot", "execution_state"])
-def test_a_component_is_a_blob_or_a_value(component: str) -> None:
-    data = manifest(**{component: TWO})
+def test_a_component_that_is_a_link_leads_to_a_blob_or_a_value() -> None:
+    data = manifest(components=encode_components({"tool_state": linked(TWO)}))
     for fits in (TEXT, BYTES, value(), value(PLAIN), None):
         examined(Kind.MANIFEST, data, {ONE: LEAF, TWO: fits})
     for wrong in (LEAF, ManifestFact(), ChunksFact(1, 5)):
@@ -311,7 +305,8 @@ def test_a_component_is_a_blob_or_a_value(component: str) -> None:
 
 
 def test_the_fields_of_a_manifest_nest_as_deep_as_any_value() -> None:
-    data = manifest(config=Spelled(wrapped(2, link_bytes(ROLE_PART, TWO)), [TWO]))
+    config = Spelled(wrapped(1, link_bytes(ROLE_PART, TWO)), [TWO])
+    data = manifest(components=encode_components({"config": config}))
     examined(Kind.MANIFEST, data, {ONE: LEAF, TWO: value(depth=MAX_DEPTH - 2)})
     with pytest.raises(LimitError, match="nests deeper"):
         examined(Kind.MANIFEST, data, {ONE: LEAF, TWO: value(depth=MAX_DEPTH - 1)})

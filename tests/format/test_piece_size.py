@@ -14,7 +14,7 @@ from casstore.format import closure, splitting
 from casstore.format.canonical import encode, list_header, map_header
 from casstore.format.hashing import Kind, digest_of
 from casstore.format.limits import MAX_KEY_BYTES, PIECE_MAX_ENTRIES
-from casstore.format.manifest import Manifest, encode_manifest, spell_field
+from casstore.format.manifest import Manifest, encode_components, encode_manifest, spell_field
 from casstore.format.node import NodeHeader, encode_node, spell_payload
 from casstore.format.piece_size import MAX_LIST_BYTES, check_piece_size
 from casstore.format.splitting import Spelled
@@ -46,7 +46,7 @@ OVERFULL = {
     "a node of too many fields": (Kind.NODE, empty_lists()),
     "a manifest": (
         Kind.MANIFEST,
-        encode_manifest(Manifest(turn_state=Spelled(empty_lists(), [])))[0],
+        encode_manifest(Manifest(ledger=Spelled(empty_lists(), [])))[0],
     ),
     "a branch of a list": (Kind.LIST, empty_lists()),
     "a branch of a map": (Kind.MAP, b"\x95" + b"\xc0" * 4 + empty_lists()),
@@ -120,7 +120,9 @@ def test_nodes_and_manifests_with_long_texts_pass() -> None:
         spelled = spell_payload(payload, "payload", emit)
         check_piece_size(Kind.NODE, node(spelled.data, "i" * 100_000))
     field = spell_field(["y"] * 500, "turn_state", emit)
-    manifest = Manifest(current_frame="f" * 100_000, turn_state=field)
+    frame = spell_field("f" * 100_000, "current_frame", emit)
+    components = encode_components({"current_frame": frame, "turn_state": field})
+    manifest = Manifest(components=components)
     check_piece_size(Kind.MANIFEST, encode_manifest(manifest)[0])
 
 

@@ -224,8 +224,8 @@ def test_it_reads_the_state_beside_the_graph(tmp_path: Path) -> None:
         )
     with second(path) as reader:
         manifest = reader.manifest(dict(reader.sessions())["s"])
-        assert reader.value(manifest[7].digest) == tools
-        assert reader.spelled(manifest[10]) == {"t": 1}
+        assert reader.value(manifest[7]["tool_state"].digest) == tools
+        assert reader.spelled(manifest[7]["turn_state"]) == {"t": 1}
 
 
 def test_it_refuses_damage(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from casstore.format.bundle import BundleHeader, Totals
 from casstore.format.canonical import ROLE_PART, ROLE_TEXT, link_bytes
 from casstore.format.digest import BlobHasher, Digest
 from casstore.format.hashing import Kind, digest_of, plain_hash
-from casstore.format.manifest import Manifest, encode_manifest
+from casstore.format.manifest import Manifest, encode_components, encode_manifest, linked
 from casstore.format.node import NULL, NodeHeader, encode_node, open_node
 from casstore.format.node_index import NO_NODES, Tail, id_hash
 from casstore.format.splitting import Spelled
@@ -91,7 +91,7 @@ class Draft:
 
     def hang(self, component: bytes) -> None:
         """Make an object part of the session."""
-        self.revision(Manifest(tool_state=component))
+        self.revision(Manifest(components=encode_components({"tool_state": linked(component)})))
 
     def write(self, path: Path) -> Path:
         with BundleWriter(str(path), self.header, replace=True, compress=False) as writer:
@@ -433,7 +433,10 @@ def test_the_ledger_and_the_frames_of_a_checkpoint_are_what_they_must_be(file: P
         for value in (*sound, *odd):
             draft = Draft()
             spelled = Spelled(canonical.encode(value), [])
-            draft.revision(Manifest()._replace(**{field: spelled}))  # type: ignore[arg-type]
+            if field == "usage":
+                draft.revision(Manifest(ledger=spelled))
+            else:
+                draft.revision(Manifest(components=encode_components({field: spelled})))
             draft.write(file)
             if value in sound:
                 verify_bundle(file)
@@ -629,7 +632,8 @@ def golden() -> Draft:
     header = NodeHeader("a", 0, 1, 0, "f", 1, None, None)
     leaf = draft.node("b", (header, first), seq=1, depth=2, payload=payload)
     draft.revision(Manifest("a", 1, 1, leaf=first), 1)
-    draft.revision(Manifest("b", 2, 2, leaf=leaf, current_frame="f"), 2)
+    components = encode_components({"current_frame": Spelled(canonical.encode("f"), [])})
+    draft.revision(Manifest("b", 2, 2, leaf=leaf, components=components), 2)
     draft.rows += [["label", "the end", 2]]
     return draft
 

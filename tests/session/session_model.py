@@ -429,7 +429,7 @@ class Model:
                 else places.get(draft.parent or ""),
                 draft.frame,
                 draft.cause,
-                _without_ids(draft.payload),
+                draft.payload,
             ]
             for at, draft in enumerate(drafts)
         ]
@@ -446,7 +446,7 @@ class Model:
             known = {
                 name: self.stored.get(bytes(link.digest), link) for name, link in links.items()
             }
-            frames = [_without(frame, "created_at") for frame in change.checkpoint.frames]
+            frames = list(change.checkpoint.frames)
             checkpoint = list(change.checkpoint._replace(**known, frames=frames))
         return spell(
             [
@@ -824,21 +824,3 @@ def _merged(ledger: tuple[Usage, ...], added: Sequence[Usage]) -> tuple[Usage, .
         sums = [a + b for a, b in zip(known[2:], entry[2:], strict=True)]
         merged[entry[:2]] = Usage(entry.source, entry.model, *sums)
     return tuple(merged.values())
-
-
-def _without(value: Any, *names: str) -> Any:
-    if not isinstance(value, dict):
-        return value
-    return {key: one for key, one in value.items() if key not in names}
-
-
-def _without_ids(payload: Any) -> Any:
-    """A message without its own id and those of its parts."""
-    if isinstance(payload, dict) and "role" in payload and "parts" in payload:
-        parts = [
-            _without(part, "id") if "prune_state" in part else part for part in payload["parts"]
-        ]
-        return {**_without(payload, "id"), "parts": parts}
-    if isinstance(payload, dict) and "message" in payload:
-        return {**payload, "message": _without_ids(payload["message"])}
-    return payload

@@ -519,16 +519,11 @@ class SessionMachine(RuleBasedStateMachine):
                 id=new[draft.id],
                 parent=cast(Any, new.get(draft.parent, cast(Any, draft.parent))),
                 time=self.count,
-                payload=_other_ids(draft.payload, self.count),
             )
             for draft in drafts
         ]
         leaf: Any = new.get(change.leaf, change.leaf)
-        checkpoint = change.checkpoint
-        if checkpoint is not None:
-            frames = [{**frame, "created_at": self.count} for frame in checkpoint.frames]
-            checkpoint = checkpoint._replace(frames=frames)
-        change = change._replace(leaf=leaf, checkpoint=checkpoint)
+        change = change._replace(leaf=leaf)
         if change.replace is None:
             return change._replace(append=again)
         return change._replace(replace=again)
@@ -1238,13 +1233,6 @@ def _look_at_empty(session: Session) -> None:
     assert session.node("n") is None
     assert _refused(lambda: session.load(1)) is SessionNotFoundError
     assert _refused(session.checkpoint) is SessionNotFoundError
-
-
-def _other_ids(payload: Any, number: int) -> Any:
-    """A message as a retry makes it anew: with other ids."""
-    if isinstance(payload, dict) and "id" in payload and "parts" in payload:
-        return {**payload, "id": f"m{number}"}
-    return payload
 
 
 # --- running ------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 from casstore.errors import CorruptionError, NotALogError
 from casstore.objects import graph as objects
 from casstore.records.log.view import View
-from casstore.session.checkpoint import read_checkpoint
+from casstore.session.checkpoint import component, read_checkpoint
 from casstore.session.data import Checkpoint
 from casstore.session.state import Runtime, State
 
@@ -121,7 +121,7 @@ class States:
 
     def read(self, session: str, state: State) -> LogState:
         """The log's state at a revision."""
-        field = state.manifest.turn_state
+        field = component(state.manifest, "turn_state")
         if field.links:
             return unpack(session, self._load(state))
         known = self._known.get(field.data)
@@ -132,7 +132,9 @@ class States:
         return known
 
     def _load(self, state: State) -> Any:
-        return objects.load_spelled(self._runtime.reader(), (state.manifest.turn_state,))[0]
+        return objects.load_spelled(
+            self._runtime.reader(), (component(state.manifest, "turn_state"),)
+        )[0]
 
     def checkpoint(self, state: State | None, changed: LogState) -> Checkpoint:
         """The checkpoint of a revision with another state of the log in it."""
