@@ -273,7 +273,7 @@ class Session:
         """
         return self.update_meta(name=name)
 
-    def update_meta(self, **changes: Any) -> SessionMeta:
+    def update_meta(self, /, **changes: Any) -> SessionMeta:
         """Change name, model, cwd, parent, cause or extra.
 
         >>> meta = session.update_meta(model="model-1", extra={"ticket": 7})

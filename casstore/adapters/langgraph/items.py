@@ -31,7 +31,6 @@ from langgraph.store.base import (
 from casstore import store as stores
 from casstore.adapters.langgraph import encoding
 from casstore.adapters.langgraph.filters import matches
-from casstore.adapters.langgraph.holding import HoldsStore, StoreHolder
 from casstore.adapters.langgraph.item_records import (
     MS_US,
     TIMES_TABLE,
@@ -45,6 +44,8 @@ from casstore.adapters.langgraph.item_records import (
     time_of,
 )
 from casstore.adapters.langgraph.serializer import AllowedType, StrictSerializer
+from casstore.aio.pool import StorePool
+from casstore.aio.proxies import StoreClient, awaited
 from casstore.errors import (
     BusyError,
     ConditionFailedError,
@@ -68,7 +69,7 @@ _FEW: Final = 8
 Changed = TypeVar("Changed")
 
 
-class CasstoreStore(HoldsStore, BaseStore):
+class CasstoreStore(StoreClient, BaseStore):
     """A LangGraph store: namespaces, filters, time to live. Sync and async in one.
 
     A batch is one write, all or nothing; what it reads is from before it. There is no vector
@@ -91,7 +92,7 @@ class CasstoreStore(HoldsStore, BaseStore):
         index: IndexConfig | None = None,
         allowed: Collection[AllowedType] = (),
     ) -> None:
-        self._begin(StoreHolder(lambda: store, owned=False), ttl, index, allowed)
+        self._begin(StorePool.borrowing(store), ttl, index, allowed)
 
     @classmethod
     def from_path(
@@ -109,13 +110,13 @@ class CasstoreStore(HoldsStore, BaseStore):
         Use it in ``with`` or ``async with``, or call ``close``. Options as for ``casstore.open``.
         """
         made = cls.__new__(cls)
-        holder = StoreHolder(partial(stores.open, path, durability, **options), owned=True)
-        made._begin(holder, ttl, index, allowed)
+        opener = partial(stores.open, path, durability, **options)
+        made._begin(StorePool(opener, on_demand=True), ttl, index, allowed)
         return made
 
     def _begin(
         self,
-        holder: StoreHolder,
+        pool: StorePool,
         ttl: TTLConfig | None,
         index: IndexConfig | None,
         allowed: Collection[AllowedType],
@@ -123,7 +124,7 @@ class CasstoreStore(HoldsStore, BaseStore):
         if index is not None:
             raise NoVectorIndexError("an index was asked for")
         self.ttl_config = ttl
-        self._holder = holder
+        self._pool = pool
         self._serde = StrictSerializer(allowed)
         self._times = UniqueTimes(TIMES_TABLE)
 
@@ -139,15 +140,13 @@ class CasstoreStore(HoldsStore, BaseStore):
         self._write({(op.namespace, op.key): op for op in asked if isinstance(op, PutOp)})
         return results
 
-    async def abatch(self, ops: Iterable[Op]) -> list[Result]:
-        """As ``batch``."""
-        return await self._holder.run(self.batch, list(ops))
+    abatch = awaited(batch)
 
     # --- time to live -------------------------------------------------------------------
 
     def sweep_ttl(self) -> int:
         """Remove items whose time is up, which nobody sees any more; how many."""
-        table, store = self._table, self._holder.store
+        table, store = self._table, self._pool.store
         swept = 0
         late: list[Record] = []
         for item in self._items(table.scan()):
@@ -158,9 +157,7 @@ class CasstoreStore(HoldsStore, BaseStore):
                 late = []
         return swept + self._remove(late)
 
-    async def asweep_ttl(self) -> int:
-        """As ``sweep_ttl``."""
-        return await self._holder.run(self.sweep_ttl)
+    asweep_ttl = awaited(sweep_ttl)
 
     def _remove(self, records: list[Record]) -> int:
         """Remove records that are still as they were; how many."""
@@ -179,7 +176,7 @@ class CasstoreStore(HoldsStore, BaseStore):
 
         Who is left out was put or read again meanwhile, and its time began anew then.
         """
-        draft = Draft(self._holder.store)
+        draft = Draft(self._pool.store)
         for item in items:
             change(draft, item)
         try:
@@ -194,7 +191,7 @@ class CasstoreStore(HoldsStore, BaseStore):
 
     @property
     def _table(self) -> Table:
-        return items_table(self._holder.store)
+        return items_table(self._pool.store)
 
     def _read(self, op: Op) -> Result:
         if isinstance(op, GetOp):
@@ -212,7 +209,7 @@ class CasstoreStore(HoldsStore, BaseStore):
         if record is None:
             return None
         item = stored_item(record)
-        if not item.is_live(self._holder.store.engine.now_ms()):
+        if not item.is_live(self._pool.store.engine.now_ms()):
             return None
         if op.refresh_ttl:
             self._refresh([item])
@@ -229,7 +226,7 @@ class CasstoreStore(HoldsStore, BaseStore):
             raise NoVectorIndexError("a search by meaning was asked for")
         check_count(op.limit, "a limit")
         check_count(op.offset, "an offset")
-        now_ms = self._holder.store.engine.now_ms()
+        now_ms = self._pool.store.engine.now_ms()
         found = (
             item
             for item in self._items(self._table.scan_starting(joined(op.namespace_prefix)))
@@ -254,7 +251,7 @@ class CasstoreStore(HoldsStore, BaseStore):
         check_count(op.limit, "a limit")
         check_count(op.offset, "an offset")
         found: set[tuple[str, ...]] = set()
-        now_ms = self._holder.store.engine.now_ms()
+        now_ms = self._pool.store.engine.now_ms()
         for (text,) in self._table.groups(1):
             namespace = labels(text)
             shown = namespace if op.max_depth is None else namespace[: op.max_depth]
@@ -285,7 +282,7 @@ class CasstoreStore(HoldsStore, BaseStore):
     def _write(self, puts: Mapping[tuple[tuple[str, ...], str], PutOp]) -> None:
         if not puts:
             return
-        store, table = self._holder.store, self._table
+        store, table = self._pool.store, self._table
         keys = [(joined(namespace), key) for namespace, key in puts]
         values = [
             None if op.value is None else encoding.encode(dict(op.value), self._serde.dumps_typed)
@@ -321,7 +318,7 @@ class CasstoreStore(HoldsStore, BaseStore):
 
     def _refresh(self, items: Collection[StoredItem]) -> None:
         """Let the time of items that were read begin anew."""
-        table, now_us = self._table, self._holder.store.engine.now_ms() * MS_US
+        table, now_us = self._table, self._pool.store.engine.now_ms() * MS_US
 
         def change(draft: Draft, item: StoredItem) -> None:
             draft.expect(table, item.record.key, item.record)
