@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from casstore.aio.pool import StorePool
 from casstore.aio.proxies import Proxy, awaited, iterated, opened
-from casstore.session import watching
+from casstore.session import loading
 from casstore.session.attachments import Attachments
 from casstore.session.data import Checkpoint, CommitResult, Given, Head, Lease, Node, Usage
 from casstore.session.nodes import Nodes
@@ -208,7 +208,7 @@ class AsyncSession(Proxy[Session]):
 
         ClosedError if the store is closed meanwhile.
         """
-        watching.check(after, timeout_s)
+        loading.check_wait(after, timeout_s)
 
         async def moved() -> Head | None:
             head = await self.head()

@@ -178,3 +178,15 @@ def test_every_synchronous_method_of_langgraph_has_its_awaited_one() -> None:
         for name, method in vars(kind).items():
             if f"a{name}" in vars(behind) or f"a{name}" in vars(kind):
                 assert vars(kind)[f"a{name}"].__wrapped__ is method, name
+
+
+def test_closing_a_saver_leaves_a_borrowed_store_open(store: Store) -> None:
+    async def main() -> None:
+        async with CasstoreSaver(store) as saver:
+            assert await saver.aget_tuple(on()) is None
+
+    with CasstoreSaver(store) as saver:
+        assert saver.get_tuple(on()) is None
+    assert not is_closed(store)
+    run(main())
+    assert not is_closed(store)

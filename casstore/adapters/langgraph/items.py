@@ -47,7 +47,6 @@ from casstore.adapters.langgraph.serializer import AllowedType, StrictSerializer
 from casstore.aio.pool import StorePool
 from casstore.aio.proxies import StoreClient, awaited
 from casstore.errors import (
-    BusyError,
     ConditionFailedError,
     CorruptionError,
     InvalidInputError,
@@ -56,9 +55,9 @@ from casstore.errors import (
 from casstore.records.rows import Draft, Record, Table
 from casstore.records.unique_times import UniqueTimes
 from casstore.session.arguments import check_count
+from casstore.session.attempts import Attempts
 from casstore.store import Store
 
-_MAX_ATTEMPTS: Final = 64
 _SWEEP_BATCH: Final = 1000
 # A write reserves whole ticks: a hundred thousand writes a second before times run ahead.
 _TICK_US: Final = 10
@@ -290,7 +289,9 @@ class CasstoreStore(StoreClient, BaseStore):
         ]
         # Each item has a time of its own, in the order of the batch.
         ticks = -(-sum(value is not None for value in values) // _TICK_US)
-        for _ in range(_MAX_ATTEMPTS):
+        attempts = Attempts("the items of a batch")
+        while True:
+            attempts.begin()
             draft, now_ms = Draft(store), store.engine.now_ms()
             moment = self._times.read(store, table, keys)
             with self._times.reserve(draft, moment, _now_ticks(now_ms), count=ticks) as first:
@@ -314,7 +315,6 @@ class CasstoreStore(StoreClient, BaseStore):
                 except ConditionFailedError:
                     continue
             return
-        raise BusyError("the items of a batch kept changing")
 
     def _refresh(self, items: Collection[StoredItem]) -> None:
         """Let the time of items that were read begin anew."""
