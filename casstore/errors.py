@@ -583,6 +583,18 @@ class BusyError(CasstoreError):
     exit_code = 7
 
 
+class ContendedError(BusyError):
+    """Other writers were first in every attempt of a transaction: try again when fewer write.
+
+    The transaction has written nothing.
+    """
+
+    def __init__(self, what: str, attempts: int, remedy: str) -> None:
+        super().__init__(f"{what} kept changing during {attempts} attempts; {remedy}")
+        self.what = what
+        self.attempts = attempts
+
+
 class CollectionOvertakenError(BusyError):
     """A collection could not keep up with what was written beside it: collect again.
 

@@ -625,10 +625,13 @@ class Store:
         """
         with importing():
             from casstore.session import forks
-            from casstore.session.attempts import settled
+            from casstore.session.arguments import list_of
+            from casstore.session.attempts import read_again
 
-        return settled(
-            lambda: forks.fork(self._runtime, source, target, at, node, subjects, append)
+        # A second attempt must see the same subjects, also if the caller passed an iterator.
+        about = None if subjects is None else list_of(subjects, "subjects")
+        return read_again(
+            lambda: forks.fork(self._runtime, source, target, at, node, about, append)
         )
 
     def sessions_about(self, subject: str) -> Iterator[str]:
@@ -659,9 +662,9 @@ class Store:
         """
         with importing():
             from casstore.session import compare
-            from casstore.session.attempts import settled
+            from casstore.session.attempts import read_again
 
-        return settled(
+        return read_again(
             lambda: compare.compare(
                 PieceReader(self.engine),
                 self._runtime.index_cache,

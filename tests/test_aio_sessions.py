@@ -19,14 +19,7 @@ import pytest
 
 import casstore
 from casstore import UNFENCED, Checkpoint, Commit, Head, Node, NodeDraft, Store, Usage, aio
-from casstore.aio import (
-    AsyncAttachments,
-    AsyncNodes,
-    AsyncQueue,
-    AsyncSession,
-    AsyncSessionState,
-    AsyncStore,
-)
+from casstore.aio import AsyncNodes, AsyncSession, AsyncSessionState, AsyncStore
 from casstore.engine.lmdb import watching
 from casstore.engine.lmdb.batches import WriteBatch
 from casstore.engine.lmdb.engine import LmdbEngine
@@ -40,11 +33,8 @@ from casstore.errors import (
     SessionDeletedError,
     StorageError,
 )
-from casstore.session.attachments import Attachments
-from casstore.session.nodes import Nodes
-from casstore.session.queue import Queue
-from casstore.session.session import Session, SessionState
-from tests.test_aio import TIMEOUT_S, Gate, assert_mirrors, first_answer, methods, run
+from casstore.session.session import SessionState
+from tests.test_aio import TIMEOUT_S, Gate, first_answer, methods, run
 
 ROOT = Path(__file__).parent.parent
 MINUTE_MS = 60_000
@@ -69,28 +59,6 @@ def step(*nodes: str, **fields: Any) -> Commit:
 def revision(head: Head | None) -> int:
     assert head is not None
     return head.revision
-
-
-# --- the same methods -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("mine", "theirs"),
-    [(AsyncSession, Session), (AsyncQueue, Queue), (AsyncAttachments, Attachments)],
-)
-def test_every_method_is_there_and_awaited(mine: type, theirs: type) -> None:
-    assert len(methods(theirs)) > 5
-    assert_mirrors(mine, theirs)
-
-
-def test_every_property_is_there() -> None:
-    for name, what in vars(Session).items():
-        assert not isinstance(what, property) or isinstance(vars(AsyncSession)[name], property)
-
-
-def test_nodes_are_paged_alike() -> None:
-    mine, theirs = (inspect.signature(kind.pages) for kind in (AsyncNodes, Nodes))
-    assert mine.parameters == theirs.parameters
 
 
 def test_a_loaded_session_has_the_same_fields() -> None:
@@ -444,9 +412,9 @@ def test_a_cancelled_commit_may_happen_and_its_turn_makes_the_retry_safe() -> No
 
 async def asleep(store: AsyncStore, count: int = 1) -> None:
     """Return when so many tasks wait, all of which have looked, and nothing would wake them."""
-    assert store._changes is not None
+    assert store._pool._changes is not None
     while (
-        (changes := store._changes._by_loop.get(asyncio.get_running_loop())) is None
+        (changes := store._pool._changes._by_loop.get(asyncio.get_running_loop())) is None
         or len(changes._waiting) != count
         or not all(event._waiters for event in changes._waiting)
         or changes._reading is None
@@ -457,7 +425,7 @@ async def asleep(store: AsyncStore, count: int = 1) -> None:
 
 def nobody_waits(store: AsyncStore) -> bool:
     """Is there no waiter, and nothing that was there for one?"""
-    return store._changes is None or not store._changes._by_loop
+    return store._pool._changes is None or not store._pool._changes._by_loop
 
 
 def open_descriptors() -> int:
@@ -477,8 +445,8 @@ async def waiters(store: AsyncStore, count: int) -> AsyncIterator[list[asyncio.T
     tasks = [asyncio.create_task(store.session("alpha").wait(1)) for _ in range(count)]
     await asleep(store, count)
     assert open_descriptors() > before
-    assert store._changes is not None
-    [(loop, changes)] = store._changes._by_loop.items()
+    assert store._pool._changes is not None
+    [(loop, changes)] = store._pool._changes._by_loop.items()
     handle = changes._reading
     assert handle is not None
     yield tasks
@@ -704,12 +672,12 @@ def test_a_watch_that_nobody_waits_for_any_more_is_closed_when_it_is_made() -> N
 def test_one_who_is_cancelled_does_not_stop_the_watch_that_others_wait_for() -> None:
     async def main() -> None:
         async with AsyncStore(lambda: Store(MemoryEngine())) as store:
-            assert store._pool is not None
+            assert store._pool._executor is not None
             # With every thread taken, the watch is still to be begun.
             go = threading.Event()
             busy = [
                 asyncio.create_task(store.run(go.wait, TIMEOUT_S))
-                for _ in range(store._pool._max_workers)
+                for _ in range(store._pool._executor._max_workers)
             ]
             tasks = [asyncio.create_task(store.session("alpha").wait(0)) for _ in range(2)]
             await asyncio.sleep(0)
@@ -750,8 +718,8 @@ def test_a_hundred_wait_with_one_watch_and_without_a_thread(opener: Opener) -> N
                 # Two for the watch, and one for the map of the log, which the commits have opened.
                 assert open_descriptors() - before <= 3
                 # All threads of the pool can meet: none is taken.
-                assert store._pool is not None
-                threads = store._pool._max_workers
+                assert store._pool._executor is not None
+                threads = store._pool._executor._max_workers
                 assert threads < WAITERS
                 barrier = threading.Barrier(threads)
                 meeting = [store.run(barrier.wait, TIMEOUT_S) for _ in range(threads)]

@@ -11,9 +11,13 @@ to move takes no thread.
 
 from __future__ import annotations
 
-from casstore.aio.attachments import AsyncAttachments
-from casstore.aio.queue import AsyncQueue
-from casstore.aio.session import AsyncNodes, AsyncSession, AsyncSessionState
+from casstore.aio.session import (
+    AsyncAttachments,
+    AsyncNodes,
+    AsyncQueue,
+    AsyncSession,
+    AsyncSessionState,
+)
 from casstore.aio.store import AsyncBlob, AsyncStore, AsyncView, open
 
 __all__ = [

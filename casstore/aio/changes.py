@@ -1,7 +1,7 @@
 """Tasks that wait for a store to change: they share one watch, and take no thread.
 
 The kernel grants a user few watches (128 on most Linux systems). So a store has one for each
-event loop, however many tasks wait, and gives it back as soon as the last of them has gone.
+event loop, however many tasks wait, and closes it when the last task stops waiting.
 """
 
 from __future__ import annotations
@@ -9,14 +9,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-from casstore.aio.threads import Submit, close_unused
 from casstore.engine.forks import Lock
 from casstore.engine.protocol import Engine, Watch
 from casstore.errors import CasstoreError
 
 Found = TypeVar("Found")
+Submit = Callable[[Callable[[], Watch]], Future[Watch]]
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+Made = TypeVar("Made", bound=_Closable)
+
+
+def close_unused(making: Future[Made]) -> None:
+    """Close what a call has opened and no caller waits for: a callback for a finished call."""
+    if not making.cancelled() and making.exception() is None:
+        making.result().close()
 
 
 class Changes:
@@ -31,7 +44,7 @@ class Changes:
     async def until(
         self, look: Callable[[], Awaitable[Found | None]], timeout_s: float | None
     ) -> Found | None:
-        """What ``look`` finds, now or after a change; None if the time is up before."""
+        """What ``look`` returns, now or after a change; None if ``timeout_s`` pass without it."""
         loop = asyncio.get_running_loop()
         with self._lock:
             own = self._by_loop.get(loop)
@@ -40,31 +53,31 @@ class Changes:
         try:
             return await own.until(look, timeout_s)
         finally:
-            # Nobody joins in between: who would, runs on this loop.
+            # No task joins in between: it would run on this loop.
             if own.is_idle:
                 with self._lock:
                     self._by_loop.pop(loop, None)
 
     def wake(self) -> None:
-        """Let every task that waits look again. May be called on any thread."""
+        """Make every waiting task look again. May be called on any thread."""
         with self._lock:
             known = list(self._by_loop.items())
         for loop, own in known:
             try:
                 loop.call_soon_threadsafe(own.wake)
             except RuntimeError:
-                # The loop was closed, and its tasks will never go on.
+                # The loop is closed, and its tasks will never run.
                 continue
 
     def leave_to_parent(self) -> None:
-        """In a forked child: forget who waits, and watches that no thread will ever have made."""
+        """In a forked child: drop the parent's tasks, and the watches that its threads open."""
         for own in self._by_loop.values():
             own.leave_to_parent()
         self._by_loop.clear()
 
 
 class LoopChanges:
-    """Those of one event loop, on whose thread everything in here is called."""
+    """The waiting tasks of one event loop; every method runs on the thread of that loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, submit: Submit, engine: Engine) -> None:
         self._loop = loop
@@ -77,7 +90,7 @@ class LoopChanges:
 
     @property
     def is_idle(self) -> bool:
-        """Does nobody wait?"""
+        """True if no task waits."""
         return not self._waiting
 
     async def until(
@@ -88,7 +101,7 @@ class LoopChanges:
         changed = asyncio.Event()
         self._waiting.add(changed)
         try:
-            # Before the first look: whatever that misses is noted by the watch.
+            # Before the first look: the watch reports a change that the look misses.
             await self._watch()
             while True:
                 changed.clear()
@@ -106,7 +119,7 @@ class LoopChanges:
                 self._stop()
 
     def wake(self) -> None:
-        """Let every task that waits look again."""
+        """Make every waiting task look again."""
         for changed in self._waiting:
             changed.set()
 
@@ -116,10 +129,10 @@ class LoopChanges:
         self._making = self._reading = None
 
     async def _watch(self) -> None:
-        # In a thread, because it may have to wait for others to leave the engine.
+        # In a thread: opening a watch may block until other calls leave the engine.
         if self._making is None:
             self._making = self._submit(self._engine.watch)
-        # Shielded: the watch is made for all, and one who is cancelled must not stop it.
+        # Shielded: all tasks share the watch, and cancelling one must not stop its opening.
         watch = await asyncio.shield(asyncio.wrap_future(self._making))
         if self._reading is None:
             self._reading = watch.fileno()
@@ -127,15 +140,15 @@ class LoopChanges:
 
     def _note(self, watch: Watch) -> None:
         try:
-            # Before anybody looks: a change from now on makes the descriptor readable again.
+            # Before any task looks: a later change makes the descriptor readable again.
             watch.drain()
         except CasstoreError:
-            # The engine is closed and the descriptor readable for good. Looking says why.
+            # The engine is closed, and the descriptor stays readable. Looking raises ClosedError.
             self._stop_reading()
         self.wake()
 
     def _stop_reading(self) -> None:
-        # By its number: a watch whose engine is closed does not give it any more.
+        # By its number: ``fileno`` raises once the engine is closed.
         if self._reading is not None:
             handle, self._reading = self._reading, None
             self._loop.remove_reader(handle)
@@ -145,5 +158,5 @@ class LoopChanges:
         making, self._making = self._making, None
         if making is not None:
             making.cancel()
-            # At once if it is made; if a thread is just making it, as soon as it is.
+            # Closes the watch now, or when the thread that is opening it has done so.
             making.add_done_callback(close_unused)

@@ -1,37 +1,21 @@
-"""A session, awaited: its operations in threads, its nodes in pages, its moves without either."""
+"""A session for asyncio: its operations run in threads, and waiting for a commit takes none."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from functools import partial
-from typing import Any, Literal, NamedTuple
+from collections.abc import AsyncIterator
+from typing import Literal, NamedTuple
 
-from casstore.aio.attachments import AsyncAttachments
-from casstore.aio.changes import Changes
-from casstore.aio.queue import AsyncQueue
-from casstore.aio.threads import Run, iterate
-from casstore.session import watching
-from casstore.session.data import (
-    Checkpoint,
-    Commit,
-    CommitResult,
-    Entry,
-    Given,
-    Head,
-    Hidden,
-    Lease,
-    Node,
-    Protection,
-    SessionInfo,
-    SessionMeta,
-    Usage,
-)
-from casstore.session.loading import At
-from casstore.session.nodes import PATH, Nodes
-from casstore.session.session import Session
+from casstore.aio.pool import StorePool
+from casstore.aio.proxies import Proxy, awaited, iterated, opened
+from casstore.session import loading
+from casstore.session.attachments import Attachments
+from casstore.session.data import Checkpoint, CommitResult, Given, Head, Lease, Node, Usage
+from casstore.session.nodes import Nodes
+from casstore.session.queue import Queue
+from casstore.session.session import Session, SessionState
 
 
-class AsyncNodes:
+class AsyncNodes(Proxy[Nodes]):
     """``Nodes`` whose reads are awaited. Slices are ``AsyncNodes`` too and read nothing.
 
     >>> import asyncio, casstore.aio
@@ -46,32 +30,27 @@ class AsyncNodes:
     (5, [3, 4])
     """
 
-    def __init__(self, run: Run, nodes: Nodes) -> None:
-        self._run = run
-        self._nodes = nodes
-
     def __len__(self) -> int:
-        return len(self._nodes)
+        return len(self.sync)
 
     def __getitem__(self, at: slice) -> AsyncNodes:
         if not isinstance(at, slice):
             raise TypeError("a single node is read: await nodes.at(index)")
-        return AsyncNodes(self._run, self._nodes[at])
+        return AsyncNodes(self._pool, self.sync[at])
 
     def __aiter__(self) -> AsyncIterator[Node]:
-        return iterate(self._run, self._nodes.__iter__)
+        return self._pool.iterate(self.sync.__iter__)
 
     async def at(self, index: int) -> Node:
         """As ``nodes[index]``."""
-        return await self._run(lambda: self._nodes[index])
-
-    def pages(self, size: int = 256) -> AsyncIterator[list[Node]]:
-        """As ``Nodes.pages``."""
-        return iterate(self._run, partial(self._nodes.pages, size), page=1)
+        return await self._pool.run(lambda: self.sync[index])
 
     async def load(self) -> list[Node]:
-        """All of them."""
-        return await self._run(lambda: list(self._nodes))
+        """All nodes."""
+        return await self._pool.run(lambda: list(self.sync))
+
+    pages = iterated(Nodes.pages, page=1)
+    digests = iterated(Nodes.digests)
 
 
 class AsyncSessionState(NamedTuple):
@@ -96,11 +75,71 @@ class AsyncSessionState(NamedTuple):
     healed: bool
 
 
-class AsyncSession:
+def _show_state(pool: StorePool, state: SessionState | None) -> AsyncSessionState | None:
+    if state is None:
+        return None
+    fields = state._asdict() | {"nodes": AsyncNodes(pool, state.nodes)}
+    return AsyncSessionState(**fields)
+
+
+class AsyncQueue(Proxy[Queue]):
+    """A ``Queue`` whose operations are awaited.
+
+    A cancelled ``enqueue`` may still happen; with a source key, repeating it is safe. A cancelled
+    claim may still take its batches, which are free again when the lease ends.
+
+    >>> import asyncio, casstore.aio
+    >>> async def main():
+    ...     async with casstore.aio.open(place / "new") as store:
+    ...         session = store.session("s")
+    ...         await session.queue.enqueue(["fix the test"])
+    ...         lease = await session.claim_lease("worker-1", ttl_ms=30_000)
+    ...         return (await session.queue.claim(lease)).batches[0].items
+    >>> asyncio.run(main())
+    ('fix the test',)
+    """
+
+    enqueue = awaited(Queue.enqueue)
+    claim = awaited(Queue.claim)
+    claim_exactly = awaited(Queue.claim_exactly)
+    verify = awaited(Queue.verify)
+    abandon = awaited(Queue.abandon)
+    cancel = awaited(Queue.cancel)
+    batches = awaited(Queue.batches)
+    pending = awaited(Queue.pending)
+
+
+class AsyncAttachments(Proxy[Attachments]):
+    """``Attachments`` whose operations are awaited.
+
+    >>> import asyncio, casstore.aio
+    >>> async def main():
+    ...     async with casstore.aio.open(place / "new") as store:
+    ...         session = store.session("s")
+    ...         image = await session.attachments.put(b"pixels")
+    ...         await session.commit(Commit(attachments=[image.id], lease=UNFENCED))
+    ...         return (await session.attachments.find(image.id)).state
+    >>> asyncio.run(main())
+    'committed'
+    """
+
+    intend = awaited(Attachments.intend)
+    put = awaited(Attachments.put)
+    commit = awaited(Attachments.commit)
+    find = awaited(Attachments.find)
+    list = awaited(Attachments.list)
+    uncommitted = awaited(Attachments.uncommitted)
+    condemn = awaited(Attachments.condemn)
+    forget = awaited(Attachments.forget)
+
+
+class AsyncSession(Proxy[Session]):
     """A ``Session`` whose operations are awaited.
 
-    A call that is cancelled while it writes cannot take the write back: its thread goes
-    on, and what it does is done or not as if nobody had cancelled.
+    The values of a commit must not be changed while it runs. A cancelled commit may still happen
+    after the task has ended. Give it a ``turn``: then repeating the commit is safe, and returns
+    the first result if there was one. A cancelled ``claim_lease`` may still take the lease, which
+    then expires.
 
     >>> import asyncio, casstore.aio
     >>> async def main():
@@ -113,97 +152,42 @@ class AsyncSession:
     1
     """
 
-    def __init__(self, run: Run, changes: Changes, session: Session) -> None:
-        self._run = run
-        self._changes = changes
-        self._session = session
-        self.id = session.id
+    @property
+    def id(self) -> str:
+        """The id of the session."""
+        return self.sync.id
 
     def __repr__(self) -> str:
         return f"AsyncSession({self.id!r})"
 
-    # --- reading ------------------------------------------------------------------------
-
-    async def head(self) -> Head | None:
-        """As ``Session.head``."""
-        return await self._run(self._session.head)
-
-    async def load(
-        self,
-        at: At = None,
-        *,
-        scope: Literal["path", "full"] = PATH,
-        leaf: str | None = None,
-        hydrate: bool = True,
-    ) -> AsyncSessionState | None:
-        """As ``Session.load``, with awaited nodes."""
-        state = await self._run(self._session.load, at, scope=scope, leaf=leaf, hydrate=hydrate)
-        if state is None:
-            return None
-        return AsyncSessionState(
-            state.head,
-            state.checkpoint,
-            state.usage,
-            AsyncNodes(self._run, state.nodes),
-            state.leaf,
-            state.healed,
-        )
-
-    async def nodes(
-        self,
-        scope: Literal["path", "full"] = PATH,
-        *,
-        leaf: str | None = None,
-        at: At = None,
-        payloads: bool = True,
-    ) -> AsyncNodes:
-        """As ``Session.nodes``: ``async for node in await session.nodes()``."""
-        found = await self._run(self._session.nodes, scope, leaf=leaf, at=at, payloads=payloads)
-        return AsyncNodes(self._run, found)
-
-    async def node(self, node_id: str, *, at: At = None) -> Node | None:
-        """As ``Session.node``."""
-        return await self._run(self._session.node, node_id, at=at)
-
-    async def checkpoint(self, at: At = None, *, hydrate: bool = False) -> Checkpoint:
-        """As ``Session.checkpoint``."""
-        return await self._run(self._session.checkpoint, at, hydrate=hydrate)
-
-    async def usage(self, at: At = None) -> tuple[Usage, ...]:
-        """As ``Session.usage``."""
-        return await self._run(self._session.usage, at)
-
-    async def meta(self) -> SessionMeta:
-        """As ``Session.meta``."""
-        return await self._run(self._session.meta)
-
-    async def info(self) -> SessionInfo:
-        """As ``Session.info``."""
-        return await self._run(self._session.info)
-
-    # --- writing ------------------------------------------------------------------------
-
-    async def commit(self, change: Commit) -> CommitResult:
-        """As ``Session.commit``. The values must not be changed meanwhile.
-
-        A cancelled commit cannot be taken back: its thread goes on, and the commit may
-        happen after the task has ended. Give it a ``turn``: repeating it is safe then, and
-        returns the first result if there was one.
-        """
-        return await self._run(self._session.commit, change)
-
-    async def rewind(
-        self,
-        to: int | str | Entry,
-        *,
-        lease: Lease | Literal[Given.UNFENCED] | None = None,
-        expected: int | None = None,
-        label: str | None = None,
-    ) -> CommitResult:
-        """As ``Session.rewind``."""
-        return await self._run(
-            self._session.rewind, to, lease=lease, expected=expected, label=label
-        )
+    head = awaited(Session.head)
+    load = opened(Session.load, _show_state)
+    nodes = opened(Session.nodes, AsyncNodes)
+    node = awaited(Session.node)
+    checkpoint = awaited(Session.checkpoint)
+    usage = awaited(Session.usage)
+    meta = awaited(Session.meta)
+    info = awaited(Session.info)
+    commit = awaited(Session.commit)
+    rewind = awaited(Session.rewind)
+    tombstone = awaited(Session.tombstone)
+    rename = awaited(Session.rename)
+    update_meta = awaited(Session.update_meta)
+    history = iterated(Session.history)
+    entry = awaited(Session.entry)
+    label = awaited(Session.label)
+    unlabel = awaited(Session.unlabel)
+    subjects = awaited(Session.subjects)
+    add_subjects = awaited(Session.add_subjects)
+    remove_subjects = awaited(Session.remove_subjects)
+    expires_at_ms = awaited(Session.expires_at_ms)
+    expire_in = awaited(Session.expire_in)
+    protect = awaited(Session.protect)
+    unprotect = awaited(Session.unprotect)
+    protections = awaited(Session.protections)
+    claim_lease = awaited(Session.claim_lease)
+    renew_lease = awaited(Session.renew_lease)
+    release_lease = awaited(Session.release_lease)
 
     async def adopt(
         self,
@@ -214,117 +198,30 @@ class AsyncSession:
         label: str | None = None,
     ) -> CommitResult:
         """As ``Session.adopt``."""
-        name = other if isinstance(other, str) else other.id
-        return await self._run(
-            self._session.adopt, name, lease=lease, expected=expected, label=label
+        source = other.sync if isinstance(other, AsyncSession) else other
+        return await self._pool.run(
+            self.sync.adopt, source, lease=lease, expected=expected, label=label
         )
-
-    async def tombstone(self, node_ids: Sequence[str]) -> Hidden:
-        """As ``Session.tombstone``."""
-        return await self._run(self._session.tombstone, node_ids)
-
-    async def rename(self, name: str) -> SessionMeta:
-        """As ``Session.rename``."""
-        return await self._run(self._session.rename, name)
-
-    async def update_meta(self, **changes: Any) -> SessionMeta:
-        """As ``Session.update_meta``."""
-        return await self._run(self._session.update_meta, **changes)
-
-    # --- history ------------------------------------------------------------------------
-
-    def history(
-        self, *, before: int | None = None, limit: int | None = None
-    ) -> AsyncIterator[Entry]:
-        """As ``Session.history``: ``async for entry in session.history()``."""
-        return iterate(self._run, partial(self._session.history, before=before, limit=limit))
-
-    async def entry(self, at: At = None) -> Entry:
-        """As ``Session.entry``."""
-        return await self._run(self._session.entry, at)
-
-    async def label(self, name: str, at: At = None) -> Entry:
-        """As ``Session.label``."""
-        return await self._run(self._session.label, name, at)
-
-    async def unlabel(self, name: str) -> bool:
-        """As ``Session.unlabel``."""
-        return await self._run(self._session.unlabel, name)
 
     async def wait(self, after: int, timeout_s: float | None = None) -> Head | None:
         """As ``Session.wait``, without a thread: any number of tasks may wait.
 
         ClosedError if the store is closed meanwhile.
         """
-        watching.check(after, timeout_s)
+        loading.check_wait(after, timeout_s)
 
         async def moved() -> Head | None:
             head = await self.head()
             return head if head is not None and head.revision > after else None
 
-        return await self._changes.until(moved, timeout_s)
-
-    # --- how long it stays ----------------------------------------------------------------
-
-    async def subjects(self) -> tuple[str, ...]:
-        """As ``Session.subjects``."""
-        return await self._run(self._session.subjects)
-
-    async def add_subjects(self, names: Sequence[str]) -> tuple[str, ...]:
-        """As ``Session.add_subjects``."""
-        return await self._run(self._session.add_subjects, names)
-
-    async def remove_subjects(self, names: Sequence[str]) -> tuple[str, ...]:
-        """As ``Session.remove_subjects``."""
-        return await self._run(self._session.remove_subjects, names)
-
-    async def expires_at_ms(self) -> int | None:
-        """As ``Session.expires_at_ms``."""
-        return await self._run(self._session.expires_at_ms)
-
-    async def expire_in(self, ttl_ms: int | None) -> int | None:
-        """As ``Session.expire_in``."""
-        return await self._run(self._session.expire_in, ttl_ms)
-
-    async def protect(
-        self, at: At = None, *, by: str, ttl_ms: int | None = None, note: str | None = None
-    ) -> Protection:
-        """As ``Session.protect``."""
-        return await self._run(self._session.protect, at, by=by, ttl_ms=ttl_ms, note=note)
-
-    async def unprotect(self, by: str, revision: int | None = None) -> int:
-        """As ``Session.unprotect``."""
-        return await self._run(self._session.unprotect, by, revision)
-
-    async def protections(self, *, lapsed: bool = False) -> list[Protection]:
-        """As ``Session.protections``."""
-        return await self._run(self._session.protections, lapsed=lapsed)
-
-    # --- leases -------------------------------------------------------------------------
-
-    async def claim_lease(self, owner: str, ttl_ms: int) -> Lease | None:
-        """As ``Session.claim_lease``.
-
-        Cancelled, it may be taken all the same, by nobody who knows; it then runs out.
-        """
-        return await self._run(self._session.claim_lease, owner, ttl_ms)
-
-    async def renew_lease(self, lease: Lease, ttl_ms: int) -> Lease:
-        """As ``Session.renew_lease``."""
-        return await self._run(self._session.renew_lease, lease, ttl_ms)
-
-    async def release_lease(self, lease: Lease) -> bool:
-        """As ``Session.release_lease``."""
-        return await self._run(self._session.release_lease, lease)
-
-    # --- queue and attachments ----------------------------------------------------------
+        return await self._pool.changes.until(moved, timeout_s)
 
     @property
     def queue(self) -> AsyncQueue:
-        """Work waiting for this session."""
-        return AsyncQueue(self._run, self._session.queue)
+        """As ``Session.queue``."""
+        return AsyncQueue(self._pool, self.sync.queue)
 
     @property
     def attachments(self) -> AsyncAttachments:
-        """Bytes that belong to this session."""
-        return AsyncAttachments(self._run, self._session.attachments)
+        """As ``Session.attachments``."""
+        return AsyncAttachments(self._pool, self.sync.attachments)

@@ -37,6 +37,7 @@ from casstore.errors import (
 from casstore.format.digest import Digest
 from casstore.format.hashing import DIGEST_BYTES, KIND_NAMES, Kind
 from casstore.objects.pieces import PieceReader
+from casstore.session.attempts import read_again
 from casstore.session.data import Entry
 from casstore.session.state import Runtime
 from casstore.store import Store, is_server
@@ -402,5 +403,9 @@ def _not_found(store: Store, text: str) -> Exception:
 
 def _hidden_ids(store: Store, session: str) -> Collection[str]:
     runtime = Runtime(store)
-    state = runtime.find(session)
-    return () if state is None else runtime.hidden(state.head).values()
+
+    def read() -> Collection[str]:
+        state = runtime.find(session)
+        return () if state is None else runtime.hidden(state.head).values()
+
+    return read_again(read)

@@ -18,6 +18,7 @@ from casstore.maintenance.removed_nodes import remembered
 from casstore.objects import graph
 from casstore.objects.pieces import PieceReader
 from casstore.objects.stored import Stored, open_stored, stored_field
+from casstore.session.attempts import read_again
 from casstore.session.checkpoint import read_usage
 from casstore.session.data import Node
 from casstore.session.heads import decode_head
@@ -68,7 +69,7 @@ def hidden_nodes(store: Store, session: str | None) -> Container[bytes]:
     """
     runtime = Runtime(store)
     if session is not None:
-        state = runtime.find(session)
+        state = read_again(lambda: runtime.find(session))
         return () if state is None else runtime.hidden(state.head)
     found = remembered(store)
     for row in scan(store.engine, "heads", b"", None):

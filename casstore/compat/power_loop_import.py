@@ -16,7 +16,6 @@ from casstore.compat.importing import ImportReport, LeftBehind, Part, move
 from casstore.compat.power_loop_values import kept, kept_calls
 from casstore.compat.sqlite_source import SqliteSource
 from casstore.errors import (
-    BusyError,
     ConditionFailedError,
     ConflictError,
     ForeignSourceError,
@@ -34,7 +33,7 @@ from casstore.records.log import (
     usage,
 )
 from casstore.records.log.data import FOLDED
-from casstore.records.log.ground import MAX_ATTEMPTS, Ground
+from casstore.records.log.ground import Ground
 from casstore.records.log.intake import Arrived, Intake, Rest, check_rest
 from casstore.records.log.messages import call_ids, check_number, payload_of
 from casstore.records.log.reading import nodes_of
@@ -43,6 +42,7 @@ from casstore.records.log.tree import Row
 from casstore.records.log.view import View, runs_of
 from casstore.records.rows import Draft
 from casstore.session import keys
+from casstore.session.attempts import Attempts, read_again
 from casstore.store import Store, check_store
 
 # A write holds so much at the most.
@@ -144,7 +144,7 @@ class _Messages:
     def is_stored(self, page: Sequence[Any]) -> Sequence[bool]:
         """Compare with the nodes of the session."""
         session = page[0][0]
-        state = self._ground.runtime.find(session)
+        state = read_again(lambda: self._ground.runtime.find(session))
         if state is None or state.manifest.leaf_id is None:
             return [False] * len(page)
         # Only to refuse what is no log.
@@ -309,7 +309,9 @@ class _Sessions:
         """Make the session whole."""
         [wanted] = rows
         ground, session, rest = self._ground, wanted.session, wanted.rest
-        for _ in range(MAX_ATTEMPTS):
+        attempts = Attempts(f"the parent of session {session!r}")
+        while True:
+            attempts.begin()
             draft = Draft(ground.store)
             row = tree.below_parent(ground, draft, session, rest.row, _NO_LIMIT)
             try:
@@ -319,7 +321,6 @@ class _Sessions:
             except ConditionFailedError:
                 continue
             return
-        raise BusyError(f"the parent of session {session!r} kept changing; import again")
 
 
 # --- rows of power-loop ---------------------------------------------------------------------

@@ -28,7 +28,6 @@ from casstore.engine.protocol import (
     Write,
 )
 from casstore.errors import (
-    BusyError,
     ConditionFailedError,
     CorruptionError,
     InvalidInputError,
@@ -48,6 +47,7 @@ from casstore.maintenance.sending import Sender, StoreTarget
 from casstore.objects import graph
 from casstore.records.runs import copied
 from casstore.session import catalogue, keys, pins
+from casstore.session.attempts import Attempts
 from casstore.session.catalogue import KnownSession
 from casstore.session.heads import HeadRow, decode_head, encode_head, head_key
 from casstore.session.receipts import decode_receipt
@@ -56,7 +56,6 @@ from casstore.session.state import Runtime, State, meta_key, tombstone_key
 from casstore.store import Store, check_store
 
 _PAGE: Final = 256
-_MAX_ATTEMPTS: Final = 8
 # What belongs to a session beside its head, and goes with it.
 _OF_SESSIONS: Final = ("history", "queue", "receipts")
 # What goes with a session wherever it goes.
@@ -179,7 +178,9 @@ class _Copying:
                 return
 
     def _page(self, table: str, start: bytes, stop: bytes | None) -> list[Row]:
-        for _ in range(_MAX_ATTEMPTS):
+        attempts = Attempts(f"rows of {table}")
+        while True:
+            attempts.begin()
             page = self._source.scan_rows(table, start=start, stop=stop, limit=_PAGE)
             rows = [row for row in page if (table, row.key) != keys.sign()]
             if table == "pins":
@@ -191,7 +192,6 @@ class _Copying:
                 # session was deleted in the target just now.
                 continue
             return page
-        raise self._busy(f"rows of {table}")
 
     def _named(self, table: str, rows: Iterable[Row]) -> list[bytes]:
         if table not in ROOTS.tables:
@@ -298,7 +298,9 @@ class _Copying:
             self._progress(Step("sessions", self._sessions, None, "sessions"))
 
     def _copy_session(self, key: bytes) -> None:
-        for _ in range(_MAX_ATTEMPTS):
+        attempts = Attempts(f"session {keys.session_of(key)!r}")
+        while True:
+            attempts.begin()
             head = self._source.get_rows([head_key(key)])[0]
             if head is None:
                 return  # deleted since it was listed
@@ -316,7 +318,6 @@ class _Copying:
                     raise
                 continue
             return
-        raise self._busy(f"session {keys.session_of(key)!r}")
 
     def _copy_state(self, key: bytes, head: bytes) -> None:
         row = decode_head(head)
@@ -544,10 +545,6 @@ class _Copying:
     @staticmethod
     def _name(key: bytes, row: HeadRow) -> str:
         return row.long_id or keys.session_of(key) or ""
-
-    @staticmethod
-    def _busy(what: str) -> BusyError:
-        return BusyError(f"{what} kept changing while being copied; try again")
 
 
 def _beside_the_graph(row: HeadRow) -> HeadRow:

@@ -17,7 +17,6 @@ from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 from casstore.engine.protocol import RowIs, RowKey
 from casstore.errors import (
-    BusyError,
     ConditionFailedError,
     InvalidInputError,
 )
@@ -31,6 +30,7 @@ from casstore.records.log import leftovers
 from casstore.records.rows import row_links, row_name
 from casstore.session import attachments, catalogue, keys, pins, queue, subjects
 from casstore.session.arguments import check_count, check_flag, list_of
+from casstore.session.attempts import Attempts
 from casstore.session.catalogue import KnownSession
 from casstore.session.heads import head_key
 from casstore.session.scanning import scan
@@ -40,7 +40,6 @@ from casstore.store import Store, check_store
 SCHEMA: Final = "casstore.erasure/1"
 #: How many shared objects and sharers a plan lists.
 LISTED: Final = 100
-_MAX_ATTEMPTS: Final = 64
 #: What must run after an erasure for the bytes to be gone.
 STILL_TO_RUN: Final = ("gc", "compact")
 
@@ -459,7 +458,9 @@ def execute(
 def _erase(store: Store, runtime: Runtime, subject: str, session: str) -> bool | None:
     """Delete a session if it is about the subject; False: it was gone; None: it stays."""
     key = keys.session_key(session)
-    for _ in range(_MAX_ATTEMPTS):
+    attempts = Attempts(f"session {session!r}")
+    while True:
+        attempts.begin()
         places = [tombstone_key(key), head_key(key), meta_key(key), keys.subjects(key)]
         deleted, head, meta, about = runtime.engine.get_rows(places)
         if deleted is not None or (head is None and meta is None):
@@ -478,4 +479,3 @@ def _erase(store: Store, runtime: Runtime, subject: str, session: str) -> bool |
         leftovers.forget(store, session)
         catalogue.clear(runtime, session, key)
         return True
-    raise BusyError(f"session {session!r} kept moving while it was being erased")

@@ -22,7 +22,7 @@ from casstore.maintenance.whole_files import whole_file
 from casstore.session import catalogue, keys
 from casstore.session.arguments import check_flag, list_of
 from casstore.session.attachments import COMMITTED, Attachments
-from casstore.session.attempts import settled
+from casstore.session.attempts import read_again
 from casstore.session.data import Entry
 from casstore.session.heads import HeadRow, decode_head
 from casstore.session.history import labels_of
@@ -77,7 +77,7 @@ def export_session(
     check_flag(history, "whether history comes along")
     check_flag(replace, "whether an existing file is replaced")
     whole = history and at is None
-    return settled(
+    return read_again(
         lambda: _export(
             store, session, path_text(target_file), at, have, progress, whole=whole, replace=replace
         )

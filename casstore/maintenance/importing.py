@@ -25,7 +25,6 @@ from casstore.engine.protocol import (
     Write,
 )
 from casstore.errors import (
-    BusyError,
     ConditionFailedError,
     CorruptionError,
     InvalidInputError,
@@ -48,12 +47,12 @@ from casstore.maintenance.verification import (
 )
 from casstore.session import attachments, catalogue, keys
 from casstore.session import subjects as whom
+from casstore.session.arriving import REMEDY
+from casstore.session.attempts import Attempts
 from casstore.session.commit import put_label, put_receipt
 from casstore.session.heads import HeadRow, encode_head, head_key
 from casstore.session.state import Runtime, State, meta_key, tombstone_key
 from casstore.store import Store, check_store
-
-_MAX_ATTEMPTS: Final = 8
 
 REFUSE: Final = "refuse"
 FAST_FORWARD: Final = "fast-forward"
@@ -158,7 +157,9 @@ class _Import:
 
     def run(self) -> ImportReport:
         """Try until nobody has come in between."""
-        for _ in range(_MAX_ATTEMPTS):
+        attempts = Attempts(f"session {self._rows.session!r}", REMEDY)
+        while True:
+            attempts.begin()
             existing = self._existing()
             try:
                 changes, labels, outcome, added = self._plan(existing)
@@ -184,10 +185,6 @@ class _Import:
                 self._new_objects,
                 self._reader.totals.object_bytes if self._reader.totals else 0,
             )
-        raise BusyError(
-            f"session {self._rows.session!r} kept moving, or what was brought in for it was "
-            "collected; try again, or collect with a longer grace"
-        )
 
     # --- what is there ------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from casstore.records.log.state import state_fault
 from casstore.records.log.usage import decode as decode_usage
 from casstore.records.rows import Record, Table
 from casstore.session import keys
+from casstore.session.attempts import read_again
 from casstore.store import Store
 
 
@@ -114,7 +115,7 @@ class LogCheck:
     def _look(self, session: str) -> Iterator[Wrong]:
         where = Where(session)
         ground = self._ground
-        state = ground.runtime.get(session)
+        state = read_again(lambda: ground.runtime.get(session))
         try:
             if not ground.states.read(session, state).whole:
                 return  # an import that was not finished says so itself

@@ -25,6 +25,7 @@ from casstore.engine.protocol import (
 )
 from casstore.errors import (
     ConditionFailedError,
+    ContendedError,
     CorruptionError,
     FormatError,
     InvalidInputError,
@@ -35,6 +36,7 @@ from casstore.maintenance.retention_plan import Plan, Removed, SessionPlan
 from casstore.maintenance.retention_planning import labels_of
 from casstore.records.log import leftovers
 from casstore.session import catalogue, expiry, keys, leases, protection
+from casstore.session.attempts import Attempts
 from casstore.session.catalogue import KnownSession
 from casstore.session.commit import receipt_key, settle_receipt
 from casstore.session.data import Protection
@@ -50,7 +52,6 @@ MAX_CLOCK_BACK_MS: Final = DAY_MS
 #: How many single cases a report lists; it counts all.
 LISTED: Final = 1000
 _BATCH: Final = 256
-_MAX_ATTEMPTS: Final = 16
 
 
 class Skipped(NamedTuple):
@@ -232,8 +233,10 @@ def _policy_conditions(
 
 def _delete(store: Store, runtime: Runtime, part: SessionPlan, tally: Tally) -> None:
     key = keys.session_key(part.session)
-    for _ in range(_MAX_ATTEMPTS):
+    attempts = Attempts(f"session {part.session!r}")
+    while True:
         try:
+            attempts.begin()
             known, conditions = _doomed(runtime, part, key)
             if known is None:
                 # Also finishes what an earlier try has left.
@@ -244,14 +247,13 @@ def _delete(store: Store, runtime: Runtime, part: SessionPlan, tally: Tally) -> 
             catalogue.bury(runtime, known, conditions)
         except ConditionFailedError:
             continue
-        except (_ChangedError, CorruptionError, FormatError) as exc:
+        except (_ChangedError, ContendedError, CorruptionError, FormatError) as exc:
             tally.skip(part.session, None, str(exc))
             return
         leftovers.forget(store, part.session)
         catalogue.clear(runtime, part.session, key)
         tally.deleted += 1
         return
-    tally.skip(part.session, None, "it kept changing")
 
 
 def _doomed(
@@ -313,15 +315,15 @@ def _trim(runtime: Runtime, part: SessionPlan, tally: Tally) -> None:
     for start in range(0, len(part.removed), _BATCH):
         left = part.removed[start : start + _BATCH]
         try:
-            for _ in range(_MAX_ATTEMPTS):
+            attempts = Attempts(f"session {part.session!r}")
+            while True:
+                attempts.begin()
                 try:
                     _remove(runtime, part, key, left, tally)
                 except ConditionFailedError:
                     continue
                 break
-            else:
-                raise _ChangedError("it kept changing")
-        except (_ChangedError, FormatError, CorruptionError) as exc:
+        except (_ChangedError, ContendedError, FormatError, CorruptionError) as exc:
             for one in left:
                 tally.skip(part.session, one.revision, str(exc))
 

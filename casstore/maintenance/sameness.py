@@ -12,10 +12,9 @@ import secrets
 from typing import Final
 
 from casstore.engine.protocol import Engine, PutRow, Write
-from casstore.errors import BusyError
 from casstore.session import keys
+from casstore.session.attempts import Attempts
 
-_MAX_ATTEMPTS: Final = 8
 _SIGN_BYTES: Final = 8
 
 
@@ -26,7 +25,9 @@ def is_same_store(source: Engine, target: Engine) -> bool:
     """
     if source is target:
         return True
-    for _ in range(_MAX_ATTEMPTS):
+    attempts = Attempts("the target")
+    while True:
+        attempts.begin()
         before, there, after = _sign(target), _sign(source), _sign(target)
         if before != after:
             continue  # somebody else has put one: of which moment the source's is, nobody knows
@@ -39,7 +40,6 @@ def is_same_store(source: Engine, target: Engine) -> bool:
         if _sign(target) == put.value:
             # It stood there all the while, and not in the source.
             return False
-    raise BusyError("the target kept changing before anything was copied; try again")
 
 
 def _sign(engine: Engine) -> bytes | None:

@@ -8,16 +8,14 @@ subject any more stay with it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
 
 from casstore.engine.protocol import Condition, DeleteRow, RowIs, RowKey, Write
-from casstore.errors import BusyError, ConditionFailedError, CorruptionError
+from casstore.errors import ConditionFailedError, CorruptionError
 from casstore.session import keys, pins, subjects
+from casstore.session.attempts import Attempts
 from casstore.session.heads import HeadRow, decode_head, head_key
 from casstore.session.scanning import scan
 from casstore.session.state import Runtime, tombstone_key
-
-_MAX_ATTEMPTS: Final = 16
 
 
 def revisions_of(runtime: Runtime, key: bytes) -> Iterator[HeadRow]:
@@ -64,7 +62,9 @@ def _unpin(runtime: Runtime, subject: str, name: str, digest: str, owners: Seque
     place = RowKey("pins", keys.part(name, "a name"))
     about = [keys.subjects(key) for key in owners]
     deleted = [tombstone_key(key) for key in owners]
-    for _ in range(_MAX_ATTEMPTS):
+    attempts = Attempts(f"the pin {name!r}")
+    while True:
+        attempts.begin()
         row, *rows = runtime.engine.get_rows([place, *about, *deleted])
         if row is None or pins.decode(row).digest.hex() != digest:
             return False
@@ -83,4 +83,3 @@ def _unpin(runtime: Runtime, subject: str, name: str, digest: str, owners: Seque
         except ConditionFailedError:
             continue
         return True
-    raise BusyError(f"the pin {name!r} kept changing")

@@ -21,7 +21,7 @@ from casstore.errors import ConditionFailedError, HeadConflictError, InvalidInpu
 from casstore.format.digest import Digest
 from casstore.objects.pieces import PieceWriter
 from casstore.session import attachments, commit, heads, keys, leases, marks, tombstones
-from casstore.session.attempts import attempts
+from casstore.session.attempts import Attempts
 from casstore.session.data import Commit, CommitResult, Given, Lease, Origin
 from casstore.session.heads import HeadRow, head_key
 from casstore.session.receipts import SettledReceipt, decode_receipt
@@ -45,7 +45,9 @@ def adopt(
     commit.bind(session, change)
     if key == other_key:
         raise InvalidInputError(f"session {session!r} cannot adopt itself; rewind it instead")
-    for _ in attempts(f"session {session!r}"):
+    attempts = Attempts(f"session {session!r}")
+    while True:
+        attempts.begin()
         lease_row = runtime.rows(session, [leases.lease_key(key)])[1]
         fenced = leases.require(session, key, lease_row, lease, runtime.engine.now_ms())
         state = runtime.get(session)
@@ -76,7 +78,6 @@ def adopt(
         return CommitResult(
             head.revision, Digest(head.manifest), theirs.manifest.leaf_id, (), False
         )
-    raise AssertionError("attempts raises at its end")
 
 
 def _head(

@@ -23,7 +23,7 @@ from casstore.engine.protocol import (
     RowIs,
     Write,
 )
-from casstore.errors import BusyError, ConditionFailedError, InvalidInputError, ObjectNotFoundError
+from casstore.errors import ConditionFailedError, InvalidInputError, ObjectNotFoundError
 from casstore.format import splitting
 from casstore.format.canonical import pack_checked
 from casstore.format.hashing import Kind, plain_hash
@@ -43,6 +43,7 @@ from casstore.session import (
     pins,
     queue,
 )
+from casstore.session.attempts import Attempts
 from casstore.session.commit import put_receipt
 from casstore.session.data import (
     Attachment,
@@ -58,9 +59,10 @@ from casstore.session.heads import HeadRow, head_key
 from casstore.session.receipts import SettledReceipt, encode_receipt
 from casstore.session.state import Runtime, meta_key, tombstone_key
 
+#: For ContendedError: gc may be what removes objects before a row names them.
+REMEDY: Final = "try again, or collect with a longer grace period"
 _WRITE_OBJECTS: Final = 2048
 _WRITE_BYTES: Final = 4 << 20
-_MAX_ATTEMPTS: Final = 8
 _LARGEST: Final = (1 << 63) - 1
 
 #: Told how many objects are stored, and of how many.
@@ -125,7 +127,9 @@ def appear(runtime: Runtime, session: str, built: Built, told: Told | None = Non
 
     ConditionFailedError if one of that id, or something of it, came to be there meanwhile.
     """
-    for _ in range(_MAX_ATTEMPTS):
+    attempts = Attempts(f"session {session!r}", REMEDY)
+    while True:
+        attempts.begin()
         conditions = _unclaimed(runtime, session, built)
         try:
             _store(runtime, built, told)
@@ -143,10 +147,6 @@ def appear(runtime: Runtime, session: str, built: Built, told: Told | None = Non
                 continue
             raise
         return
-    raise BusyError(
-        f"what was brought in for session {session!r} was collected again and again; try again, "
-        "or collect with a longer grace"
-    )
 
 
 def _unclaimed(runtime: Runtime, session: str, built: Built) -> list[Condition]:

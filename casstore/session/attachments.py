@@ -44,7 +44,7 @@ from casstore.format.hashing import Kind
 from casstore.objects.pieces import PieceWriter
 from casstore.session import keys, marks
 from casstore.session.arguments import check_count, list_of
-from casstore.session.attempts import attempts
+from casstore.session.attempts import Attempts
 from casstore.session.data import Attachment
 from casstore.session.scanning import scan
 from casstore.session.state import Runtime
@@ -109,7 +109,9 @@ class Attachments:
     ) -> Attachment:
         """Record an intent, under these conditions, and store these objects in the same write."""
         place = attachment_key(self._key, attachment_id)
-        for _ in attempts(f"attachments of session {self._session!r}"):
+        attempts = Attempts(f"attachments of session {self._session!r}")
+        while True:
+            attempts.begin()
             row = self._runtime.rows(self._session, [place])[1]
             if row is not None:
                 known = decode(self._session, row)
@@ -123,7 +125,6 @@ class Attachments:
             if done is not None:
                 # Not read back: somebody may have committed or forgotten it already.
                 return decode(self._session, stamped(put, done.now_ms))
-        raise AssertionError("attempts raises at its end")
 
     def put(self, content: bytes, *, owner: str | None = None) -> Attachment:
         """Store bytes as a blob of this store, together with the intent; the id is their digest.
@@ -157,7 +158,9 @@ class Attachments:
         """
         wanted = list_of(attachment_ids, "attachment ids")
         places = [attachment_key(self._key, name) for name in wanted]
-        for _ in attempts(f"attachments of session {self._session!r}"):
+        attempts = Attempts(f"attachments of session {self._session!r}")
+        while True:
+            attempts.begin()
             rows = self._runtime.rows(self._session, places)[1:]
             conditions, changes = commit_rows(self._session, wanted, places, rows)
             done = self._write(conditions, changes)
@@ -174,7 +177,6 @@ class Attachments:
                     if row is not None
                 ]
             )
-        raise AssertionError("attempts raises at its end")
 
     def find(self, attachment_id: str) -> Attachment | None:
         """One attachment; None if no intent was recorded.
@@ -226,7 +228,9 @@ class Attachments:
         'condemned'
         """
         place = attachment_key(self._key, attachment_id)
-        for _ in attempts(f"attachments of session {self._session!r}"):
+        attempts = Attempts(f"attachments of session {self._session!r}")
+        while True:
+            attempts.begin()
             row = self._runtime.rows(self._session, [place])[1]
             if row is None:
                 raise AttachmentNotFoundError(self._session, attachment_id)
@@ -236,7 +240,6 @@ class Attachments:
             condemned = bytes((_STATES.index(CONDEMNED),)) + row[1:]
             if self._write([RowIs(*place, row)], [PutRow(*place, condemned)]) is not None:
                 return known._replace(state=CONDEMNED)
-        raise AssertionError("attempts raises at its end")
 
     def forget(self, attachment_id: str) -> bool:
         """Remove an intent or a condemned attachment; False if there is none.
@@ -246,7 +249,9 @@ class Attachments:
         (True, None)
         """
         place = attachment_key(self._key, attachment_id)
-        for _ in attempts(f"attachments of session {self._session!r}"):
+        attempts = Attempts(f"attachments of session {self._session!r}")
+        while True:
+            attempts.begin()
             row = self._runtime.rows(self._session, [place])[1]
             if row is None:
                 return False
@@ -255,7 +260,6 @@ class Attachments:
             changes: list[RowChange] = [DeleteRow(*place), marks.put_mark(self._key, 0)]
             if self._write([RowIs(*place, row)], changes) is not None:
                 return True
-        raise AssertionError("attempts raises at its end")
 
     def _write(
         self,

@@ -1,74 +1,103 @@
-"""Beginning again when somebody else was first, a bounded number of times."""
+"""Retries of optimistic transactions: the one limit, the one pause and the one error.
+
+A transaction reads rows without a lock, decides, and writes under the condition that the rows are
+unchanged. If another writer was first, it has written nothing, and is repeated:
+
+    attempts = Attempts(f"session {session!r}")
+    while True:
+        attempts.begin()
+        row = ...  # read and decide
+        try:
+            return engine.write(...)
+        except ConditionFailedError:
+            continue
+
+``begin`` raises ContendedError instead of the attempt after ``MAX_ATTEMPTS``. ``transact`` is the
+same loop around a function. ``read_again`` repeats a read whose objects were collected meanwhile.
+"""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final, TypeVar
 
 from casstore.errors import (
-    BusyError,
     CasstoreError,
     ConditionFailedError,
+    ContendedError,
     CorruptionError,
     NotFoundError,
 )
 
 Result = TypeVar("Result")
 
-_MAX_ATTEMPTS: Final = 256
-# Whoever loses a few times in a row lets the others go first, for a random while.
+#: How often a transaction is attempted. With hundreds of writers of one row, the unluckiest needs
+#: dozens; 256 take about two and a half seconds of pauses.
+MAX_ATTEMPTS: Final = 256
+# The first attempts follow at once; then random pauses spread the writers of one row.
 _AT_ONCE: Final = 4
-_FIRST_WAIT_S: Final = 0.0005
-_LONGEST_WAIT_S: Final = 0.02
-_MAX_READINGS: Final = 16
+_FIRST_PAUSE_S: Final = 0.0005
+_LONGEST_PAUSE_S: Final = 0.02
+_MAX_READS: Final = 16
 
 
-def attempts(what: str) -> Iterator[int]:
-    """Count attempts, with pauses in between; BusyError after the last."""
-    wait_s = _FIRST_WAIT_S
-    for number in range(_MAX_ATTEMPTS):
-        if number >= _AT_ONCE:
-            # Who was first may be another process, or across a network, and is done by now:
-            # there is nothing to wait for but that fewer meet. For asyncio this is in a thread.
-            time.sleep(random.uniform(0, wait_s))
-            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
-        yield number
-    raise BusyError(f"{what} kept changing; try again when fewer write to it")
+class Attempts:
+    """The attempts of one transaction on ``what``, with random pauses from the fifth on."""
+
+    __slots__ = ("_begun", "_remedy", "_what")
+
+    def __init__(self, what: str, remedy: str = "try again when fewer writers change it") -> None:
+        self._what = what
+        self._remedy = remedy
+        self._begun = 0
+
+    def begin(self) -> None:
+        """Begin the next attempt; ContendedError if there were ``MAX_ATTEMPTS``."""
+        begun = self._begun
+        self._begun = begun + 1
+        if begun >= _AT_ONCE:
+            if begun >= MAX_ATTEMPTS:
+                raise ContendedError(self._what, begun, self._remedy)
+            # The transaction of the other writer has ended, so there is nothing to wait for;
+            # the pause only makes it less likely to meet the next. For asyncio it is in a thread.
+            doublings = min(begun - _AT_ONCE, 10)
+            time.sleep(random.uniform(0, min(_FIRST_PAUSE_S * 2**doublings, _LONGEST_PAUSE_S)))
 
 
-def settled(
-    attempt: Callable[[], Result],
-    missed: tuple[type[CasstoreError], ...] = (CorruptionError, NotFoundError),
-) -> Result:
-    """What an attempt gives; made again if something that it needs is missing.
+def transact(what: str, attempt: Callable[[], Result]) -> Result:
+    """Repeat a function that reads, decides and writes until no other writer is first.
 
-    A session that was deleted, vacuumed or pruned, and collected, between two readings has none
-    of the old pieces: from the beginning it is seen as it is now, or the error says that it has
-    gone. What is damaged, or was never there, is missed again, and then it is told. Nothing may
-    be read after a write: an attempt that fails has written nothing. ``missed`` are the errors
-    that speak of something missing.
+    It must read nothing after it has written. What it reads may be collected meanwhile, as for
+    ``read_again``.
     """
-    told = ""
-    for _ in range(_MAX_READINGS):
+    attempts = Attempts(what)
+    while True:
+        attempts.begin()
         try:
-            return attempt()
-        except missed as exc:
-            if repr(exc) == told:
-                raise
-            told = repr(exc)
-    return attempt()
-
-
-def until_written(what: str, attempt: Callable[[], Result]) -> Result:
-    """What an attempt gives that reads, decides and writes under the condition of what it read.
-
-    It is made again as long as somebody else was first; BusyError if that does not end.
-    """
-    for _ in attempts(what):
-        try:
-            return attempt()
+            return read_again(attempt, (CorruptionError,))
         except ConditionFailedError:
             continue
-    raise AssertionError("attempts raises at its end")
+
+
+def read_again(
+    read: Callable[[], Result],
+    missing: tuple[type[CasstoreError], ...] = (CorruptionError, NotFoundError),
+) -> Result:
+    """Repeat a function whose objects were collected between two of its reads.
+
+    A session that is deleted, vacuumed or pruned, and collected, loses the objects that the first
+    read named. The repeated function sees the session as it is now, or raises that it was deleted.
+    Damage, and what never existed, raises the same error twice in a row, which is final.
+    ``missing`` are the errors that a missing object causes.
+    """
+    last = ""
+    for _ in range(_MAX_READS):
+        try:
+            return read()
+        except missing as exc:
+            if repr(exc) == last:
+                raise
+            last = repr(exc)
+    return read()

@@ -35,7 +35,7 @@ from casstore.errors import (
 from casstore.format import canonical
 from casstore.session import attachments, expiry, keys, subjects
 from casstore.session.arguments import check_count, check_text
-from casstore.session.attempts import attempts, settled
+from casstore.session.attempts import Attempts, read_again
 from casstore.session.data import SessionInfo, SessionMeta
 from casstore.session.heads import HeadRow, decode_head, head_key
 from casstore.session.loading import head_of
@@ -70,7 +70,9 @@ def create(
     expires = [] if ttl_ms is None else [expiry.put(key, ttl_ms)]
     asked = SessionMeta(session, session if name is None else name, 0, **given)
     _encode(asked)
-    for _ in attempts(f"session {session!r}"):
+    attempts = Attempts(f"session {session!r}")
+    while True:
+        attempts.begin()
         head, row, known_about = runtime.rows(session, [meta_key(key), keys.subjects(key)])
         if row is not None:
             if wanted_subjects:
@@ -99,7 +101,6 @@ def create(
         except ConditionFailedError:
             continue
         return wanted if head is not None else wanted._replace(created_at_ms=done.now_ms)
-    raise AssertionError("attempts raises at its end")
 
 
 def update(runtime: Runtime, session: str, changes: dict[str, Any]) -> SessionMeta:
@@ -108,7 +109,9 @@ def update(runtime: Runtime, session: str, changes: dict[str, Any]) -> SessionMe
     if strange:
         raise InvalidInputError(f"a session has no {strange[0]!r}; it has {', '.join(_FIELDS)}")
     key = keys.session_key(session)
-    for _ in attempts(f"session {session!r}"):
+    attempts = Attempts(f"session {session!r}")
+    while True:
+        attempts.begin()
         row = runtime.rows(session, [meta_key(key)])[1]
         known = decode_meta(key, row) if row is not None else _derived(runtime, session)
         wanted = known._replace(**changes)
@@ -122,7 +125,6 @@ def update(runtime: Runtime, session: str, changes: dict[str, Any]) -> SessionMe
         except ConditionFailedError:
             continue
         return wanted
-    raise AssertionError("attempts raises at its end")
 
 
 def find_meta(runtime: Runtime, session: str) -> SessionMeta:
@@ -139,7 +141,10 @@ def put_meta(meta: SessionMeta) -> PutRow:
 
 def _derived(runtime: Runtime, session: str) -> SessionMeta:
     """The meta of a session that was never given any."""
-    return _meta_of_head(session, runtime.get(session).head)
+    row = runtime.rows(session)[0]
+    if row is None:
+        raise SessionNotFoundError(session)
+    return _meta_of_head(session, decode_head(row))
 
 
 def _meta_of_head(session: str, head: HeadRow) -> SessionMeta:
@@ -237,7 +242,7 @@ def _info_now(runtime: Runtime, known: KnownSession) -> SessionInfo | None:
         # Moved on or deleted since, and what it was may have been collected.
         session = name_of(known)
     try:
-        return settled(lambda: find_info(runtime, session))
+        return read_again(lambda: find_info(runtime, session))
     except (SessionNotFoundError, SessionDeletedError):
         return None
 
@@ -306,7 +311,9 @@ def delete(runtime: Runtime, session: str) -> bool:
     """
     key = keys.session_key(session)
     there = False
-    for _ in attempts(f"session {session!r}"):
+    attempts = Attempts(f"session {session!r}")
+    while True:
+        attempts.begin()
         wanted = [tombstone_key(key), head_key(key), meta_key(key)]
         deleted, head, meta = runtime.engine.get_rows(wanted)
         begun = head is not None or meta is not None

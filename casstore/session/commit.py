@@ -50,7 +50,7 @@ from casstore.session import (
     queue,
 )
 from casstore.session.arguments import is_durable
-from casstore.session.attempts import attempts
+from casstore.session.attempts import Attempts
 from casstore.session.data import LAST, UNFENCED, Commit, CommitResult, Entry, Given, Lease
 from casstore.session.graph import Grown, SpelledNode
 from casstore.session.heads import HeadRow, head_key
@@ -105,7 +105,9 @@ def commit(runtime: Runtime, session: str, change: Commit) -> CommitResult:
         if result is not None:
             return result
         spelled = None
-    for _ in attempts(f"session {session!r}"):
+    attempts = Attempts(f"session {session!r}")
+    while True:
+        attempts.begin()
         if spelled is None:
             # What an attempt before has added is of no use: it may depend on what has moved.
             spelled = _spell(session, change)
@@ -123,7 +125,6 @@ def commit(runtime: Runtime, session: str, change: Commit) -> CommitResult:
             if runtime.rows(session)[0] == rows.head:
                 raise
         spelled = None
-    raise AssertionError("attempts raises at its end")
 
 
 def _is_worth_a_try(change: Commit, known: State) -> bool:
@@ -454,7 +455,9 @@ def rewind(
     change = Commit(lease=lease, expected=expected, label=label)
     check_commit(change)
     bind(session, change)
-    for _ in attempts(f"session {session!r}"):
+    attempts = Attempts(f"session {session!r}")
+    while True:
+        attempts.begin()
         rows = _read(runtime, session, key, change)
         condition = leases.require(session, key, rows.lease, lease, runtime.engine.now_ms())
         state = runtime.get(session)
@@ -487,7 +490,6 @@ def rewind(
         return CommitResult(
             head.revision, Digest(head.manifest), target.manifest.leaf_id, (), False
         )
-    raise AssertionError("attempts raises at its end")
 
 
 # --- receipts -----------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from casstore.objects import graph as objects
 from casstore.objects.node_index import NodeIndex
 from casstore.objects.pieces import PieceWriter
 from casstore.session import graph, heads, keys, marks, subjects
-from casstore.session.attempts import attempts, settled
+from casstore.session.attempts import Attempts
 from casstore.session.commit import check_commit
 from casstore.session.data import Commit, Head, Node, NodeDraft, Origin
 from casstore.session.heads import HeadRow, head_key, put_head
@@ -57,20 +57,10 @@ def fork(
     told = None if about is None else subjects.checked(about)
     change = Commit(append=append)
     check_commit(change)
-    return settled(lambda: _fork(runtime, source, target, at, node, told, change))
-
-
-def _fork(
-    runtime: Runtime,
-    source: str,
-    target: str,
-    at: At,
-    node: str | None,
-    told: tuple[str, ...] | None,
-    change: Commit,
-) -> Head:
     key, target_key = keys.session_key(source), keys.session_key(target)
-    for _ in attempts(f"session {source!r}"):
+    attempts = Attempts(f"session {source!r}")
+    while True:
+        attempts.begin()
         row, about_row = runtime.rows(source, [keys.subjects(key)])
         if row is None:
             raise SessionNotFoundError(source)
@@ -137,7 +127,6 @@ def _fork(
         # The first commit starts from here, and need not read what is known.
         runtime.remember(target_key, made)
         return head_of(target, made)
-    raise AssertionError("attempts raises at its end")
 
 
 def _where(key: bytes, current: State, state: State) -> RowKey:

@@ -15,7 +15,7 @@ from casstore.engine.protocol import DeleteRow, RowIs, RowKey, Write
 from casstore.errors import ConditionFailedError
 from casstore.session import keys, marks
 from casstore.session.arguments import check_count
-from casstore.session.attempts import attempts, settled
+from casstore.session.attempts import Attempts, read_again
 from casstore.session.commit import put_label
 from casstore.session.data import Entry
 from casstore.session.heads import decode_head, head_key, public_entry
@@ -41,7 +41,7 @@ def _entries(
     runtime: Runtime, session: str, before: int | None, limit: int | None
 ) -> Iterator[Entry]:
     key = keys.session_key(session)
-    state = settled(lambda: runtime.find(session))
+    state = read_again(lambda: runtime.find(session))
     if state is None:
         return
     labels = _labels(runtime, session)
@@ -101,7 +101,9 @@ def put(runtime: Runtime, session: str, name: str, at: At) -> Entry:
     revision would take reading every label of the session.
     """
     key = keys.session_key(session)
-    for _ in attempts(f"session {session!r}"):
+    attempts = Attempts(f"session {session!r}")
+    while True:
+        attempts.begin()
         state = runtime.at(session, at)
         revision = state.head.revision
         row = keys.history(key, revision)
@@ -123,14 +125,15 @@ def put(runtime: Runtime, session: str, name: str, at: At) -> Entry:
         except ConditionFailedError:
             continue  # the head moved, and what it was is in history now
         return public_entry(session, state.head, (name,))
-    raise AssertionError("attempts raises at its end")
 
 
 def remove(runtime: Runtime, session: str, name: str) -> bool:
     """Take a label away."""
     key = keys.session_key(session)
     place = RowKey("history", keys.label(key, name))
-    for _ in attempts(f"session {session!r}"):
+    attempts = Attempts(f"session {session!r}")
+    while True:
+        attempts.begin()
         row = runtime.rows(session, [place])[1]
         if row is None:
             return False
@@ -140,4 +143,3 @@ def remove(runtime: Runtime, session: str, name: str) -> bool:
         except ConditionFailedError:
             continue  # moved, and still to be taken away; or it went, or all of the session
         return True
-    raise AssertionError("attempts raises at its end")

@@ -35,7 +35,7 @@ from casstore.errors import (
 )
 from casstore.format.hashing import plain_hash
 from casstore.session import keys
-from casstore.session.attempts import attempts
+from casstore.session.attempts import Attempts
 from casstore.session.data import UNFENCED, Given, Lease
 from casstore.session.state import Runtime
 
@@ -93,7 +93,9 @@ def claim(runtime: Runtime, session: str, owner: str, ttl_ms: int) -> Lease | No
     key = keys.session_key(session)
     keys.id_bytes(owner, "an owner")
     _check_ttl(ttl_ms)
-    for _ in attempts(f"the lease of session {session!r}"):
+    attempts = Attempts(f"the lease of session {session!r}")
+    while True:
+        attempts.begin()
         row = runtime.rows(session, [lease_key(key)])[1]
         fencing = 0
         condition: Condition = RowIs("leases", key, None)
@@ -113,7 +115,6 @@ def claim(runtime: Runtime, session: str, owner: str, ttl_ms: int) -> Lease | No
             # had run out, is for the row to say; so is that the session was deleted.
             continue
         return decode_lease(session, stamped(put, done.now_ms))
-    raise AssertionError("attempts raises at its end")
 
 
 def _put(key: bytes, lease: Lease, ttl_ms: int, *, stamp_claim: bool) -> PutRow:
@@ -153,7 +154,9 @@ def release(runtime: Runtime, session: str, lease: Lease) -> bool:
     """Give a lease back; False if it is not the current one."""
     bind(session, lease)
     key = keys.session_key(session)
-    for _ in attempts(f"the lease of session {session!r}"):
+    attempts = Attempts(f"the lease of session {session!r}")
+    while True:
+        attempts.begin()
         row = runtime.rows(session, [lease_key(key)])[1]
         if row is None or not row.startswith(_prefix(lease)) or _is_released(row):
             return False
@@ -167,7 +170,6 @@ def release(runtime: Runtime, session: str, lease: Lease) -> bool:
         except ConditionFailedError:
             continue  # renewed, and still to be given back; or given back by somebody else
         return True
-    raise AssertionError("attempts raises at its end")
 
 
 def _is_released(row: bytes) -> bool:

@@ -1,8 +1,9 @@
-"""Reading a session: its head, its state, single nodes, and what a picker shows."""
+"""Reading a session: its head, its state, single nodes; and waiting for its head to move."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+import time
+from typing import Final, Literal, NamedTuple
 
 from casstore.errors import (
     InvalidInputError,
@@ -14,6 +15,8 @@ from casstore.format.node_index import id_hash
 from casstore.objects import graph as objects
 from casstore.objects.node_index import Place
 from casstore.session import checkpoint, keys
+from casstore.session.arguments import check_count, check_seconds
+from casstore.session.attempts import read_again
 from casstore.session.data import Checkpoint, Entry, Head, Node, Usage
 from casstore.session.heads import public_head
 from casstore.session.nodes import (
@@ -27,6 +30,10 @@ from casstore.session.nodes import (
 from casstore.session.state import Runtime, State
 
 At = int | str | Entry | None
+
+# Closing a store wakes no watch while another store of this process keeps the engine open, so
+# ``wait`` reads the head at least this often.
+_LOOK_S: Final = 1.0
 
 
 class SessionState(NamedTuple):
@@ -163,3 +170,29 @@ def read_usage(runtime: Runtime, state: State) -> tuple[Usage, ...]:
     """The ledger of a state, without entries that count nothing."""
     entries = checkpoint.read_usage(runtime.reader(), state.manifest.ledger)
     return tuple([entry for entry in entries if entry.total])
+
+
+def check_wait(after: int, timeout_s: float | None) -> None:
+    """Refuse arguments of ``wait`` that are not a revision and a number of seconds."""
+    check_count(after, "a revision")
+    if timeout_s is not None:
+        check_seconds(timeout_s, "a time to wait")
+
+
+def wait(runtime: Runtime, session: str, after: int, timeout_s: float | None) -> Head | None:
+    """The head once its revision is above ``after``; None if ``timeout_s`` pass before."""
+    check_wait(after, timeout_s)
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    # Before the first read: the watch reports a commit that the read misses.
+    watch = runtime.engine.watch()
+    try:
+        while True:
+            head = read_again(lambda: find_head(runtime, session))
+            if head is not None and head.revision > after:
+                return head
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return None
+            watch.wait(_LOOK_S if left is None else min(left, _LOOK_S))
+    finally:
+        watch.close()

@@ -29,7 +29,7 @@ from casstore.format.canonical import pack_checked, unpack_checked
 from casstore.format.digest import Digest
 from casstore.session import keys, marks
 from casstore.session.arguments import check_text
-from casstore.session.attempts import attempts
+from casstore.session.attempts import Attempts
 from casstore.session.data import Pin
 from casstore.session.scanning import scan
 from casstore.session.state import Runtime
@@ -64,7 +64,9 @@ def put(
     stamps = [Stamp(_CREATED_AT)]
     if ttl_ms is not None:
         stamps.append(Stamp(EXPIRES_AT, ttl_ms))
-    for _ in attempts(f"the pin {name!r}"):
+    attempts = Attempts(f"the pin {name!r}")
+    while True:
+        attempts.begin()
         row = runtime.engine.get_rows([place])[0]
         if row is not None and not move:
             known, known_is_tag = _decode(row)
@@ -86,7 +88,6 @@ def put(
             continue
         expires = None if ttl_ms is None else done.now_ms + ttl_ms
         return Pin(name, target, done.now_ms, expires, note)
-    raise AssertionError("attempts raises at its end")
 
 
 def put_tag(name: str, digest: bytes) -> PutRow:
@@ -109,7 +110,9 @@ def is_free(runtime: Runtime, name: str, digest: bytes) -> RowIs:
 def remove(runtime: Runtime, name: str) -> bool:
     """Take a name away; False if there was none."""
     place = RowKey("pins", keys.part(name, "a name"))
-    for _ in attempts(f"the pin {name!r}"):
+    attempts = Attempts(f"the pin {name!r}")
+    while True:
+        attempts.begin()
         row = runtime.engine.get_rows([place])[0]
         if row is None:
             return False
@@ -118,7 +121,6 @@ def remove(runtime: Runtime, name: str) -> bool:
         except ConditionFailedError:
             continue
         return True
-    raise AssertionError("attempts raises at its end")
 
 
 def find(runtime: Runtime, name: str) -> Pin | None:

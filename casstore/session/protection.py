@@ -24,7 +24,7 @@ from casstore.engine.protocol import (
 from casstore.errors import ConditionFailedError, CorruptionError, InvalidInputError
 from casstore.format.canonical import pack_checked, unpack_checked
 from casstore.session import keys, marks
-from casstore.session.attempts import attempts
+from casstore.session.attempts import Attempts
 from casstore.session.data import Protection
 from casstore.session.heads import head_key
 from casstore.session.loading import At
@@ -41,7 +41,9 @@ def protect(
     runtime: Runtime, session: str, at: At, *, by: str, ttl_ms: int | None, note: str | None
 ) -> Protection:
     """Keep a revision for somebody; given again, for the time given now."""
-    for _ in attempts(f"session {session!r}"):
+    attempts = Attempts(f"session {session!r}")
+    while True:
+        attempts.begin()
         revision, write = plan(runtime, session, at, by=by, ttl_ms=ttl_ms, note=note)
         try:
             done = runtime.engine.write(write)
@@ -49,7 +51,6 @@ def protect(
             continue  # the head moved, and what it was is in history now
         until_ms = None if ttl_ms is None else done.now_ms + ttl_ms
         return Protection(session, revision, by, done.now_ms, until_ms, note)
-    raise AssertionError("attempts raises at its end")
 
 
 def plan(
@@ -106,7 +107,9 @@ def unprotect(runtime: Runtime, session: str, by: str, revision: int | None) -> 
     """Take away what somebody protects, or that of one revision; how many there were."""
     key = keys.session_key(session)
     keys.id_bytes(by, "a protector")
-    for _ in attempts(f"session {session!r}"):
+    attempts = Attempts(f"session {session!r}")
+    while True:
+        attempts.begin()
         found = [
             place
             for place, protection in scan_protections(runtime, session)
@@ -127,7 +130,6 @@ def unprotect(runtime: Runtime, session: str, by: str, revision: int | None) -> 
             except ConditionFailedError:
                 continue
         return len(found)
-    raise AssertionError("attempts raises at its end")
 
 
 def list_protections(runtime: Runtime, session: str, *, lapsed: bool) -> list[Protection]:

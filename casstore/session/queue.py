@@ -40,7 +40,7 @@ from casstore.objects import values
 from casstore.objects.pieces import PieceWriter
 from casstore.session import keys, leases
 from casstore.session.arguments import check_count, list_of
-from casstore.session.attempts import attempts, settled
+from casstore.session.attempts import Attempts, read_again
 from casstore.session.data import Batch, Claim, Lease
 from casstore.session.scanning import scan
 from casstore.session.state import Runtime
@@ -135,7 +135,9 @@ class Queue:
         name = batch_id if batch_id is not None else secrets.token_hex(16)
         writer = PieceWriter()
         digest = splitting.split(queued, writer.emit)
-        for _ in attempts(f"the queue of session {self._session!r}"):
+        attempts = Attempts(f"the queue of session {self._session!r}")
+        while True:
+            attempts.begin()
             known, counter = self._before_enqueuing(source_key, name)
             if known is not None:
                 there = self._public_still([known])
@@ -180,7 +182,6 @@ class Queue:
                 fence=0,
                 held_by=0,
             )
-        raise AssertionError("attempts raises at its end")
 
     def _before_enqueuing(
         self, source_key: str | None, name: str
@@ -233,7 +234,9 @@ class Queue:
         if boundary not in (IDLE, CHECKPOINT):
             raise InvalidInputError(f"a boundary is {IDLE} or {CHECKPOINT}, not {boundary!r}")
         leases.bind(self._session, lease)
-        for _ in attempts(f"the queue of session {self._session!r}"):
+        attempts = Attempts(f"the queue of session {self._session!r}")
+        while True:
+            attempts.begin()
             row = self._runtime.rows(self._session, [leases.lease_key(self._key)])[1]
             now_ms = self._runtime.engine.now_ms()
             if not leases.is_live(row, lease, now_ms):
@@ -266,7 +269,6 @@ class Queue:
                 raise ClaimLostError(self._session, taken[0].id)
             claim_id = f"{taken[0].seq}:{taken[0].fence}"
             return Claim(claim_id, self._session, lease.fencing, tuple(batches))
-        raise AssertionError("attempts raises at its end")
 
     def _next_group(self, generation: int, now_ms: int, boundary: str, limit: int) -> list[_Queued]:
         group: list[_Queued] = []
@@ -320,7 +322,9 @@ class Queue:
         (0, 1, 1)
         """
         self._bind(claim)
-        for _ in attempts(f"the queue of session {self._session!r}"):
+        attempts = Attempts(f"the queue of session {self._session!r}")
+        while True:
+            attempts.begin()
             self._runtime.rows(self._session)
             found = [(batch, self._find(batch.seq)) for batch in claim.batches]
             held = [one for batch, one in found if one is not None and _holds(claim, batch, one)]
@@ -336,7 +340,6 @@ class Queue:
             except ConditionFailedError:
                 continue
             return len(held)
-        raise AssertionError("attempts raises at its end")
 
     def cancel(self, batch_id: str) -> Batch | None:
         """Remove a batch that nobody holds, and return it; None if it is held or not there.
@@ -348,7 +351,9 @@ class Queue:
         []
         """
         name = keys.queue_id(self._key, batch_id)
-        for _ in attempts(f"the queue of session {self._session!r}"):
+        attempts = Attempts(f"the queue of session {self._session!r}")
+        while True:
+            attempts.begin()
             _, lease_row, at = self._runtime.rows(
                 self._session, [leases.lease_key(self._key), name]
             )
@@ -373,7 +378,6 @@ class Queue:
             except ConditionFailedError:
                 continue
             return public[0]
-        raise AssertionError("attempts raises at its end")
 
     # --- looking ------------------------------------------------------------------------
 
@@ -386,7 +390,7 @@ class Queue:
         >>> [batch.items for batch in session.queue.batches()]
         [('one',), ('two',)]
         """
-        return settled(self._batches)
+        return read_again(self._batches)
 
     def _batches(self) -> list[Batch]:
         queued = list(self._scan())
@@ -403,17 +407,18 @@ class Queue:
         >>> [batch.items for batch in session.queue.pending()]
         [('two',)]
         """
-        return settled(self._pending)
+        return read_again(self._pending)
 
     def _pending(self) -> list[Batch]:
-        for _ in attempts(f"the queue of session {self._session!r}"):
+        attempts = Attempts(f"the queue of session {self._session!r}")
+        while True:
+            attempts.begin()
             before = self._live_generation()
             queued = list(self._scan())
             live = self._live_generation()
             if live == before:
                 return self._public([one for one in queued if not _is_held(one, live)])
             # Between the two the lease came to an end, maybe with the work that it held.
-        raise AssertionError("attempts raises at its end")
 
     def _live_generation(self) -> int:
         lease_row = self._runtime.rows(self._session, [leases.lease_key(self._key)])[1]

@@ -38,7 +38,7 @@ from casstore.format.splitting import Spelled
 from casstore.objects import graph as objects
 from casstore.objects.pieces import PieceReader
 from casstore.session import keys
-from casstore.session.attempts import attempts
+from casstore.session.attempts import Attempts, read_again
 from casstore.session.commit import receipt_key
 from casstore.session.heads import HeadRow, decode_head, encode_head, head_key
 from casstore.session.receipts import Receipt, decode_receipt, encode_receipt
@@ -94,8 +94,10 @@ def rewrite_hidden(
     key = keys.session_key(session)
     work: _Work | None = None
     moved = False
-    for _ in attempts(f"session {session!r}"):
-        state = runtime.find(session)
+    attempts = Attempts(f"session {session!r}")
+    while True:
+        attempts.begin()
+        state = read_again(lambda: runtime.find(session))
         if state is None or state.head.hidden is None:
             return _NOTHING
         if work is None or work.named != state.head.hidden:
@@ -116,7 +118,6 @@ def rewrite_hidden(
             if moved and runtime.rows(session)[0] == state.row:
                 raise
             moved, work = True, None
-    raise AssertionError("attempts raises at its end")
 
 
 class _Work:

@@ -22,11 +22,10 @@ from casstore.session import (
     protection,
     subjects,
     tombstones,
-    watching,
 )
 from casstore.session.arguments import list_of
 from casstore.session.attachments import Attachments
-from casstore.session.attempts import settled
+from casstore.session.attempts import read_again
 from casstore.session.checkpoint import read_checkpoint
 from casstore.session.data import (
     Checkpoint,
@@ -82,7 +81,7 @@ class Session:
         >>> head.revision, head.leaf
         (2, 'left')
         """
-        return settled(lambda: loading.find_head(self._runtime, self.id))
+        return read_again(lambda: loading.find_head(self._runtime, self.id))
 
     def load(
         self,
@@ -104,7 +103,7 @@ class Session:
         >>> [node.id for node in session.load(at="start").nodes]
         ['ask']
         """
-        return settled(
+        return read_again(
             lambda: loading.load(self._runtime, self.id, at, scope, leaf, hydrate=hydrate)
         )
 
@@ -125,7 +124,7 @@ class Session:
         >>> [node.id for node in session.nodes()], [node.id for node in session.nodes("full")]
         (['ask', 'right'], ['ask', 'left', 'right'])
         """
-        return settled(
+        return read_again(
             lambda: loading.load_nodes(self._runtime, self.id, at, scope, leaf, payloads=payloads)
         )
 
@@ -137,7 +136,7 @@ class Session:
         >>> session.node("left", at="start") is None
         True
         """
-        return settled(lambda: loading.find_node(self._runtime, self.id, node_id, at))
+        return read_again(lambda: loading.find_node(self._runtime, self.id, node_id, at))
 
     def checkpoint(self, at: At = None, *, hydrate: bool = False) -> Checkpoint:
         """The checkpoint alone; its components as links, or loaded if ``hydrate``.
@@ -145,7 +144,7 @@ class Session:
         >>> session.checkpoint(hydrate=True).tool_state
         {'cwd': '/repo'}
         """
-        return settled(
+        return read_again(
             lambda: read_checkpoint(
                 self._runtime.reader(), self._runtime.at(self.id, at).manifest, hydrate=hydrate
             )
@@ -157,7 +156,7 @@ class Session:
         >>> [(entry.source, entry.model, entry.total) for entry in session.usage()]
         [('agent', 'model-1', 1020)]
         """
-        return settled(lambda: loading.load_usage(self._runtime, self.id, at))
+        return read_again(lambda: loading.load_usage(self._runtime, self.id, at))
 
     def meta(self) -> SessionMeta:
         """Name, model, directory and relation; SessionNotFoundError if there is no session.
@@ -175,7 +174,7 @@ class Session:
         >>> info.first_user_message, info.user_message_count, info.head.revision
         ('which way?', 1, 2)
         """
-        return settled(lambda: catalogue.find_info(self._runtime, self.id))
+        return read_again(lambda: catalogue.find_info(self._runtime, self.id))
 
     # --- writing ------------------------------------------------------------------------
 
@@ -215,7 +214,7 @@ class Session:
         >>> [node.id for node in session.nodes(at=2)]  # the answer is still there
         ['ask', 'left']
         """
-        return settled(
+        return read_again(
             lambda: commit.rewind(
                 self._runtime, self.id, to, lease=lease, expected=expected, label=label
             )
@@ -245,7 +244,7 @@ class Session:
         Origin(session='try', revision=2, node=None)
         """
         name = other.id if isinstance(other, Session) else other
-        return settled(
+        return read_again(
             lambda: adoption.adopt(
                 self._runtime, self.id, name, lease=lease, expected=expected, label=label
             )
@@ -263,7 +262,7 @@ class Session:
         ['left']
         """
         wanted = list_of(node_ids, "node ids")
-        return settled(lambda: tombstones.hide(self._runtime, self.id, wanted))
+        return read_again(lambda: tombstones.hide(self._runtime, self.id, wanted))
 
     def rename(self, name: str) -> SessionMeta:
         """Change the session's name. Its id stays.
@@ -273,7 +272,7 @@ class Session:
         """
         return self.update_meta(name=name)
 
-    def update_meta(self, **changes: Any) -> SessionMeta:
+    def update_meta(self, /, **changes: Any) -> SessionMeta:
         """Change name, model, cwd, parent, cause or extra.
 
         >>> meta = session.update_meta(model="model-1", extra={"ticket": 7})
@@ -298,7 +297,7 @@ class Session:
         >>> session.entry("start").revision, session.entry().revision
         (1, 2)
         """
-        return settled(lambda: history.entry(self._runtime, self.id, at))
+        return read_again(lambda: history.entry(self._runtime, self.id, at))
 
     def label(self, name: str, at: At = None) -> Entry:
         """Name a revision. A label names one revision: given again, it moves.
@@ -310,7 +309,7 @@ class Session:
         >>> session.load("answered").leaf
         'left'
         """
-        return settled(lambda: history.put(self._runtime, self.id, name, at))
+        return read_again(lambda: history.put(self._runtime, self.id, name, at))
 
     def unlabel(self, name: str) -> bool:
         """Take a label away; False if there was none.
@@ -328,7 +327,7 @@ class Session:
         >>> session.wait(after=2, timeout_s=0.01) is None
         True
         """
-        return watching.wait(self._runtime, self.id, after, timeout_s)
+        return loading.wait(self._runtime, self.id, after, timeout_s)
 
     # --- how long it stays ----------------------------------------------------------------
 
@@ -390,7 +389,7 @@ class Session:
         >>> kept.revision, kept.by
         (1, 'reviewer')
         """
-        return settled(
+        return read_again(
             lambda: protection.protect(self._runtime, self.id, at, by=by, ttl_ms=ttl_ms, note=note)
         )
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from casstore.engine.protocol import Engine, RowKey
@@ -29,7 +28,6 @@ from casstore.objects import values
 from casstore.objects.node_index import IndexCache, NodeIndex
 from casstore.objects.pieces import PieceReader
 from casstore.session import keys
-from casstore.session.attempts import settled
 from casstore.session.data import Entry
 from casstore.session.heads import HeadRow, decode_head, head_key
 
@@ -144,10 +142,11 @@ class Runtime:
         return rows
 
     def find(self, session: str) -> State | None:
-        """The head of a session; None if nothing was committed yet."""
-        return settled(partial(self._find, session))
+        """The head of a session; None if nothing was committed yet.
 
-    def _find(self, session: str) -> State | None:
+        This and ``at`` read objects that may be collected meanwhile: public methods call them in
+        ``read_again``.
+        """
         row = self.rows(session)[0]
         return None if row is None else self.state_of(keys.session_key(session), row)
 
@@ -168,7 +167,7 @@ class Runtime:
         state = self.get(session)
         if at is None:
             return state
-        return settled(partial(self._earlier, session, state, at))
+        return self._earlier(session, state, at)
 
     def _earlier(self, session: str, head: State, at: int | str | Entry) -> State:
         key = keys.session_key(session)

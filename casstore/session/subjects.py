@@ -22,7 +22,7 @@ from casstore.errors import (
 from casstore.format.canonical import pack_checked, unpack_checked
 from casstore.session import keys
 from casstore.session.arguments import list_of
-from casstore.session.attempts import attempts
+from casstore.session.attempts import Attempts
 from casstore.session.scanning import scan
 from casstore.session.state import Runtime, meta_key, tombstone_key
 
@@ -90,7 +90,9 @@ def change(
     """Let a session be about more, or fewer; whom it is about then."""
     key = keys.session_key(session)
     added, removed = checked(add), checked(remove)
-    for _ in attempts(f"the subjects of session {session!r}"):
+    attempts = Attempts(f"the subjects of session {session!r}")
+    while True:
+        attempts.begin()
         row = _row(runtime, session, key)
         before = decode(row)
         after = checked([about for about in (*before, *added) if about not in removed])
@@ -104,7 +106,6 @@ def change(
         except ConditionFailedError:
             continue
         return after
-    raise AssertionError("attempts raises at its end")
 
 
 def sessions_of(runtime: Runtime, about: str) -> Iterator[str]:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from casstore.engine.protocol import PutRow, RowIs, Write, reclaiming
-from casstore.errors import BusyError, ConditionFailedError
+from casstore.errors import ConditionFailedError
 from casstore.format import splitting
 from casstore.format.manifest import FIELD_ROOM, NOTHING
 from casstore.format.splitting import Spelled
@@ -26,12 +26,12 @@ from casstore.objects import keyed
 from casstore.objects.pieces import PendingReader, PieceWriter
 from casstore.session import keys, messages
 from casstore.session.arguments import list_of
+from casstore.session.attempts import Attempts
 from casstore.session.data import Hidden
 from casstore.session.heads import HeadRow, encode_head
 from casstore.session.state import HiddenNodes, Runtime, State
 
 _HEAL_BATCH: Final = 64
-_MAX_ATTEMPTS: Final = 64
 
 
 def hide(runtime: Runtime, session: str, node_ids: Sequence[str]) -> Hidden:
@@ -40,7 +40,9 @@ def hide(runtime: Runtime, session: str, node_ids: Sequence[str]) -> Hidden:
     wanted = list(dict.fromkeys(list_of(node_ids, "node ids")))
     for node in wanted:
         keys.id_bytes(node, "a node id")
-    for _ in range(_MAX_ATTEMPTS):
+    attempts = Attempts(f"session {session!r}")
+    while True:
+        attempts.begin()
         state = runtime.find(session)
         if state is None:
             return Hidden((), (), tuple(wanted))
@@ -71,7 +73,6 @@ def hide(runtime: Runtime, session: str, node_ids: Sequence[str]) -> Hidden:
         except ConditionFailedError:
             continue
         return outcome
-    raise BusyError(f"session {session!r} kept moving while nodes were being hidden")
 
 
 def _add(runtime: Runtime, head: HeadRow, nodes: dict[str, bytes], writer: PieceWriter) -> bytes:

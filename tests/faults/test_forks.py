@@ -24,7 +24,7 @@ import pytest
 
 import casstore
 import casstore.aio
-from casstore.adapters.langgraph.holding import StoreHolder
+from casstore.aio.pool import StorePool
 from casstore.engine import forks
 from casstore.engine.lmdb import creation, hot_copy, inheritance
 from casstore.engine.lmdb.directory import StoreDirectory
@@ -447,33 +447,54 @@ async def ended(task: asyncio.Task[Any]) -> Any:
     return await task
 
 
-def test_a_store_held_for_langgraph_is_refused_in_a_child_if_it_was_open(place: Path) -> None:
-    holder = StoreHolder(lambda: casstore.open(place, "relaxed"), owned=True)
+def test_a_pool_that_opens_on_demand_is_refused_in_a_child_if_its_store_was_open(
+    place: Path,
+) -> None:
+    pool = StorePool(lambda: casstore.open(place, "relaxed"), on_demand=True)
     with a_loop_elsewhere() as run:
-        digest = run(holder.run(lambda: holder.store.put_value([1])))
+        digest = run(pool.run(lambda: pool.store.put_value([1])))
 
         async def use() -> str:
             with pytest.raises(ForkedError):
-                await holder.run(lambda: holder.store.get_value(digest))
-            await holder.aclose()
+                await pool.run(lambda: pool.store.get_value(digest))
+            await pool.close()
             return "refused"
 
-        with held(holder._lock):
+        with held(pool._lock):
             assert in_child(lambda: asyncio.run(use())) == "refused"
-        assert run(holder.run(lambda: holder.store.get_value(digest))) == [1]
-        run(holder.aclose())
+        assert run(pool.run(lambda: pool.store.get_value(digest))) == [1]
+        run(pool.close())
 
 
-def test_a_store_held_for_langgraph_is_opened_in_a_child_if_it_was_not(place: Path) -> None:
-    holder = StoreHolder(lambda: casstore.open(place, "relaxed"), owned=True)
+def test_a_pool_that_opens_on_demand_opens_its_store_in_a_child_if_it_was_not_open(
+    place: Path,
+) -> None:
+    pool = StorePool(lambda: casstore.open(place, "relaxed"), on_demand=True)
 
     async def use() -> str:
-        found = await holder.run(lambda: holder.store.get_value(holder.store.put_value([1])))
-        await holder.aclose()
+        found = await pool.run(lambda: pool.store.get_value(pool.store.put_value([1])))
+        await pool.close()
         return str(found)
 
     assert in_child(lambda: asyncio.run(use())) == "[1]"
-    holder.close()
+    pool.close_blocking()
+
+
+def test_a_pool_that_borrows_a_store_leaves_the_decision_to_the_store_in_a_child(
+    store: Store,
+) -> None:
+    in_memory = StorePool.borrowing(Store(MemoryEngine()))
+    on_disk = StorePool.borrowing(store)
+    with a_loop_elsewhere() as run:
+        digest = run(in_memory.run(lambda: in_memory.store.put_value([1])))
+        run(on_disk.run(lambda: on_disk.store.put_value([1])))
+
+        async def use() -> str:
+            with pytest.raises(ForkedError):
+                await on_disk.run(lambda: on_disk.store.get_value(digest))
+            return str(await in_memory.run(lambda: in_memory.store.get_value(digest)))
+
+        assert in_child(lambda: asyncio.run(use())) == "[1]"
 
 
 # --- modules ---------------------------------------------------------------------------------

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, assert_type
 
@@ -13,28 +12,23 @@ import pytest
 
 from casstore import aio
 from casstore.aio import AsyncStore
-from casstore.aio.faces import Face
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import Write, WriteResult
 from casstore.errors import ClosedError, RecordNotFoundError, StateRefusedError
 from casstore.maintenance.check import check
 from casstore.records.aio import (
     AsyncAgentSession,
-    AsyncKeptRecords,
     AsyncLifecycles,
     AsyncRuns,
     AsyncRunState,
     AsyncScope,
     AsyncScopedState,
     AsyncSessionLog,
-    AsyncUserData,
 )
-from casstore.records.lifecycles import AgentSession, Annotation, Checkpoint, Lifecycles
-from casstore.records.lifecycles.kept_records import KeptRecords
-from casstore.records.lifecycles.user_data import UserData
-from casstore.records.log import LogSession, Message, NewMessage, SessionLog, Tokens
-from casstore.records.runs import Page, Run, Runs
-from casstore.records.scoped import Context, Entry, Policy, RunState, Scope, ScopedState
+from casstore.records.lifecycles import Annotation, Checkpoint
+from casstore.records.log import LogSession, Message, NewMessage, Tokens
+from casstore.records.runs import Page, Run
+from casstore.records.scoped import Context, Entry, Policy
 from casstore.store import Store
 
 TIMEOUT_S = 60.0
@@ -48,64 +42,6 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 def in_memory(engine: MemoryEngine | None = None) -> AsyncStore:
     return AsyncStore(lambda: Store(MemoryEngine() if engine is None else engine))
-
-
-# --- nothing is left out ------------------------------------------------------------------------
-
-FACES: list[tuple[type[Face[Any]], type, set[str]]] = [
-    (AsyncSessionLog, SessionLog, set()),
-    (AsyncRuns, Runs, set()),
-    (AsyncScopedState, ScopedState, set()),
-    (AsyncRunState, RunState, set()),
-    (AsyncScope, Scope, set()),
-    (AsyncLifecycles, Lifecycles, set()),
-    (AsyncAgentSession, AgentSession, set()),
-    # Made for a change that others have begun.
-    (AsyncUserData, UserData, {"remove"}),
-    (AsyncKeptRecords, KeptRecords, set()),
-]
-
-
-@pytest.mark.parametrize(("face", "behind", "but"), FACES)
-def test_every_public_method_has_a_face(face: type, behind: type, but: set[str]) -> None:
-    theirs: dict[str, Any] = {
-        name: what
-        for name, what in vars(behind).items()
-        if name[0] != "_" and (inspect.isfunction(what) or isinstance(what, property))
-    }
-    assert theirs.keys() - but == {name for name in vars(face) if name[0] != "_" and name in theirs}
-    for name in theirs.keys() - but:
-        shown = inspect.getattr_static(face, name)
-        if inspect.isfunction(shown) or isinstance(shown, property):
-            # Spelled out, because there is nothing to wait for.
-            assert not inspect.iscoroutinefunction(shown)
-            continue
-        assert shown.__wrapped__ is theirs[name], name
-        assert shown.__doc__ == theirs[name].__doc__
-
-
-@pytest.mark.parametrize(("face", "behind", "but"), FACES)
-def test_what_gives_an_iterator_is_iterated_and_all_else_awaited(
-    face: type[Face[Any]], behind: type, but: set[str]
-) -> None:
-    async def main() -> None:
-        async with in_memory() as store:
-            shown = Face.__new__(face)
-            Face.__init__(shown, store.run, None)
-            for name in vars(face):
-                method = inspect.getattr_static(face, name)
-                if not hasattr(method, "__wrapped__"):
-                    continue
-                kind = str(inspect.signature(method.__wrapped__).return_annotation)
-                bound = getattr(shown, name)
-                if name == "scope":
-                    continue
-                begun = bound()
-                assert isinstance(begun, AsyncIterator) is kind.startswith("Iterator["), name
-                if inspect.iscoroutine(begun):
-                    begun.close()
-
-    run(main())
 
 
 # --- what it is for ------------------------------------------------------------------------------

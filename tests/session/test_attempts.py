@@ -1,59 +1,152 @@
-"""Trying again ends: with what was written, or with an error that says so."""
+"""Retries of transactions end: with the result, or with an error that names what kept changing."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import pytest
 
-from casstore.engine.protocol import RowIs
-from casstore.errors import BusyError, ConditionFailedError, InvalidInputError
-from casstore.session import attempts
+from casstore import UNFENCED, Commit, NodeDraft
+from casstore.engine.memory import MemoryEngine
+from casstore.engine.protocol import RowIs, RowKey, StoredObject
+from casstore.errors import (
+    BusyError,
+    ConditionFailedError,
+    ContendedError,
+    CorruptionError,
+    InvalidInputError,
+)
+from casstore.session.attempts import MAX_ATTEMPTS, Attempts, read_again, transact
+from casstore.store import Store
 
 FAILED = ConditionFailedError(0, RowIs("records", b"k", None), b"x")
 
 
 @pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """How long was waited; nobody really is."""
-    waited: list[float] = []
-    monkeypatch.setattr(time, "sleep", waited.append)
-    return waited
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses in seconds, none of which is waited."""
+    asked: list[float] = []
+    monkeypatch.setattr(time, "sleep", asked.append)
+    return asked
 
 
-def test_it_is_tried_until_nobody_else_is_first(waits: list[float]) -> None:
-    left = [FAILED] * 10
+class Failing:
+    """A function that fails with these errors, one a call, and then returns."""
 
-    def attempt() -> str:
-        if left:
-            raise left.pop()
-        return "written"
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = list(errors)
+        self.calls = 0
 
-    assert attempts.until_written("it", attempt) == "written"
-    assert waits
-    assert all(0 <= wait < 1 for wait in waits)
-
-
-def test_it_is_not_tried_for_ever(waits: list[float]) -> None:
-    tried: list[int] = []
-
-    def attempt() -> None:
-        tried.append(1)
-        raise FAILED
-
-    with pytest.raises(BusyError, match="thread 't' kept changing"):
-        attempts.until_written("thread 't'", attempt)
-    assert 10 < len(tried) < 1000
+    def __call__(self) -> str:
+        self.calls += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        return "done"
 
 
-def test_other_errors_end_it_at_once(waits: list[float]) -> None:
-    tried: list[int] = []
+# --- writing ----------------------------------------------------------------------------------
 
-    def attempt() -> None:
-        tried.append(1)
-        raise InvalidInputError("no")
 
+def test_a_transaction_is_repeated_until_no_other_writer_is_first(pauses: list[float]) -> None:
+    attempt = Failing(*[FAILED] * 10)
+    assert transact("it", attempt) == "done"
+    assert attempt.calls == 11
+    assert len(pauses) == 7
+    assert all(0 <= pause <= 0.02 for pause in pauses)
+
+
+def test_the_first_attempt_of_a_transaction_does_not_pause(pauses: list[float]) -> None:
+    assert transact("it", Failing()) == "done"
+    assert pauses == []
+
+
+def test_a_transaction_is_attempted_so_often_and_no_more(pauses: list[float]) -> None:
+    attempt = Failing(*[FAILED] * (MAX_ATTEMPTS + 1))
+    with pytest.raises(ContendedError, match="thread 't' kept changing during 256 attempts") as got:
+        transact("thread 't'", attempt)
+    assert attempt.calls == MAX_ATTEMPTS
+    assert (got.value.what, got.value.attempts) == ("thread 't'", MAX_ATTEMPTS)
+    assert isinstance(got.value, BusyError)
+
+
+def test_the_last_attempt_of_a_transaction_counts(pauses: list[float]) -> None:
+    assert transact("it", Failing(*[FAILED] * (MAX_ATTEMPTS - 1))) == "done"
+
+
+def test_the_error_names_the_remedy(pauses: list[float]) -> None:
+    attempts = Attempts("session 's'", "collect with a longer grace period")
+    for _ in range(MAX_ATTEMPTS):
+        attempts.begin()
+    with pytest.raises(ContendedError, match="; collect with a longer grace period"):
+        attempts.begin()
+
+
+def test_any_other_error_ends_a_transaction_at_once(pauses: list[float]) -> None:
+    attempt = Failing(InvalidInputError("no"))
     with pytest.raises(InvalidInputError):
-        attempts.until_written("it", attempt)
-    assert len(tried) == 1
-    assert waits == []
+        transact("it", attempt)
+    assert attempt.calls == 1
+    assert pauses == []
+
+
+# --- reading ----------------------------------------------------------------------------------
+
+
+def test_a_read_is_repeated_while_it_misses_something_else(pauses: list[float]) -> None:
+    assert read_again(Failing(CorruptionError("a"), CorruptionError("b"))) == "done"
+
+
+def test_a_read_that_misses_the_same_twice_raises(pauses: list[float]) -> None:
+    read = Failing(CorruptionError("a"), CorruptionError("b"), CorruptionError("b"))
+    with pytest.raises(CorruptionError, match="b"):
+        read_again(read)
+    assert read.calls == 3
+
+
+class Collected(MemoryEngine):
+    """Misses a manifest in the first reads, and counts how often history is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.manifest: bytes | None = None
+        self.misses = 0
+        self.history_reads = 0
+
+    def get_rows(self, keys: Sequence[RowKey]) -> list[bytes | None]:
+        self.history_reads += any(key.table == "history" for key in keys)
+        return super().get_rows(keys)
+
+    def get_many(self, digests: Sequence[bytes]) -> list[StoredObject | None]:
+        found = super().get_many(digests)
+        if self.manifest is not None and self.manifest in digests and self.misses:
+            self.misses -= 1
+            found[list(digests).index(self.manifest)] = None
+        return found
+
+
+@pytest.fixture
+def engine() -> Collected:
+    """A session ``s`` whose first revision can be missed."""
+    engine = Collected()
+    session = Store(engine).session("s")
+    done = session.commit(Commit(append=[NodeDraft("a", 1)], lease=UNFENCED))
+    session.commit(Commit(append=[NodeDraft("b", 2)], lease=UNFENCED))
+    engine.manifest = done.manifest
+    return engine
+
+
+def test_a_fork_of_a_damaged_revision_reads_it_twice(engine: Collected) -> None:
+    """Four nested retries read it eight times."""
+    engine.misses = 10**6
+    with pytest.raises(CorruptionError):
+        Store(engine).fork("s", "t", at=1)
+    assert engine.history_reads == 2
+
+
+def test_a_fork_that_is_repeated_keeps_subjects_that_an_iterator_gives(engine: Collected) -> None:
+    engine.misses = 1
+    store = Store(engine)
+    store.fork("s", "t", at=1, subjects=(name for name in ["anna"]))  # type: ignore[arg-type]
+    assert engine.misses == 0
+    assert store.session("t").subjects() == ("anna",)

@@ -21,15 +21,14 @@ from claude_agent_sdk.types import SessionKey, SessionStoreEntry, SessionSummary
 
 from casstore.adapters.claude import entries as forms
 from casstore.engine.forks import Lock
-from casstore.errors import BusyError, ConditionFailedError, CorruptionError, InvalidInputError
+from casstore.errors import ConditionFailedError, CorruptionError, InvalidInputError
 from casstore.format.canonical import Link
 from casstore.records.json_values import restored, storable
 from casstore.records.rows import Draft, Record, Table
 from casstore.records.unique_times import UniqueTimes
-from casstore.session.attempts import settled
+from casstore.session.attempts import Attempts, read_again
 from casstore.store import Store
 
-_MAX_ATTEMPTS: Final = 64
 # So many entries in a row that their heads and their links are each one object.
 _ROW_ENTRIES: Final = 24
 _KNOWN_TRANSCRIPTS: Final = 64
@@ -107,10 +106,12 @@ class Transcripts:
 
     def load(self, place: Place) -> list[dict[str, Any]] | None:
         """All entries of a transcript; None if there is none."""
-        return settled(lambda: self._load(place))
+        return read_again(lambda: self._load(place))
 
     def _load(self, place: Place) -> list[dict[str, Any]] | None:
-        for _ in range(_MAX_ATTEMPTS):
+        attempts = Attempts(f"session {place.session!r}")
+        while True:
+            attempts.begin()
             found = self.find(place)
             if found is None:
                 return None
@@ -121,7 +122,6 @@ class Transcripts:
             if again is not None and again.birth == found.birth:
                 raise CorruptionError(f"the transcript of session {place.session!r} has gaps")
             # It was deleted while it was read.
-        raise BusyError(f"session {place.session!r} kept changing")
 
     def of_project(self, project: str) -> Iterator[Transcript]:
         """The transcripts of a project, those of subagents behind their session's."""
@@ -168,10 +168,12 @@ class Transcripts:
 
     def append(self, place: Place, entries: list[dict[str, Any]]) -> int:
         """Add entries at the end, those left out whose id is there already; how many were new."""
-        return settled(lambda: self._append(place, entries))
+        return read_again(lambda: self._append(place, entries))
 
     def _append(self, place: Place, entries: list[dict[str, Any]]) -> int:
-        for _ in range(_MAX_ATTEMPTS):
+        attempts = Attempts(f"session {place.session!r}")
+        while True:
+            attempts.begin()
             moment = self._times.read(self._store, self._heads, [place])
             [record] = moment.records
             found = None if record is None else _transcript(record)
@@ -203,7 +205,6 @@ class Transcripts:
             known.ids.update(ids)
             self._remember(place, known)
             return len(new)
-        raise BusyError(f"session {place.session!r} kept changing; try again when it is quieter")
 
     def delete(
         self, place: Place, *, unless: Callable[[list[Transcript]], bool] | None = None
@@ -212,7 +213,9 @@ class Transcripts:
 
         Not if ``unless`` says so of those that are there at the moment of the write.
         """
-        for _ in range(_MAX_ATTEMPTS):
+        attempts = Attempts(f"session {place.session!r}")
+        while True:
+            attempts.begin()
             one = self.find(place)
             found = list(self.below(place)) if place.is_main else [] if one is None else [one]
             if not found or (unless is not None and unless(found)):
@@ -228,7 +231,6 @@ class Transcripts:
             except ConditionFailedError:
                 continue
             return len(found)
-        raise BusyError(f"session {place.session!r} kept changing; try again when it is quieter")
 
     # --- ids ------------------------------------------------------------------------------
 

@@ -13,25 +13,23 @@ from typing import Final
 from casstore.adapters.langgraph.history import fold
 from casstore.adapters.langgraph.layout import PendingRow, Place, pack_task, unpack_task
 from casstore.adapters.langgraph.threads import CheckpointRow, Threads, sorted_writes
-from casstore.errors import BusyError, ConditionFailedError, InvalidInputError
+from casstore.errors import InvalidInputError
 from casstore.records.rows import Draft
+from casstore.session.attempts import transact
 
-_MAX_ATTEMPTS: Final = 64
 KEEP_LATEST: Final = "keep_latest"
 DELETE: Final = "delete"
 
 
 def retry(what: str, attempt: Callable[[Draft], None], threads: Threads) -> None:
-    """Try a write until nobody has changed what it was made from."""
-    for _ in range(_MAX_ATTEMPTS):
+    """Repeat a write until no other writer has changed the rows that it was made from."""
+
+    def write() -> None:
         draft = Draft(threads.store)
         attempt(draft)
-        try:
-            draft.commit()
-        except ConditionFailedError:
-            continue
-        return
-    raise BusyError(f"{what} kept changing; try again when it is quieter")
+        draft.commit()
+
+    transact(what, write)
 
 
 def delete_thread(threads: Threads, thread: str) -> None:

@@ -31,7 +31,6 @@ from langgraph.store.base import (
 from casstore import store as stores
 from casstore.adapters.langgraph import encoding
 from casstore.adapters.langgraph.filters import matches
-from casstore.adapters.langgraph.holding import HoldsStore, StoreHolder
 from casstore.adapters.langgraph.item_records import (
     MS_US,
     TIMES_TABLE,
@@ -45,8 +44,9 @@ from casstore.adapters.langgraph.item_records import (
     time_of,
 )
 from casstore.adapters.langgraph.serializer import AllowedType, StrictSerializer
+from casstore.aio.pool import StorePool
+from casstore.aio.proxies import StoreClient, awaited
 from casstore.errors import (
-    BusyError,
     ConditionFailedError,
     CorruptionError,
     InvalidInputError,
@@ -55,9 +55,9 @@ from casstore.errors import (
 from casstore.records.rows import Draft, Record, Table
 from casstore.records.unique_times import UniqueTimes
 from casstore.session.arguments import check_count
+from casstore.session.attempts import Attempts
 from casstore.store import Store
 
-_MAX_ATTEMPTS: Final = 64
 _SWEEP_BATCH: Final = 1000
 # A write reserves whole ticks: a hundred thousand writes a second before times run ahead.
 _TICK_US: Final = 10
@@ -68,7 +68,7 @@ _FEW: Final = 8
 Changed = TypeVar("Changed")
 
 
-class CasstoreStore(HoldsStore, BaseStore):
+class CasstoreStore(StoreClient, BaseStore):
     """A LangGraph store: namespaces, filters, time to live. Sync and async in one.
 
     A batch is one write, all or nothing; what it reads is from before it. There is no vector
@@ -91,7 +91,7 @@ class CasstoreStore(HoldsStore, BaseStore):
         index: IndexConfig | None = None,
         allowed: Collection[AllowedType] = (),
     ) -> None:
-        self._begin(StoreHolder(lambda: store, owned=False), ttl, index, allowed)
+        self._begin(StorePool.borrowing(store), ttl, index, allowed)
 
     @classmethod
     def from_path(
@@ -109,13 +109,13 @@ class CasstoreStore(HoldsStore, BaseStore):
         Use it in ``with`` or ``async with``, or call ``close``. Options as for ``casstore.open``.
         """
         made = cls.__new__(cls)
-        holder = StoreHolder(partial(stores.open, path, durability, **options), owned=True)
-        made._begin(holder, ttl, index, allowed)
+        opener = partial(stores.open, path, durability, **options)
+        made._begin(StorePool(opener, on_demand=True), ttl, index, allowed)
         return made
 
     def _begin(
         self,
-        holder: StoreHolder,
+        pool: StorePool,
         ttl: TTLConfig | None,
         index: IndexConfig | None,
         allowed: Collection[AllowedType],
@@ -123,7 +123,7 @@ class CasstoreStore(HoldsStore, BaseStore):
         if index is not None:
             raise NoVectorIndexError("an index was asked for")
         self.ttl_config = ttl
-        self._holder = holder
+        self._pool = pool
         self._serde = StrictSerializer(allowed)
         self._times = UniqueTimes(TIMES_TABLE)
 
@@ -139,15 +139,13 @@ class CasstoreStore(HoldsStore, BaseStore):
         self._write({(op.namespace, op.key): op for op in asked if isinstance(op, PutOp)})
         return results
 
-    async def abatch(self, ops: Iterable[Op]) -> list[Result]:
-        """As ``batch``."""
-        return await self._holder.run(self.batch, list(ops))
+    abatch = awaited(batch)
 
     # --- time to live -------------------------------------------------------------------
 
     def sweep_ttl(self) -> int:
         """Remove items whose time is up, which nobody sees any more; how many."""
-        table, store = self._table, self._holder.store
+        table, store = self._table, self._pool.store
         swept = 0
         late: list[Record] = []
         for item in self._items(table.scan()):
@@ -158,9 +156,7 @@ class CasstoreStore(HoldsStore, BaseStore):
                 late = []
         return swept + self._remove(late)
 
-    async def asweep_ttl(self) -> int:
-        """As ``sweep_ttl``."""
-        return await self._holder.run(self.sweep_ttl)
+    asweep_ttl = awaited(sweep_ttl)
 
     def _remove(self, records: list[Record]) -> int:
         """Remove records that are still as they were; how many."""
@@ -179,7 +175,7 @@ class CasstoreStore(HoldsStore, BaseStore):
 
         Who is left out was put or read again meanwhile, and its time began anew then.
         """
-        draft = Draft(self._holder.store)
+        draft = Draft(self._pool.store)
         for item in items:
             change(draft, item)
         try:
@@ -194,7 +190,7 @@ class CasstoreStore(HoldsStore, BaseStore):
 
     @property
     def _table(self) -> Table:
-        return items_table(self._holder.store)
+        return items_table(self._pool.store)
 
     def _read(self, op: Op) -> Result:
         if isinstance(op, GetOp):
@@ -212,7 +208,7 @@ class CasstoreStore(HoldsStore, BaseStore):
         if record is None:
             return None
         item = stored_item(record)
-        if not item.is_live(self._holder.store.engine.now_ms()):
+        if not item.is_live(self._pool.store.engine.now_ms()):
             return None
         if op.refresh_ttl:
             self._refresh([item])
@@ -229,7 +225,7 @@ class CasstoreStore(HoldsStore, BaseStore):
             raise NoVectorIndexError("a search by meaning was asked for")
         check_count(op.limit, "a limit")
         check_count(op.offset, "an offset")
-        now_ms = self._holder.store.engine.now_ms()
+        now_ms = self._pool.store.engine.now_ms()
         found = (
             item
             for item in self._items(self._table.scan_starting(joined(op.namespace_prefix)))
@@ -254,7 +250,7 @@ class CasstoreStore(HoldsStore, BaseStore):
         check_count(op.limit, "a limit")
         check_count(op.offset, "an offset")
         found: set[tuple[str, ...]] = set()
-        now_ms = self._holder.store.engine.now_ms()
+        now_ms = self._pool.store.engine.now_ms()
         for (text,) in self._table.groups(1):
             namespace = labels(text)
             shown = namespace if op.max_depth is None else namespace[: op.max_depth]
@@ -285,7 +281,7 @@ class CasstoreStore(HoldsStore, BaseStore):
     def _write(self, puts: Mapping[tuple[tuple[str, ...], str], PutOp]) -> None:
         if not puts:
             return
-        store, table = self._holder.store, self._table
+        store, table = self._pool.store, self._table
         keys = [(joined(namespace), key) for namespace, key in puts]
         values = [
             None if op.value is None else encoding.encode(dict(op.value), self._serde.dumps_typed)
@@ -293,7 +289,9 @@ class CasstoreStore(HoldsStore, BaseStore):
         ]
         # Each item has a time of its own, in the order of the batch.
         ticks = -(-sum(value is not None for value in values) // _TICK_US)
-        for _ in range(_MAX_ATTEMPTS):
+        attempts = Attempts("the items of a batch")
+        while True:
+            attempts.begin()
             draft, now_ms = Draft(store), store.engine.now_ms()
             moment = self._times.read(store, table, keys)
             with self._times.reserve(draft, moment, _now_ticks(now_ms), count=ticks) as first:
@@ -317,11 +315,10 @@ class CasstoreStore(HoldsStore, BaseStore):
                 except ConditionFailedError:
                     continue
             return
-        raise BusyError("the items of a batch kept changing")
 
     def _refresh(self, items: Collection[StoredItem]) -> None:
         """Let the time of items that were read begin anew."""
-        table, now_us = self._table, self._holder.store.engine.now_ms() * MS_US
+        table, now_us = self._table, self._pool.store.engine.now_ms() * MS_US
 
         def change(draft: Draft, item: StoredItem) -> None:
             draft.expect(table, item.record.key, item.record)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -24,7 +24,6 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from casstore import store as stores
 from casstore.adapters.langgraph import care, layout
 from casstore.adapters.langgraph.encoding import Codec, encodes_as_langgraph
-from casstore.adapters.langgraph.holding import HoldsStore, StoreHolder
 from casstore.adapters.langgraph.known_lists import KnownLists
 from casstore.adapters.langgraph.layout import Place
 from casstore.adapters.langgraph.lists import ListCodec
@@ -32,12 +31,13 @@ from casstore.adapters.langgraph.reading import PAGE, TupleReader, config_of, co
 from casstore.adapters.langgraph.serializer import AllowedType, StrictSerializer
 from casstore.adapters.langgraph.steps import OnBranch, Parents, Step, StepWriter
 from casstore.adapters.langgraph.threads import Threads
-from casstore.aio.threads import Parameters, Result, iterate
+from casstore.aio.pool import StorePool
+from casstore.aio.proxies import StoreClient, awaited, iterated
 from casstore.errors import InvalidInputError
 from casstore.store import Store
 
 
-class CasstoreSaver(HoldsStore, BaseCheckpointSaver[str]):
+class CasstoreSaver(StoreClient, BaseCheckpointSaver[str]):
     """A LangGraph checkpointer on a store. Sync and async methods may be mixed freely.
 
     ``allowed`` are types, beside LangGraph's own safe ones, that checkpoints may hold: classes,
@@ -64,7 +64,7 @@ class CasstoreSaver(HoldsStore, BaseCheckpointSaver[str]):
         serde: SerializerProtocol | None = None,
         on_branch: OnBranch = "keep",
     ) -> None:
-        self._begin(StoreHolder(lambda: store, owned=False), allowed, serde, on_branch)
+        self._begin(StorePool.borrowing(store), allowed, serde, on_branch)
 
     @classmethod
     def from_path(
@@ -82,13 +82,13 @@ class CasstoreSaver(HoldsStore, BaseCheckpointSaver[str]):
         Use it in ``with`` or ``async with``, or call ``close``. Options as for ``casstore.open``.
         """
         saver = cls.__new__(cls)
-        holder = StoreHolder(partial(stores.open, path, durability, **options), owned=True)
-        saver._begin(holder, allowed, serde, on_branch)
+        opener = partial(stores.open, path, durability, **options)
+        saver._begin(StorePool(opener, on_demand=True), allowed, serde, on_branch)
         return saver
 
     def _begin(
         self,
-        holder: StoreHolder,
+        pool: StorePool,
         allowed: Collection[AllowedType],
         serde: SerializerProtocol | None,
         on_branch: OnBranch,
@@ -106,14 +106,14 @@ class CasstoreSaver(HoldsStore, BaseCheckpointSaver[str]):
             # EncryptedSerializer wraps another serialiser.
             inner = getattr(inner, "serde", None)
         super().__init__(serde=serde or StrictSerializer(allowed))
-        self._holder = holder
+        self._pool = pool
         self._parents = Parents()
         self._lists = KnownLists()
         self._on_branch = on_branch
 
     @property
     def _threads(self) -> Threads:
-        return Threads(self._holder.store)
+        return Threads(self._pool.store)
 
     @property
     def _reader(self) -> TupleReader:
@@ -216,70 +216,12 @@ class CasstoreSaver(HoldsStore, BaseCheckpointSaver[str]):
 
     # --- the same, awaited --------------------------------------------------------------
 
-    async def _run(
-        self,
-        call: Callable[Parameters, Result],
-        /,
-        *args: Parameters.args,
-        **options: Parameters.kwargs,
-    ) -> Result:
-        return await self._holder.run(call, *args, **options)
-
-    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """As ``get_tuple``."""
-        return await self._run(self.get_tuple, config)
-
-    async def alist(
-        self,
-        config: RunnableConfig | None,
-        *,
-        filter: dict[str, Any] | None = None,
-        before: RunnableConfig | None = None,
-        limit: int | None = None,
-    ) -> AsyncIterator[CheckpointTuple]:
-        """As ``list``."""
-        make = partial(self.list, config, filter=filter, before=before, limit=limit)
-        async for found in iterate(self._run, make, PAGE):
-            yield found
-
-    async def aput(
-        self,
-        config: RunnableConfig,
-        checkpoint: Checkpoint,
-        metadata: CheckpointMetadata,
-        new_versions: ChannelVersions,
-    ) -> RunnableConfig:
-        """As ``put``."""
-        return await self._run(self.put, config, checkpoint, metadata, new_versions)
-
-    async def aput_writes(
-        self,
-        config: RunnableConfig,
-        writes: Sequence[tuple[str, Any]],
-        task_id: str,
-        task_path: str = "",
-    ) -> None:
-        """As ``put_writes``."""
-        await self._run(self.put_writes, config, writes, task_id, task_path)
-
-    async def adelete_thread(self, thread_id: str) -> None:
-        """As ``delete_thread``."""
-        await self._run(self.delete_thread, thread_id)
-
-    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """As ``delete_for_runs``."""
-        await self._run(self.delete_for_runs, run_ids)
-
-    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """As ``copy_thread``."""
-        await self._run(self.copy_thread, source_thread_id, target_thread_id)
-
-    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = care.KEEP_LATEST) -> None:
-        """As ``prune``."""
-        await self._run(self.prune, thread_ids, strategy=strategy)
-
-    async def aget_delta_channel_history(
-        self, *, config: RunnableConfig, channels: Sequence[str]
-    ) -> Mapping[str, DeltaChannelHistory]:
-        """As ``get_delta_channel_history``."""
-        return await self._run(self.get_delta_channel_history, config=config, channels=channels)
+    aget_tuple = awaited(get_tuple)
+    alist = iterated(list, page=PAGE)
+    aput = awaited(put)
+    aput_writes = awaited(put_writes)
+    adelete_thread = awaited(delete_thread)
+    adelete_for_runs = awaited(delete_for_runs)
+    acopy_thread = awaited(copy_thread)
+    aprune = awaited(prune)
+    aget_delta_channel_history = awaited(get_delta_channel_history)

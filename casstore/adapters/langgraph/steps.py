@@ -18,19 +18,18 @@ from casstore.adapters.langgraph.threads import Threads, row_content
 from casstore.engine.forks import Lock
 from casstore.errors import (
     BranchedThreadError,
-    BusyError,
     CheckpointGoneError,
     ConditionFailedError,
     CorruptionError,
     ObjectNotFoundError,
 )
 from casstore.records.rows import Draft
+from casstore.session.attempts import Attempts
 
 logger = logging.getLogger(__name__)
 
 OnBranch = Literal["keep", "refuse"]
 
-_MAX_ATTEMPTS: Final = 64
 _KEPT_PARENTS: Final = 256
 # Steps that say themselves that they leave the path.
 _DELIBERATE: Final = ("fork", "update")
@@ -99,7 +98,9 @@ class StepWriter:
     def put(self, step: Step) -> None:
         """Store a checkpoint on top of its parent."""
         take_over = True
-        for _ in range(_MAX_ATTEMPTS):
+        attempts = Attempts(f"thread {step.place.thread!r}")
+        while True:
+            attempts.begin()
             try:
                 self._put(step, take_over=take_over)
             except ConditionFailedError:
@@ -113,7 +114,6 @@ class StepWriter:
                 take_over = False
                 continue
             return
-        raise BusyError(f"thread {step.place.thread!r} kept changing")
 
     def _put(self, step: Step, *, take_over: bool) -> None:
         threads, place = self._threads, step.place

@@ -15,7 +15,6 @@ from casstore.adapters.openai_agents import branches as table
 from casstore.adapters.openai_agents.branches import MAIN, Branch, Branches
 from casstore.adapters.openai_agents.items import is_user
 from casstore.errors import (
-    BusyError,
     CorruptionError,
     HeadConflictError,
     InvalidInputError,
@@ -25,13 +24,13 @@ from casstore.format.canonical import Link
 from casstore.maintenance import retention
 from casstore.maintenance.retention import Policy
 from casstore.records.json_values import restored, storable
+from casstore.session.attempts import Attempts
 from casstore.session.data import UNFENCED, Checkpoint, Commit, Node, NodeDraft, Time, Usage
 from casstore.session.nodes import Nodes
 from casstore.store import Store
 
 Result = TypeVar("Result")
 
-_MAX_ATTEMPTS: Final = 256
 _SOURCE: Final = "openai-agents"
 
 
@@ -106,7 +105,9 @@ class Conversation:
         self, at: At, pick: Callable[[View, Branch, Nodes], Result], *, payloads: bool = True
     ) -> Result:
         """What ``pick`` makes of a branch and its nodes."""
-        for _ in range(_MAX_ATTEMPTS):
+        attempts = Attempts(f"session {self._session.id!r}")
+        while True:
+            attempts.begin()
             view = self.view()
             branch = self.where(at, view)
             try:
@@ -115,7 +116,6 @@ class Conversation:
                 # Cleared or pruned since it was looked up; unless it is just not there.
                 if self.view().revision == view.revision:
                     raise
-        raise BusyError(f"session {self._session.id!r} kept changing")
 
     def path(self, branch: Branch, *, payloads: bool = True) -> Nodes:
         """The nodes of a branch, from its beginning."""
@@ -415,7 +415,9 @@ class Conversation:
 
     def _change(self, make: Callable[[View], Commit | None]) -> None:
         """Commit what ``make`` makes of the conversation as it is; None: nothing to do."""
-        for _ in range(_MAX_ATTEMPTS):
+        attempts = Attempts(f"session {self._session.id!r}")
+        while True:
+            attempts.begin()
             view = self.view()
             try:
                 commit = make(view)
@@ -428,7 +430,6 @@ class Conversation:
                     raise
                 continue
             return
-        raise BusyError(f"session {self._session.id!r} kept moving; try again when it is quieter")
 
 
 def step(

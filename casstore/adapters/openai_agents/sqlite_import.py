@@ -34,7 +34,6 @@ from casstore.adapters.openai_agents.sdk_database import (
 from casstore.compat.importing import used_bytes
 from casstore.compat.sqlite_source import SqliteSource
 from casstore.errors import (
-    BusyError,
     ConflictError,
     DuplicateNodeError,
     HeadConflictError,
@@ -44,6 +43,7 @@ from casstore.errors import (
 from casstore.maintenance.progress import Progress, Step
 from casstore.records.json_values import restored
 from casstore.session.arguments import check_flag, check_text
+from casstore.session.attempts import Attempts
 from casstore.session.data import NodeDraft, Usage
 from casstore.session.keys import session_key
 from casstore.session.nodes import Nodes
@@ -56,7 +56,6 @@ _BATCH_NODES: Final = 256
 _BATCH_BYTES: Final = 4 << 20
 # Items may be long, and a page is held whole.
 _PAGE: Final = 16
-_MAX_ATTEMPTS: Final = 16
 # What a report names of messages that hold no item.
 _TOLD_UNREADABLE: Final = 100
 # The SDK does not write down which model a turn has used.
@@ -351,7 +350,9 @@ class _Conversation:
 
     def write(self, plans: Sequence[_Plan], wrote: Callable[[int], None]) -> None:
         """Put everything into the store that it does not have; told after each commit."""
-        for _ in range(_MAX_ATTEMPTS):
+        attempts = Attempts(f"session {self._session.id!r}")
+        while True:
+            attempts.begin()
             try:
                 for plan in plans:
                     self._write_branch(plan, wrote)
@@ -364,7 +365,6 @@ class _Conversation:
             except DuplicateNodeError as exc:
                 raise self._conflict(f"has node {exc.node!r} for something else") from exc
             return
-        raise BusyError(f"session {self._session.id!r} kept moving; import when it is quieter")
 
     def _write_branch(self, plan: _Plan, wrote: Callable[[int], None]) -> None:
         if plan.stored is not None and plan.start >= plan.fork.length:

@@ -25,7 +25,7 @@ from casstore.engine.protocol import RowIs, Write
 from casstore.errors import CorruptionError, InvalidInputError, KeyDestroyedError
 from casstore.records.lifecycles.references import CHECKPOINT, RECORD, USER, Ref
 from casstore.records.rows import Draft, Record, Table, find_records
-from casstore.session.attempts import settled, until_written
+from casstore.session.attempts import read_again, transact
 from casstore.store import Store
 
 Place = tuple[Table, tuple[str, ...]]
@@ -87,14 +87,14 @@ class Tables:
             change.draft.commit()
             return result
 
-        return until_written(what, lambda: settled(attempt, (CorruptionError,)))
+        return transact(what, attempt)
 
     def look(self, read: Callable[[], Result]) -> Result:
         """What a reading finds, made again if a record that it reads was replaced or removed.
 
         What the record linked to may have been collected by then, and its key destroyed.
         """
-        return settled(read, (CorruptionError, KeyDestroyedError))
+        return read_again(read, (CorruptionError, KeyDestroyedError))
 
 
 class Change:

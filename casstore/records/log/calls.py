@@ -16,7 +16,7 @@ from casstore.records.log.ground import At, Change, Ground, LeaseGiven
 from casstore.records.log.messages import payload_of
 from casstore.records.log.reading import numbered
 from casstore.session.arguments import check_callable, check_text, list_of
-from casstore.session.attempts import settled
+from casstore.session.attempts import read_again
 from casstore.session.data import UNFENCED
 
 Call = Mapping[str, Any]
@@ -24,7 +24,7 @@ Call = Mapping[str, Any]
 
 def pending(ground: Ground, session: str) -> Pending | None:
     """The calls of a session that have no results; None if there are none."""
-    return settled(lambda: waiting(ground, ground.at(session)))
+    return read_again(lambda: waiting(ground, ground.at(session)))
 
 
 def waiting(ground: Ground, at: At) -> Pending | None:

@@ -12,7 +12,6 @@ from typing import Final, Generic, Literal, NamedTuple, TypeVar
 
 from casstore.engine.protocol import Write
 from casstore.errors import (
-    BusyError,
     ConditionFailedError,
     DuplicateNodeError,
     HeadConflictError,
@@ -22,12 +21,11 @@ from casstore.errors import (
 from casstore.records.log.state import LogState, States, is_of_later
 from casstore.records.rows import Table
 from casstore.session import commit, keys
-from casstore.session.attempts import settled
+from casstore.session.attempts import Attempts, read_again
 from casstore.session.data import UNFENCED, Checkpoint, Claim, Commit, Given, Lease, NodeDraft
 from casstore.session.state import Runtime, State
 from casstore.store import Store
 
-MAX_ATTEMPTS: Final = 256
 # Numbers in keys: as many digits as a counter can ever have, so that they sort.
 _DIGITS: Final = 16
 
@@ -74,7 +72,7 @@ class Ground:
 
     def at(self, session: str) -> At:
         """A session as it is; SessionNotFoundError or SessionDeletedError if it is not."""
-        return settled(lambda: self._at(session, self.runtime.get(session)))
+        return read_again(lambda: self._at(session, self.runtime.get(session)))
 
     def _at(self, session: str, revision: State) -> At:
         state = self.states.read(session, revision)
@@ -107,10 +105,12 @@ class Ground:
         if lease is not UNFENCED and not isinstance(lease, Lease):
             raise InvalidInputError(f"a lease is a Lease or UNFENCED, not {lease!r}")
         known = self.runtime.recall(keys.session_key(session)) if from_memory else None
-        for _ in range(MAX_ATTEMPTS):
+        attempts = Attempts(f"session {session!r}")
+        while True:
+            attempts.begin()
             recalled = self._recalled(session, known)
             known = None
-            decided = settled(_Deciding(self, session, decide, recalled))
+            decided = read_again(_Deciding(self, session, decide, recalled))
             at, change, result, checkpoint = decided
             if change is None:
                 return result
@@ -135,7 +135,6 @@ class Ground:
                     continue
                 raise NotALogError(session, _moved_back(at.last)) from exc
             return result
-        raise BusyError(f"session {session!r} kept moving; try again")
 
     def _recalled(self, session: str, known: State | None) -> At | None:
         """The session as it is remembered; None if it is not, or was no log then."""

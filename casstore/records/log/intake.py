@@ -21,7 +21,9 @@ from casstore.records.log.tree import Row, born, check_row
 from casstore.records.log.usage import check_tokens
 from casstore.records.rows import Draft
 from casstore.session import commit
+from casstore.session.attempts import read_again
 from casstore.session.data import UNFENCED, Checkpoint, Commit, NodeDraft
+from casstore.session.state import State
 
 
 class Rest(NamedTuple):
@@ -52,12 +54,15 @@ class Intake:
     def __init__(self, ground: Ground, session: str) -> None:
         self._ground = ground
         self._session = session
-        state = ground.runtime.find(session)
-        if state is not None and ground.states.read(session, state).whole:
-            raise SessionExistsError(session)
-        self._state = state
+        self._state = state = read_again(self._find)
         #: The number of the last message that is in.
         self.last = 0 if state is None else int(state.manifest.leaf_id or 0)
+
+    def _find(self) -> State | None:
+        state = self._ground.runtime.find(self._session)
+        if state is not None and self._ground.states.read(self._session, state).whole:
+            raise SessionExistsError(self._session)
+        return state
 
     def add(self, messages: Sequence[Arrived]) -> None:
         """Take the next messages, in one commit; those that are in already are compared."""
@@ -144,7 +149,7 @@ class Intake:
             )
         except HeadConflictError as exc:
             raise SessionExistsError(self._session) from exc
-        self._state = runtime.get(self._session)
+        self._state = read_again(lambda: runtime.get(self._session))
         if fresh:
             self.last = fresh[-1].number
 

@@ -6,7 +6,7 @@ from casstore.records.log.ground import Ground
 from casstore.records.log.reading import opened
 from casstore.session import tombstones
 from casstore.session.arguments import check_count
-from casstore.session.attempts import settled
+from casstore.session.attempts import read_again
 
 
 def prune(ground: Ground, session: str, keep_recent: int, older_than_ms: int | None) -> int:
@@ -17,10 +17,11 @@ def prune(ground: Ground, session: str, keep_recent: int, older_than_ms: int | N
     check_count(keep_recent, "how many messages to keep")
     if older_than_ms is not None:
         check_count(older_than_ms, "an age in ms")
-    going = settled(lambda: _going(ground, session, keep_recent, older_than_ms))
+    going = read_again(lambda: _going(ground, session, keep_recent, older_than_ms))
     if not going:
         return 0
-    return len(tombstones.hide(ground.runtime, session, going).hidden)
+    done = read_again(lambda: tombstones.hide(ground.runtime, session, going))
+    return len(done.hidden)
 
 
 def _going(ground: Ground, session: str, keep_recent: int, older_than_ms: int | None) -> list[str]:

@@ -9,7 +9,7 @@ from casstore.errors import CorruptionError, NotFoundError
 from casstore.records.log.data import Message
 from casstore.records.log.ground import At, Ground
 from casstore.records.log.messages import check_number, message_of
-from casstore.session.attempts import settled
+from casstore.session.attempts import read_again
 from casstore.session.nodes import PATH, Nodes, open_nodes, visible_leaf
 from casstore.session.state import State
 
@@ -57,7 +57,7 @@ def opened(ground: Ground, session: str, *, payloads: bool = True) -> tuple[At, 
         at = ground.at(session)
         return at, numbered(ground, at, payloads=payloads)
 
-    return settled(read)
+    return read_again(read)
 
 
 def active(ground: Ground, session: str) -> list[Message]:
@@ -71,7 +71,7 @@ def active(ground: Ground, session: str) -> list[Message]:
             for node in nodes.between(first, last)
         ]
 
-    return settled(read)
+    return read_again(read)
 
 
 def every(ground: Ground, session: str, first: int, last: int | None) -> Iterator[Message]:
@@ -109,4 +109,4 @@ def find(ground: Ground, session: str, number: int) -> Message | None:
         found = nodes.between(number, number)
         return message_of(found[0], at.state.view) if found else None
 
-    return settled(read)
+    return read_again(read)

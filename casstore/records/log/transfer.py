@@ -26,7 +26,7 @@ from casstore.records.log.reading import Numbered, opened
 from casstore.records.log.state import LogState, pack, unpack
 from casstore.records.log.tree import Row
 from casstore.records.rows import Draft
-from casstore.session.attempts import settled
+from casstore.session.attempts import read_again
 
 VERSION: Final = 1
 # How many messages one commit takes in; a session of fewer comes in at once.
@@ -40,7 +40,7 @@ _CARRIED: Final = (
 def export(ground: Ground, session: str) -> Iterator[dict[str, Any]]:
     """Everything of a session, entry by entry, its messages as of now."""
     at, nodes = opened(ground, session)
-    row = settled(lambda: tree.get_row(ground, session), (CorruptionError,))
+    row = read_again(lambda: tree.get_row(ground, session), (CorruptionError,))
     return _entries(ground, session, row.as_of(at.revision.head), at.state, nodes)
 
 

@@ -15,7 +15,6 @@ from typing import Any, Final, NamedTuple
 
 from casstore.engine.protocol import RowIs, RowStarts, Write
 from casstore.errors import (
-    BusyError,
     ConditionFailedError,
     CorruptionError,
     HeadConflictError,
@@ -35,12 +34,12 @@ from casstore.records.log.data import (
     SUBAGENT,
     LogSession,
 )
-from casstore.records.log.ground import MAX_ATTEMPTS, At, Ground, digits
+from casstore.records.log.ground import At, Ground, digits
 from casstore.records.log.state import LogState, pack
 from casstore.records.rows import Draft, Record
 from casstore.session import catalogue, commit, keys
 from casstore.session.arguments import check_count, check_flag, check_text
-from casstore.session.attempts import settled
+from casstore.session.attempts import Attempts, read_again, transact
 from casstore.session.catalogue import KnownSession
 from casstore.session.data import UNFENCED, Checkpoint, Commit, SessionMeta
 from casstore.session.heads import HeadRow, decode_head, head_key
@@ -148,8 +147,10 @@ def create(ground: Ground, session: str, row: Row, depth_limit: int) -> LogSessi
         placed = below_parent(ground, draft, session, row, depth_limit)
         return placed, born(ground, draft, session, placed)
 
-    for _ in range(MAX_ATTEMPTS):
-        placed, beside = settled(prepared, (CorruptionError,))
+    attempts = Attempts(f"the parent of session {session!r}")
+    while True:
+        attempts.begin()
+        placed, beside = read_again(prepared, (CorruptionError,))
         try:
             commit.commit(
                 ground.runtime,
@@ -168,7 +169,6 @@ def create(ground: Ground, session: str, row: Row, depth_limit: int) -> LogSessi
                 raise SessionExistsError(session) from None
             continue
         return placed.public(session)
-    raise BusyError(f"the parent of session {session!r} kept changing; try again")
 
 
 def _is_taken(ground: Ground, session: str) -> bool:
@@ -221,8 +221,10 @@ def adopt(ground: Ground, session: str, row: Row, depth_limit: int) -> LogSessio
         draft.also(Write(conditions=[there]))
         return at, placed, draft
 
-    for _ in range(MAX_ATTEMPTS):
-        at, placed, draft = settled(prepared, (CorruptionError,))
+    attempts = Attempts(f"session {session!r} or its parent")
+    while True:
+        attempts.begin()
+        at, placed, draft = read_again(prepared, (CorruptionError,))
         try:
             draft.commit()
         except ConditionFailedError:
@@ -230,7 +232,6 @@ def adopt(ground: Ground, session: str, row: Row, depth_limit: int) -> LogSessio
                 raise SessionExistsError(session) from None
             continue
         return placed.as_of(at.revision.head).public(session)
-    raise BusyError(f"session {session!r} or its parent kept changing; try again")
 
 
 def born(ground: Ground, draft: Draft, session: str, row: Row) -> Write:
@@ -253,7 +254,7 @@ def find(ground: Ground, session: str) -> LogSession | None:
         record = ground.sessions.find(session)
         return None if record is None else _public(ground, record)
 
-    return settled(read, (CorruptionError,))
+    return read_again(read, (CorruptionError,))
 
 
 def get_row(ground: Ground, session: str) -> Row:
@@ -309,7 +310,7 @@ def update_known(ground: Ground, session: str, changes: dict[str, Any]) -> LogSe
 def update(ground: Ground, session: str, changes: dict[str, Any]) -> LogSession:
     """Change what is known of a session."""
 
-    def prepared() -> tuple[LogSession, Row, Draft]:
+    def attempt() -> LogSession:
         record = ground.sessions.find(session)
         shown = None if record is None else _public(ground, record)
         if record is None or shown is None:
@@ -319,18 +320,11 @@ def update(ground: Ground, session: str, changes: dict[str, Any]) -> LogSession:
         draft = Draft(ground.store)
         draft.expect(ground.sessions, (session,), record)
         draft.put(ground.sessions, (session,), row.packed())
-        return shown, row, draft
+        draft.commit()
+        updated_at_ms = max(row.updated_at_ms, shown.updated_at_ms)
+        return row._replace(updated_at_ms=updated_at_ms).public(session)
 
-    for _ in range(MAX_ATTEMPTS):
-        shown, row, draft = settled(prepared, (CorruptionError,))
-        try:
-            draft.commit()
-        except ConditionFailedError:
-            continue
-        return row._replace(updated_at_ms=max(row.updated_at_ms, shown.updated_at_ms)).public(
-            session
-        )
-    raise BusyError(f"session {session!r} kept changing; try again")
+    return transact(f"session {session!r}", attempt)
 
 
 # --- going --------------------------------------------------------------------------------
@@ -342,7 +336,7 @@ def finish(ground: Ground, session: str, status: str) -> bool:
     One that ended otherwise stays to be looked at, until its parent goes.
     """
     check_text(status, "the status of a session that ended")
-    row = settled(lambda: get_row(ground, session), (CorruptionError,))
+    row = read_again(lambda: get_row(ground, session), (CorruptionError,))
     if status != COMPLETED or row.lifecycle != EPHEMERAL or row.parent is None:
         return False
     return close(ground, session, cascade=True) > 0
@@ -351,8 +345,10 @@ def finish(ground: Ground, session: str, status: str) -> bool:
 def close(ground: Ground, session: str, *, cascade: bool) -> int:
     """Take a session away for good with those that go with it; how many went."""
     check_flag(cascade, "cascade")
-    for _ in range(MAX_ATTEMPTS):
-        going = settled(lambda: _gathered(ground, session, cascade=cascade), (CorruptionError,))
+    attempts = Attempts(f"session {session!r}")
+    while True:
+        attempts.begin()
+        going = read_again(lambda: _gathered(ground, session, cascade=cascade), (CorruptionError,))
         if going is None:
             return 0
         try:
@@ -362,7 +358,6 @@ def close(ground: Ground, session: str, *, cascade: bool) -> int:
         for name in going.sessions:
             catalogue.clear(ground.runtime, name, keys.session_key(name))
         return len(going.sessions)
-    raise BusyError(f"session {session!r} kept moving while it was being closed; try again")
 
 
 def _gathered(ground: Ground, session: str, *, cascade: bool) -> _Going | None:

@@ -12,18 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from casstore.errors import (
-    BusyError,
-    ConditionFailedError,
-    CorruptionError,
     InvalidInputError,
     SessionNotFoundError,
 )
 from casstore.records.log.data import RoundUsage, Tokens, UsageTotals
-from casstore.records.log.ground import MAX_ATTEMPTS, At, Ground, digits
+from casstore.records.log.ground import At, Ground, digits
 from casstore.records.log.messages import check_number
 from casstore.records.rows import Draft, Record, Table, find_records
 from casstore.session.arguments import check_count
-from casstore.session.attempts import settled
+from casstore.session.attempts import Attempts, transact
 
 
 def note(
@@ -57,7 +54,7 @@ def record(
 ) -> None:
     """Note down what a round has used, by itself."""
 
-    def noted() -> Draft:
+    def attempt() -> None:
         at = ground.at(session)
         row = ground.sessions.find(session)
         if row is None:
@@ -66,15 +63,9 @@ def record(
         # Closing takes the row away, and nothing may be noted of a session that is closed.
         draft.expect(ground.sessions, (session,), row)
         note(ground, draft, at, at.state.send if send is None else send, round_index, tokens)
-        return draft
+        draft.commit()
 
-    for _ in range(MAX_ATTEMPTS):
-        try:
-            settled(noted, (CorruptionError,)).commit()
-        except ConditionFailedError:
-            continue
-        return
-    raise BusyError(f"the usage of session {session!r} kept changing; try again")
+    transact(f"the usage of session {session!r}", attempt)
 
 
 def check_tokens(tokens: Tokens) -> None:
@@ -109,13 +100,14 @@ def totals(ground: Ground, session: str) -> UsageTotals:
 
 def both(ground: Ground, session: str) -> tuple[list[RoundUsage], UsageTotals]:
     """What each round has used, and what a session has used in all, of one moment."""
-    for _ in range(MAX_ATTEMPTS):
+    attempts = Attempts(f"the usage of session {session!r}")
+    while True:
+        attempts.begin()
         # Whatever is noted changes the totals, or nothing of what the rounds come to.
         known = totals(ground, session)
         used = list(rounds(ground, session))
         if totals(ground, session) == known:
             return used, known
-    raise BusyError(f"the usage of session {session!r} kept changing; try again")
 
 
 def prune(ground: Ground, session: str, keep_recent: int) -> int:

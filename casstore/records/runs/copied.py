@@ -13,13 +13,12 @@ from functools import partial
 from itertools import islice
 from typing import Final
 
-from casstore.errors import CorruptionError
 from casstore.records.rows import Draft, Record, Table
 from casstore.records.runs import layout
 from casstore.records.runs.data import PENDING
 from casstore.records.runs.layout import Tables
 from casstore.records.runs.names import number_text
-from casstore.session.attempts import settled, until_written
+from casstore.session.attempts import transact
 from casstore.store import Store
 
 _PAGE: Final = 256
@@ -105,6 +104,5 @@ def _remove(store: Store, table: Table, owners: Table, judge: _Judge) -> int:
     removed = 0
     entries = table.scan()
     while page := list(islice(entries, _PAGE)):
-        again = partial(settled, partial(attempt, page), (CorruptionError,))
-        removed += until_written("the runs of this store", again)
+        removed += transact("the runs of this store", partial(attempt, page))
     return removed

@@ -26,7 +26,7 @@ from casstore.records.runs.data import (
 from casstore.records.runs.layout import COUNTER, ApprovalRow, RunRow, ThreadRow
 from casstore.records.runs.names import check_id, check_path, number_text
 from casstore.records.runs.working import Ground, Numbers, Place
-from casstore.session.attempts import until_written
+from casstore.session.attempts import transact
 
 
 class Made(NamedTuple):
@@ -57,7 +57,7 @@ def stored(ground: Ground, items: Sequence[Item]) -> list[Any]:
 
 def insert(ground: Ground, items: Sequence[Item]) -> None:
     """Put those that are not there; RecordNotFoundError if a thread or run of theirs is not."""
-    until_written("the runs of this store", lambda: _Insertion(ground, items).commit())
+    transact("the runs of this store", lambda: _Insertion(ground, items).commit())
 
 
 class _Owners:

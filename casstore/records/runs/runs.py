@@ -36,7 +36,7 @@ from casstore.records.runs.data import (
 )
 from casstore.records.runs.reading import Reading
 from casstore.records.runs.working import ground_of
-from casstore.session.attempts import settled, until_written
+from casstore.session.attempts import read_again, transact
 from casstore.session.commit import check_commit
 from casstore.session.data import Commit, CommitResult
 from casstore.session.session import Session
@@ -62,12 +62,12 @@ class Committed(NamedTuple):
     steps: tuple[Any, ...] | None
 
 
-def _settled(read: Callable[[], Given]) -> Given:
-    """What a reading finds, made again if a piece was collected in the midst of it.
+def _read_again(read: Callable[[], Given]) -> Given:
+    """``read_again`` for collected objects alone.
 
-    Not if a record has gone: another of its name, made since, is not the one that was read.
+    A record that is gone is not looked for again: a new one of its name is another record.
     """
-    return settled(read, (CorruptionError,))
+    return read_again(read, (CorruptionError,))
 
 
 class Runs:
@@ -109,7 +109,7 @@ class Runs:
                 applied.draft.commit()
             return applied.results
 
-        return until_written(f"thread {thread!r}", lambda: _settled(attempt))
+        return transact(f"thread {thread!r}", attempt)
 
     def commit(self, session: str, change: Commit, thread: str, *todo: steps.Step) -> Committed:
         """Commit to a session and take steps on a thread in one write: both, or neither.
@@ -144,7 +144,7 @@ class Runs:
             result = committing.commit(change._replace(beside=beside))
             return Committed(result, None if result.replayed else applied.results)
 
-        return until_written(f"thread {thread!r}", lambda: _settled(attempt))
+        return transact(f"thread {thread!r}", attempt)
 
     # --- threads --------------------------------------------------------------------------
 
@@ -157,7 +157,7 @@ class Runs:
         >>> made.agent, made.created_at_ms
         ('planner', 1700000000000)
         """
-        return _settled(
+        return _read_again(
             lambda: threads.create(
                 self._ground, thread, agent=agent, workspace=workspace, at_ms=at_ms
             )
@@ -170,7 +170,7 @@ class Runs:
         >>> thread.agent, thread.latest_run, thread.status
         ('helper', 'r', 'running')
         """
-        return _settled(lambda: self._reading.find_thread(thread))
+        return _read_again(lambda: self._reading.find_thread(thread))
 
     def threads(
         self,
@@ -187,7 +187,7 @@ class Runs:
         >>> [thread.id for thread in runs.threads(agent="planner").items]
         ['t2']
         """
-        return _settled(
+        return _read_again(
             lambda: self._reading.threads(
                 limit, cursor, status=status, agent=agent, workspace=workspace
             )
@@ -260,7 +260,7 @@ class Runs:
         >>> runs.find_run("r").thread, runs.find_run("nothing")
         ('t', None)
         """
-        return _settled(lambda: self._reading.find_run(run))
+        return _read_again(lambda: self._reading.find_run(run))
 
     def get_run(self, thread: str, run: str) -> Run:
         """A run of a thread, or RecordNotFoundError.
@@ -268,7 +268,7 @@ class Runs:
         >>> runs.get_run("t", "r").mode
         'stream'
         """
-        return _settled(lambda: self._reading.run(thread, run).run)
+        return _read_again(lambda: self._reading.run(thread, run).run)
 
     def runs(
         self,
@@ -285,7 +285,7 @@ class Runs:
         >>> [run.id for run in runs.runs(state="running").items]
         ['r2']
         """
-        return _settled(lambda: self._reading.runs(limit, cursor, state, agent))
+        return _read_again(lambda: self._reading.runs(limit, cursor, state, agent))
 
     def thread_runs(
         self, thread: str, *, state: str | None = None, limit: int = 100, cursor: str | None = None
@@ -296,7 +296,7 @@ class Runs:
         >>> [run.id for run in runs.thread_runs("t").items]
         ['r2', 'r']
         """
-        return _settled(lambda: self._reading.thread_runs(thread, limit, cursor, state))
+        return _read_again(lambda: self._reading.thread_runs(thread, limit, cursor, state))
 
     def protected_runs(self) -> Iterator[Run]:
         """The runs with a checkpoint that somebody may come back to, by id.
@@ -373,7 +373,7 @@ class Runs:
         >>> runs.find_event("t", "r", 1).event
         {'type': 'started'}
         """
-        return _settled(lambda: self._reading.find_event(thread, run, sequence))
+        return _read_again(lambda: self._reading.find_event(thread, run, sequence))
 
     def events(
         self,
@@ -391,7 +391,7 @@ class Runs:
         >>> [event.event["type"] for event in runs.events("t", "r", after=1).items]
         ['tool', 'ended']
         """
-        return _settled(lambda: self._reading.events(thread, run, limit, cursor, after))
+        return _read_again(lambda: self._reading.events(thread, run, limit, cursor, after))
 
     def append_message(
         self,
@@ -417,7 +417,7 @@ class Runs:
         >>> [message.content for message in runs.messages("t", limit=2)]
         ['Which part?', 'All of it.']
         """
-        return _settled(lambda: self._reading.messages(thread, limit, before))
+        return _read_again(lambda: self._reading.messages(thread, limit, before))
 
     # --- approvals --------------------------------------------------------------------------
 
@@ -504,7 +504,7 @@ class Runs:
         >>> runs.find_approval("a1").tool
         'shell'
         """
-        return _settled(lambda: self._reading.find_approval(approval))
+        return _read_again(lambda: self._reading.find_approval(approval))
 
     def approvals(
         self,
@@ -521,7 +521,7 @@ class Runs:
         >>> [(one.id, one.tool) for one in runs.approvals(status="pending").items]
         [('a1', 'shell')]
         """
-        return _settled(lambda: self._reading.approvals(thread, run, status, limit, cursor))
+        return _read_again(lambda: self._reading.approvals(thread, run, status, limit, cursor))
 
     # --- what to run, and how to go on --------------------------------------------------------
 
@@ -548,7 +548,7 @@ class Runs:
         >>> runs.find_request("t", "r").input
         {'text': 'Tidy up.'}
         """
-        return _settled(lambda: self._reading.find_request(thread, run))
+        return _read_again(lambda: self._reading.find_request(thread, run))
 
     def requests(self, *, limit: int = 100, cursor: str | None = None) -> Page[RunRequest]:
         """Everything that is kept to be run, by run.
@@ -557,7 +557,7 @@ class Runs:
         >>> [request.run for request in runs.requests().items]  # to be done after a restart
         ['r']
         """
-        return _settled(lambda: self._reading.requests(limit, cursor))
+        return _read_again(lambda: self._reading.requests(limit, cursor))
 
     def clear_request(self, thread: str, run: str) -> bool:
         """Forget what to run; False if nothing was kept.
@@ -596,7 +596,7 @@ class Runs:
         >>> runs.find_intent("t", "r").payload
         {'decision': 'approve'}
         """
-        return _settled(lambda: self._reading.find_intent(thread, run))
+        return _read_again(lambda: self._reading.find_intent(thread, run))
 
     def intents(self, *, limit: int = 100, cursor: str | None = None) -> Page[RecoveryIntent]:
         """What is kept of how to go on, by run: what to do first after a restart.
@@ -605,7 +605,7 @@ class Runs:
         >>> [(intent.run, intent.attempts) for intent in runs.intents().items]
         [('r', 0)]
         """
-        return _settled(lambda: self._reading.intents(limit, cursor))
+        return _read_again(lambda: self._reading.intents(limit, cursor))
 
     def begin_attempt(self, thread: str, run: str) -> RecoveryIntent:
         """Count an attempt to go on before it is made; how to go on.
@@ -658,7 +658,7 @@ class Runs:
         >>> runs.find_artifact("t", "r", "map.png").kind
         'image'
         """
-        return _settled(lambda: self._reading.find_artifact(thread, run, path))
+        return _read_again(lambda: self._reading.find_artifact(thread, run, path))
 
     def read_artifact(
         self, thread: str, run: str, path: str, *, max_bytes: int = DEFAULT_MAX_BYTES
@@ -681,7 +681,7 @@ class Runs:
             except ObjectNotFoundError as exc:
                 raise CorruptionError(f"the content of artifact {path!r} is lost: {exc}") from exc
 
-        return _settled(read)
+        return _read_again(read)
 
     def artifacts(
         self, thread: str, run: str, *, limit: int = 100, cursor: str | None = None
@@ -693,7 +693,7 @@ class Runs:
         >>> [artifact.path for artifact in runs.artifacts("t", "r").items]
         ['map.png', 'reports/summary.json']
         """
-        return _settled(lambda: self._reading.artifacts(thread, run, limit, cursor))
+        return _read_again(lambda: self._reading.artifacts(thread, run, limit, cursor))
 
     def _one(self, thread: str, step: steps.Step, kind: type[Given]) -> Given:
         """Take one step, which gives something of a kind."""

@@ -21,7 +21,7 @@ from casstore.records.runs.layout import COUNTER, ApprovalRow, RunRow, ThreadRow
 from casstore.records.runs.names import check_id, check_time, number_text
 from casstore.records.runs.working import Ground, Numbers, Place, protected_revision, protector
 from casstore.session import protection
-from casstore.session.attempts import settled, until_written
+from casstore.session.attempts import transact
 
 # So many rows of events, messages and artifacts go along with the write that deletes.
 _AT_ONCE_ROWS: Final = 2000
@@ -35,7 +35,7 @@ def create(ground: Ground, thread: str, *, agent: str, workspace: str, at_ms: in
     check_id(thread, "a thread")
     check_id(agent, "an agent")
     check_id(workspace, "a workspace")
-    there = until_written(
+    there = transact(
         "the runs of this store", lambda: _create(ground, thread, agent, workspace, now_ms)
     )
     if (there.agent, there.workspace) != (agent, workspace):
@@ -69,9 +69,7 @@ def _create(ground: Ground, thread: str, agent: str, workspace: str, now_ms: int
 def delete(ground: Ground, thread: str) -> bool:
     """Take a thread away with everything in it; False if it is not there."""
     check_id(thread, "a thread")
-    done = until_written(
-        f"thread {thread!r}", lambda: settled(lambda: _delete(ground, thread), (CorruptionError,))
-    )
+    done = transact(f"thread {thread!r}", lambda: _delete(ground, thread))
     if done is None:
         return False
     if done.is_left:

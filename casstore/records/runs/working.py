@@ -9,6 +9,7 @@ names meanwhile, in whatever thread.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from casstore.engine.protocol import Write
@@ -32,6 +33,7 @@ from casstore.records.runs.layout import COUNTER, ApprovalRow, RunRow, Tables
 from casstore.records.runs.names import check_id, check_number, check_time, number_text
 from casstore.records.runs.schema import Schema
 from casstore.session import protection
+from casstore.session.attempts import read_again
 from casstore.session.state import Runtime
 from casstore.store import Store
 
@@ -290,7 +292,9 @@ class Working:
         if after is not None and after == self._committed:
             self.draft.also(Write(rows=protection.changes(after.session, after.revision, by=by)))
         elif after is not None:
-            _, write = protection.plan(self.ground.runtime, after.session, after.revision, by=by)
+            _, write = read_again(
+                partial(protection.plan, self.ground.runtime, after.session, after.revision, by=by)
+            )
             self.draft.also(write)
 
 

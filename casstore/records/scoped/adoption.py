@@ -29,7 +29,7 @@ from casstore.records.scoped.layout import (
 )
 from casstore.records.scoped.scope import get_linked
 from casstore.records.scoped.scope_keys import Context, conversation_key
-from casstore.session.attempts import attempts
+from casstore.session.attempts import Attempts
 from casstore.store import Store
 
 
@@ -108,7 +108,9 @@ class Adoption:
         """Take these over in one write; ConflictError if one of them is there meanwhile."""
         tables = self._tables
         places = sorted({one.place for one in arrivals})
-        for _ in attempts("the scopes of an import"):
+        attempts = Attempts("the scopes of an import")
+        while True:
+            attempts.begin()
             asked: list[Any] = [(tables.scopes, place) for place in places]
             asked += [(tables.values, (*one.place, one.key)) for one in arrivals]
             found = find_records(tables.store, asked)
@@ -124,7 +126,6 @@ class Adoption:
             except ConditionFailedError:
                 continue
             return
-        raise AssertionError("attempts raises at its end")
 
     def _draft_scope(
         self, draft: Draft, place: tuple[str, str], record: Record | None, come: list[Arrival]
@@ -171,7 +172,9 @@ class Adoption:
     def put_resets(self, arrivals: Sequence[ArrivedReset]) -> None:
         """Take these over in one write."""
         tables = self._tables
-        for _ in attempts("the resets of an import"):
+        attempts = Attempts("the resets of an import")
+        while True:
+            attempts.begin()
             latest = tables.resets.find_many([(one.key, LATEST) for one in arrivals])
             if any(latest_number(one) for one in latest):
                 raise ConflictError("some of the conversations were reset in the store meanwhile")
@@ -186,7 +189,6 @@ class Adoption:
             except ConditionFailedError:
                 continue
             return
-        raise AssertionError("attempts raises at its end")
 
 
 def _first_head(arrival: Arrival) -> Head:

@@ -18,7 +18,7 @@ from casstore.records.scoped.changes import (
 )
 from casstore.records.scoped.layout import Tables, decode_head, decode_person, decode_value
 from casstore.records.scoped.runs import decode_run
-from casstore.session.attempts import attempts
+from casstore.session.attempts import Attempts
 from casstore.store import Store
 
 
@@ -73,7 +73,9 @@ class _Counting:
 def _sweep_scope(tables: Tables, told: _Counting, place: Place, now_ms: int) -> int:
     """Remove the values of a scope whose time is up; how many."""
     gone = 0
-    for _ in attempts(f"scope {place[0]}"):
+    attempts = Attempts(f"scope {place[0]}")
+    while True:
+        attempts.begin()
         while True:
             # First the scope's own row: as long as it is the same, so are its values.
             record = tables.scopes.find(*place)
@@ -94,7 +96,6 @@ def _sweep_scope(tables: Tables, told: _Counting, place: Place, now_ms: int) -> 
             except ConditionFailedError:
                 break
             gone += len(late.gone)
-    raise AssertionError("attempts raises at its end")
 
 
 def _astray(tables: Tables, told: _Counting) -> Iterator[Record]:

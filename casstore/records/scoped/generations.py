@@ -25,7 +25,7 @@ from casstore.records.scoped.layout import (
     latest_number,
     number_text,
 )
-from casstore.session.attempts import attempts
+from casstore.session.attempts import Attempts
 
 
 class Generation(NamedTuple):
@@ -49,7 +49,9 @@ class Generation(NamedTuple):
 def reset(tables: Tables, conversation: str, note: Any) -> Generation:
     """Begin a conversation anew."""
     content = content_of(note)
-    for _ in attempts("the resets of a conversation"):
+    attempts = Attempts("the resets of a conversation")
+    while True:
+        attempts.begin()
         draft = Draft(tables.store)
         generation = _draft_reset(tables, draft, conversation, content)
         try:
@@ -57,7 +59,6 @@ def reset(tables: Tables, conversation: str, note: Any) -> Generation:
         except ConditionFailedError:
             continue
         return generation
-    raise AssertionError("attempts raises at its end")
 
 
 def prepare_reset(tables: Tables, conversation: str, note: Any) -> tuple[Generation, Write]:

@@ -19,7 +19,7 @@ from casstore.records.scoped.runs import Runs, decode_run
 from casstore.records.scoped.scope import Entry, context_of, entries
 from casstore.records.scoped.scope_keys import Context
 from casstore.session.arguments import check_callable, check_text
-from casstore.session.attempts import attempts
+from casstore.session.attempts import Attempts
 
 _NAMES: Final = ("runner_id", "binding_identity", "bot_id", "workspace_id")
 
@@ -110,7 +110,9 @@ def delete(tables: Tables, where: Where, pulse: Pulse | None) -> Erased:
 
 def _remove(tables: Tables, where: Where, keys: Sequence[tuple[str, ...]]) -> int:
     """Remove values in one write; how many."""
-    for _ in attempts("the state of a place"):
+    attempts = Attempts("the state of a place")
+    while True:
+        attempts.begin()
         # A value of this key that was put since may belong elsewhere.
         still = [
             record
@@ -121,7 +123,6 @@ def _remove(tables: Tables, where: Where, keys: Sequence[tuple[str, ...]]) -> in
         count = removal.values([(one.key, decode_value(one).origin) for one in still])
         if removal.commit():
             return count
-    raise AssertionError("attempts raises at its end")
 
 
 def _belongs(tables: Tables, where: Where, record: Record) -> tuple[str, ...] | None:

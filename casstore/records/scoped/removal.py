@@ -21,7 +21,7 @@ from casstore.records.scoped.layout import (
     number_text,
 )
 from casstore.session.arguments import check_callable, check_count, check_text
-from casstore.session.attempts import attempts
+from casstore.session.attempts import Attempts
 
 _Key = tuple[str, ...]
 
@@ -155,7 +155,9 @@ def erase(
 
 def erase_found(tables: Tables, leads: Sequence[Record], own: Sequence[Record]) -> Erased:
     """Remove in one write what these records lead to, and the records."""
-    for _ in attempts("what concerns a person"):
+    attempts = Attempts("what concerns a person")
+    while True:
+        attempts.begin()
         leads = _still(tables.people, leads)
         own = _still(tables.run_actors, own)
         removal = Removal(tables)
@@ -169,7 +171,6 @@ def erase_found(tables: Tables, leads: Sequence[Record], own: Sequence[Record]) 
             removal.record(tables.runs, record)
         if removal.commit():
             return Erased(values, len(running))
-    raise AssertionError("attempts raises at its end")
 
 
 def _still(table: Table, records: Sequence[Record]) -> list[Record]:
@@ -206,10 +207,11 @@ def drop_history(
 
 def _drop_some(tables: Tables, place: _Key) -> int:
     """Remove values of one scope, as many as one write does; how many."""
-    for _ in attempts(f"scope {place[0]}"):
+    attempts = Attempts(f"scope {place[0]}")
+    while True:
+        attempts.begin()
         found = islice(tables.values.scan(*place), REMOVED_AT_ONCE)
         removal = Removal(tables)
         count = removal.values([(record.key, None) for record in found])
         if removal.commit():
             return count
-    raise AssertionError("attempts raises at its end")

@@ -24,7 +24,7 @@ from casstore.records.scoped.layout import Tables
 from casstore.records.scoped.policy import Policy, Reason
 from casstore.records.scoped.scope_keys import Context, checked, scope_keys
 from casstore.session.arguments import list_of
-from casstore.session.attempts import attempts, settled
+from casstore.session.attempts import Attempts, read_again
 from casstore.session.keys import id_bytes
 
 #: What a run must be capable of to reach state.
@@ -86,7 +86,9 @@ class Runs:
         ]
         _check_ttl(ttl_ms)
         tables = self._tables
-        for _ in attempts(f"run {run_id!r}"):
+        attempts = Attempts(f"run {run_id!r}")
+        while True:
+            attempts.begin()
             record, before = self._read(run_id)
             now_ms = tables.store.engine.now_ms()
             if before is not None and before.expires_ms > now_ms:
@@ -105,7 +107,6 @@ class Runs:
             except ConditionFailedError:
                 continue
             return _run(run_id, [*frozen, now_ms, now_ms + ttl_ms])
-        raise AssertionError("attempts raises at its end")
 
     def find(self, run_id: str) -> Run | None:
         """A run that goes on; None if there is none, or if it has ended."""
@@ -117,7 +118,9 @@ class Runs:
         """Let a run last so long from now on; False if it does not go on."""
         _check_ttl(ttl_ms)
         tables = self._tables
-        for _ in attempts(f"run {run_id!r}"):
+        attempts = Attempts(f"run {run_id!r}")
+        while True:
+            attempts.begin()
             record, run = self._read(run_id)
             now_ms = tables.store.engine.now_ms()
             if run is None or run.expires_ms <= now_ms:
@@ -130,12 +133,13 @@ class Runs:
             except ConditionFailedError:
                 continue
             return True
-        raise AssertionError("attempts raises at its end")
 
     def end(self, run_id: str) -> bool:
         """End a run: from now on the gate is closed to it. Was it there?"""
         tables = self._tables
-        for _ in attempts(f"run {run_id!r}"):
+        attempts = Attempts(f"run {run_id!r}")
+        while True:
+            attempts.begin()
             record, run = self._read(run_id)
             if run is None:
                 return False
@@ -148,7 +152,6 @@ class Runs:
             except ConditionFailedError:
                 continue
             return run.expires_ms > tables.store.engine.now_ms()
-        raise AssertionError("attempts raises at its end")
 
     def _read(self, run_id: str) -> tuple[Record | None, Run | None]:
         """The row of a run and what it says; what has ended in between is not there."""
@@ -157,7 +160,7 @@ class Runs:
             record = self._tables.runs.find(run_id)
             return record, None if record is None else decode_run(record)
 
-        return settled(read, (CorruptionError,))
+        return read_again(read, (CorruptionError,))
 
     def _forget(self, draft: Draft, run: Run | None) -> None:
         actor = None if run is None else run.context.actor

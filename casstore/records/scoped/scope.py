@@ -42,7 +42,7 @@ from casstore.records.scoped.layout import (
 from casstore.records.scoped.policy import Quota, Reason
 from casstore.records.scoped.scope_keys import Context, real_key
 from casstore.session.arguments import check_count, check_text
-from casstore.session.attempts import attempts, settled
+from casstore.session.attempts import Attempts, read_again
 from casstore.store import Store
 
 #: How many keys one page lists at the most.
@@ -195,7 +195,9 @@ class Scope:
     ) -> Built | None:
         """What ``build`` makes of a value; None if there is none."""
         before: bytes | None = None
-        for _ in attempts(f"state {name!r}"):
+        attempts = Attempts(f"state {name!r}")
+        while True:
+            attempts.begin()
             look = self._look([name], generation)
             stored = look.values[0]
             if stored is None or not stored.is_live(look.now_ms):
@@ -208,7 +210,6 @@ class Scope:
                 if before == stored.record.row:
                     raise
                 before = stored.record.row
-        raise AssertionError("attempts raises at its end")
 
     def list_keys(
         self,
@@ -315,7 +316,9 @@ class Scope:
         (True, False)
         """
         name = checked_key(key)
-        for _ in attempts(f"state {name!r}"):
+        attempts = Attempts(f"state {name!r}")
+        while True:
+            attempts.begin()
             look = self._look([name])
             stored = look.values[0]
             there = stored is not None and stored.is_live(look.now_ms)
@@ -338,11 +341,12 @@ class Scope:
             except ConditionFailedError:
                 continue
             return True
-        raise AssertionError("attempts raises at its end")
 
     def _put(self, key: str, value: Any, ttl_ms: int | None, expected: _Version | None) -> Entry:
         name, content = _checked(key, value, ttl_ms)
-        for _ in attempts(f"scope {self._spot.key}"):
+        attempts = Attempts(f"scope {self._spot.key}")
+        while True:
+            attempts.begin()
             draft = Draft(self._tables.store)
             entry = self._draft_put(draft, name, content, ttl_ms, expected)
             try:
@@ -350,7 +354,6 @@ class Scope:
             except ConditionFailedError:
                 continue
             return entry
-        raise AssertionError("attempts raises at its end")
 
     def _draft_put(
         self,
@@ -447,11 +450,13 @@ class Scope:
         if generation is not None:
             check_count(generation, "a generation")
         # A run that ends, or a conversation begun anew, may take with it what its row links to.
-        return settled(lambda: self._look_once(names, generation), (CorruptionError,))
+        return read_again(lambda: self._look_once(names, generation), (CorruptionError,))
 
     def _look_once(self, names: Sequence[str], generation: int | None) -> _Look:
         tables, spot = self._tables, self._spot
-        for _ in attempts(f"the generation of scope {spot.key}"):
+        attempts = Attempts(f"the generation of scope {spot.key}")
+        while True:
+            attempts.begin()
             number = self._generation if generation is None else generation
             text = number_text(number)
             places: list[tuple[Table, tuple[str, ...]]] = [(tables.scopes, (spot.key, text))]
@@ -480,7 +485,6 @@ class Scope:
                 guard,
                 [None if one is None else decode_value(one) for one in found[1:]],
             )
-        raise AssertionError("attempts raises at its end")
 
     def _expect(self, draft: Draft, look: _Look) -> None:
         """Let a write fail if what was decided on has changed."""

@@ -26,7 +26,7 @@ from casstore.records.scoped.layout import (
     number_text,
 )
 from casstore.records.scoped.scope import Entry, Guard, entries
-from casstore.session.attempts import attempts, settled
+from casstore.session.attempts import Attempts, read_again
 
 #: What a snapshot puts into memory unless the caller allows more.
 MAX_SNAPSHOT_BYTES: Final = 64 << 20
@@ -53,7 +53,9 @@ def read_moment(
     reading = _Reading(tables, spots, generation, max_bytes, guard)
     number = generation or 0
     before: list[bytes] | None = None
-    for _ in attempts("the scopes of a snapshot"):
+    attempts = Attempts("the scopes of a snapshot")
+    while True:
+        attempts.begin()
         look = reading.look(number, [[] for _ in spots])
         if look.number != number:
             number = look.number
@@ -79,7 +81,6 @@ def read_moment(
             before = rows
             continue
         return Moment(found, look.reset_id)
-    raise AssertionError("attempts raises at its end")
 
 
 class _Look(NamedTuple):
@@ -148,7 +149,7 @@ class _Reading:
 
     def look(self, number: int, names: Sequence[Sequence[str]]) -> _Look:
         """The scopes and these keys, at one moment; once more if a run has ended in its midst."""
-        return settled(lambda: self._look(number, names), (CorruptionError,))
+        return read_again(lambda: self._look(number, names), (CorruptionError,))
 
     def _look(self, number: int, names: Sequence[Sequence[str]]) -> _Look:
         tables, spots = self._tables, self._spots

@@ -12,6 +12,9 @@ import pytest
 
 pytest.importorskip("langgraph.checkpoint", reason="pip install '.[langgraph]'")
 
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.store.base import BaseStore
+
 import casstore
 from casstore.adapters.langgraph import CasstoreSaver, CasstoreStore
 from casstore.errors import ClosedError, StoreNotFoundError
@@ -91,10 +94,10 @@ def test_a_cancelled_entering_closes_no_store_that_was_open(store: Store, tmp_pa
         await cancelled(CasstoreSaver(store))
         own = CasstoreSaver.from_path(tmp_path / "own", "relaxed")
         assert await own.aget_tuple(on()) is None
-        behind = own._holder.store
+        behind = own._pool.store
         await cancelled(own)
         assert await own.aget_tuple(on()) is None
-        assert own._holder.store is behind
+        assert own._pool.store is behind
         own.close()
 
     run(main())
@@ -129,3 +132,61 @@ def test_a_store_that_cannot_be_opened_may_be_tried_again(tmp_path: Path) -> Non
             assert await saver.aget_tuple(on()) is None
 
     run(main())
+
+
+def test_a_cancelled_entering_leaves_the_store_to_another_that_enters(
+    tmp_path: Path, gate: Gate
+) -> None:
+    """The cancelled task closed the store that another task had waited for."""
+
+    async def main() -> None:
+        saver = CasstoreSaver.from_path(tmp_path / "s", "relaxed")
+        first, second = (asyncio.create_task(saver.__aenter__()) for _ in range(2))
+        assert await asyncio.to_thread(gate.asked.wait, TIMEOUT_S)
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.wait([first])
+        gate.go.set()
+        await second
+        for _ in range(3):
+            assert await saver.aget_tuple(on()) is None
+        assert [is_closed(store) for store in gate.opened] == [False]
+        saver.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("call", ["aget_tuple", "get_tuple", "__aenter__", "__enter__"])
+def test_a_closed_saver_refuses_calls_and_opens_no_store(tmp_path: Path, call: str) -> None:
+    async def main() -> None:
+        saver = CasstoreSaver.from_path(tmp_path / "s", "relaxed")
+        saver.close()
+
+        async def use() -> None:
+            # The synchronous methods raise before there is anything to await.
+            await getattr(saver, call)(*[] if "enter" in call else [on()])
+
+        with pytest.raises(ClosedError):
+            await use()
+        assert not (tmp_path / "s").exists()
+
+    run(main())
+
+
+def test_every_synchronous_method_of_langgraph_has_its_awaited_one() -> None:
+    for kind, behind in ((CasstoreSaver, BaseCheckpointSaver), (CasstoreStore, BaseStore)):
+        for name, method in vars(kind).items():
+            if f"a{name}" in vars(behind) or f"a{name}" in vars(kind):
+                assert vars(kind)[f"a{name}"].__wrapped__ is method, name
+
+
+def test_closing_a_saver_leaves_a_borrowed_store_open(store: Store) -> None:
+    async def main() -> None:
+        async with CasstoreSaver(store) as saver:
+            assert await saver.aget_tuple(on()) is None
+
+    with CasstoreSaver(store) as saver:
+        assert saver.get_tuple(on()) is None
+    assert not is_closed(store)
+    run(main())
+    assert not is_closed(store)
