@@ -28,11 +28,11 @@ from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.sharing import Root, Shared, Sharer, Sharing
 from casstore.maintenance.subject_pins import decode_revision, revisions_of, unpin
 from casstore.records.log import leftovers
-from casstore.records.rows import row_links, row_name
 from casstore.session import attachments, catalogue, keys, pins, queue, subjects
 from casstore.session.arguments import check_count, check_flag, list_of
 from casstore.session.catalogue import KnownSession
 from casstore.session.heads import head_key
+from casstore.session.records import row_links, row_name
 from casstore.session.scanning import scan
 from casstore.session.state import Runtime, meta_key, tombstone_key
 from casstore.store import Store, check_store

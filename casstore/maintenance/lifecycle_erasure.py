@@ -32,9 +32,9 @@ from casstore.records.lifecycles.references import (
     Ref,
 )
 from casstore.records.lifecycles.tables import Change
-from casstore.records.rows import Record, row_links
 from casstore.session import subjects
 from casstore.session.arguments import check_callable, list_of
+from casstore.session.records import Record, row_links
 from casstore.session.state import Runtime
 from casstore.store import Store
 

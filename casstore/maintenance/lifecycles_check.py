@@ -13,7 +13,7 @@ from casstore.records.lifecycles.checkpoints import SessionRow, info_of
 from casstore.records.lifecycles.references import AGENT, Ref
 from casstore.records.lifecycles.tables import Tables, fields
 from casstore.records.lifecycles.user_rows import Person
-from casstore.records.rows import Record, Table
+from casstore.session.records import Record, Table
 from casstore.store import Store
 
 

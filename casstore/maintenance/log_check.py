@@ -16,8 +16,8 @@ from casstore.records.log.ground import At, Ground, digits
 from casstore.records.log.reading import Numbered, numbered
 from casstore.records.log.state import state_fault
 from casstore.records.log.usage import decode as decode_usage
-from casstore.records.rows import Record, Table
 from casstore.session import keys
+from casstore.session.records import Record, Table
 from casstore.store import Store
 
 

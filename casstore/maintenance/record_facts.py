@@ -14,7 +14,7 @@ from casstore.engine.protocol import RowKey
 from casstore.errors import CasstoreError
 from casstore.maintenance.findings import Findings, Where
 from casstore.maintenance.rows_check import RowsCheck
-from casstore.records.rows import Table
+from casstore.session.records import Table
 
 _AT_ONCE: Final = 128
 # How often something is counted that changes meanwhile; then the next check may find it.

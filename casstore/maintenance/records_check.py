@@ -19,7 +19,7 @@ from casstore.maintenance.retention_check import RetentionCheck
 from casstore.maintenance.rows_check import RowsCheck
 from casstore.maintenance.runs_check import RunsCheck
 from casstore.maintenance.scoped_check import ScopedCheck
-from casstore.records.rows import Record, Table, row_links
+from casstore.session.records import Record, Table, row_links
 from casstore.store import Store
 
 _TABLE: Final = "records"

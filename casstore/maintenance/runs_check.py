@@ -8,7 +8,6 @@ from casstore.engine.protocol import Row, RowKey
 from casstore.maintenance import findings as codes
 from casstore.maintenance.findings import Where
 from casstore.maintenance.record_facts import Facts, Wrong, where_is
-from casstore.records.rows import Record, Table
 from casstore.records.runs import layout
 from casstore.records.runs.data import PENDING
 from casstore.records.runs.layout import COUNTER, RunRow, Tables, ThreadRow
@@ -16,6 +15,7 @@ from casstore.records.runs.names import number_text
 from casstore.records.runs.working import protected_revision, protector
 from casstore.session import keys
 from casstore.session.heads import decode_head
+from casstore.session.records import Record, Table
 from casstore.store import Store
 
 

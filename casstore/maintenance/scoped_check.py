@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from casstore.engine.protocol import Row
 from casstore.maintenance import findings as codes
 from casstore.maintenance.record_facts import Facts, Wrong, where_is
-from casstore.records.rows import Record, Table
 from casstore.records.scoped.layout import (
     LATEST,
     Head,
@@ -20,6 +19,7 @@ from casstore.records.scoped.layout import (
     number_text,
 )
 from casstore.records.scoped.runs import decode_run
+from casstore.session.records import Record, Table
 from casstore.store import Store
 
 

@@ -18,7 +18,6 @@ from casstore.records.lifecycles import Annotation, Lifecycles, Seal
 from casstore.records.lifecycles.tables import Tables as LifeTables
 from casstore.records.log import NewMessage, SessionLog, Tokens
 from casstore.records.log.ground import Ground as LogGround
-from casstore.records.rows import Draft, Table
 from casstore.records.runs import Runs, SessionCheckpoint
 from casstore.records.runs.layout import Tables as RunTables
 from casstore.records.scoped import SCOPES, Context, ScopedState
@@ -26,6 +25,7 @@ from casstore.records.scoped import Policy as StatePolicy
 from casstore.records.scoped.layout import Tables as ScopedTables
 from casstore.session import keys
 from casstore.session.data import UNFENCED, Checkpoint, Commit, NodeDraft
+from casstore.session.records import Draft, Table
 from casstore.store import Store
 from casstore.testing.engine_fixtures import all_rows
 from tests.maintenance.wounds import step

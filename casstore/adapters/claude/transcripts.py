@@ -24,9 +24,9 @@ from casstore.engine.forks import Lock
 from casstore.errors import BusyError, ConditionFailedError, CorruptionError, InvalidInputError
 from casstore.format.canonical import Link
 from casstore.records.json_values import restored, storable
-from casstore.records.rows import Draft, Record, Table
 from casstore.records.unique_times import UniqueTimes
 from casstore.session.attempts import settled
+from casstore.session.records import Draft, Record, Table
 from casstore.store import Store
 
 _MAX_ATTEMPTS: Final = 64

@@ -14,7 +14,7 @@ from casstore.adapters.langgraph.history import fold
 from casstore.adapters.langgraph.layout import PendingRow, Place, pack_task, unpack_task
 from casstore.adapters.langgraph.threads import CheckpointRow, Threads, sorted_writes
 from casstore.errors import BusyError, ConditionFailedError, InvalidInputError
-from casstore.records.rows import Draft
+from casstore.session.records import Draft
 
 _MAX_ATTEMPTS: Final = 64
 KEEP_LATEST: Final = "keep_latest"

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from casstore.engine.protocol import MAX_STAMP_MS
 from casstore.errors import CorruptionError, InvalidInputError
-from casstore.records.rows import Record, Table
+from casstore.session.records import Record, Table
 from casstore.store import Store
 
 #: Stands between the labels of a namespace, and in none.

@@ -52,9 +52,9 @@ from casstore.errors import (
     InvalidInputError,
     NoVectorIndexError,
 )
-from casstore.records.rows import Draft, Record, Table
 from casstore.records.unique_times import UniqueTimes
 from casstore.session.arguments import check_count
+from casstore.session.records import Draft, Record, Table
 from casstore.store import Store
 
 _MAX_ATTEMPTS: Final = 64

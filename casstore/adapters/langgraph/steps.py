@@ -24,7 +24,7 @@ from casstore.errors import (
     CorruptionError,
     ObjectNotFoundError,
 )
-from casstore.records.rows import Draft
+from casstore.session.records import Draft
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from typing import Final
 
 from casstore.records.log import tree
 from casstore.records.log.ground import Ground
-from casstore.records.rows import Draft, Table
 from casstore.session import keys
+from casstore.session.records import Draft, Table
 from casstore.session.state import tombstone_key
 from casstore.store import Store
 

@@ -14,12 +14,12 @@ from itertools import islice
 from typing import Final
 
 from casstore.errors import CorruptionError
-from casstore.records.rows import Draft, Record, Table
 from casstore.records.runs import layout
 from casstore.records.runs.data import PENDING
 from casstore.records.runs.layout import Tables
 from casstore.records.runs.names import number_text
 from casstore.session.attempts import settled, until_written
+from casstore.session.records import Draft, Record, Table
 from casstore.store import Store
 
 _PAGE: Final = 256

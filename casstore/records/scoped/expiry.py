@@ -7,7 +7,6 @@ from itertools import islice
 from typing import NamedTuple
 
 from casstore.errors import ConditionFailedError
-from casstore.records.rows import Draft, Record, Table
 from casstore.records.scoped.changes import (
     REMOVED_AT_ONCE,
     Place,
@@ -19,6 +18,7 @@ from casstore.records.scoped.changes import (
 from casstore.records.scoped.layout import Tables, decode_head, decode_person, decode_value
 from casstore.records.scoped.runs import decode_run
 from casstore.session.attempts import attempts
+from casstore.session.records import Draft, Record, Table
 from casstore.store import Store
 
 

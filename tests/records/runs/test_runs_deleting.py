@@ -13,8 +13,8 @@ from casstore.engine.protocol import DeleteRow, Write
 from casstore.errors import CorruptionError, RecordNotFoundError, StorageError
 from casstore.maintenance import gc
 from casstore.maintenance.expiring import expire_rows
-from casstore.records.rows import Table
 from casstore.records.runs import WAITING, Runs, steps, threads
+from casstore.session.records import Table
 from casstore.store import Store
 from tests.records.one_transaction import contents
 

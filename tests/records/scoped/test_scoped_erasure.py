@@ -12,9 +12,9 @@ from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.errors import InvalidInputError, StateRefusedError
 from casstore.maintenance import compact, erasure, gc
 from casstore.maintenance.expiring import expire_rows
-from casstore.records.rows import Table
 from casstore.records.scoped import SCOPES, ActorErasure, ScopedState, changes, removal
 from casstore.session.data import UNFENCED, Commit, NodeDraft
+from casstore.session.records import Table
 from casstore.store import Store
 from tests.records.conftest import Clock
 from tests.records.one_transaction import contents

@@ -34,8 +34,8 @@ from casstore.format.hashing import Kind
 from casstore.format.limits import DEFAULT_MAX_BYTES, MAX_DEPTH
 from casstore.objects import splice, values
 from casstore.objects.pieces import PendingReader, PieceReader, PieceWriter
-from casstore.records.row_keys import KeySpace, past, split_texts
 from casstore.session.arguments import check_count, check_flag, list_of
+from casstore.session.record_keys import KeySpace, past, split_texts
 from casstore.store import Store, check_store
 
 _TABLE: Final = "records"
