@@ -25,8 +25,8 @@ DOT: Final = "."
 MS_US: Final = 1000
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 #: Which times are taken (``records.unique_times``).
-TIMES_TABLE: Final = "lg.times"
-_TABLE: Final = "lg.items"
+TIMES_TABLE: Final = "lgm.times"
+_TABLE: Final = "lgm.items"
 _MINUTE_MS: Final = 60_000
 
 

@@ -28,11 +28,6 @@ _PAGE: Final = 256
 _Judge = Callable[[Record], Record | None]
 
 
-def has_runs(store: Store) -> bool:
-    """Are there threads in a store, so that there could be anything to tidy up?"""
-    return next(Tables(store).threads.scan(page=1), None) is not None
-
-
 def tidy(source: Store, target: Store) -> int:
     """Remove what the runs in the target have moved on from; how many rows that were."""
     there, here = Tables(source), Tables(target)

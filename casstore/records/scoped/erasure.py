@@ -54,8 +54,8 @@ class ActorErasure:
 
     @property
     def name(self) -> str:
-        """What the provider is called."""
-        return "scoped-state"
+        """The name of the record system."""
+        return "scoped"
 
     def find(self, store: Store, subject: str) -> Sequence[str]:
         """What there is about a subject."""

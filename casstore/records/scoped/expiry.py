@@ -31,10 +31,10 @@ class Swept(NamedTuple):
     leads: int
 
 
-def sweep(store: Store, pulse: Callable[[int], None] | None = None) -> Swept:
+def sweep(store: Store, pulse: Callable[[int], None]) -> Swept:
     """Remove what has expired, each if it is still as it was found.
 
-    ``pulse`` is told how many records were looked at; raising from it stops the work.
+    Calls ``pulse`` with the number of records read so far; an exception from it ends the work.
     """
     tables = Tables(store)
     told = _Counting(pulse)
@@ -55,9 +55,9 @@ def sweep(store: Store, pulse: Callable[[int], None] | None = None) -> Swept:
 
 
 class _Counting:
-    """Tells how many records were looked at."""
+    """Counts the records read, and reports the number to ``pulse``."""
 
-    def __init__(self, pulse: Callable[[int], None] | None) -> None:
+    def __init__(self, pulse: Callable[[int], None]) -> None:
         self._pulse = pulse
         self._seen = 0
 
@@ -65,8 +65,7 @@ class _Counting:
         """The records, counted as they go by."""
         for record in records:
             self._seen += 1
-            if self._pulse is not None:
-                self._pulse(self._seen)
+            self._pulse(self._seen)
             yield record
 
 

@@ -93,8 +93,8 @@ class LifecycleErasure:
 
     @property
     def name(self) -> str:
-        """What the provider is called."""
-        return "lifecycles"
+        """The name of the record system."""
+        return "life"
 
     def find(self, store: Store, subject: str) -> list[str]:
         """What there is about a subject, and what was derived from it."""
