@@ -20,12 +20,25 @@ LAYERS = (
     ("engine",),
     ("objects",),
     ("store", "session", "aio"),
-    ("records",),
     ("maintenance",),
+    ("records",),
     ("compat",),
     ("adapters", "cli", "viewer", "__main__"),
     ("testing",),
 )
+# Nothing in the core loads a module of an extension.
+CORE = (
+    "errors",
+    "version",
+    "format",
+    "engine",
+    "objects",
+    "store",
+    "session",
+    "aio",
+    "maintenance",
+)
+EXTENSIONS = ("records", "compat", "adapters", "cli")
 HEIGHT = {name: height for height, names in enumerate(LAYERS) for name in names}
 
 # The package itself offers the public names, so it stands on top of all but testing.
@@ -255,6 +268,29 @@ def test_importing_casstore_loads_nothing_slow() -> None:
 def test_importing_casstore_does_not_load_what_only_sessions_need() -> None:
     loaded = loaded_by(", ".join(importable()))
     assert [module for module in loaded if inside(module, "casstore.session")] == []
+
+
+def test_importing_the_core_loads_no_module_of_an_extension() -> None:
+    core = [without_init(module) for module in MODULES if layer(module) in CORE]
+    assert "casstore.maintenance.vacuum" in core
+    assert "casstore.maintenance.systems" in core
+    wrong = [module for module in loaded_by(", ".join(core)) if layer(module) in EXTENSIONS]
+    if wrong:
+        for module in core:
+            culprits = [name for name in loaded_by(module) if layer(name) in EXTENSIONS]
+            assert not culprits, f"{module} loads {sorted(culprits)}"
+    assert wrong == []
+
+
+def test_the_core_imports_no_extension_even_inside_a_function() -> None:
+    wrong = [
+        str(found)
+        for found in imports()
+        if layer(found.module) in CORE
+        and inside(found.target, "casstore")
+        and layer(found.target) in EXTENSIONS
+    ]
+    assert wrong == []
 
 
 def test_importing_casstore_does_not_load_what_only_long_blobs_need() -> None:

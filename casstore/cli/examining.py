@@ -26,8 +26,8 @@ def _finding(one: Finding) -> dict[str, Any]:
         "code": one.code,
         "severity": one.severity,
         "what": one.what,
-        "meaning": codes.CODES[one.code].meaning,
-        "remedy": codes.CODES[one.code].remedy,
+        "meaning": one.meaning,
+        "remedy": one.remedy,
         "session": where.session,
         "revision": where.revision,
         "digest": None if where.digest is None else where.digest.hex(),
@@ -61,6 +61,7 @@ def _finding(one: Finding) -> dict[str, Any]:
             ),
             "omitted": "findings beyond --max-findings",
             "counts": "how many of each code: {code: number}",
+            "harmless": "how many findings need no remedy",
             "affected": Part(
                 "sessions that need what is damaged or missing",
                 {
@@ -122,6 +123,7 @@ def check(
         "findings": [_finding(one) for one in report.findings],
         "omitted": report.findings_omitted,
         "counts": report.counts,
+        "harmless": report.harmless,
         "affected": [
             {
                 "session": one.session,
@@ -145,9 +147,8 @@ _COLOURS: Final = {codes.ERROR: "red", codes.WARNING: "yellow", codes.INFO: "cya
 
 
 def _write_check(to: Printer, told: dict[str, Any]) -> None:
-    notes = sum([told["counts"].get(code, 0) for code in codes.HARMLESS])
     for one in told["findings"]:
-        if one["code"] in codes.HARMLESS:
+        if one["remedy"] == codes.NOTHING:
             continue
         to.line(Styled(one["severity"], fg=_COLOURS[one["severity"]]), f"  {one['what']}")
         to.line(dim(f"    {one['code']}: {one['meaning']}"))
@@ -162,8 +163,8 @@ def _write_check(to: Printer, told: dict[str, Any]) -> None:
     looked = f"{count(told['objects_checked'], 'object')}, {count(told['rows_checked'], 'row')}"
     if told["contents_checked"]:
         looked += f"; {told['contents_checked']:,} read and proven"
-    if notes:
-        looked += f"; {count(notes, 'harmless note')}, listed by --json"
+    if told["harmless"]:
+        looked += f"; {count(told['harmless'], 'harmless note')}, listed by --json"
     if told["sound"]:
         to.line(good("sound"), f"  {looked} (level {told['level']})")
     else:

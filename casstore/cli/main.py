@@ -45,6 +45,7 @@ _MODULES: Final = {
     "vacuuming": ("vacuum",),
     "compacting": ("compact",),
     "retaining": ("policy", "prune", "erase"),
+    "records": ("records",),
     "statistics": ("stats",),
     "examining": ("check", "rebuild", "salvage"),
     "recovering": ("recover",),

@@ -37,6 +37,7 @@ GC_FIELDS: Final[Fields] = {
     "pins_expired": "pins whose time is up: removed, or found by a plan",
     "longest_pause_ms": "the longest that writers had to wait",
     "problem": PROBLEM,
+    "missing_systems": "names of record systems in the store that are not installed: all is kept",
 }
 
 
@@ -67,6 +68,7 @@ def gc_document(report: GcReport, grace_ms: int) -> dict[str, Any]:
         "pins_expired": report.pins_expired,
         "longest_pause_ms": round(report.longest_pause_ms, 3),
         "problem": problem_document(report.problem),
+        "missing_systems": list(report.missing_systems),
     }
 
 
@@ -138,6 +140,8 @@ def write_gc(to: Printer, report: GcReport, grace_ms: int) -> None:
         facts.append(("removed", removed))
         facts.append(("given back now", f"{size(report.bytes_freed)} of the file"))
         facts.append(("writers waited", f"{report.longest_pause_ms:.1f} ms at the most"))
+    if report.missing_systems:
+        facts.append(("kept", f"records of {', '.join(report.missing_systems)}, not installed"))
     to.facts(facts)
 
 

@@ -13,18 +13,18 @@ from casstore.cli.key_options import keys_option, open_keys, read_secret, secret
 from casstore.cli.naming import NameNotFoundError
 from casstore.cli.output import Cells, Column, Printer, bad, bold, dim, good, name
 from casstore.cli.quantities import DURATION, count, duration, size
+from casstore.cli.records import MISSING, missing_documents, write_missing
 from casstore.cli.shapes import Fields, Part, Shape
 from casstore.cli.spelling import clip_name, safe
 from casstore.engine.files import source_error
 from casstore.engine.overlay import OverlayEngine
 from casstore.errors import InvalidInputError, StorageError
 from casstore.maintenance import erasure, expiring, retention
-from casstore.maintenance.lifecycle_erasure import LifecycleErasure, records_of
 from casstore.maintenance.policy import policy_fields
 from casstore.maintenance.retention import Plan, Policy, RetentionReport, SessionPlan
 from casstore.maintenance.retention_execution import Tally
 from casstore.maintenance.whole_files import whole_file
-from casstore.records.scoped import ActorErasure
+from casstore.records.lifecycles.erasure import LifecycleErasure, records_of
 from casstore.store import Store
 
 _SECTION: Final = "Giving space back"
@@ -182,11 +182,12 @@ PRUNE_FIELDS: Final[Fields] = {
             "marks": "notes for retention itself",
             "receipts": "receipts of turns, with --receipts",
             "deletions": "deletions that were finished",
-            "records": "scoped state and its runs whose time was up",
+            "records": "records that had expired, or that a deletion had left, of all systems",
             "attachments": "attachments that were never committed, with --attachments",
             "condemned": "the same with bytes elsewhere: listed until these are deleted",
         },
     ),
+    "missing_systems": MISSING,
     "plan": Part(
         "of a plan, what happens to each session that loses something; else empty",
         {
@@ -217,7 +218,10 @@ def prune_document(
             for one in report.overridden
         ],
         "own_policies": report.own_policies,
-        "expired_rows": dict(expired._asdict()),
+        "expired_rows": {
+            key: value for key, value in expired._asdict().items() if key != "missing_systems"
+        },
+        "missing_systems": missing_documents(expired.missing_systems),
         "plan": plan or [],
     }
 
@@ -399,6 +403,7 @@ def write_prune(
         listed = count(expired.condemned, "attachment")
         done = "would be condemned" if planned else "condemned"
         to.line(f"{listed} {done}: casstore attachments lists the bytes to delete")
+    write_missing(to, expired.missing_systems)
     for overridden in report.overridden:
         words = policy_words(overridden.policy)
         to.line(bad("policy overridden: "), name(overridden.session), f"  stored policy: {words}")
@@ -480,6 +485,7 @@ def _nobody(subject: str) -> NameNotFoundError:
             "sessions_deleted": "how many went, null for a plan",
             "remaining": "sessions about the subject that were not in the plan: run it again",
             "records_remaining": "records about the subject that were not in the plan",
+            "missing_systems": MISSING,
             "still_to_run": "commands after which the bytes are gone from the disk",
         },
     ),
@@ -507,21 +513,20 @@ def erase(
 
     Sessions are about those they were said to be about when they were made. Protection and
     leases do not help against it. Records are user data, checkpoints of agents and what was
-    derived from them, and scoped state of the actor of that name; what is sealed, or held until
-    a time, stays and is told. What others share stays with them and is told. The bytes are gone
-    after gc without grace and compact.
+    derived from them, scoped state of the actor of that name, and what other record systems
+    find; what is sealed, or held until a time, stays and is reported, and so are record systems
+    that are not installed. What others share stays with them and is reported. The bytes are
+    gone after gc without grace and compact.
     """
-    lives, scoped = (
-        LifecycleErasure(keys=open_keys(key_directory), secret=read_secret(secret_file)),
-        ActorErasure(),
-    )
-    providers = (lives, scoped)
+    lives = LifecycleErasure(keys=open_keys(key_directory), secret=read_secret(secret_file))
+    providers = (lives,)
     with app.open(write=not dry_run) as store:
         with app.meter() as meter:
             plan = erasure.plan(
                 store, subject, providers=providers, survey=not no_survey, progress=meter
             )
-        records = len(records_of(plan.records[lives.name])) + len(plan.records[scoped.name])
+        found = {**plan.records, lives.name: records_of(plan.records[lives.name])}
+        records = sum([len(one) for one in found.values()])
         if not plan.sessions and not plan.pins and not any(plan.records.values()):
             raise _nobody(subject)
         report: erasure.ErasureReport | None = None
@@ -562,6 +567,7 @@ def erase(
         "sessions_deleted": None if report is None else report.sessions_deleted,
         "remaining": came,
         "records_remaining": came_records,
+        "missing_systems": missing_documents(plan.missing_systems),
         "still_to_run": ["casstore gc --grace 0", "casstore compact"],
     }
 
@@ -586,6 +592,7 @@ def erase(
                 to.line(dim(f"  {sharer.name}: {size(sharer.bytes)}"))
         for each in (*came, *came_records):
             to.line(bad("remains "), name(each), dim("  it came meanwhile: erase again"))
+        write_missing(to, plan.missing_systems)
         if report is not None:
             to.line(good("done"), "; the bytes are gone after ",
                     bold("casstore gc --grace 0; casstore compact"))  # fmt: skip

@@ -15,6 +15,7 @@ from casstore.cli.quantities import age, count, moment_or_none
 from casstore.cli.shapes import Part, Shape
 from casstore.cli.spelling import clip, clip_name, short
 from casstore.errors import InvalidInputError
+from casstore.maintenance import systems
 from casstore.session.data import UNFENCED, SessionInfo
 
 _SECTION: Final = "Sessions"
@@ -64,7 +65,14 @@ def _moved_at(info: SessionInfo) -> int:
 
 @command(
     _SECTION,
-    Shape("sessions", {"sessions": Part("in the order asked for", SESSION_FIELDS)}),
+    Shape(
+        "sessions",
+        {
+            "sessions": Part("in the order asked for", SESSION_FIELDS),
+            "systems": "names of the record systems in the store: casstore records",
+            "missing_systems": "those of them that are not installed",
+        },
+    ),
     "casstore sessions --recent --limit 10",
 )
 @click.argument("prefix", default="", shell_complete=complete_name)
@@ -89,10 +97,12 @@ def sessions(app: App, prefix: str, recent: bool, limit: int, after: str | None)
                 found = sorted(running, key=_moved_at, reverse=True)
         else:
             found = list(store.sessions(prefix=prefix, after=after, limit=limit or None))
+        held, missing = systems.names(store.engine), systems.unregistered(store.engine)
 
     def render(to: Printer) -> None:
         if not found:
             app.remark("no sessions" + (f" that begin with {prefix!r}" if prefix else " yet"))
+            remark_systems()
             return
         columns = [
             Column("session"), Column("revision", right=True), Column("nodes", right=True),
@@ -100,8 +110,19 @@ def sessions(app: App, prefix: str, recent: bool, limit: int, after: str | None)
         ]  # fmt: skip
         room = to.room(60, 110)
         to.table(columns, [_row(info, now_ms, room) for info in found])
+        remark_systems()
 
-    app.answer({"sessions": [session_document(info) for info in found]}, render)
+    def remark_systems() -> None:
+        if held:
+            told = [f"{one} (not installed)" if one in missing else one for one in held]
+            app.remark(f"casstore records lists those of {', '.join(told)}")
+
+    document = {
+        "sessions": [session_document(info) for info in found],
+        "systems": held,
+        "missing_systems": list(missing),
+    }
+    app.answer(document, render)
 
 
 def _row(info: SessionInfo, now_ms: int, room: int) -> list[Any]:

@@ -12,11 +12,13 @@ from casstore.cli.command import App, command
 from casstore.cli.measuring import Contents, Day, Share, measure_contents, measure_sessions
 from casstore.cli.output import Cells, Column, Printer, bold, dim, name
 from casstore.cli.quantities import count, moment, size
+from casstore.cli.records import SYSTEM_FIELDS, system_documents, write_systems
 from casstore.cli.shapes import Part, Shape
 from casstore.cli.spelling import clip_name
 from casstore.format.hashing import KIND_NAMES
-from casstore.maintenance import space
+from casstore.maintenance import space, systems
 from casstore.maintenance.space import SpaceReport
+from casstore.maintenance.systems import SystemSize
 from casstore.session.data import SessionInfo
 
 _SECTION: Final = "Care"
@@ -71,6 +73,7 @@ _SHAPE: Final = Shape(
             "by table of the file",
             {"name": "its name", "rows": "how many", "content_bytes": "keys and values"},
         ),
+        "systems": Part("record systems, by the rows of table records", SYSTEM_FIELDS),
         "biggest": Part(
             "the biggest objects",
             {"digest": "its name", "kind": "what it is", "size_bytes": "uncompressed"},
@@ -127,8 +130,9 @@ def stats(app: App, wanted: int, biggest: int) -> None:
                 heapq.heappop(newest)
         chosen = [session for _, session in newest]
         shares = measure_sessions(store, chosen, progress=meter)
+        held = systems.measure(store)
     shares.sort(key=lambda one: (-one.own_bytes, one.session))
-    document = _document(measured, contents, shares, known - len(shares))
+    document = _document(measured, contents, held, shares, known - len(shares))
     app.answer(document, lambda to: _write(to, document))
 
 
@@ -141,7 +145,11 @@ def _ratio(one: float, other: float) -> float:
 
 
 def _document(
-    measured: SpaceReport, contents: Contents, shares: Sequence[Share], left_out: int
+    measured: SpaceReport,
+    contents: Contents,
+    held: list[SystemSize],
+    shares: Sequence[Share],
+    left_out: int,
 ) -> dict[str, Any]:
     slabs = measured.slabs
     whole = contents.whole_copies_bytes
@@ -187,6 +195,7 @@ def _document(
             {"name": table.name, "rows": table.rows, "content_bytes": table.content_bytes}
             for table in measured.tables
         ],
+        "systems": system_documents(held),
         "biggest": [
             {
                 "digest": big.digest.hex(),
@@ -240,6 +249,9 @@ def _write(to: Printer, told: dict[str, Any]) -> None:
     _table(to, "sessions", told["sessions"], "own_bytes")
     if told["sessions_left_out"]:
         to.line(dim(f"{count(told['sessions_left_out'], 'session')} not measured: --sessions"))
+    if told["systems"]:
+        to.line()
+        write_systems(to, told["systems"])
     if told["biggest"]:
         to.line()
         columns = [Column("biggest"), Column("kind"), Column("size", right=True)]

@@ -40,8 +40,8 @@ from casstore.records.lifecycles.lifecycles import Lifecycles
 from casstore.records.lifecycles.references import Ref
 from casstore.records.lifecycles.tables import fields
 from casstore.records.lifecycles.user_data import NewValue
-from casstore.records.rows import Record
 from casstore.session import keys as session_keys
+from casstore.session.records import Record
 from casstore.store import Store, check_store
 
 _PAGE: Final = 100

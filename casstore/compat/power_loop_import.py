@@ -40,9 +40,9 @@ from casstore.records.log.reading import nodes_of
 from casstore.records.log.state import LogState
 from casstore.records.log.tree import Row
 from casstore.records.log.view import View, runs_of
-from casstore.records.rows import Draft
 from casstore.session import keys
 from casstore.session.attempts import Attempts, read_again
+from casstore.session.records import Draft
 from casstore.store import Store, check_store
 
 # A write holds so much at the most.

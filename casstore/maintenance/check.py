@@ -66,10 +66,14 @@ class CheckReport(NamedTuple):
 
     level: str
     since_last: bool
+    #: Is no error among the findings?
+    sound: bool
     findings: tuple[Finding, ...]
     #: Findings beyond the number asked for, and how many there are of each code.
     findings_omitted: int
     counts: dict[str, int]
+    #: How many need no remedy.
+    harmless: int
     #: Sessions that need what is damaged or missing; and how many are not listed.
     affected: tuple[Affected, ...]
     affected_omitted: int
@@ -79,11 +83,6 @@ class CheckReport(NamedTuple):
     objects_checked: int
     #: Objects whose content was read and proven.
     contents_checked: int
-
-    @property
-    def sound(self) -> bool:
-        """Is there no error among the findings?"""
-        return not any(codes.CODES[code].severity == codes.ERROR for code in self.counts)
 
 
 def check(
@@ -215,9 +214,11 @@ class _Check:
         report = CheckReport(
             self._level,
             since_last,
+            not found.has(codes.ERROR),
             found.found(),
             found.omitted,
             dict(sorted(found.counts.items())),
+            found.harmless,
             tuple(affected[:_NAMED_SESSIONS]),
             max(0, len(affected) - _NAMED_SESSIONS),
             tuple(self._pins),

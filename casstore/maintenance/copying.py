@@ -37,6 +37,7 @@ from casstore.errors import (
     SessionNotFoundError,
 )
 from casstore.format.node import NodeHeader
+from casstore.maintenance import systems
 from casstore.maintenance.arriving_labels import ArrivingLabels, arriving_labels
 from casstore.maintenance.carried import CARRIED, owner
 from casstore.maintenance.displaced import displaced
@@ -45,7 +46,6 @@ from casstore.maintenance.roots import ROOTS
 from casstore.maintenance.sameness import is_same_store
 from casstore.maintenance.sending import Sender, StoreTarget
 from casstore.objects import graph
-from casstore.records.runs import copied
 from casstore.session import catalogue, keys, pins
 from casstore.session.attempts import Attempts
 from casstore.session.catalogue import KnownSession
@@ -119,7 +119,7 @@ def copy(
     if sessions is not None:
         work.copy_chosen(sessions)
         return work.report()
-    had_runs = copied.has_runs(target)
+    held = systems.names(target.engine)
     for table in _BEFORE_HEADS:
         work.copy_table(table)
     work.copy_sessions()
@@ -130,8 +130,8 @@ def copy(
         # Heads are the first to go where the source has none.
         for table in ("heads", *[name for name in CARRIED if name != "heads"]):
             work.remove_strange(table)
-    elif had_runs:
-        work.tidy_runs()
+    else:
+        work.tidy_records(held)
     return work.report()
 
 
@@ -505,9 +505,13 @@ class _Copying:
         for table in (*_OF_SESSIONS, "attachments"):
             self._remove(table, scan(self._target, table, key, keys.past(key)))
 
-    def tidy_runs(self) -> None:
-        """Remove from the target what its runs have moved on from, by what was copied."""
-        self._removed += copied.tidy(self._source_store, self._target_store)
+    def tidy_records(self, held: Collection[str]) -> None:
+        """Let systems of which the target had rows remove those that the copy has outdated."""
+        for name in held:
+            system = systems.load(name)
+            # Rows of a system that is not installed stay as they were copied.
+            if not isinstance(system, str):
+                self._removed += system.after_copy(self._source_store, self._target_store)
 
     def remove_strange(self, table: str) -> None:
         """Remove the target's rows that the source does not have."""

@@ -1,7 +1,8 @@
 """Erasing everything about one subject: its sessions, and what keeps them alive.
 
-What is about a subject is found through the index of subjects (``session.subjects``), and
-through the providers of other layers. Pins on manifests of its sessions go first, then the
+Sessions about a subject are found through the index of subjects (``session.subjects``), records
+through providers: each record system in the store has one or none (``systems``), and the caller may
+give others. Pins on manifests of its sessions go first, then the
 sessions, each with all its rows, the entry in the index last: whatever happens in between,
 planning again finds what is left, and executing that finishes.
 
@@ -21,18 +22,17 @@ from casstore.errors import (
     InvalidInputError,
 )
 from casstore.format.digest import Digest
-from casstore.maintenance import sharing
+from casstore.maintenance import sharing, systems
 from casstore.maintenance.ascii_json import ascii_json
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.sharing import Root, Shared, Sharer, Sharing
 from casstore.maintenance.subject_pins import decode_revision, revisions_of, unpin
-from casstore.records.log import leftovers
-from casstore.records.rows import row_links, row_name
 from casstore.session import attachments, catalogue, keys, pins, queue, subjects
 from casstore.session.arguments import check_count, check_flag, list_of
 from casstore.session.attempts import Attempts
 from casstore.session.catalogue import KnownSession
 from casstore.session.heads import head_key
+from casstore.session.records import row_links, row_name
 from casstore.session.scanning import scan
 from casstore.session.state import Runtime, meta_key, tombstone_key
 from casstore.store import Store, check_store
@@ -45,17 +45,17 @@ STILL_TO_RUN: Final = ("gc", "compact")
 
 
 class Provider(Protocol):
-    """Where another layer keeps what is about subjects, beside sessions.
+    """Finds and erases what a system other than sessions stores about subjects.
 
-    ``name`` is the same in every process: a saved plan asks for it. ``find`` names what is
-    about a subject, as texts that only the provider needs to understand. ``roots`` gives the
-    digests that those keep alive. ``erase`` removes them, those that are gone already
-    without complaint, and tells how many it removed.
+    ``name`` is the same in every process: a saved plan refers to it. That of a record system's
+    provider is the system's. ``find`` names what is about a subject, as texts that only the
+    provider needs to understand. ``roots`` gives the digests that those keep alive. ``erase``
+    removes them, ignores those that are gone already, and returns how many it removed.
     """
 
     @property
     def name(self) -> str:
-        """What the provider is called."""
+        """The name of the provider."""
         ...
 
     def find(self, store: Store, subject: str) -> Sequence[str]:
@@ -132,6 +132,8 @@ class ErasurePlan(NamedTuple):
     stays: tuple[Staying, ...] = ()
     #: Who was given what goes, and must be told.
     to_tell: tuple[str, ...] = ()
+    #: Record systems in the store that are not installed, with the reason: they were not searched.
+    missing_systems: tuple[tuple[str, str], ...] = ()
 
     def to_json(self) -> str:
         """The plan as one document of JSON.
@@ -193,6 +195,9 @@ class ErasurePlan(NamedTuple):
             told["sharing"] = Sharing(**shared)
             told["stays"] = tuple([Staying(**one) for one in told.get("stays", ())])
             told["to_tell"] = tuple([str(one) for one in told.get("to_tell", ())])
+            told["missing_systems"] = tuple(
+                [(str(name), str(why)) for name, why in told.get("missing_systems", ())]
+            )
             plan = ErasurePlan(**told)
             for one in plan.sessions:
                 keys.session_key(one.session)
@@ -237,6 +242,9 @@ def plan(
 ) -> ErasurePlan:
     """Everything about ``subject``, and what of it others reach too.
 
+    ``providers`` take part in addition to those of the record systems in the store. One with the
+    name of a system takes the place of the system's own, for example because it knows a secret.
+
     Without ``survey`` nothing is said about sharing, which takes a pass over all objects and
     one for each 200,000 revisions of others. CorruptionError if a row cannot be read.
 
@@ -248,7 +256,8 @@ def plan(
     """
     check_store(store)
     keys.id_bytes(subject, "a subject")
-    known = _checked_providers(providers)
+    held = systems.held_by(store)
+    known = _all_providers(held, providers)
     check_flag(survey, "whether sharing is looked at")
     check_count(listed, "how many objects are listed")
     runtime = Runtime(store)
@@ -269,7 +278,12 @@ def plan(
         ]
     )
     records = {one.name: tuple(one.find(store, subject)) for one in known.values()}
-    my_rows = {key for name in names for key in leftovers.row_keys(store, name)}
+    my_rows = {
+        key
+        for name in names
+        for system in held.systems
+        for key in system.rows_of_session(store, name)
+    }
     stays: list[Staying] = []
     to_tell: set[str] = set()
     for one in known.values():
@@ -287,7 +301,15 @@ def plan(
             runtime.engine, manifests | roots, others, listed=listed, progress=progress
         )
     return ErasurePlan(
-        subject, now_ms, tuple(found), named, records, shared, tuple(stays), tuple(sorted(to_tell))
+        subject,
+        now_ms,
+        tuple(found),
+        named,
+        records,
+        shared,
+        tuple(stays),
+        tuple(sorted(to_tell)),
+        tuple(held.missing.items()),
     )
 
 
@@ -379,6 +401,13 @@ def _checked_providers(providers: Sequence[Provider]) -> Mapping[str, Provider]:
     return known
 
 
+def _all_providers(held: systems.Held, providers: Sequence[Provider]) -> Mapping[str, Provider]:
+    """The given providers, and those of the systems that none is given for, by name."""
+    own = [system.erasure() for system in held.systems]
+    given = _checked_providers(providers)
+    return {**_checked_providers([one for one in own if one is not None]), **given}
+
+
 def execute(
     store: Store,
     plan: ErasurePlan,
@@ -390,7 +419,7 @@ def execute(
 
     A session goes whether or not somebody holds its lease or protects it. One that is not
     about the subject any more stays. InvalidInputError, and nothing is erased, if the plan
-    has records of a provider that is not given.
+    has records of a provider that is neither given nor of an installed record system.
 
     >>> names = session.add_subjects(["anna"])
     >>> report = execute(store, plan(store, "anna"))
@@ -400,10 +429,13 @@ def execute(
     check_store(store)
     if not isinstance(plan, ErasurePlan):
         raise InvalidInputError(f"a plan is an ErasurePlan, not {type(plan).__name__}")
-    given = _checked_providers(providers)
+    held = systems.held_by(store)
+    given = _all_providers(held, providers)
     missing = [name for name, found in plan.records.items() if found and name not in given]
     if missing:
-        raise InvalidInputError(f"the plan has records of {missing[0]!r}: give its provider")
+        raise InvalidInputError(
+            f"the plan has records of {missing[0]!r}: give its provider, or install its system"
+        )
     runtime = Runtime(store)
     removed = unpin(runtime, plan.subject, [one.session for one in plan.sessions], plan.pins)
     erased = sum(
@@ -421,7 +453,7 @@ def execute(
     deleted = gone = 0
     kept: list[str] = []
     for done, one in enumerate(plan.sessions):
-        outcome = _erase(store, runtime, plan.subject, one.session)
+        outcome = _erase(store, runtime, held, plan.subject, one.session)
         if outcome is None:
             kept.append(one.session)
         else:
@@ -455,7 +487,9 @@ def execute(
     )
 
 
-def _erase(store: Store, runtime: Runtime, subject: str, session: str) -> bool | None:
+def _erase(
+    store: Store, runtime: Runtime, held: systems.Held, subject: str, session: str
+) -> bool | None:
     """Delete a session if it is about the subject; False: it was gone; None: it stays."""
     key = keys.session_key(session)
     attempts = Attempts(f"session {session!r}")
@@ -464,7 +498,7 @@ def _erase(store: Store, runtime: Runtime, subject: str, session: str) -> bool |
         places = [tombstone_key(key), head_key(key), meta_key(key), keys.subjects(key)]
         deleted, head, meta, about = runtime.engine.get_rows(places)
         if deleted is not None or (head is None and meta is None):
-            leftovers.forget(store, session)
+            held.forget_session(store, session)
             catalogue.finish(runtime, session)
             return False
         if subject not in subjects.decode(about):
@@ -476,6 +510,6 @@ def _erase(store: Store, runtime: Runtime, subject: str, session: str) -> bool |
         except ConditionFailedError:
             continue
         # Before the last step, which takes it from the index: planning again must find it.
-        leftovers.forget(store, session)
+        held.forget_session(store, session)
         catalogue.clear(runtime, session, key)
         return True

@@ -1,19 +1,18 @@
-"""Rows whose time is over: they keep nothing any more and can go.
+"""Expired rows: ``expire_rows`` removes rows that no operation needs any more.
 
-    pins            those whose time is up
-    protections     those whose time is up
+    pins            those that have expired
+    protections     those that have expired
     marks           older than any plan that could ask for them
     receipts        older than the caller says; else they stay as long as their session
-    deletions       what is left of sessions, and of threads of runs, whose deletion was cut
-                    short, and what a session log knows of sessions that were deleted
-    records         those of other systems whose time is up
+    deletions       rows of sessions whose deletion was cut short
+    records         what record systems have that expired, or that a deletion has left
     attachments     announced longer ago than the caller says and never committed, of all
                     sessions, also of those that never began; those whose bytes are elsewhere
                     are condemned, and stay listed until the bytes are deleted
 
 Two kinds stay on purpose. The lease of a session counts its holders, and the count must
-never go back, so its row stays as long as the session. The tombstone of a session says
-that its id is used up, for good.
+never go back, so its row stays as long as the session. The tombstone of a session
+records that its id was used, for good.
 """
 
 from __future__ import annotations
@@ -30,13 +29,11 @@ from casstore.engine.protocol import (
     RowLapsed,
 )
 from casstore.errors import CorruptionError, InvalidInputError
+from casstore.maintenance import systems
 from casstore.maintenance.lapsed_rows import remove_pins, remove_rows
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.retention_execution import MAX_CLOCK_BACK_MS, MAX_PLAN_AGE_MS
 from casstore.maintenance.uncommitted import GivenUp, sweep_uncommitted
-from casstore.records.log import leftovers
-from casstore.records.runs import Runs
-from casstore.records.scoped import expiry as scoped
 from casstore.session import catalogue, keys, marks, protection
 from casstore.session.heads import decode_head, head_key
 from casstore.session.receipts import SettledReceipt, decode_receipt
@@ -55,13 +52,15 @@ class ExpiredRows(NamedTuple):
     protections: int
     marks: int
     receipts: int
-    #: Sessions, of the store or of a log, and threads of runs, whose deletion was finished.
+    #: Sessions whose deletion was finished.
     deletions: int
-    #: Scoped state and runs of it.
+    #: Of all record systems: what had expired, and what a deletion had left.
     records: int = 0
     #: Attachments that were never committed: rows removed, and rows condemned.
     attachments: int = 0
     condemned: int = 0
+    #: Record systems in the store that are not installed, with the reason: nothing of them expired.
+    missing_systems: tuple[tuple[str, str], ...] = ()
 
     @property
     def removed(self) -> int:
@@ -95,8 +94,7 @@ def expire_rows(
     _check_age(attachments_older_than_ms, "attachments_older_than_ms")
     runtime = Runtime(store)
     expiring = _Expiring(runtime, progress)
-    finished = _finish_deletions(runtime) + Runs(store).finish_deletions()
-    finished += leftovers.sweep(store, expiring.pulse("sessions of logs"))
+    finished = _finish_deletions(runtime)
     removed_pins = remove_pins(runtime.engine, progress)
     removed_protections = expiring.remove("retention", keys.all_protections(), expiring.protection)
     removed_marks = expiring.remove("retention", keys.all_marks(), expiring.mark)
@@ -110,7 +108,8 @@ def expire_rows(
     if attachments_older_than_ms is not None:
         announced_ms = max(0, expiring.now_ms - attachments_older_than_ms)
         given_up = sweep_uncommitted(store, older_than_ms=announced_ms)
-    records = sum(scoped.sweep(store, expiring.pulse("records of scoped state")))
+    held = systems.held_by(store)
+    records = sum([one.expire(store, expiring.pulse(one.title)) for one in held.systems])
     return ExpiredRows(
         removed_pins,
         removed_protections,
@@ -119,6 +118,7 @@ def expire_rows(
         finished,
         records,
         *given_up,
+        tuple(held.missing.items()),
     )
 
 
@@ -135,21 +135,19 @@ def _finish_deletions(runtime: Runtime) -> int:
 
 
 class _Expiring:
-    """Tells rows whose time is up, and removes them one by one."""
+    """Finds expired rows, and removes each under the condition that it has not changed."""
 
     def __init__(self, runtime: Runtime, progress: Progress | None) -> None:
         self._runtime = runtime
         self._progress = progress
         self.now_ms = runtime.engine.now_ms()
 
-    def pulse(self, what: str) -> Callable[[int], None] | None:
-        """What tells now and then how many of these were looked at."""
+    def pulse(self, what: str) -> Callable[[int], None]:
+        """A function that reports to ``progress``, now and then, how many records were read."""
         progress = self._progress
-        if progress is None:
-            return None
 
         def tell(seen: int) -> None:
-            if not seen % _REPORT_EVERY:
+            if progress is not None and not seen % _REPORT_EVERY:
                 progress(Step("expire", seen, None, what))
 
         return tell

@@ -1,12 +1,16 @@
-"""What a check can find: a closed list of codes, how bad each is, and what to do about it."""
+"""What a check can find: codes, how severe each is, and what to do about it.
+
+``CODES`` has the codes of the core. Record systems add codes of their own (``systems``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from casstore.engine import faults
 from casstore.engine.faults import Fault
+from casstore.errors import InvalidInputError
 from casstore.format.digest import Digest
 from casstore.format.hashing import DIGEST_BYTES
 
@@ -30,32 +34,28 @@ HEAD_MISSING: Final = "head_missing"
 DELETION_UNFINISHED: Final = "deletion_unfinished"
 QUEUE_WRONG: Final = "queue_wrong"
 PROTECTION_DANGLING: Final = "protection_dangling"
-PROTECTION_MISSING: Final = "protection_missing"
 SUBJECTS_WRONG: Final = "subjects_wrong"
 RECORD_COUNT_WRONG: Final = "record_count_wrong"
 RECORD_INDEX_WRONG: Final = "record_index_wrong"
 RECORD_ORPHANED: Final = "record_orphaned"
-LOG_NUMBERS_WRONG: Final = "log_numbers_wrong"
-LOG_GAP: Final = "log_gap"
-LOG_TREE_WRONG: Final = "log_tree_wrong"
-RUN_MIRROR_WRONG: Final = "run_mirror_wrong"
-SEAL_BROKEN: Final = "seal_broken"
+RECORDS_UNCHECKED: Final = "records_unchecked"
 
 _SALVAGE: Final = "close the store and salvage it into a new one"
 _REBUILD: Final = "rebuild"
-_NOTHING: Final = "none is needed"
-_RESTORE: Final = "compare with a backup, and restore what is missing"
+#: The remedy of findings that the store's own operations leave behind.
+NOTHING: Final = "none is needed"
+RESTORE: Final = "compare with a backup, and restore what is missing"
 
 
 class Meaning(NamedTuple):
-    """What stands behind a code."""
+    """How severe findings of a code are, what they mean, and the remedy."""
 
     severity: str
     meaning: str
     remedy: str
 
 
-#: Every code there is.
+#: The codes of the core.
 CODES: Final[dict[str, Meaning]] = {
     faults.HEADER_DAMAGED: Meaning(
         ERROR, "what the store says of itself is missing or makes no sense", _SALVAGE
@@ -127,7 +127,7 @@ CODES: Final[dict[str, Meaning]] = {
     ),
     HISTORY_GAP: Meaning(
         INFO, "revisions are missing between two that are there, as retention leaves it",
-        _NOTHING,
+        NOTHING,
     ),
     HISTORY_WRONG: Meaning(
         ERROR, "a history row is of another revision than its key says, or not below the head's",
@@ -148,10 +148,6 @@ CODES: Final[dict[str, Meaning]] = {
         WARNING, "a protection is of a revision that is not there",
         "find out from who protects it what is lost, then end the protection: unprotect",
     ),
-    PROTECTION_MISSING: Meaning(
-        ERROR, "a run may come back to a revision that it does not protect, or that is gone",
-        "Runs.renew_protections, which also gives the runs whose checkpoint is gone",
-    ),
     SUBJECTS_WRONG: Meaning(
         ERROR, "a session and the index of subjects do not agree whom it is about: erasing a "
         "subject may overlook it",
@@ -159,42 +155,22 @@ CODES: Final[dict[str, Meaning]] = {
     ),
     RECORD_COUNT_WRONG: Meaning(
         ERROR, "a record counts what belongs to it, and comes to something else than is there",
-        _RESTORE,
+        RESTORE,
     ),
     RECORD_INDEX_WRONG: Meaning(
         ERROR, "a record and the rows that find it do not agree: it may be overlooked, also when "
         "it is to be erased",
-        _RESTORE,
+        RESTORE,
     ),
     RECORD_ORPHANED: Meaning(
-        ERROR, "a record belongs to another that is not there", _RESTORE
+        ERROR, "a record belongs to another that is not there", RESTORE
     ),
-    LOG_NUMBERS_WRONG: Meaning(
-        ERROR, "the messages of a log are not numbered without a gap, or it shows some that it "
-        "does not have, or its leaf was moved back",
-        f"rewind the session to a revision before that; else {_RESTORE}",
-    ),
-    LOG_GAP: Meaning(
-        INFO, "a log shows messages that were hidden or removed one by one, not by pruning",
-        _NOTHING,
-    ),
-    LOG_TREE_WRONG: Meaning(
-        ERROR, "a session of a log and its parent do not agree about each other",
-        f"{_RESTORE}; or close the session, if nobody needs it",
-    ),
-    RUN_MIRROR_WRONG: Meaning(
-        WARNING, "a thread shows another state than its latest run has",
-        "set the state of that run once more: the thread follows",
-    ),
-    SEAL_BROKEN: Meaning(
-        ERROR, "a record is not as it was when it was sealed",
-        "find out who changed it outside casstore; a backup may have what was sealed",
+    RECORDS_UNCHECKED: Meaning(
+        INFO, "records are of a system that is not installed, or of a table that it does not know: "
+        "they are kept, and what they say was not checked",
+        "install the package that registers the system, or a newer one, and check again",
     ),
 }  # fmt: skip
-
-
-#: What the store's own operations leave behind, and nothing need be done about.
-HARMLESS: Final = frozenset([code for code, told in CODES.items() if told.remedy == _NOTHING])
 
 
 class Where(NamedTuple):
@@ -228,6 +204,7 @@ class Finding(NamedTuple):
     severity: str
     where: Where
     what: str
+    meaning: str
     remedy: str
 
 
@@ -249,26 +226,33 @@ class Affected(NamedTuple):
 class Findings:
     """Collects findings up to a number, and counts the rest.
 
-    Half of the room is kept for errors: what is harmless must not crowd out what is not.
+    Half of the limit is reserved for errors: harmless findings must not crowd them out.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
+        self._codes = dict(CODES)
         self._kept: list[Finding] = []
         self._mild = 0
         self.omitted = 0
         self.counts: dict[str, int] = {}
 
+    def add_codes(self, codes: Mapping[str, Meaning]) -> None:
+        """Accept findings of these codes as well, except where the core has the same code."""
+        self._codes = {**codes, **self._codes}
+
     def add(self, code: str, what: str, where: Where = NOWHERE) -> None:
         """Take a finding in."""
-        meaning = CODES[code]
+        meaning = self._codes.get(code)
+        if meaning is None:
+            raise InvalidInputError(f"the code of a finding is one of its system's, got {code!r}")
         self.counts[code] = self.counts.get(code, 0) + 1
         mild = meaning.severity != ERROR
         if len(self._kept) >= self._limit or (mild and self._mild >= max(1, self._limit // 2)):
             self.omitted += 1
             return
         self._mild += mild
-        self._kept.append(Finding(code, meaning.severity, where, what, meaning.remedy))
+        self._kept.append(Finding(code, meaning.severity, where, what, *meaning[1:]))
 
     def add_fault(self, fault: Fault, session_of: Callable[[Fault], str | None]) -> None:
         """Take in what an engine has found."""
@@ -283,4 +267,11 @@ class Findings:
 
     def has(self, severity: str) -> bool:
         """Was anything of this severity found, kept or not?"""
-        return any(CODES[code].severity == severity for code in self.counts)
+        return any(self._codes[code].severity == severity for code in self.counts)
+
+    @property
+    def harmless(self) -> int:
+        """How many findings need no remedy, kept or not."""
+        return sum(
+            [count for code, count in self.counts.items() if self._codes[code].remedy == NOTHING]
+        )

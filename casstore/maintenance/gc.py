@@ -34,6 +34,7 @@ from casstore.errors import (
 from casstore.maintenance.lapsed_rows import count_pins, remove_pins
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.roots import ROOTS, live_roots
+from casstore.maintenance.systems import unregistered
 from casstore.session.arguments import check_callable, check_flag
 from casstore.store import Store, check_store
 
@@ -87,6 +88,9 @@ class GcReport(NamedTuple):
     #: The longest that a step of sweeping kept writers waiting.
     longest_pause_ms: float = 0.0
     problem: CasstoreError | None = None
+    #: Record systems in the store that no installed package registers. Their rows, and what these
+    #: link to, are kept.
+    missing_systems: tuple[str, ...] = ()
 
 
 class GcPlan(NamedTuple):
@@ -119,11 +123,12 @@ def plan(
             expired = count_pins(store.engine)
             found = collection.mark(pulse=_pulse(progress))
             unreached = collection.unreached()
+            missing = unregistered(store.engine)
     except CorruptionError as exc:
         return GcPlan(GcReport(Outcome.REFUSED, problem=exc), grace_ms, made_at_ms, b"")
     is_due = found.objects_unreached or expired
     report = _report(Outcome.PLANNED if is_due else Outcome.NOTHING, found)
-    report = report._replace(pins_expired=expired)
+    report = report._replace(pins_expired=expired, missing_systems=missing)
     return GcPlan(report, grace_ms, made_at_ms, unreached)
 
 
@@ -220,7 +225,9 @@ def _sweep_objects(
             # Before marking, which goes by the rows that are left.
             expired = _remove_pins(store, progress)
             found = collection.mark(only=only, pulse=_pulse(progress))
-            report = _report(Outcome.INCOMPLETE, found)._replace(pins_expired=expired)
+            report = _report(Outcome.INCOMPLETE, found)._replace(
+                pins_expired=expired, missing_systems=unregistered(store.engine)
+            )
             if not found.objects_unreached:
                 return report._replace(outcome=Outcome.SWEPT if expired else Outcome.NOTHING)
             done = False

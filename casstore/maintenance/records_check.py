@@ -1,82 +1,111 @@
-"""Records and the rows of retention: does what stands twice agree?
+"""The check of the table ``records``: what each row links to is stored, and its system agrees.
 
-Every system of records knows which of its facts stand in more than one row: an index, a count,
-a mirror, an order. Each row is handed to the judge of its table, which asks for the others.
+The check meets rows in the order of their keys, so one system after the other. With the first row
+of a system it loads the system, which gives a function for each of its tables (``systems``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections import Counter
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 from casstore.engine.protocol import Row
 from casstore.errors import CasstoreError, CorruptionError, ObjectNotFoundError
-from casstore.maintenance.findings import Findings
-from casstore.maintenance.lifecycles_check import LifecyclesCheck
-from casstore.maintenance.log_check import LogCheck
-from casstore.maintenance.record_facts import Facts
+from casstore.maintenance import findings as codes
+from casstore.maintenance import systems
+from casstore.maintenance.consistency import Facts
+from casstore.maintenance.findings import Findings, Where
 from casstore.maintenance.retention_check import RetentionCheck
 from casstore.maintenance.rows_check import RowsCheck
-from casstore.maintenance.runs_check import RunsCheck
-from casstore.maintenance.scoped_check import ScopedCheck
-from casstore.records.rows import Record, Table, row_links
+from casstore.session.records import Record, Table, row_links
 from casstore.store import Store
 
 _TABLE: Final = "records"
 
-#: What looks at the records of each table.
-Judges = Mapping[Table, Callable[[Record], None]]
+
+class _Checked(NamedTuple):
+    """A system whose rows are being checked."""
+
+    name: str | None
+    #: By what the keys of its tables start with.
+    judges: dict[bytes, tuple[Table, Callable[[Record], None]]]
+    #: What the keys of its tables start with, also of those that it does not check.
+    known: frozenset[bytes]
+    #: Why rows of other tables are not checked.
+    why: str
 
 
 class RecordsCheck:
-    """Has all records and rows of retention judged while rows are gone through.
+    """Checks records, and rows of retention, while ``RowsCheck`` reads them.
 
-    ``whole`` reads all messages of logs, to see that each has its number.
+    ``whole``: systems check everything, also what takes reading every object.
     """
 
     def __init__(self, store: Store, rows: RowsCheck, found: Findings, *, whole: bool) -> None:
-        self._engine = store.engine
+        self._store = store
         self._rows = rows
+        self._found = found
+        self._whole = whole
         self._facts = Facts(rows, found)
-        parts: list[Judges] = [
-            LogCheck(store, self._facts, whole=whole).judges(),
-            RunsCheck(store, self._facts).judges(),
-            ScopedCheck(store, self._facts).judges(),
-            LifecyclesCheck(store, self._facts).judges(),
-        ]
-        self._judges = {
-            table.keys.start: (table, judge) for part in parts for table, judge in part.items()
-        }
+        self._system = _Checked("", {}, frozenset(), "")
+        #: How many rows were not checked, by table and reason.
+        self._unchecked: Counter[tuple[str, str]] = Counter()
         rows.judge_with("retention", RetentionCheck(rows, self._facts).judge)
         rows.judge_with(_TABLE, self._judge)
 
     def _judge(self, row: Row) -> None:
         links = row_links(row.value)
-        if links and self._engine.missing(links):
+        if links and self._store.engine.missing(links):
             for digest in links:
                 self._rows.require_object(_TABLE, row, digest)
-        table, _, _ = row.key.partition(b"\0")
-        known = self._judges.get(table + b"\0")
-        if known is None:
-            # Somebody's own table; what it means they know.
+        name = systems.name_of(row.key)
+        if name is None:
             return
-        record = known[0].record_of(row)
+        if name != self._system.name:
+            self._system = self._load(name)
+        start = row.key.partition(b"\0")[0] + b"\0"
+        known = self._system.judges.get(start)
+        if known is not None:
+            self._judge_record(known[0].record_of(row), known[1], links)
+        elif start not in self._system.known:
+            table = start[:-1].decode(errors="backslashreplace")
+            self._unchecked[table, self._system.why] += 1
+
+    def _load(self, name: str) -> _Checked:
+        system = systems.load(name)
+        if isinstance(system, str):
+            return _Checked(name, {}, frozenset(), f"system {name!r} is not installed: {system}")
+        self._found.add_codes(system.codes)
+        judges = system.check(self._store, self._facts, whole=self._whole)
+        return _Checked(
+            name,
+            {table.keys.start: (table, judge) for table, judge in judges.items()},
+            frozenset([table.encode() + b"\0" for table in system.tables]),
+            f"version {system.version} of system {name!r} has no such table",
+        )
+
+    @staticmethod
+    def _judge_record(record: Record, judge: Callable[[Record], None], links: list[bytes]) -> None:
         try:
-            known[1](record)
+            judge(record)
         except ObjectNotFoundError:
-            # Told already as something that the row, or an object below it, names.
+            # Reported already, as a missing object that the row, or an object below it, names.
             return
         except CorruptionError:
             if not links or _is_readable(record):
                 raise
 
     def settle(self) -> None:
-        """Judge what is left to judge."""
+        """Judge what is left to judge, and report what was not checked."""
         self._facts.settle()
+        for (table, why), rows in self._unchecked.items():
+            what = f"{rows} rows of records table {table!r} were not checked: {why}"
+            self._found.add(codes.RECORDS_UNCHECKED, what, Where(table=_TABLE))
 
 
 def _is_readable(record: Record) -> bool:
-    """Can what a record links to be read? If not, that was told of the objects."""
+    """Can what a record links to be read? If not, that was reported with the objects."""
     try:
         _ = record.value
     except CasstoreError:

@@ -17,7 +17,7 @@ from typing import Final
 from casstore.errors import CorruptionError
 from casstore.format.hashing import DIGEST_BYTES
 from casstore.maintenance.keepers import still_stored
-from casstore.records.rows import Draft, Record, Table
+from casstore.session.records import Draft, Record, Table
 from casstore.store import Store
 
 _A_RECORD: Final = 512

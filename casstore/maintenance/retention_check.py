@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from casstore.engine.protocol import Row, RowKey
 from casstore.maintenance import findings as codes
+from casstore.maintenance.consistency import Facts
 from casstore.maintenance.findings import Where
 from casstore.maintenance.policy import decode_policy
-from casstore.maintenance.record_facts import Facts
 from casstore.maintenance.rows_check import RowsCheck
 from casstore.session import expiry, keys, marks, protection, subjects
 from casstore.session.heads import decode_head

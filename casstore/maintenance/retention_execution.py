@@ -34,7 +34,7 @@ from casstore.maintenance.policy import DAY_MS, Policy, decode_policy
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.retention_plan import Plan, Removed, SessionPlan
 from casstore.maintenance.retention_planning import labels_of
-from casstore.records.log import leftovers
+from casstore.maintenance.systems import Held, held_by
 from casstore.session import catalogue, expiry, keys, leases, protection
 from casstore.session.attempts import Attempts
 from casstore.session.catalogue import KnownSession
@@ -194,12 +194,14 @@ def execute(store: Store, plan: Plan, *, progress: Progress | None = None) -> Re
         # By the clock of now it would be young for longer than marks are kept.
         raise InvalidInputError("the plan is of a time to come, the clock was set back: plan again")
     tally = Tally(LISTED)
+    held: Held | None = None
     for part in plan:
         tally.begin(part)
         if part.refused is not None:
             tally.refuse(part.session, part.refused)
         elif part.deleted:
-            _delete(store, runtime, part, tally)
+            held = held or held_by(store)
+            _delete(store, runtime, held, part, tally)
         else:
             _trim(runtime, part, tally)
         if progress is not None:
@@ -231,7 +233,7 @@ def _policy_conditions(
 # --- sessions -------------------------------------------------------------------------------
 
 
-def _delete(store: Store, runtime: Runtime, part: SessionPlan, tally: Tally) -> None:
+def _delete(store: Store, runtime: Runtime, held: Held, part: SessionPlan, tally: Tally) -> None:
     key = keys.session_key(part.session)
     attempts = Attempts(f"session {part.session!r}")
     while True:
@@ -240,7 +242,7 @@ def _delete(store: Store, runtime: Runtime, part: SessionPlan, tally: Tally) -> 
             known, conditions = _doomed(runtime, part, key)
             if known is None:
                 # Also finishes what an earlier try has left.
-                leftovers.forget(store, part.session)
+                held.forget_session(store, part.session)
                 catalogue.finish(runtime, part.session)
                 tally.gone += 1
                 return
@@ -250,7 +252,7 @@ def _delete(store: Store, runtime: Runtime, part: SessionPlan, tally: Tally) -> 
         except (_ChangedError, ContendedError, CorruptionError, FormatError) as exc:
             tally.skip(part.session, None, str(exc))
             return
-        leftovers.forget(store, part.session)
+        held.forget_session(store, part.session)
         catalogue.clear(runtime, part.session, key)
         tally.deleted += 1
         return

@@ -20,9 +20,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from casstore.engine.protocol import Roots, Row
-from casstore.records.rows import row_links
 from casstore.session import attachments, keys, pins, queue
 from casstore.session.heads import decode_head
+from casstore.session.records import row_links
 
 
 def _of_head(row: Row) -> Iterator[bytes]:

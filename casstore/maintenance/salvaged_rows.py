@@ -22,8 +22,8 @@ from casstore.engine.protocol import (
 from casstore.errors import CasstoreError, ConditionFailedError, CorruptionError
 from casstore.maintenance.progress import Progress, Step
 from casstore.maintenance.roots import ROOTS
-from casstore.records.rows import row_name
 from casstore.session import keys, pins, protection, subjects
+from casstore.session.records import row_name
 
 # What one write takes into the new store.
 _BATCH_ROWS: Final = 2000

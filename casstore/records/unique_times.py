@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from casstore.engine.forks import Lock
 from casstore.engine.protocol import PutRow, RowIs, RowKey, Write
 from casstore.errors import CorruptionError
-from casstore.records.rows import Draft, Record, Table
+from casstore.session.records import Draft, Record, Table
 from casstore.store import Store
 
 #: As many writes at a time do not conflict if they choose different slots.

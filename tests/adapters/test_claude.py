@@ -42,7 +42,7 @@ from casstore.errors import (
     InvalidValueError,
 )
 from casstore.maintenance import gc
-from casstore.records.rows import Draft, Table
+from casstore.session.records import Draft, Table
 from casstore.store import Store
 from casstore.testing import ManualClock
 from tests.adapters.transcripts import new_id, transcript

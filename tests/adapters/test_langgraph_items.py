@@ -38,7 +38,7 @@ from casstore.errors import (
     UnsafePayloadError,
 )
 from casstore.maintenance import gc
-from casstore.records.rows import Draft
+from casstore.session.records import Draft
 from casstore.store import Store
 from casstore.testing import ManualClock
 from tests.adapters.langgraph_graphs import Plan, on

@@ -26,7 +26,7 @@ from casstore.errors import UnsafePayloadError
 from casstore.format.canonical import Link
 from casstore.format.digest import Digest
 from casstore.maintenance import gc
-from casstore.records.rows import Draft
+from casstore.session.records import Draft
 from casstore.store import Store
 from tests.adapters.langgraph_graphs import on
 from tests.adapters.test_langgraph_threads import put

@@ -23,7 +23,7 @@ from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.protocol import StoredObject, Write, WriteResult
 from casstore.errors import UnsafePayloadError
 from casstore.maintenance import gc
-from casstore.records.rows import Draft
+from casstore.session.records import Draft
 from casstore.store import Store
 from tests.adapters.test_langgraph_lists import (
     Mine,

@@ -43,7 +43,7 @@ def test_the_adapter_says_what_to_install() -> None:
 
 def test_importing_casstore_does_not_load_it() -> None:
     answer = run(
-        "import sys, casstore, casstore.records.rows, casstore.maintenance.gc\n"
+        "import sys, casstore, casstore.session.records, casstore.maintenance.gc\n"
         "print([name for name in sys.modules if name.split('.')[0] in ('langgraph', 'ormsgpack')])"
     )
     assert answer.stdout == "[]\n", answer.stderr

@@ -21,7 +21,7 @@ from casstore.adapters.langgraph import CasstoreStore
 from casstore.adapters.langgraph.item_records import ItemContent, items_table, stored_item
 from casstore.errors import BadItemError, ConflictError, ItemConflictError
 from casstore.maintenance.progress import Step
-from casstore.records.rows import Draft
+from casstore.session.records import Draft
 from casstore.store import Store
 from servers.postgres import Server
 from tests.adapters.langgraph_memories import Memory, PostgresMemory, SqliteMemory

@@ -35,7 +35,7 @@ from casstore.errors import (
     ObjectNotFoundError,
 )
 from casstore.maintenance import gc
-from casstore.records.rows import Draft
+from casstore.session.records import Draft
 from casstore.store import Store
 from tests.adapters import langgraph_graphs as graphs
 from tests.adapters.langgraph_graphs import on, say

@@ -23,7 +23,7 @@ from casstore.errors import (
     StoreNotFoundError,
 )
 from casstore.maintenance.progress import Progress, Step
-from casstore.records.rows import Draft, Table
+from casstore.session.records import Draft, Table
 from casstore.store import Store
 
 ROWS = [(f"k{number}", f"text {number}") for number in range(7)]

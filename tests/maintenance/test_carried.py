@@ -15,9 +15,9 @@ from casstore.maintenance.check import check
 from casstore.maintenance.copying import copy
 from casstore.maintenance.policy import Policy, find_policy, set_policy
 from casstore.maintenance.salvage import salvage
-from casstore.records.rows import Draft, Table
 from casstore.session import keys
 from casstore.session.catalogue import KnownSession, bury
+from casstore.session.records import Draft, Table
 from casstore.session.state import Runtime
 from casstore.store import Store
 from casstore.testing.engine_fixtures import all_rows

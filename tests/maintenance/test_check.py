@@ -31,7 +31,7 @@ from casstore.session import keys
 from casstore.session.data import UNFENCED, Checkpoint, Commit, NodeDraft
 from casstore.session.heads import decode_head, encode_head
 from casstore.store import Store
-from tests.maintenance.test_check_records import FOUND_IN_RECORDS
+from tests.maintenance.test_check_records import ALL_CODES, FOUND_IN_RECORDS
 from tests.maintenance.wounds import (
     LONG,
     PAGE_BYTES,
@@ -355,7 +355,7 @@ def lose_the_way_to_a_batch(path: Path) -> None:
 
 
 def test_every_code_has_a_wound() -> None:
-    assert WOUNDS.keys() | FOUND_IN_RECORDS == codes.CODES.keys()
+    assert WOUNDS.keys() | FOUND_IN_RECORDS == ALL_CODES.keys()
 
 
 @pytest.mark.parametrize("code", WOUNDS)

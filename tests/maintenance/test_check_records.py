@@ -15,17 +15,20 @@ from casstore.maintenance import findings as codes
 from casstore.maintenance.check import CheckReport, check
 from casstore.maintenance.policy import Policy, set_policy
 from casstore.records.lifecycles import Annotation, Lifecycles, Seal
+from casstore.records.lifecycles import check as lifecycles_check
 from casstore.records.lifecycles.tables import Tables as LifeTables
 from casstore.records.log import NewMessage, SessionLog, Tokens
+from casstore.records.log import check as log_check
 from casstore.records.log.ground import Ground as LogGround
-from casstore.records.rows import Draft, Table
 from casstore.records.runs import Runs, SessionCheckpoint
+from casstore.records.runs import check as runs_check
 from casstore.records.runs.layout import Tables as RunTables
 from casstore.records.scoped import SCOPES, Context, ScopedState
 from casstore.records.scoped import Policy as StatePolicy
 from casstore.records.scoped.layout import Tables as ScopedTables
 from casstore.session import keys
 from casstore.session.data import UNFENCED, Checkpoint, Commit, NodeDraft
+from casstore.session.records import Draft, Table
 from casstore.store import Store
 from casstore.testing.engine_fixtures import all_rows
 from tests.maintenance.wounds import step
@@ -229,30 +232,30 @@ def _expire_early(wound: Wound) -> None:
 
 WOUNDS: list[tuple[str, str, Callable[[Wound], None]]] = [
     # the log
-    (codes.LOG_TREE_WRONG, "depth", lambda w: w.edit(w.log.sessions, "child", at7=2)),
-    (codes.LOG_TREE_WRONG, "place", lambda w: w.edit(w.log.sessions, "child", at6=2)),
-    (codes.LOG_TREE_WRONG, "parent", lambda w: w.edit(w.log.sessions, "child", at5="other")),
-    (codes.LOG_TREE_WRONG, "child", lambda w: w.entry(w.log.children, "other", "root")),
-    (codes.LOG_TREE_WRONG, "count", lambda w: w.edit(w.log.sessions, "root", at13=1)),
+    (log_check.LOG_TREE_WRONG, "depth", lambda w: w.edit(w.log.sessions, "child", at7=2)),
+    (log_check.LOG_TREE_WRONG, "place", lambda w: w.edit(w.log.sessions, "child", at6=2)),
+    (log_check.LOG_TREE_WRONG, "parent", lambda w: w.edit(w.log.sessions, "child", at5="other")),
+    (log_check.LOG_TREE_WRONG, "child", lambda w: w.entry(w.log.children, "other", "root")),
+    (log_check.LOG_TREE_WRONG, "count", lambda w: w.edit(w.log.sessions, "root", at13=1)),
     (codes.ROW_MALFORMED, "kind", lambda w: w.edit(w.log.sessions, "root", at3="none")),
     (codes.RECORD_COUNT_WRONG, "totals", lambda w: w.entry(w.log.totals, [1, 5, 5, 11])),
     (codes.RECORD_COUNT_WRONG, "rounds", lambda w: w.entry(w.log.totals, [0, 5, 6, 11])),
-    (codes.LOG_NUMBERS_WRONG, "behind", _log_state(view=[1, 99], upto=7)),
-    (codes.LOG_NUMBERS_WRONG, "twice", _log_state(view=[1, 3, 2, 4], upto=7)),
-    (codes.LOG_NUMBERS_WRONG, "calls", _log_state(pending=[99, "c"])),
-    (codes.LOG_NUMBERS_WRONG, "note", _log_state(view=[1, 1], upto=7, notes=[5])),
-    (codes.LOG_NUMBERS_WRONG, "no log", lambda w: w.store.session("root").commit(
+    (log_check.LOG_NUMBERS_WRONG, "behind", _log_state(view=[1, 99], upto=7)),
+    (log_check.LOG_NUMBERS_WRONG, "twice", _log_state(view=[1, 3, 2, 4], upto=7)),
+    (log_check.LOG_NUMBERS_WRONG, "calls", _log_state(pending=[99, "c"])),
+    (log_check.LOG_NUMBERS_WRONG, "note", _log_state(view=[1, 1], upto=7, notes=[5])),
+    (log_check.LOG_NUMBERS_WRONG, "no log", lambda w: w.store.session("root").commit(
         Commit(checkpoint=Checkpoint(turn_state="other"), lease=UNFENCED)) and None),
-    (codes.LOG_NUMBERS_WRONG, "node", _foreign_node),
-    (codes.LOG_NUMBERS_WRONG, "leaf", lambda w: w.store.session("root").commit(
+    (log_check.LOG_NUMBERS_WRONG, "node", _foreign_node),
+    (log_check.LOG_NUMBERS_WRONG, "leaf", lambda w: w.store.session("root").commit(
         Commit(leaf="8", lease=UNFENCED)) and None),
-    (codes.LOG_NUMBERS_WRONG, "leaf before a fold", lambda w: w.store.session("root").commit(
+    (log_check.LOG_NUMBERS_WRONG, "leaf before a fold", lambda w: w.store.session("root").commit(
         Commit(leaf="5", lease=UNFENCED)) and None),
-    (codes.LOG_NUMBERS_WRONG, "more than numbers", _backwards),
-    (codes.LOG_NUMBERS_WRONG, "fold", lambda w: w.edit(w.log.folds, at0=99)),
+    (log_check.LOG_NUMBERS_WRONG, "more than numbers", _backwards),
+    (log_check.LOG_NUMBERS_WRONG, "fold", lambda w: w.edit(w.log.folds, at0=99)),
     # runs
-    (codes.RUN_MIRROR_WRONG, "status", lambda w: w.edit(w.runs.threads, "t", status="done")),
-    (codes.RUN_MIRROR_WRONG, "latest", lambda w: w.edit(w.runs.threads, "t", latest_run="t1")),
+    (runs_check.RUN_MIRROR_WRONG, "status", lambda w: w.edit(w.runs.threads, "t", status="done")),
+    (runs_check.RUN_MIRROR_WRONG, "latest", lambda w: w.edit(w.runs.threads, "t", latest_run="t1")),
     *[(codes.RECORD_COUNT_WRONG, f"thread's {what}",
        lambda w, what=what: w.edit(w.runs.threads, "t", **{what: 9}))
       for what in ("runs", "messages", "events", "artifacts", "approvals")],
@@ -277,8 +280,8 @@ WOUNDS: list[tuple[str, str, Callable[[Wound], None]]] = [
     (codes.RECORD_ORPHANED, "thread", lambda w: w.edit(w.runs.runs, "t1", thread="gone")),
     (codes.RECORD_ORPHANED, "request", lambda w: w.edit(w.runs.requests, "t2", thread="u")),
     (codes.RECORD_ORPHANED, "intent", lambda w: w.edit(w.runs.intents, "t2", thread="u")),
-    (codes.PROTECTION_MISSING, "protection", _unprotect),
-    (codes.PROTECTION_MISSING, "revision", _lose_revision),
+    (runs_check.PROTECTION_MISSING, "protection", _unprotect),
+    (runs_check.PROTECTION_MISSING, "revision", _lose_revision),
     # scoped state
     (codes.RECORD_COUNT_WRONG, "keys", lambda w: w.edit(w.scoped.scopes, at2=5)),
     (codes.RECORD_COUNT_WRONG, "bytes", lambda w: w.edit(w.scoped.scopes, at3=5)),
@@ -300,7 +303,7 @@ WOUNDS: list[tuple[str, str, Callable[[Wound], None]]] = [
     (codes.RECORD_INDEX_WRONG, "user", lambda w: w.edit(w.life.sessions, u="other")),
     (codes.RECORD_INDEX_WRONG, "subjects", lambda w: w.edit(w.life.notes, "record", s=["x"])),
     (codes.RECORD_INDEX_WRONG, "sources", lambda w: w.edit(w.life.notes, "record", o=[])),
-    (codes.SEAL_BROKEN, "seal", lambda w: w.edit(w.life.records, "facts", "two", v=2)),
+    (lifecycles_check.SEAL_BROKEN, "seal", lambda w: w.edit(w.life.records, "facts", "two", v=2)),
     # retention
     (codes.PROTECTION_DANGLING, "nothing", _protect_nothing),
     (codes.SUBJECTS_WRONG, "not found", _unindex_subject),
@@ -308,7 +311,9 @@ WOUNDS: list[tuple[str, str, Callable[[Wound], None]]] = [
     (codes.ROW_MALFORMED, "policy", _other_policy),
 ]  # fmt: skip
 #: The codes that tests here provoke.
-FOUND_IN_RECORDS = {code for code, _, _ in WOUNDS} | {codes.LOG_GAP}
+FOUND_IN_RECORDS = {code for code, _, _ in WOUNDS} | {log_check.LOG_GAP, codes.RECORDS_UNCHECKED}
+#: The codes of the core, then those of record systems.
+ALL_CODES = {**codes.CODES, **log_check.CODES, **runs_check.CODES, **lifecycles_check.CODES}
 
 
 @pytest.mark.parametrize(
@@ -324,7 +329,7 @@ def test_what_does_not_agree_is_found(
     told = [one.what for one in report.findings if one.code == code]
     assert len(told) == len(set(told)) == report.counts[code]
     assert all(one.remedy for one in report.findings)
-    assert report.sound is (codes.CODES[code].severity != codes.ERROR and len(report.counts) == 1)
+    assert report.sound is (ALL_CODES[code].severity != codes.ERROR and len(report.counts) == 1)
 
 
 def test_an_object_that_only_a_record_names_is_missed() -> None:
@@ -333,9 +338,9 @@ def test_an_object_that_only_a_record_names_is_missed() -> None:
         link = draft.keep(LONG)
         draft.put(Table(store, "anybodys", 1), ("a",), [1, link])
         draft.commit()
-        assert found(store).counts == {}
+        assert found(store).counts == {codes.RECORDS_UNCHECKED: 1}
         store.engine.write(Write(deletes=[link.digest]))
-        assert found(store).counts.keys() == {codes.ROOT_MISSING}
+        assert found(store).counts.keys() == {codes.ROOT_MISSING, codes.RECORDS_UNCHECKED}
 
 
 def test_only_a_full_check_reads_every_message(store: Store) -> None:
@@ -346,7 +351,7 @@ def test_only_a_full_check_reads_every_message(store: Store) -> None:
     store.session("strange").commit(Commit(append=drafts, lease=UNFENCED))
     assert found(store).sound
     report = found(store, "full")
-    assert report.counts.keys() == {codes.LOG_NUMBERS_WRONG}
+    assert report.counts.keys() == {log_check.LOG_NUMBERS_WRONG}
     assert report.findings[0].where.session == "strange"
 
 
@@ -354,7 +359,7 @@ def test_a_message_that_somebody_hid_is_no_error(store: Store) -> None:
     store.session("root").tombstone(["1"])
     for level in ("connectivity", "full"):
         report = found(store, level)
-        assert report.counts.keys() == {codes.LOG_GAP}
+        assert report.counts.keys() == {log_check.LOG_GAP}
         assert report.sound
 
 

@@ -1,4 +1,4 @@
-"""The document of operations names every finding, as the code has it."""
+"""The document of operations has every finding, of the core and of casstore's record systems."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from casstore.maintenance import salvage
 from casstore.maintenance.check import LEVELS
-from casstore.maintenance.findings import CODES
+from tests.maintenance.test_check_records import ALL_CODES
 
 TEXT = (Path(__file__).parent.parent.parent / "docs" / "operations.md").read_text()
 
@@ -15,7 +15,7 @@ TEXT = (Path(__file__).parent.parent.parent / "docs" / "operations.md").read_tex
 def test_the_table_of_findings_is_that_of_the_code() -> None:
     section = TEXT.split("### Findings")[1].split("## After damage")[0]
     listed = re.findall(r"^\| `(\w+)` \| (\w+) \| (.+?) \| (.+?) \|$", section, re.MULTILINE)
-    assert listed == [(code, *meaning) for code, meaning in CODES.items()]
+    assert listed == [(code, *meaning) for code, meaning in ALL_CODES.items()]
 
 
 def test_every_level_and_outcome_is_described() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from casstore.records.rows import Draft, Table
+from casstore.session.records import Draft, Table
 from casstore.store import Store
 from tests.records.one_transaction import assert_one_transaction
 

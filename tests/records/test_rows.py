@@ -23,9 +23,9 @@ from casstore.errors import (
 from casstore.format.canonical import Link
 from casstore.format.digest import Digest
 from casstore.maintenance import gc
-from casstore.records.row_keys import KeySpace, past
-from casstore.records.rows import Draft, Table, find_records, row_links
 from casstore.session.data import UNFENCED, Commit, NodeDraft
+from casstore.session.record_keys import KeySpace, past
+from casstore.session.records import Draft, Table, find_records, row_links
 from casstore.store import Store
 
 LONG = ["long " * 300, {"more": "text " * 200}, *range(300)]

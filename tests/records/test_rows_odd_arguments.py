@@ -11,9 +11,9 @@ from casstore import aio
 from casstore.maintenance import copying
 from casstore.records.lifecycles import Lifecycles
 from casstore.records.log import SessionLog
-from casstore.records.rows import Draft, Table
 from casstore.records.runs import Runs
 from casstore.records.scoped import ScopedState
+from casstore.session.records import Draft, Table
 from casstore.store import Store
 from tests.records.refusals import CountingEngine, assert_refused
 

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from casstore.errors import ConditionFailedError, CorruptionError
-from casstore.records.rows import Draft, Table
 from casstore.records.unique_times import SLOTS, UniqueTimes
+from casstore.session.records import Draft, Table
 from casstore.store import Store
 
 NAME = "test.times"

@@ -18,10 +18,10 @@ from casstore.maintenance.condemned import list_condemned
 from casstore.maintenance.erasure import ErasedSession, ErasurePlan
 from casstore.maintenance.expiring import expire_rows
 from casstore.maintenance.progress import Step
-from casstore.records.rows import Draft, Table, row_links
 from casstore.session import catalogue, keys, queue
 from casstore.session.data import UNFENCED, Commit, NodeDraft
 from casstore.session.heads import decode_head
+from casstore.session.records import Draft, Table, row_links
 from casstore.store import Store
 from casstore.testing import ManualClock
 from casstore.testing.session_fixtures import interrupted, nothing_written

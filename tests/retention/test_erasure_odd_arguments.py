@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from casstore.maintenance import erasure, lifecycle_sweep
-from casstore.maintenance.lifecycle_erasure import LifecycleErasure
+from casstore.maintenance import erasure
 from casstore.records.lifecycles import Lifecycles
+from casstore.records.lifecycles.erasure import LifecycleErasure
+from casstore.records.lifecycles.sweep import sweep
 from casstore.records.scoped import ActorErasure
 from casstore.session.data import UNFENCED, Commit, NodeDraft
 from casstore.store import Store
@@ -56,9 +57,9 @@ CALLS: dict[str, Callable[[Store], object]] = {
     "what was found is none": lambda store: LifecycleErasure().erase(store, "anna", NONE),
     "what stays of none": lambda store: LifecycleErasure().stays(store, NONE),
     "whom to tell of none": lambda store: LifecycleErasure().to_tell(store, NONE),
-    "sweeping a store": lambda store: lifecycle_sweep.sweep(store, {}),  # type: ignore[arg-type]
-    "ages that are none": lambda store: lifecycle_sweep.sweep(Lifecycles(store), NONE),
-    "a text that says to sweep": lambda store: lifecycle_sweep.sweep(
+    "sweeping a store": lambda store: sweep(store, {}),  # type: ignore[arg-type]
+    "ages that are none": lambda store: sweep(Lifecycles(store), NONE),
+    "a text that says to sweep": lambda store: sweep(
         Lifecycles(store),
         {"identity": 0},
         dry_run="no",  # type: ignore[arg-type]

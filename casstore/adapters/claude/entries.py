@@ -26,7 +26,7 @@ from casstore.errors import (
 )
 from casstore.format.limits import MAX_DEPTH
 from casstore.records.json_values import as_text, restored
-from casstore.records.rows import Draft
+from casstore.session.records import Draft
 
 _UUID: Final = "uuid"
 _PARENT: Final = "parentUuid"

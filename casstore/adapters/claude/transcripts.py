@@ -24,9 +24,9 @@ from casstore.engine.forks import Lock
 from casstore.errors import ConditionFailedError, CorruptionError, InvalidInputError
 from casstore.format.canonical import Link
 from casstore.records.json_values import restored, storable
-from casstore.records.rows import Draft, Record, Table
 from casstore.records.unique_times import UniqueTimes
 from casstore.session.attempts import Attempts, read_again
+from casstore.session.records import Draft, Record, Table
 from casstore.store import Store
 
 # So many entries in a row that their heads and their links are each one object.
@@ -91,8 +91,8 @@ class Transcripts:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._heads = Table(store, "claude.transcripts", 3)
-        self._rows = Table(store, "claude.entries", 4)
+        self.heads = Table(store, "claude.transcripts", 3)
+        self.rows = Table(store, "claude.entries", 4)
         self._times = UniqueTimes("claude.times")
         self._lock = Lock()
         self._known: OrderedDict[Place, _Known] = OrderedDict()
@@ -101,8 +101,8 @@ class Transcripts:
 
     def find(self, place: Place) -> Transcript | None:
         """A transcript; None if there is none."""
-        record = self._heads.find(*place)
-        return None if record is None else _transcript(record)
+        record = self.heads.find(*place)
+        return None if record is None else decode_transcript(record)
 
     def load(self, place: Place) -> list[dict[str, Any]] | None:
         """All entries of a transcript; None if there is none."""
@@ -125,17 +125,17 @@ class Transcripts:
 
     def of_project(self, project: str) -> Iterator[Transcript]:
         """The transcripts of a project, those of subagents behind their session's."""
-        for record in self._heads.scan(project):
-            yield _transcript(record)
+        for record in self.heads.scan(project):
+            yield decode_transcript(record)
 
     def below(self, place: Place) -> Iterator[Transcript]:
         """All transcripts of a session."""
-        for record in self._heads.scan(place.project, place.session):
-            yield _transcript(record)
+        for record in self.heads.scan(place.project, place.session):
+            yield decode_transcript(record)
 
     def projects(self) -> Iterator[str]:
         """The keys of all projects."""
-        for (project,) in self._heads.groups(1):
+        for (project,) in self.heads.groups(1):
             yield project
 
     def _read_rows(self, found: Transcript, start: int) -> Iterator[Any]:
@@ -143,7 +143,7 @@ class Transcripts:
         for first in range(start, found.rows, _PAGE):
             last = min(first + _PAGE, found.rows)
             keys = [(*found.place, _row_name(number)) for number in range(first, last)]
-            for record in self._rows.find_many(keys):
+            for record in self.rows.find_many(keys):
                 if record is None:
                     return
                 yield record.value
@@ -174,9 +174,9 @@ class Transcripts:
         attempts = Attempts(f"session {place.session!r}")
         while True:
             attempts.begin()
-            moment = self._times.read(self._store, self._heads, [place])
+            moment = self._times.read(self._store, self.heads, [place])
             [record] = moment.records
-            found = None if record is None else _transcript(record)
+            found = None if record is None else decode_transcript(record)
             known = _Known(os.urandom(_BIRTH_BYTES), 0, set())
             if found is not None:
                 known = self._ids(found)
@@ -184,12 +184,12 @@ class Transcripts:
             if not new:
                 return 0
             draft = Draft(self._store)
-            draft.expect(self._heads, place, record)
+            draft.expect(self.heads, place, record)
             rows = known.rows
             for start in range(0, len(new), _ROW_ENTRIES):
                 packed = forms.pack(draft, place.session, new[start : start + _ROW_ENTRIES])
                 content = {"h": packed.heads, "b": packed.bodies}
-                draft.put(self._rows, (*place, _row_name(rows)), content)
+                draft.put(self.rows, (*place, _row_name(rows)), content)
                 rows += 1
             known = known._replace(rows=rows)
             now_ms = self._store.engine.now_ms()
@@ -197,7 +197,7 @@ class Transcripts:
                 # Of a release that did not reserve times, or of a clock that ran ahead there.
                 now_ms = max(now_ms, found.mtime_ms + 1)
             with self._times.reserve(draft, moment, now_ms) as mtime_ms:
-                draft.put(self._heads, place, _grown(place, found, known, new, mtime_ms))
+                draft.put(self.heads, place, _grown(place, found, known, new, mtime_ms))
                 try:
                     draft.commit()
                 except ConditionFailedError:
@@ -222,10 +222,10 @@ class Transcripts:
                 return 0
             draft = Draft(self._store)
             for each in found:
-                draft.expect(self._heads, each.place, each.record)
-                draft.delete(self._heads, each.place)
+                draft.expect(self.heads, each.place, each.record)
+                draft.delete(self.heads, each.place)
                 for number in range(each.rows):
-                    draft.delete(self._rows, (*each.place, _row_name(number)))
+                    draft.delete(self.rows, (*each.place, _row_name(number)))
             try:
                 draft.commit()
             except ConditionFailedError:
@@ -289,7 +289,7 @@ def _new_entries(
     return new, ids
 
 
-def _transcript(record: Record) -> Transcript:
+def decode_transcript(record: Record) -> Transcript:
     value = record.value
     try:
         summary = restored(value["d"]) if "d" in value else None

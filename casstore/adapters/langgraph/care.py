@@ -14,8 +14,8 @@ from casstore.adapters.langgraph.history import fold
 from casstore.adapters.langgraph.layout import PendingRow, Place, pack_task, unpack_task
 from casstore.adapters.langgraph.threads import CheckpointRow, Threads, sorted_writes
 from casstore.errors import InvalidInputError
-from casstore.records.rows import Draft
 from casstore.session.attempts import transact
+from casstore.session.records import Draft
 
 KEEP_LATEST: Final = "keep_latest"
 DELETE: Final = "delete"

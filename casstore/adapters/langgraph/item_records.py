@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from casstore.engine.protocol import MAX_STAMP_MS
 from casstore.errors import CorruptionError, InvalidInputError
-from casstore.records.rows import Record, Table
+from casstore.session.records import Record, Table
 from casstore.store import Store
 
 #: Stands between the labels of a namespace, and in none.
@@ -25,8 +25,8 @@ DOT: Final = "."
 MS_US: Final = 1000
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 #: Which times are taken (``records.unique_times``).
-TIMES_TABLE: Final = "lg.times"
-_TABLE: Final = "lg.items"
+TIMES_TABLE: Final = "lgm.times"
+_TABLE: Final = "lgm.items"
 _MINUTE_MS: Final = 60_000
 
 

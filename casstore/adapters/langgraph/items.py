@@ -52,10 +52,10 @@ from casstore.errors import (
     InvalidInputError,
     NoVectorIndexError,
 )
-from casstore.records.rows import Draft, Record, Table
 from casstore.records.unique_times import UniqueTimes
 from casstore.session.arguments import check_count
 from casstore.session.attempts import Attempts
+from casstore.session.records import Draft, Record, Table
 from casstore.store import Store
 
 _SWEEP_BATCH: Final = 1000

@@ -20,7 +20,7 @@ from casstore.adapters.langgraph.plain_lists import PlainLists
 from casstore.adapters.langgraph.serializer import StrictSerializer, cut_objects
 from casstore.errors import CorruptionError
 from casstore.format.canonical import Link
-from casstore.records.rows import Draft
+from casstore.session.records import Draft
 
 # A list as long as that is not loaded only to be remembered: it may never be read.
 _LOADED_AT_ONCE: Final = 16

@@ -36,7 +36,7 @@ from casstore.errors import (
     UnsafePayloadError,
 )
 from casstore.maintenance.progress import Progress, Step
-from casstore.records.rows import Draft
+from casstore.session.records import Draft
 from casstore.store import Store
 
 # A write holds so much at the most: what stopping in between would lose.

@@ -28,8 +28,8 @@ from casstore.compat.importing import move
 from casstore.errors import BadItemError, ConditionFailedError, ConflictError, ItemConflictError
 from casstore.maintenance.progress import Progress
 from casstore.records.json_values import loads
-from casstore.records.rows import Draft, Record
 from casstore.session.arguments import check_flag
+from casstore.session.records import Draft, Record
 from casstore.store import Store
 
 #: What the table of items has in every release.

@@ -17,7 +17,7 @@ from typing import Any
 from casstore.adapters.langgraph import encoding
 from casstore.adapters.langgraph.known_lists import Form, KeptList, KnownList
 from casstore.adapters.langgraph.serializer import StrictSerializer
-from casstore.records.rows import Draft
+from casstore.session.records import Draft
 
 
 class PlainLists:

@@ -23,8 +23,8 @@ from casstore.errors import (
     CorruptionError,
     ObjectNotFoundError,
 )
-from casstore.records.rows import Draft
 from casstore.session.attempts import Attempts
+from casstore.session.records import Draft
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from casstore.adapters.langgraph.layout import (
 )
 from casstore.errors import CorruptionError
 from casstore.format.canonical import Link
-from casstore.records.rows import Draft, Record, Table
+from casstore.session.records import Draft, Record, Table
 from casstore.store import Store
 
 

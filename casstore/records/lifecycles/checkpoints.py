@@ -34,9 +34,9 @@ from casstore.records.lifecycles.references import AGENT, CHECKPOINT, Ref, check
 from casstore.records.lifecycles.subjects import Subjects
 from casstore.records.lifecycles.tables import Change, Place, Tables, fields
 from casstore.records.lifecycles.working_state import WorkingState
-from casstore.records.rows import Record
 from casstore.session import keys
 from casstore.session.arguments import check_text, list_of
+from casstore.session.records import Record
 
 
 class CheckpointInfo(NamedTuple):

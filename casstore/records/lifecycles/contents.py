@@ -10,7 +10,7 @@ from typing import Any, Final
 from casstore.errors import CorruptionError, ObjectNotFoundError
 from casstore.format.canonical import Link
 from casstore.format.limits import OUTLINE_MIN_BYTES
-from casstore.records.rows import Draft
+from casstore.session.records import Draft
 from casstore.store import Store
 
 _HERE: Final = "v"

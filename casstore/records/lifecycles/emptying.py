@@ -14,7 +14,7 @@ from casstore.records.lifecycles.annotation import Note
 from casstore.records.lifecycles.notes import Stayed, note_of, objection
 from casstore.records.lifecycles.references import Ref
 from casstore.records.lifecycles.tables import Change, Place, Tables
-from casstore.records.rows import Record, Table
+from casstore.session.records import Record, Table
 
 #: What one write removes at the most.
 AT_ONCE: Final = 5000

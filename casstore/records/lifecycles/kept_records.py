@@ -23,7 +23,7 @@ from casstore.records.lifecycles.notes import (
 from casstore.records.lifecycles.references import RECORD, Ref, not_found
 from casstore.records.lifecycles.subjects import Subjects
 from casstore.records.lifecycles.tables import Change, Tables, fields
-from casstore.records.rows import Record
+from casstore.session.records import Record
 
 _MISSING: Final = object()
 

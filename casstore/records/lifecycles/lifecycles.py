@@ -65,7 +65,7 @@ from casstore.records.lifecycles.subjects import Subjects
 from casstore.records.lifecycles.tables import Change, Place, Tables, fields
 from casstore.records.lifecycles.user_data import UserData
 from casstore.records.lifecycles.user_rows import FreshKeys, Person, UserRows
-from casstore.records.rows import Record
+from casstore.session.records import Record
 from casstore.store import Store
 
 #: The class of what nothing was said of; of other records something always is.

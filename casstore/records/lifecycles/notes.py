@@ -17,10 +17,10 @@ from casstore.records.lifecycles.annotation import Annotation, Hold, Note, Seal,
 from casstore.records.lifecycles.references import CHECKPOINT, ROWS, SESSION, USER, Ref, not_found
 from casstore.records.lifecycles.subjects import Subjects
 from casstore.records.lifecycles.tables import Change, Place, Tables, fields
-from casstore.records.rows import Record
 from casstore.session import keys
 from casstore.session import subjects as session_subjects
 from casstore.session.heads import head_key
+from casstore.session.records import Record
 from casstore.session.state import meta_key, tombstone_key
 
 SEALED = "sealed"

@@ -13,8 +13,8 @@ from typing import Final
 from casstore.errors import InvalidInputError, SubjectSecretError
 from casstore.format.hashing import subject_hash
 from casstore.records.lifecycles.tables import Change, Place, Tables
-from casstore.records.rows import Record
 from casstore.session import keys
+from casstore.session.records import Record
 
 _SETTING: Final = ("subjects",)
 _MIN_SECRET_BYTES: Final = 16

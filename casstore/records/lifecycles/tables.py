@@ -24,8 +24,8 @@ from typing import Any, TypeVar
 from casstore.engine.protocol import RowIs, Write
 from casstore.errors import CorruptionError, InvalidInputError, KeyDestroyedError
 from casstore.records.lifecycles.references import CHECKPOINT, RECORD, USER, Ref
-from casstore.records.rows import Draft, Record, Table, find_records
 from casstore.session.attempts import read_again, transact
+from casstore.session.records import Draft, Record, Table, find_records
 from casstore.store import Store
 
 Place = tuple[Table, tuple[str, ...]]

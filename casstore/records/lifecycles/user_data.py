@@ -27,8 +27,8 @@ from casstore.records.lifecycles.references import USER, Ref
 from casstore.records.lifecycles.subjects import Subjects
 from casstore.records.lifecycles.tables import Change, Place, Tables, fields
 from casstore.records.lifecycles.user_rows import FreshKeys, Person, UserRows
-from casstore.records.rows import Record
 from casstore.session.arguments import check_count, check_text, list_of
+from casstore.session.records import Record
 
 _MISSING: Final = object()
 

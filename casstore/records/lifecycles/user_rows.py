@@ -23,7 +23,7 @@ from casstore.records.lifecycles.contents import content, read_content
 from casstore.records.lifecycles.keys import KeyStore
 from casstore.records.lifecycles.references import Ref
 from casstore.records.lifecycles.tables import Change, Tables, fields
-from casstore.records.rows import Record
+from casstore.session.records import Record
 
 _RANDOM_BYTES: Final = 16
 # After these nothing was written.

@@ -10,9 +10,9 @@ from casstore.records.log import usage
 from casstore.records.log.data import NewMessage, Tokens
 from casstore.records.log.ground import At, Change, Ground, LeaseGiven
 from casstore.records.log.messages import after, payload_of
-from casstore.records.rows import Draft
 from casstore.session.arguments import list_of
 from casstore.session.data import UNFENCED, NodeDraft
+from casstore.session.records import Draft
 
 
 def append(

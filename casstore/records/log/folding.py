@@ -17,9 +17,9 @@ from casstore.records.log.ground import At, Change, Ground, LeaseGiven, digits
 from casstore.records.log.messages import check_number, payload_of
 from casstore.records.log.state import LogState
 from casstore.records.log.view import runs_of
-from casstore.records.rows import Draft, Record
 from casstore.session.arguments import check_flag, list_of
 from casstore.session.data import UNFENCED, NodeDraft
+from casstore.session.records import Draft, Record
 
 
 def fold(

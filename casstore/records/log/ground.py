@@ -19,10 +19,10 @@ from casstore.errors import (
     NotALogError,
 )
 from casstore.records.log.state import LogState, States, is_of_later
-from casstore.records.rows import Table
 from casstore.session import commit, keys
 from casstore.session.attempts import Attempts, read_again
 from casstore.session.data import UNFENCED, Checkpoint, Claim, Commit, Given, Lease, NodeDraft
+from casstore.session.records import Table
 from casstore.session.state import Runtime, State
 from casstore.store import Store
 

@@ -18,9 +18,9 @@ from casstore.records.log.appending import placed
 from casstore.records.log.data import NewMessage
 from casstore.records.log.ground import At, Change, Ground
 from casstore.records.log.messages import payload_of
-from casstore.records.rows import Draft
 from casstore.session.data import Claim, Lease
 from casstore.session.queue import EARLIEST, JOIN, Queue
+from casstore.session.records import Draft
 
 _SOURCE: Final = "inbox:"
 _MERGE: Final = "log inbox"

@@ -19,10 +19,10 @@ from casstore.records.log.reading import nodes_of
 from casstore.records.log.state import LogState, pack, state_fault
 from casstore.records.log.tree import Row, born, check_row
 from casstore.records.log.usage import check_tokens
-from casstore.records.rows import Draft
 from casstore.session import commit
 from casstore.session.attempts import read_again
 from casstore.session.data import UNFENCED, Checkpoint, Commit, NodeDraft
+from casstore.session.records import Draft
 from casstore.session.state import State
 
 

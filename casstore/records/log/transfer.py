@@ -25,8 +25,8 @@ from casstore.records.log.messages import check_number, check_payload
 from casstore.records.log.reading import Numbered, opened
 from casstore.records.log.state import LogState, pack, unpack
 from casstore.records.log.tree import Row
-from casstore.records.rows import Draft
 from casstore.session.attempts import read_again
+from casstore.session.records import Draft
 
 VERSION: Final = 1
 # How many messages one commit takes in; a session of fewer comes in at once.

@@ -36,13 +36,13 @@ from casstore.records.log.data import (
 )
 from casstore.records.log.ground import At, Ground, digits
 from casstore.records.log.state import LogState, pack
-from casstore.records.rows import Draft, Record
 from casstore.session import catalogue, commit, keys
 from casstore.session.arguments import check_count, check_flag, check_text
 from casstore.session.attempts import Attempts, read_again, transact
 from casstore.session.catalogue import KnownSession
 from casstore.session.data import UNFENCED, Checkpoint, Commit, SessionMeta
 from casstore.session.heads import HeadRow, decode_head, head_key
+from casstore.session.records import Draft, Record
 from casstore.session.state import meta_key, tombstone_key
 
 _ID_BYTES: Final = 12

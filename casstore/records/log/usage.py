@@ -18,9 +18,9 @@ from casstore.errors import (
 from casstore.records.log.data import RoundUsage, Tokens, UsageTotals
 from casstore.records.log.ground import At, Ground, digits
 from casstore.records.log.messages import check_number
-from casstore.records.rows import Draft, Record, Table, find_records
 from casstore.session.arguments import check_count
 from casstore.session.attempts import Attempts, transact
+from casstore.session.records import Draft, Record, Table, find_records
 
 
 def note(

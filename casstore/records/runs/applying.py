@@ -14,7 +14,6 @@ from casstore.errors import (
     RecordNotFoundError,
 )
 from casstore.format.digest import Digest
-from casstore.records.rows import Draft
 from casstore.records.runs import layout, steps
 from casstore.records.runs.data import (
     EXPIRED,
@@ -36,6 +35,7 @@ from casstore.records.runs.names import check_id, check_number, check_path, numb
 from casstore.records.runs.values import same_value, value_digest
 from casstore.records.runs.working import Ground, Place, Working
 from casstore.session.arguments import check_flag
+from casstore.session.records import Draft
 
 
 class Applied(NamedTuple):

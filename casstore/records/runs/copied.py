@@ -13,23 +13,18 @@ from functools import partial
 from itertools import islice
 from typing import Final
 
-from casstore.records.rows import Draft, Record, Table
 from casstore.records.runs import layout
 from casstore.records.runs.data import PENDING
 from casstore.records.runs.layout import Tables
 from casstore.records.runs.names import number_text
 from casstore.session.attempts import transact
+from casstore.session.records import Draft, Record, Table
 from casstore.store import Store
 
 _PAGE: Final = 256
 
 #: The row that contradicts an entry, if one does.
 _Judge = Callable[[Record], Record | None]
-
-
-def has_runs(store: Store) -> bool:
-    """Are there threads in a store, so that there could be anything to tidy up?"""
-    return next(Tables(store).threads.scan(page=1), None) is not None
 
 
 def tidy(source: Store, target: Store) -> int:

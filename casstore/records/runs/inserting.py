@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from casstore.errors import RecordNotFoundError
-from casstore.records.rows import Draft, Record, Table, find_records
 from casstore.records.runs import layout
 from casstore.records.runs.data import (
     PENDING,
@@ -27,6 +26,7 @@ from casstore.records.runs.layout import COUNTER, ApprovalRow, RunRow, ThreadRow
 from casstore.records.runs.names import check_id, check_path, number_text
 from casstore.records.runs.working import Ground, Numbers, Place
 from casstore.session.attempts import transact
+from casstore.session.records import Draft, Record, Table, find_records
 
 
 class Made(NamedTuple):

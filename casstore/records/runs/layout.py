@@ -33,7 +33,6 @@ from typing import Any, Final, NamedTuple
 
 from casstore.errors import CasstoreError, CorruptionError, LimitError
 from casstore.format.canonical import Link
-from casstore.records.rows import Record, Table
 from casstore.records.runs.data import (
     Approval,
     Artifact,
@@ -46,6 +45,7 @@ from casstore.records.runs.data import (
     SessionCheckpoint,
     Thread,
 )
+from casstore.session.records import Record, Table
 from casstore.store import Store
 
 _NONE: Final = type(None)

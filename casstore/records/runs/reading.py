@@ -11,7 +11,6 @@ from itertools import islice
 from typing import Any, Final, TypeVar
 
 from casstore.errors import CorruptionError, InvalidInputError, RecordNotFoundError
-from casstore.records.rows import Record, Table, find_records
 from casstore.records.runs import layout
 from casstore.records.runs.data import (
     PENDING,
@@ -29,6 +28,7 @@ from casstore.records.runs.layout import RunRow, ThreadRow
 from casstore.records.runs.names import check_id, check_number, check_path, number_text
 from casstore.records.runs.working import Ground, Place
 from casstore.session.arguments import check_text
+from casstore.session.records import Record, Table, find_records
 
 Item = TypeVar("Item")
 Row = TypeVar("Row")

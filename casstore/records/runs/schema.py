@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any, Final, Protocol, runtime_checkable
 
 from casstore.errors import RecordsSchemaError
-from casstore.records.rows import Draft, Record, Table, find_records
 from casstore.records.runs.layout import Tables, read_value
+from casstore.session.records import Draft, Record, Table, find_records
 from casstore.store import Store
 
 FAMILY: Final = "casstore.runs"

@@ -14,7 +14,6 @@ from typing import Final, NamedTuple
 
 from casstore.engine.protocol import Write
 from casstore.errors import CorruptionError, RecordConflictError
-from casstore.records.rows import Draft, Record, Table, find_records
 from casstore.records.runs import layout
 from casstore.records.runs.data import Thread
 from casstore.records.runs.layout import COUNTER, ApprovalRow, RunRow, ThreadRow
@@ -22,6 +21,7 @@ from casstore.records.runs.names import check_id, check_time, number_text
 from casstore.records.runs.working import Ground, Numbers, Place, protected_revision, protector
 from casstore.session import protection
 from casstore.session.attempts import transact
+from casstore.session.records import Draft, Record, Table, find_records
 
 # So many rows of events, messages and artifacts go along with the write that deletes.
 _AT_ONCE_ROWS: Final = 2000

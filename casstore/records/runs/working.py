@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from casstore.engine.protocol import Write
 from casstore.errors import InvalidInputError, RecordNotFoundError
-from casstore.records.rows import Draft, Record, Table, find_records
 from casstore.records.runs import layout
 from casstore.records.runs.data import (
     COMMITTED,
@@ -34,6 +33,7 @@ from casstore.records.runs.names import check_id, check_number, check_time, numb
 from casstore.records.runs.schema import Schema
 from casstore.session import protection
 from casstore.session.attempts import read_again
+from casstore.session.records import Draft, Record, Table, find_records
 from casstore.session.state import Runtime
 from casstore.store import Store
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from casstore.errors import ConditionFailedError, ConflictError
 from casstore.format.canonical import Link
 from casstore.records.json_values import restored
-from casstore.records.rows import Draft, Record, find_records
 from casstore.records.scoped.changes import changed, put_head, put_leads
 from casstore.records.scoped.contents import Content
 from casstore.records.scoped.layout import (
@@ -30,6 +29,7 @@ from casstore.records.scoped.layout import (
 from casstore.records.scoped.scope import get_linked
 from casstore.records.scoped.scope_keys import Context, conversation_key
 from casstore.session.attempts import Attempts
+from casstore.session.records import Draft, Record, find_records
 from casstore.store import Store
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from casstore.errors import CorruptionError
-from casstore.records.rows import Draft, Record
 from casstore.records.scoped.layout import Head, Stored, Tables, decode_value
 from casstore.records.scoped.scope_keys import Context
+from casstore.session.records import Draft, Record
 
 #: How many values one write removes at the most.
 REMOVED_AT_ONCE: Final = 512

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from casstore.errors import InvalidInputError
-from casstore.records.rows import Table, row_links
 from casstore.records.scoped.changes import REMOVED_AT_ONCE
 from casstore.records.scoped.layout import Tables, Writer
 from casstore.records.scoped.removal import (
@@ -19,6 +18,7 @@ from casstore.records.scoped.removal import (
 )
 from casstore.records.scoped.scope_keys import ACTOR_TYPE
 from casstore.session.arguments import check_callable, list_of
+from casstore.session.records import Table, row_links
 from casstore.store import Store
 
 _VALUE: Final = "value"
@@ -54,8 +54,8 @@ class ActorErasure:
 
     @property
     def name(self) -> str:
-        """What the provider is called."""
-        return "scoped-state"
+        """The name of the record system."""
+        return "scoped"
 
     def find(self, store: Store, subject: str) -> Sequence[str]:
         """What there is about a subject."""

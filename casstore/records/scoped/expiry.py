@@ -7,7 +7,6 @@ from itertools import islice
 from typing import NamedTuple
 
 from casstore.errors import ConditionFailedError
-from casstore.records.rows import Draft, Record, Table
 from casstore.records.scoped.changes import (
     REMOVED_AT_ONCE,
     Place,
@@ -19,6 +18,7 @@ from casstore.records.scoped.changes import (
 from casstore.records.scoped.layout import Tables, decode_head, decode_person, decode_value
 from casstore.records.scoped.runs import decode_run
 from casstore.session.attempts import Attempts
+from casstore.session.records import Draft, Record, Table
 from casstore.store import Store
 
 
@@ -31,10 +31,10 @@ class Swept(NamedTuple):
     leads: int
 
 
-def sweep(store: Store, pulse: Callable[[int], None] | None = None) -> Swept:
+def sweep(store: Store, pulse: Callable[[int], None]) -> Swept:
     """Remove what has expired, each if it is still as it was found.
 
-    ``pulse`` is told how many records were looked at; raising from it stops the work.
+    Calls ``pulse`` with the number of records read so far; an exception from it ends the work.
     """
     tables = Tables(store)
     told = _Counting(pulse)
@@ -55,9 +55,9 @@ def sweep(store: Store, pulse: Callable[[int], None] | None = None) -> Swept:
 
 
 class _Counting:
-    """Tells how many records were looked at."""
+    """Counts the records read, and reports the number to ``pulse``."""
 
-    def __init__(self, pulse: Callable[[int], None] | None) -> None:
+    def __init__(self, pulse: Callable[[int], None]) -> None:
         self._pulse = pulse
         self._seen = 0
 
@@ -65,8 +65,7 @@ class _Counting:
         """The records, counted as they go by."""
         for record in records:
             self._seen += 1
-            if self._pulse is not None:
-                self._pulse(self._seen)
+            self._pulse(self._seen)
             yield record
 
 

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from casstore.engine.protocol import Write
 from casstore.errors import ConditionFailedError
 from casstore.records.json_values import restored
-from casstore.records.rows import Draft
 from casstore.records.scoped.contents import Content, content_of
 from casstore.records.scoped.layout import (
     LATEST,
@@ -26,6 +25,7 @@ from casstore.records.scoped.layout import (
     number_text,
 )
 from casstore.session.attempts import Attempts
+from casstore.session.records import Draft
 
 
 class Generation(NamedTuple):

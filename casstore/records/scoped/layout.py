@@ -24,8 +24,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from casstore.errors import CasstoreError, CorruptionError
 from casstore.format.canonical import Link
-from casstore.records.rows import Draft, Record, Table
 from casstore.records.scoped.scope_keys import Context
+from casstore.session.records import Draft, Record, Table
 from casstore.store import Store
 
 LATEST: Final = ""

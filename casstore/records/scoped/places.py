@@ -11,7 +11,6 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from casstore.errors import InvalidInputError
-from casstore.records.rows import Record
 from casstore.records.scoped.changes import REMOVED_AT_ONCE
 from casstore.records.scoped.layout import Tables, decode_value
 from casstore.records.scoped.removal import Erased, Pulse, Removal
@@ -20,6 +19,7 @@ from casstore.records.scoped.scope import Entry, context_of, entries
 from casstore.records.scoped.scope_keys import Context
 from casstore.session.arguments import check_callable, check_text
 from casstore.session.attempts import Attempts
+from casstore.session.records import Record
 
 _NAMES: Final = ("runner_id", "binding_identity", "bot_id", "workspace_id")
 

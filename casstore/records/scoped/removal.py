@@ -7,7 +7,6 @@ from itertools import islice
 from typing import NamedTuple
 
 from casstore.errors import ConditionFailedError, InvalidInputError
-from casstore.records.rows import Draft, Record, Table, find_records
 from casstore.records.scoped.changes import REMOVED_AT_ONCE, changed, forget, known, put_head
 from casstore.records.scoped.layout import (
     LATEST,
@@ -22,6 +21,7 @@ from casstore.records.scoped.layout import (
 )
 from casstore.session.arguments import check_callable, check_count, check_text
 from casstore.session.attempts import Attempts
+from casstore.session.records import Draft, Record, Table, find_records
 
 _Key = tuple[str, ...]
 

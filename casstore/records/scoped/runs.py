@@ -18,7 +18,6 @@ from casstore.errors import (
     InvalidInputError,
     RunFrozenError,
 )
-from casstore.records.rows import Draft, Record, Table
 from casstore.records.scoped import policy as policies
 from casstore.records.scoped.layout import Tables
 from casstore.records.scoped.policy import Policy, Reason
@@ -26,6 +25,7 @@ from casstore.records.scoped.scope_keys import Context, checked, scope_keys
 from casstore.session.arguments import list_of
 from casstore.session.attempts import Attempts, read_again
 from casstore.session.keys import id_bytes
+from casstore.session.records import Draft, Record, Table
 
 #: What a run must be capable of to reach state.
 STATE: Final = "state"

@@ -20,7 +20,6 @@ from casstore.errors import (
 )
 from casstore.format.canonical import Link
 from casstore.records.json_values import restored
-from casstore.records.rows import Draft, Record, Table, find_records
 from casstore.records.scoped import policy as policies
 from casstore.records.scoped.changes import changed, find_late, forget, known, put_head, put_leads
 from casstore.records.scoped.contents import Content, checked_key, content_of
@@ -43,6 +42,7 @@ from casstore.records.scoped.policy import Quota, Reason
 from casstore.records.scoped.scope_keys import Context, real_key
 from casstore.session.arguments import check_count, check_text
 from casstore.session.attempts import Attempts, read_again
+from casstore.session.records import Draft, Record, Table, find_records
 from casstore.store import Store
 
 #: How many keys one page lists at the most.

@@ -12,7 +12,6 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from casstore.errors import CorruptionError, LimitError
-from casstore.records.rows import Table, find_records
 from casstore.records.scoped.layout import (
     LATEST,
     Head,
@@ -27,6 +26,7 @@ from casstore.records.scoped.layout import (
 )
 from casstore.records.scoped.scope import Entry, Guard, entries
 from casstore.session.attempts import Attempts, read_again
+from casstore.session.records import Table, find_records
 
 #: What a snapshot puts into memory unless the caller allows more.
 MAX_SNAPSHOT_BYTES: Final = 64 << 20

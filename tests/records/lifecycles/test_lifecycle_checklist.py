@@ -31,9 +31,9 @@ from casstore.errors import (
     SessionNotFoundError,
 )
 from casstore.maintenance import erasure, gc
-from casstore.maintenance.lifecycle_erasure import LifecycleErasure
-from casstore.maintenance.lifecycle_sweep import sweep
 from casstore.records.lifecycles import Annotation, Hold, Lifecycles, Seal
+from casstore.records.lifecycles.erasure import LifecycleErasure
+from casstore.records.lifecycles.sweep import sweep
 from casstore.store import Store
 from tests.records.conftest import Clock
 from tests.records.lifecycles.raw_bytes import everything, raw_files

@@ -28,8 +28,8 @@ from casstore.errors import (
 from casstore.format.canonical import Link
 from casstore.format.hashing import subject_hash
 from casstore.maintenance import backup, compact, erasure, gc
-from casstore.maintenance.lifecycle_erasure import LifecycleErasure
 from casstore.records.lifecycles import Annotation, FileKeys, Hold, Lifecycles, Ref, Seal
+from casstore.records.lifecycles.erasure import LifecycleErasure
 from casstore.records.lifecycles.user_data import NewValue
 from casstore.store import Store
 from casstore.testing.session_fixtures import ReadCounter

@@ -6,9 +6,9 @@ import pytest
 
 from casstore.engine.memory import MemoryEngine
 from casstore.maintenance import erasure
-from casstore.maintenance.lifecycle_erasure import LifecycleErasure
-from casstore.maintenance.lifecycle_sweep import sweep
 from casstore.records.lifecycles import Annotation, Hold, Lifecycles, Ref, Seal
+from casstore.records.lifecycles.erasure import LifecycleErasure
+from casstore.records.lifecycles.sweep import sweep
 from casstore.store import Store
 from tests.records.in_the_midst import LONG, OTHER, Operation, assert_unharmed
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from casstore.errors import InvalidInputError, RecordNotFoundError
+from casstore.errors import InvalidInputError, RecordNotFoundError, SubjectSecretError
 from casstore.maintenance import erasure
 from casstore.maintenance.erasure import ErasurePlan
-from casstore.maintenance.lifecycle_erasure import LifecycleErasure, explain, find_refs
-from casstore.maintenance.lifecycle_sweep import sweep
 from casstore.maintenance.progress import Step
 from casstore.records.lifecycles import Annotation, Hold, Lifecycles, Ref, Seal
+from casstore.records.lifecycles.erasure import LifecycleErasure, explain, find_refs
+from casstore.records.lifecycles.sweep import sweep
 from casstore.store import Store
 from casstore.testing.session_fixtures import interrupted, nothing_written
 from tests.records.conftest import Clock
@@ -98,7 +98,7 @@ def test_a_sweep_tells_how_far_it_is_and_may_be_stopped(life: Lifecycles, clock:
 def test_a_sweep_reports_no_more_than_it_lists(
     life: Lifecycles, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("casstore.maintenance.lifecycle_sweep.LISTED", 2)
+    monkeypatch.setattr("casstore.records.lifecycles.sweep.LISTED", 2)
     for number in range(5):
         life.records.put("c", str(number), 1, Annotation(["process"], seal=Seal("a", "b")))
     clock.move(1)
@@ -279,6 +279,19 @@ def test_a_record_that_changes_while_it_is_rewritten_is_rewritten_anew(life: Lif
     other = interrupted(life.store, before=lambda: life.records.put("c", "n", ["new"], said))
     erasure.execute(other, plan, providers=[provider])
     assert life.records.get("c", "n") == ["new", "rewritten"]
+
+
+def test_erasing_without_the_secret_of_the_store_is_refused(store: Store) -> None:
+    """A plan made without it would find nothing, and report the subject as erased."""
+    Lifecycles(store, secret=b"s" * 32).users.put("anna", "x", 1)
+    store.create_session("s", subjects=["anna"])
+    with pytest.raises(SubjectSecretError):
+        erasure.plan(store, "anna")
+    plan = erasure.plan(store, "anna", providers=[LifecycleErasure(secret=b"s" * 32)])
+    with pytest.raises(SubjectSecretError):
+        erasure.execute(store, plan)
+    assert [info.meta.session for info in store.sessions()] == ["s"]
+    assert len(plan.records["life"]) == 2
 
 
 def test_a_plan_may_be_looked_at_and_changes_nothing(either: Lifecycles) -> None:

@@ -58,8 +58,8 @@ def by_retention(store: Store) -> None:
 
 def by_deletion(store: Store) -> None:
     assert store.delete_session("hers")
-    assert expire_rows(store).deletions == 1
-    assert expire_rows(store).deletions == 0
+    assert expire_rows(store).records == 1
+    assert expire_rows(store).records == 0
 
 
 @pytest.mark.parametrize("delete", [by_erasure, by_retention, by_deletion])
@@ -112,7 +112,7 @@ def test_an_erasure_that_was_stopped_finds_the_rest(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("casstore.records.log.leftovers.forget", stop)
+        patched.setattr("casstore.records.log.system.forget", stop)
         with pytest.raises(KeyboardInterrupt):
             erasure.execute(store, erasure.plan(store, "anna"))
     assert log.find("hers") is None

@@ -58,7 +58,6 @@ from casstore.errors import (
     StorageError,
 )
 from casstore.format.digest import Digest
-from casstore.records.rows import Draft, Table
 from casstore.records.runs import (
     EXPIRED,
     KEEP,
@@ -70,6 +69,7 @@ from casstore.records.runs import (
     SessionCheckpoint,
     steps,
 )
+from casstore.session.records import Draft, Table
 from casstore.store import Store
 from tests.records.conftest import Clock
 from tests.records.one_transaction import contents

@@ -13,8 +13,8 @@ from casstore.engine.protocol import DeleteRow, Write
 from casstore.errors import CorruptionError, RecordNotFoundError, StorageError
 from casstore.maintenance import gc
 from casstore.maintenance.expiring import expire_rows
-from casstore.records.rows import Table
 from casstore.records.runs import WAITING, Runs, steps, threads
+from casstore.session.records import Table
 from casstore.store import Store
 from tests.records.one_transaction import contents
 
@@ -170,9 +170,9 @@ def test_what_a_killed_deletion_has_left_goes_with_expired_rows(runs: Runs, stor
         runs.delete_thread("goes")
     engine.write = whole
     assert len(rows(store)) > len(left)
-    assert expire_rows(store).deletions == 1
+    assert expire_rows(store).records == 1
     assert rows(store) == left
-    assert expire_rows(store).deletions == 0
+    assert expire_rows(store).records == 0
 
 
 def test_what_is_added_while_a_thread_is_deleted_goes_with_it(busy: Runs, store: Store) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from casstore.engine.protocol import DeleteRow, Write
 from casstore.errors import CorruptionError, InvalidInputError
-from casstore.records.rows import Table
 from casstore.records.runs import WAITING, Page, Runs
+from casstore.session.records import Table
 from casstore.store import Store
 from tests.records.conftest import Clock
 

@@ -11,9 +11,9 @@ from casstore.errors import (
     InvalidInputError,
     StateRefusedError,
 )
-from casstore.records.rows import Table
 from casstore.records.scoped import SCOPES, Generation, ScopedState
 from casstore.session.data import UNFENCED, Commit, NodeDraft
+from casstore.session.records import Table
 from casstore.store import Store
 from tests.records.conftest import Clock
 from tests.records.one_transaction import contents

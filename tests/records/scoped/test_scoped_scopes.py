@@ -23,9 +23,9 @@ from casstore.errors import (
 )
 from casstore.maintenance import expiring, gc
 from casstore.maintenance.expiring import expire_rows
-from casstore.records.rows import Record, Table
 from casstore.records.scoped import Entry, Policy, Quota, Reason, Scope, ScopedState, changes
 from casstore.session.data import UNFENCED, Commit, NodeDraft
+from casstore.session.records import Record, Table
 from casstore.store import Store
 from tests.records.conftest import Clock
 from tests.records.one_transaction import contents

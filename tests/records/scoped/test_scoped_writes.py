@@ -66,7 +66,7 @@ OPERATIONS: dict[str, tuple[Callable[[Store], ScopedState], Callable[[ScopedStat
         lambda s: s.drop_history(**TALK),
     ),
     "erase an actor": (filled, lambda s: s.erase_actor("ann")),
-    "sweep": (full, lambda s: sweep(s._tables.store)),
+    "sweep": (full, lambda s: sweep(s._tables.store, lambda seen: None)),
 }
 
 

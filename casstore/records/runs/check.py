@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 from casstore.engine.protocol import Row, RowKey
 from casstore.maintenance import findings as codes
-from casstore.maintenance.findings import Where
-from casstore.maintenance.record_facts import Facts, Wrong, where_is
-from casstore.records.rows import Record, Table
+from casstore.maintenance.consistency import Facts, Judges, Wrong, where_is
+from casstore.maintenance.findings import ERROR, WARNING, Meaning, Where
 from casstore.records.runs import layout
 from casstore.records.runs.data import PENDING
 from casstore.records.runs.layout import COUNTER, RunRow, Tables, ThreadRow
@@ -16,7 +16,23 @@ from casstore.records.runs.names import number_text
 from casstore.records.runs.working import protected_revision, protector
 from casstore.session import keys
 from casstore.session.heads import decode_head
+from casstore.session.records import Record, Table
 from casstore.store import Store
+
+RUN_MIRROR_WRONG: Final = "run_mirror_wrong"
+PROTECTION_MISSING: Final = "protection_missing"
+
+#: What only the check of runs finds.
+CODES: Final = {
+    PROTECTION_MISSING: Meaning(
+        ERROR, "a run may come back to a revision that it does not protect, or that is gone",
+        "Runs.renew_protections, which also gives the runs whose checkpoint is gone",
+    ),
+    RUN_MIRROR_WRONG: Meaning(
+        WARNING, "a thread shows another state than its latest run has",
+        "set the state of that run once more: the thread follows",
+    ),
+}  # fmt: skip
 
 
 class RunsCheck:
@@ -26,8 +42,8 @@ class RunsCheck:
         self._tables = Tables(store)
         self._facts = facts
 
-    def judges(self) -> dict[Table, Callable[[Record], None]]:
-        """What looks at the records of each table."""
+    def judges(self) -> Judges:
+        """For each table, the function that checks a record of it."""
         tables = self._tables
         return {
             tables.threads: self._thread,
@@ -158,7 +174,7 @@ class RunsCheck:
                 f"{title} shows run {thread.latest_run!r} as {thread.status!r}; its latest is "
                 f"{latest.run.id!r}, {latest.run.state!r}"
             )
-            yield Wrong(codes.RUN_MIRROR_WRONG, says, where)
+            yield Wrong(RUN_MIRROR_WRONG, says, where)
         if latest is None and thread.latest_run is not None and row.latest:
             says = f"{title} shows run {thread.latest_run!r}, which it does not have"
             yield Wrong(codes.RECORD_INDEX_WRONG, says, where)
@@ -269,7 +285,7 @@ class RunsCheck:
             return f"{title}, and does not protect it" if protection is None else None
 
         where = Where(session, revision, None, own.table, own.key)
-        self._facts.ask(codes.PROTECTION_MISSING, where, places, judge)
+        self._facts.ask(PROTECTION_MISSING, where, places, judge)
 
     def _approval(self, record: Record) -> None:
         row, tables = layout.read_approval(record), self._tables

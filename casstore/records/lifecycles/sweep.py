@@ -17,8 +17,8 @@ from casstore.records.lifecycles.lifecycles import DEFAULT_CLASS, Lifecycles
 from casstore.records.lifecycles.notes import HELD, SEALED, Stayed, note_now, objection
 from casstore.records.lifecycles.references import ROWS, Ref
 from casstore.records.lifecycles.tables import fields
-from casstore.records.rows import Record
 from casstore.session.arguments import check_count, check_flag
+from casstore.session.records import Record
 
 #: How many records that stayed a report lists.
 LISTED: Final = 100

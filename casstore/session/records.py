@@ -34,8 +34,9 @@ from casstore.format.hashing import Kind
 from casstore.format.limits import DEFAULT_MAX_BYTES, MAX_DEPTH
 from casstore.objects import splice, values
 from casstore.objects.pieces import PendingReader, PieceReader, PieceWriter
-from casstore.records.row_keys import KeySpace, past, split_texts
 from casstore.session.arguments import check_count, check_flag, list_of
+from casstore.session.record_keys import KeySpace, past, split_texts
+from casstore.session.scanning import scan
 from casstore.store import Store, check_store
 
 _TABLE: Final = "records"
@@ -76,7 +77,14 @@ class Record:
 
 
 class Table:
-    """Records of one kind, by keys of ``parts`` texts each, in order of the texts."""
+    """Records of one kind, by keys of ``parts`` texts each, in order of the texts.
+
+    >>> table, draft = Table(store, "notes.pages", 2), Draft(store)
+    >>> row = draft.put(table, ("anna", "1"), {"text": "hello"})
+    >>> draft.commit()
+    >>> [(record.key, record.value) for record in table.scan("anna")]
+    [(('anna', '1'), {'text': 'hello'})]
+    """
 
     def __init__(self, store: Store, name: str, parts: int) -> None:
         check_store(store)
@@ -135,13 +143,20 @@ class Table:
                 if found.startswith(text) and (after is None or found > after):
                     yield record
 
-    def groups(self, depth: int, *prefix: str) -> Iterator[tuple[str, ...]]:
-        """The different first ``depth`` texts of keys, without reading what lies between."""
+    def groups(
+        self, depth: int, *prefix: str, after: tuple[str, ...] | None = None
+    ) -> Iterator[tuple[str, ...]]:
+        """The different first ``depth`` texts of keys, without reading the rows between them.
+
+        With ``after``, only those behind these texts.
+        """
         check_count(depth, "how many texts are told apart", least=1)
         if depth > self.keys.parts:
             raise InvalidInputError(f"a key has {self.keys.parts} texts, not {depth}")
         start = self.keys.key(prefix)
         stop = past(start)
+        if after is not None:
+            start = past(self.keys.key(after))
         while rows := self._store.engine.scan_rows(_TABLE, start=start, stop=stop, limit=1):
             yield self.record_of(rows[0]).key[:depth]
             start = past(self.keys.group(rows[0].key, depth))
@@ -161,6 +176,12 @@ class Table:
                 stop = rows[-1].key
             else:
                 start = rows[-1].key + b"\0"
+
+    def size_bytes(self, *prefix: str) -> int:
+        """The bytes of keys and values of the records whose keys start with ``prefix``."""
+        start = self.keys.key(prefix)
+        rows = scan(self._store.engine, _TABLE, start, past(start))
+        return sum(len(row.key) + len(row.value) for row in rows)
 
     def read_each(
         self, records: Iterable[Record], read: Callable[[Record], Made]
@@ -214,7 +235,15 @@ def _row_key(table: Table, key: tuple[str, ...]) -> bytes:
 
 
 class Draft:
-    """Changes to records and the values they link to, for one write."""
+    """Changes to records and the values they link to, for one write.
+
+    >>> table, draft = Table(store, "notes.pages", 2), Draft(store)
+    >>> draft.expect(table, ("anna", "1"), None)  # fail if another writer has put it
+    >>> row = draft.put(table, ("anna", "1"), {"text": "hello"})
+    >>> draft.commit()
+    >>> table.find("anna", "1").value["text"]
+    'hello'
+    """
 
     def __init__(self, store: Store) -> None:
         check_store(store)
@@ -374,7 +403,13 @@ def row_name(key: bytes, row: bytes) -> str:
 
 
 def row_links(row: bytes) -> list[bytes]:
-    """The digests that a row keeps alive."""
+    """The digests that a row keeps alive.
+
+    >>> table, draft = Table(store, "notes.pages", 2), Draft(store)
+    >>> link = draft.keep("a long text")
+    >>> row_links(draft.put(table, ("anna", "1"), [link])) == [link.digest]
+    True
+    """
     try:
         return links_in(_value_bytes(row))
     except CorruptionError:

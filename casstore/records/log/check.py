@@ -2,24 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from casstore.engine.protocol import Row, RowKey
 from casstore.errors import CorruptionError, NotALogError
 from casstore.format.manifest import NOTHING
 from casstore.maintenance import findings as codes
-from casstore.maintenance.findings import Where
-from casstore.maintenance.record_facts import Facts, Wrong, where_is
+from casstore.maintenance.consistency import Facts, Judges, Wrong, where_is
+from casstore.maintenance.findings import ERROR, INFO, RESTORE, Meaning, Where
 from casstore.records.log import folding, tree
 from casstore.records.log.data import UsageTotals
 from casstore.records.log.ground import At, Ground, digits
 from casstore.records.log.reading import Numbered, numbered
 from casstore.records.log.state import state_fault
 from casstore.records.log.usage import decode as decode_usage
-from casstore.records.rows import Record, Table
 from casstore.session import keys
 from casstore.session.attempts import read_again
+from casstore.session.records import Record, Table
 from casstore.store import Store
+
+LOG_NUMBERS_WRONG: Final = "log_numbers_wrong"
+LOG_GAP: Final = "log_gap"
+LOG_TREE_WRONG: Final = "log_tree_wrong"
+
+#: What only the check of session logs finds.
+CODES: Final = {
+    LOG_NUMBERS_WRONG: Meaning(
+        ERROR, "the messages of a log are not numbered without a gap, or it shows some that it "
+        "does not have, or its leaf was moved back",
+        f"rewind the session to a revision before that; else {RESTORE}",
+    ),
+    LOG_GAP: Meaning(
+        INFO, "a log shows messages that were hidden or removed one by one, not by pruning",
+        codes.NOTHING,
+    ),
+    LOG_TREE_WRONG: Meaning(
+        ERROR, "a session of a log and its parent do not agree about each other",
+        f"{RESTORE}; or close the session, if nobody needs it",
+    ),
+}  # fmt: skip
 
 
 class LogCheck:
@@ -30,8 +52,8 @@ class LogCheck:
         self._facts = facts
         self._whole = whole
 
-    def judges(self) -> dict[Table, Callable[[Record], None]]:
-        """What looks at the records of each table."""
+    def judges(self) -> Judges:
+        """For each table, the function that checks a record of it."""
         ground = self._ground
         return {
             ground.sessions: self._session,
@@ -85,7 +107,7 @@ class LogCheck:
             return None
 
         where = where_is(ground.sessions, [session], session)
-        self._facts.ask(codes.LOG_TREE_WRONG, where, places, judge)
+        self._facts.ask(LOG_TREE_WRONG, where, places, judge)
 
     def _record(self, table: Table, key: tuple[str, ...], row: bytes) -> Record:
         return table.record_of(Row(table.keys.key(key), row))
@@ -108,7 +130,7 @@ class LogCheck:
             return f"session {parent!r} has {session!r} below it, which does not stand there"
 
         where = where_is(ground.children, [parent, place], parent)
-        self._facts.ask(codes.LOG_TREE_WRONG, where, places, judge)
+        self._facts.ask(LOG_TREE_WRONG, where, places, judge)
 
     # --- messages ---------------------------------------------------------------------------------
 
@@ -121,7 +143,7 @@ class LogCheck:
                 return  # an import that was not finished says so itself
             at = ground.at(session)
         except (NotALogError, CorruptionError) as exc:
-            yield Wrong(codes.LOG_NUMBERS_WRONG, f"session {session!r}: {exc}", where)
+            yield Wrong(LOG_NUMBERS_WRONG, f"session {session!r}: {exc}", where)
             return
         what = state_fault(at.state, at.last) or self._fold_fault(at)
         nodes = numbered(ground, at, payloads=False)
@@ -133,12 +155,12 @@ class LogCheck:
             what = self._order_fault(at, nodes)
         if what is not None:
             says = f"the log of session {session!r} {what}"
-            yield Wrong(codes.LOG_NUMBERS_WRONG, says, where)
+            yield Wrong(LOG_NUMBERS_WRONG, says, where)
             return
         missing = _missing(at, nodes)
         if missing:
             says = f"the log of session {session!r} shows {missing} messages that are gone"
-            yield Wrong(codes.LOG_GAP, says, where)
+            yield Wrong(LOG_GAP, says, where)
 
     def _fold_fault(self, at: At) -> str | None:
         folds = self._ground.folds.scan(at.session, before=digits(at.state.folds + 1))

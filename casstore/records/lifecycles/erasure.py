@@ -32,9 +32,9 @@ from casstore.records.lifecycles.references import (
     Ref,
 )
 from casstore.records.lifecycles.tables import Change
-from casstore.records.rows import Record, row_links
 from casstore.session import subjects
 from casstore.session.arguments import check_callable, list_of
+from casstore.session.records import Record, row_links
 from casstore.session.state import Runtime
 from casstore.store import Store
 
@@ -93,8 +93,8 @@ class LifecycleErasure:
 
     @property
     def name(self) -> str:
-        """What the provider is called."""
-        return "lifecycles"
+        """The name of the record system."""
+        return "life"
 
     def find(self, store: Store, subject: str) -> list[str]:
         """What there is about a subject, and what was derived from it."""

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from casstore.engine.protocol import Row
 from casstore.format.hashing import plain_hash
 from casstore.maintenance import findings as codes
-from casstore.maintenance.record_facts import Facts, Wrong, where_is
+from casstore.maintenance.consistency import Facts, Judges, Wrong, where_is
+from casstore.maintenance.findings import ERROR, Meaning
 from casstore.records.lifecycles.annotation import Note
 from casstore.records.lifecycles.checkpoints import SessionRow, info_of
 from casstore.records.lifecycles.references import AGENT, Ref
 from casstore.records.lifecycles.tables import Tables, fields
 from casstore.records.lifecycles.user_rows import Person
-from casstore.records.rows import Record, Table
+from casstore.session.records import Record, Table
 from casstore.store import Store
+
+SEAL_BROKEN: Final = "seal_broken"
+
+#: What only the check of lifecycles finds.
+CODES: Final = {
+    SEAL_BROKEN: Meaning(
+        ERROR, "a record is not as it was when it was sealed",
+        "find out who changed it outside casstore; a backup may have what was sealed",
+    ),
+}  # fmt: skip
 
 
 class LifecyclesCheck:
@@ -24,8 +36,8 @@ class LifecyclesCheck:
         self._tables = Tables(store)
         self._facts = facts
 
-    def judges(self) -> dict[Table, Callable[[Record], None]]:
-        """What looks at the records of each table."""
+    def judges(self) -> Judges:
+        """For each table, the function that checks a record of it."""
         tables = self._tables
         return {
             tables.sessions: self._session,
@@ -162,7 +174,7 @@ class LifecyclesCheck:
                 return None
             return f"{ref} is not as it was sealed for {seal.action!r}"
 
-        self._facts.ask(codes.SEAL_BROKEN, where, [place, payload], judge_seal)
+        self._facts.ask(SEAL_BROKEN, where, [place, payload], judge_seal)
 
     def _subject(self, record: Record) -> None:
         tables, (subject, *rest) = self._tables, record.key

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from casstore.engine.protocol import Row
 from casstore.maintenance import findings as codes
-from casstore.maintenance.record_facts import Facts, Wrong, where_is
-from casstore.records.rows import Record, Table
+from casstore.maintenance.consistency import Facts, Judges, Wrong, where_is
 from casstore.records.scoped.layout import (
     LATEST,
     Head,
@@ -20,6 +19,7 @@ from casstore.records.scoped.layout import (
     number_text,
 )
 from casstore.records.scoped.runs import decode_run
+from casstore.session.records import Record
 from casstore.store import Store
 
 
@@ -30,8 +30,8 @@ class ScopedCheck:
         self._tables = Tables(store)
         self._facts = facts
 
-    def judges(self) -> dict[Table, Callable[[Record], None]]:
-        """What looks at the records of each table."""
+    def judges(self) -> Judges:
+        """For each table, the function that checks a record of it."""
         tables = self._tables
         return {
             tables.scopes: self._scope,

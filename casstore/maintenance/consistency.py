@@ -1,38 +1,49 @@
-"""Facts that stand in several rows, and whether the rows agree, beside writers.
+"""Facts that several rows state, and whether the rows agree, while writers change them.
 
-What few rows say of each other is judged by rows of one moment. What must be counted takes
-several readings; it counts only if the row that changes with everything counted is the same
-before and after.
+A question about a few rows is judged by rows read in one transaction. A count needs several
+reads; it is reported only if the row that every counted change also changes is the same before and
+after them. Both retention and record systems (``systems``) check their rows with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from casstore.engine.protocol import RowKey
 from casstore.errors import CasstoreError
 from casstore.maintenance.findings import Findings, Where
 from casstore.maintenance.rows_check import RowsCheck
-from casstore.records.rows import Table
+from casstore.session.records import Record, Table
 
 _AT_ONCE: Final = 128
-# How often something is counted that changes meanwhile; then the next check may find it.
+# How often a count is repeated because its rows changed meanwhile; then it is left unreported.
 _LOOKS: Final = 3
 
-#: What is wrong with rows of one moment, in the order asked for; None: nothing.
+#: For each table of a system, the function that checks a record of it.
+Judges = Mapping[Table, Callable[[Record], None]]
+#: What is wrong with rows of one transaction, in the order asked for; None: nothing.
 Judge = Callable[[Sequence[bytes | None]], str | None]
-# A row that makes no sense is told by whoever looks at that row; here it says nothing.
+# A row that cannot be decoded is reported by the check of that row; here it states nothing.
 _NO_SENSE: Final = (CasstoreError, ValueError, TypeError, KeyError, IndexError)
 
 
 def where_is(table: Table, key: Sequence[str], session: str | None = None) -> Where:
-    """The place of a record."""
+    """The place of a record, for a finding.
+
+    >>> str(where_is(Table(store, "notes.pages", 2), ["anna", "1"]))
+    'table records, key 6e6f7465732e706167657300616e6e61003100'
+    """
     return Where(session, table="records", key=table.keys.key(tuple(key)))
 
 
 class Wrong(NamedTuple):
-    """Something that does not agree."""
+    """A disagreement that ``Facts.count`` reports.
+
+    >>> where = where_is(Table(store, "notes.totals", 1), ["anna"])
+    >>> Wrong("notes_total_wrong", "anna has 2 pages", where).what
+    'anna has 2 pages'
+    """
 
     code: str
     what: str
@@ -47,7 +58,7 @@ class _Question(NamedTuple):
 
 
 class Facts:
-    """Asks whether rows agree, many questions at a time, and tells where they do not."""
+    """Asks whether rows agree, many questions at a time, and reports where they do not."""
 
     def __init__(self, rows: RowsCheck, found: Findings) -> None:
         self._rows = rows
@@ -55,17 +66,17 @@ class Facts:
         self._asked: list[_Question] = []
 
     def ask(self, code: str, where: Where, places: Sequence[RowKey], judge: Judge) -> None:
-        """Have the rows at these places judged, soon."""
+        """Queue a question: ``judge`` is called with the rows at ``places``, of one transaction."""
         self._asked.append(_Question(code, where, places, judge))
         if len(self._asked) >= _AT_ONCE:
             self.settle()
 
     def settle(self) -> None:
-        """Judge what was asked so far."""
+        """Judge all queued questions."""
         asked, self._asked = self._asked, []
         values = self._rows.now([place for one in asked for place in one.places])
         for one in asked:
-            # Nothing at all: one of the rows is damaged, and the others must not suffer for it.
+            # Empty: one of the rows is damaged. Read the rows of each question by themselves.
             own = values[: len(one.places)] if values else self._rows.now(one.places)
             values = values[len(one.places) :]
             if own:
@@ -80,7 +91,7 @@ class Facts:
             self._found.add(one.code, what, one.where)
 
     def count(self, guard: RowKey, look: Callable[[bytes], Iterable[Wrong]]) -> None:
-        """Tell what ``look`` finds wrong, if the row that guards it stays as it was given."""
+        """Report what ``look`` finds wrong, if the row at ``guard`` does not change meanwhile."""
         for _ in range(_LOOKS):
             before = self._rows.now([guard])
             if not before or before[0] is None:

@@ -1,0 +1,322 @@
+"""Record systems: packages that store rows of their own in the table ``records``.
+
+A session log, runs, LangGraph threads: each is a record system. The name of a system is the part of
+its table names before the first dot, so the tables ``log.sessions`` and ``log.usage`` belong to
+the system ``log``. Maintenance reads the names from the rows of a store, and loads the code of a
+system only then, by the entry point of that name in the group ``casstore.systems``:
+
+    [project.entry-points."casstore.systems"]
+    log = "casstore.records.log.system:SYSTEM"
+
+Rows of a system that is not installed need no code: gc keeps what they link to, and copies carry
+them. ``check``, ``expire_rows``, erasure, gc and ``stats`` report the system by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, runtime_checkable
+
+from casstore.engine.protocol import Engine
+from casstore.errors import InvalidInputError
+from casstore.session.arguments import check_text
+from casstore.session.record_keys import past
+from casstore.session.records import Table
+from casstore.session.scanning import scan
+from casstore.store import Store, check_store
+
+if TYPE_CHECKING:
+    from casstore.maintenance.consistency import Facts, Judges
+    from casstore.maintenance.erasure import Provider
+    from casstore.maintenance.findings import Meaning
+
+#: The group of entry points that systems are registered in.
+GROUP: Final = "casstore.systems"
+_TABLE: Final = "records"
+# Rows of the core itself: ``removed_nodes``.
+_OF_CORE: Final = frozenset(("vacuum",))
+_MAX_ENTRIES: Final = 10_000
+
+
+class SystemEntry(NamedTuple):
+    """One thing that a system stores, as a list of the store's content shows it."""
+
+    #: Names it within its system.
+    id: str
+    title: str
+    #: When it last changed; None if the system does not know.
+    changed_at_ms: int | None
+    #: Keys and values of its rows. Objects that they link to are not counted: rows may share them.
+    size_bytes: int
+
+
+@runtime_checkable
+class RecordSystem(Protocol):
+    """What maintenance asks of a record system.
+
+    A subclass overrides what applies to it: without, a method finds nothing and does nothing.
+    """
+
+    #: The start of its tables' names, up to the dot, and the name of its entry point.
+    name: str
+    #: Counts the changes of its row layout.
+    version: int
+    #: For people: "LangGraph threads".
+    title: str
+    #: The names of all its tables.
+    tables: Collection[str]
+    #: Codes of findings that only this system has.
+    codes: Mapping[str, Meaning] = {}
+
+    def entries(
+        self, store: Store, *, after: str | None = None, limit: int = 100
+    ) -> Sequence[SystemEntry]:
+        """The next ``limit`` entries behind the one with the id ``after``, in a fixed order."""
+        ...
+
+    def expire(self, store: Store, pulse: Callable[[int], None]) -> int:
+        """Remove what has expired, and what a deletion that was cut short has left; how many.
+
+        Calls ``pulse`` with the number of records read so far; an exception from it ends the work.
+        """
+        return 0
+
+    def check(self, store: Store, facts: Facts, *, whole: bool) -> Judges:
+        """For each table to check, a function that is called with every record of it.
+
+        The function raises CasstoreError or ValueError if the record is damaged, and asks
+        ``facts`` whether other rows agree with it. ``whole``: the check reads every object.
+        """
+        return {}
+
+    def erasure(self) -> Provider | None:
+        """What finds and erases records about a subject; None: no record is about a subject."""
+        return None
+
+    def rows_of_session(self, store: Store, session: str) -> Iterable[bytes]:
+        """The keys of the rows that ``forget_session`` removes."""
+        return ()
+
+    def forget_session(self, store: Store, session: str) -> None:
+        """Remove the rows about a session of the store that was deleted for good."""
+        return
+
+    def after_copy(self, source: Store, target: Store) -> int:
+        """Remove rows of ``target`` that contradict those copied from ``source``; how many.
+
+        A copy overwrites and adds rows and removes none. Called when ``target`` had rows of this
+        system before the copy.
+        """
+        return 0
+
+
+class Held(NamedTuple):
+    """The systems whose rows a store holds."""
+
+    systems: tuple[RecordSystem, ...]
+    #: Those that cannot be used, with the reason.
+    missing: dict[str, str]
+
+    def forget_session(self, store: Store, session: str) -> None:
+        """Let each system remove its rows about a session that was deleted for good."""
+        for system in self.systems:
+            system.forget_session(store, session)
+
+
+def held_by(store: Store) -> Held:
+    """The systems whose rows a store holds, loaded; CorruptionError if a row cannot be read.
+
+    >>> runs.find_thread("t").id  # a thread of the system "runs"
+    't'
+    >>> [system.title for system in held_by(store).systems]
+    ['Runs']
+    """
+    check_store(store)
+    found: list[RecordSystem] = []
+    missing: dict[str, str] = {}
+    for name in names(store.engine):
+        system = load(name)
+        if isinstance(system, str):
+            missing[name] = system
+        else:
+            found.append(system)
+    return Held(tuple(found), missing)
+
+
+def names(engine: Engine) -> list[str]:
+    """The names of the systems that have rows in a store; reads one row of each."""
+    found: list[str] = []
+    start = b""
+    while rows := engine.scan_rows(_TABLE, start=start, limit=1):
+        name, start = _system_part(rows[0].key)
+        if name not in _OF_CORE:
+            found.append(name)
+    # A table "log" and a table "log.usage" are of one system, and others may lie between them.
+    return sorted(set(found))
+
+
+def unregistered(engine: Engine) -> tuple[str, ...]:
+    """The names of the systems in a store that no installed package registers; loads no code."""
+    return tuple([name for name in names(engine) if not _registered(name)])
+
+
+def name_of(key: bytes) -> str | None:
+    """The system that a row of the table ``records`` belongs to; None: the core itself."""
+    name = _system_part(key)[0]
+    return None if name in _OF_CORE else name
+
+
+def _system_part(key: bytes) -> tuple[str, bytes]:
+    """The name of a key's system, and the first key behind all that start like this one."""
+    table = key.partition(b"\0")[0]
+    name, dot, _ = table.partition(b".")
+    return name.decode(errors="backslashreplace"), past(name + (dot or b"\0"))
+
+
+# --- finding the code ---------------------------------------------------------------------------
+
+
+def load(name: str) -> RecordSystem | str:
+    """The system of this name; a text that says why there is none.
+
+    >>> load("runs").title
+    'Runs'
+    >>> load("notes")
+    'no installed package registers it'
+    """
+    check_text(name, "the name of a record system")
+    values = _registered(name)
+    if not values:
+        return "no installed package registers it"
+    if len(values) > 1:
+        return f"several packages register it: {', '.join(values)}"
+    try:
+        system = _imported(values[0])
+    except Exception as exc:
+        # Code of any package may raise anything. Maintenance goes on without it, and reports why.
+        return f"{values[0]} cannot be loaded: {exc}"
+    if not isinstance(system, RecordSystem) or isinstance(system, type) or system.name != name:
+        return f"{values[0]} is not a RecordSystem with the name {name!r}"
+    return system
+
+
+def _registered(name: str) -> list[str]:
+    """Where the code of a system is, as ``module:attribute``; each place once."""
+    from importlib.metadata import entry_points
+
+    found = sorted({point.value for point in entry_points(group=GROUP, name=name)})
+    return found or _in_source_tree(name)
+
+
+def _in_source_tree(name: str) -> list[str]:
+    """The same for casstore's own systems, when it runs from its source tree.
+
+    The metadata of an editable installation is as old as the installation: systems that came
+    later are in ``pyproject.toml`` alone.
+    """
+    import tomllib
+    from pathlib import Path
+
+    try:
+        text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+        project = tomllib.loads(text)["project"]
+        own = project["entry-points"][GROUP] if project["name"] == "casstore" else {}
+        return [own[name]] if name in own else []
+    except (OSError, ValueError, LookupError):
+        return []
+
+
+def _imported(value: str) -> object:
+    from importlib.metadata import EntryPoint
+
+    return EntryPoint("", value, GROUP).load()
+
+
+# --- what a store holds ---------------------------------------------------------------------------
+
+
+class SystemSize(NamedTuple):
+    """A system in a store, and how much space its rows take."""
+
+    name: str
+    #: None if the system cannot be used; ``missing`` then says why.
+    title: str | None
+    version: int | None
+    rows: int
+    #: Keys and values, without the objects that they link to.
+    size_bytes: int
+    missing: str | None
+
+
+def measure(store: Store) -> list[SystemSize]:
+    """Count the rows of each system in a store; reads the whole table ``records``.
+
+    >>> from casstore.session.records import Draft
+    >>> draft = Draft(store)
+    >>> row = draft.put(Table(store, "notes.pages", 1), ("1",), "hello")
+    >>> draft.commit()
+    >>> [(one.name, one.rows, one.missing) for one in measure(store)]
+    [('notes', 1, 'no installed package registers it')]
+    """
+    check_store(store)
+    rows: dict[str, int] = {}
+    sizes: dict[str, int] = {}
+    for row in scan(store.engine, _TABLE, b"", None):
+        name = name_of(row.key)
+        if name is not None:
+            rows[name] = rows.get(name, 0) + 1
+            sizes[name] = sizes.get(name, 0) + len(row.key) + len(row.value)
+    found: list[SystemSize] = []
+    for name in sorted(rows):
+        system = load(name)
+        if isinstance(system, str):
+            found.append(SystemSize(name, None, None, rows[name], sizes[name], system))
+        else:
+            told = system.title, system.version
+            found.append(SystemSize(name, *told, rows[name], sizes[name], None))
+    return found
+
+
+# --- for systems to use ---------------------------------------------------------------------------
+
+
+def check_limit(limit: int) -> None:
+    """Refuse a number of entries that is not from 1 to 10,000."""
+    if type(limit) is not int or not 1 <= limit <= _MAX_ENTRIES:
+        raise InvalidInputError(f"limit must be from 1 to {_MAX_ENTRIES}, got {limit!r}")
+
+
+def entry_keys(
+    table: Table, depth: int, *, after: str | None, limit: int
+) -> Iterator[tuple[str, ...]]:
+    """The next ``limit`` different first ``depth`` texts of a table's keys, behind an entry's."""
+    check_limit(limit)
+    behind = None if after is None else entry_key(after, depth)
+    for _, key in zip(range(limit), table.groups(depth, after=behind), strict=False):
+        yield key
+
+
+def entry_id(key: Sequence[str]) -> str:
+    """The texts of a key as the id of an entry: joined by slashes; one alone stays as it is.
+
+    >>> entry_id(["thread/1"]), entry_id(["a/b", "c"])
+    ('thread/1', 'a%2Fb/c')
+    """
+    if len(key) == 1:
+        return key[0]
+    return "/".join([text.replace("%", "%25").replace("/", "%2F") for text in key])
+
+
+def entry_key(entry: str, depth: int) -> tuple[str, ...]:
+    """The texts that ``entry_id`` was given; InvalidInputError if there are not ``depth``.
+
+    >>> entry_key("a%2Fb/c", 2)
+    ('a/b', 'c')
+    """
+    check_text(entry, "the id of an entry")
+    parts = [entry] if depth == 1 else entry.split("/")
+    if len(parts) != depth:
+        raise InvalidInputError(f"the id of an entry has {depth} parts, got {entry!r:.80}")
+    if depth == 1:
+        return (entry,)
+    return tuple([part.replace("%2F", "/").replace("%25", "%") for part in parts])
