@@ -250,6 +250,15 @@ class Recent:
     def catch_up(self) -> None:
         """Read what other processes have committed, from the log or from the tables."""
         with self._following:
+            log = self._log
+            if (
+                log is not None
+                and log.id == self._state.log_id
+                and self._read_log(log)
+                # Else a commit without a record is in the tables.
+                and log.applying_lsn <= self.memtable.last.lsn
+            ):
+                return
             for _ in range(_FOLLOW_TRIES):
                 with self._env.reading_bytes() as txn:
                     state = read_log_state(txn, self._env.path)
@@ -302,6 +311,8 @@ class Recent:
 
     def acquire(self) -> None:
         """Take the file lock. Call inside ``try``, and release it in ``finally``."""
+        # Commits of other processes are read before, as far as they are there: no process waits.
+        self.current()
         try:
             flock(self.lock_number, LOCK_EX)
         except OSError as exc:
