@@ -156,8 +156,8 @@ class LmdbEngine:
         self.packer: BackgroundPacker | None = None
         self._behind: Task | None = None
         if not readonly:
+            self._behind = Task(self._work_behind)
             try:
-                self._behind = Task(self._work_behind)
                 if auto_pack:
                     self._start_packer()
             except RuntimeError as exc:
@@ -380,7 +380,12 @@ class LmdbEngine:
         if self._commits % _HOUSEKEEPING_COMMITS == 0:
             self._keep_house()
         behind = self._behind
-        if behind is not None and (not durable or behind.at_s == inf or self._env.recent.is_due):
+        recent = self._env.recent
+        if (
+            behind is not None
+            and recent.memtable.entries
+            and (not durable or behind.at_s == inf or recent.is_due)
+        ):
             behind.wake()
         untried_bytes = self._batches.stored_bytes - self._tried_at_bytes
         if self._auto_train and untried_bytes >= self._try_after_bytes:

@@ -1,8 +1,9 @@
 """The background thread of a process: flushes and applies the logs of all open stores.
 
-One thread for all stores, started with the first. Nothing depends on it: a commit that finds
-the log full applies it itself, and what a process leaves in a log is read when the store is
-opened next. Commits wake the thread only when there is something to do.
+One thread for all stores, started by the first commit that goes into a log. No promise to a
+caller depends on it: a commit that finds the log full applies it itself, and what a process leaves
+in a log is read when the store is opened next. Commits wake the thread only when there is
+something to do.
 """
 
 from __future__ import annotations
@@ -53,18 +54,24 @@ class Task:
     """What the thread does for one store. ``work`` returns after how long to call it again."""
 
     def __init__(self, work: Callable[[], float]) -> None:
-        """Begin; RuntimeError if no thread can be started."""
         self._work = work
+        self._added = False
         self._asked = False
         self._retry_s = GATHER_S
         #: When the thread looks at it next, in seconds of the monotonic clock.
         self.at_s = inf
         #: The last error. Whoever commits next meets it, too, if it lasts.
         self.last_error: CasstoreError | None = None
-        _worker.add(self)
 
     def wake(self) -> None:
         """Have the thread look soon, unless it does so anyway: waking it costs a commit's time."""
+        if not self._added:
+            try:
+                _worker.add(self)
+            except RuntimeError:
+                # The system has no more threads, or the interpreter is about to end.
+                return
+            self._added = True
         if not self._asked and self.at_s > time.monotonic() + GATHER_S:
             self._asked = True
             _worker.wake.set()
@@ -101,13 +108,16 @@ class _Worker:
         self._thread: threading.Thread | None = None
 
     def add(self, task: Task) -> None:
-        """Take over a task, and start the thread if there is none."""
+        """Take over a task, and start the thread if there is none.
+
+        Repeated after an interrupt or an error, it does what is left to do.
+        """
         with self._lock:
-            self._tasks.append(task)
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name="casstore", daemon=True)
-                thread.start()
-                self._thread = thread
+            if task not in self._tasks:
+                self._tasks.append(task)
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="casstore", daemon=True)
+                self._thread.start()
 
     def remove(self, task: Task) -> None:
         """Forget a task; it is not being run any more when this returns."""
