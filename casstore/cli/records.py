@@ -89,7 +89,7 @@ def write_systems(to: Printer, found: list[dict[str, Any]]) -> None:
 @click.argument("system", required=False)
 @click.option(
     "--limit", "-n", type=click.IntRange(1, 10_000), default=100, show_default=True,
-    help="List at most so many entries.",
+    help="The largest number of entries to list.",
 )  # fmt: skip
 @click.option("--after", metavar="ID", help="Only entries behind this one, to continue a list.")
 def records(app: App, system: str | None, limit: int, after: str | None) -> None:

@@ -177,7 +177,7 @@ def _system_part(key: bytes) -> tuple[str, bytes]:
 
 
 def load(name: str) -> RecordSystem | str:
-    """The system of this name; a text that says why there is none.
+    """The system of this name; else a text with the reason why it cannot be used.
 
     >>> load("runs").title
     'Runs'

@@ -290,6 +290,7 @@ def _new_entries(
 
 
 def decode_transcript(record: Record) -> Transcript:
+    """The transcript that a record holds; CorruptionError if it holds something else."""
     value = record.value
     try:
         summary = restored(value["d"]) if "d" in value else None
