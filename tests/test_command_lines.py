@@ -27,6 +27,7 @@ from casstore.cli.main import MODULE_OF
 from tests.cli.running import run
 from tests.compat.lash_files import LashFile
 from tests.compat.test_agent_harness_import import TABLES
+from tests.compat.test_langbot import Source as LangBot
 from tests.test_documents import DOCUMENTS, ROOT
 
 SHELL = re.compile(r"^```(?:console|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -97,6 +98,7 @@ def databases(place: Path) -> None:
     (place / "workspace").mkdir()
     with closing(sqlite3.connect(place / "user_store.db")) as database, database:
         database.execute("CREATE TABLE user_data (user_id, key, value, created_at)")
+    LangBot(place / "langbot.db", "runner_state")
     (place / "sessions").mkdir()
     for file in ("sessions/root-4813494d137e1631.db", "root-4813494d137e1631.db"):
         LashFile(place / file, session="root").meta()

@@ -171,8 +171,8 @@ WITH_EXAMPLES = [module for module in ("casstore", *MODULES) if count_examples(m
 NEEDED = {
     "casstore.adapters.claude": "claude_agent_sdk",
     "casstore.adapters.langgraph": "langgraph.graph",
-    "casstore.adapters.langgraph.sqlite_import": "langgraph.checkpoint.sqlite",
-    "casstore.adapters.langgraph.sqlite_store_import": "langgraph.store.sqlite",
+    "casstore.adapters.langgraph.checkpoint_import": "langgraph.checkpoint.sqlite",
+    "casstore.adapters.langgraph.item_import": "langgraph.store.sqlite",
     "casstore.adapters.openai_agents": "agents",
     "casstore.records.lifecycles.key_files": "cryptography",
 }
@@ -237,10 +237,6 @@ REPORT = "a report: the example of what returns it shows it"
 PROVIDER = "for maintenance.erasure alone to call; the class has an example with that"
 PROTOCOL = "a protocol to implement: FileKeys does, and has examples"
 EXCUSED = {
-    "casstore.adapters.langgraph.moving_in.ImportReport": REPORT,
-    "casstore.adapters.langgraph.moving_items.ItemsReport": REPORT,
-    "casstore.adapters.openai_agents.sqlite_import.ImportReport": REPORT,
-    "casstore.adapters.openai_agents.sqlite_import.UnreadableItem": REPORT,
     "casstore.maintenance.directories.require_directory": "a check that others here make",
     "casstore.maintenance.whole_files.whole_file": "how others here write their files",
     "casstore.records.lifecycles.keys.KeyStore": PROTOCOL,

@@ -19,7 +19,7 @@ import click
 
 from casstore import errors
 from casstore.cli import naming
-from casstore.cli.command import COMMON, Command
+from casstore.cli.command import COMMON, Command, Kinds
 from casstore.cli.main import MODULE_OF, SECTIONS, cli
 from casstore.cli.shapes import ERROR
 
@@ -49,11 +49,11 @@ GROUPS = sorted(
 )
 
 
-def commands() -> list[Command]:
+def commands() -> list[Command | Kinds]:
     """All commands, by section."""
     with click.Context(cli, info_name="casstore") as ctx:
         found = [cli.get_command(ctx, name) for name in MODULE_OF]
-    known = [one for one in found if isinstance(one, Command)]
+    known = [one for one in found if one is not None]
     return sorted(known, key=lambda one: SECTIONS.index(one.section))
 
 
@@ -89,25 +89,54 @@ def own_options(command: Command) -> list[click.Option]:
     return [one for one in command.params if isinstance(one, click.Option) and one not in COMMON]
 
 
-def usage(command: Command) -> str:
+def usage(command: Command, name: str) -> str:
     """How a command is called."""
-    with click.Context(command, info_name=f"casstore {command.name}") as ctx:
+    with click.Context(command, info_name=f"casstore {name}") as ctx:
         arguments = [one for one in command.params if isinstance(one, click.Argument)]
         pieces = [one.make_metavar(ctx) for one in arguments]
     options = ["[OPTIONS]"] if own_options(command) else []
-    return " ".join([f"casstore {command.name}", *options, *pieces])
+    return " ".join([f"casstore {name}", *options, *pieces])
 
 
-def section(command: Command) -> Iterator[str]:
-    """All there is to say of a command."""
+def section(command: Command | Kinds) -> Iterator[str]:
+    """The documentation of a command, and of its kinds."""
+    if isinstance(command, Command):
+        yield from body(command, command.name or "")
+        yield from answer(command)
+        return
     yield f"### `{command.name}`\n"
-    yield f"```\n{usage(command)}\n```\n"
-    for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
-        yield " ".join(paragraph.split()).replace("<", "\\<").replace("*", "\\*") + "\n"
+    yield f"```\ncasstore {command.name} {command.subcommand_metavar}\n```\n"
+    yield from paragraphs(command)
+    kinds = [one for one in command.commands.values() if isinstance(one, Command)]
+    rows: list[tuple[str, ...]] = [
+        (f"[`{one.name}`](#{command.name}-{one.name})", one.get_short_help_str(100))
+        for one in kinds
+    ]
+    yield table(("kind", ""), rows) + "\n"
+    yield from answer(command)
+    for one in kinds:
+        yield from body(one, f"{command.name} {one.name}")
+
+
+def body(command: Command, name: str) -> Iterator[str]:
+    """Usage, help, options and examples of a command."""
+    yield f"### `{name}`\n"
+    yield f"```\n{usage(command, name)}\n```\n"
+    yield from paragraphs(command)
     options = own_options(command)
     if options:
         yield table(("option", ""), option_rows(options)) + "\n"
     yield "```sh\n" + "\n".join(command.examples) + "\n```\n"
+
+
+def paragraphs(command: click.Command) -> Iterator[str]:
+    """The help of a command."""
+    for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
+        yield " ".join(paragraph.split()).replace("<", "\\<").replace("*", "\\*") + "\n"
+
+
+def answer(command: Command | Kinds) -> Iterator[str]:
+    """The JSON answer of a command."""
     rows: list[tuple[str, ...]] = [(f"`{key}`", told) for key, told in command.shape.lines()]
     yield f"`--json`: `{command.shape.schema}`\n"
     yield table(("key", ""), rows) + "\n"

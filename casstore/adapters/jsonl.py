@@ -1,12 +1,11 @@
-"""Transcripts in lines of JSON into sessions: each line a node, branches kept.
+"""Imports transcripts in lines of JSON: each line becomes a node, branches included.
 
     claude      what Claude Code writes: entries with ``uuid`` and ``parentUuid``
     pi          what pi writes: a header of type ``session``, then entries, with ids or without
-    messages    a message on each line, one after the other
+    messages    one message on each line
 
-The source is read twice. The first time every line is checked, so that a bad one is told before
-anything is written; the second time lines become nodes, a batch to a commit. Lines that the
-session has already are passed over: an import may be repeated, or go on after more was written.
+A first pass checks every line, so that a bad line is reported before anything is written. Lines
+that the session holds are not written again: a transcript that has grown can be imported again.
 """
 
 from __future__ import annotations
@@ -14,15 +13,32 @@ from __future__ import annotations
 import io
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal, NamedTuple, cast, get_args
 
+from casstore.compat.importing import (
+    IMPORTED,
+    UNCHANGED,
+    UPDATED,
+    ImportedSession,
+    ImportReport,
+    Note,
+    Notes,
+    Part,
+    PartReport,
+    Unit,
+    Wrote,
+    paged,
+    run,
+)
 from casstore.engine.files import storage_error
+from casstore.engine.overlay import OverlayEngine
 from casstore.engine.paths import path_text
 from casstore.errors import (
     BadLineError,
+    BusyError,
     CycleError,
     DuplicateNodeError,
     InvalidInputError,
@@ -34,45 +50,34 @@ from casstore.errors import (
 from casstore.format.hashing import plain_hash
 from casstore.maintenance.progress import Progress, Step
 from casstore.records.json_values import loads, storable
+from casstore.session.arguments import check_flag
 from casstore.session.data import UNFENCED, Commit, NodeDraft
 from casstore.session.keys import MAX_ID_BYTES
 from casstore.session.session import Session
+from casstore.session.state import Runtime
 from casstore.store import Store, check_store
 
 Format = Literal["claude", "pi", "messages"]
 
 DEFAULT_MAX_LINE_BYTES: Final = 64 << 20
 _FORMATS: Final = get_args(Format)
-_BATCH_NODES: Final = 256
-_BATCH_BYTES: Final = 4 << 20
 _COPY_BYTES: Final = 1 << 20
 _PROGRESS_LINES: Final = 1000
-# What a report names of bad lines that were left out.
-_TOLD_BAD: Final = 100
-# What a header may hold to be kept beside the session.
+_MAX_ATTEMPTS: Final = 8
+# A longer header is not stored in the session's meta.
 _MAX_HEADER_BYTES: Final = 1 << 20
 _MARK: Final = "imported"
 _MAX_TIME: Final = 1 << 53
-# Entries of Claude Code that say so by one of these.
+# An entry of Claude Code has one of these.
 _CLAUDE_FIELDS: Final = frozenset(("uuid", "parentUuid", "sessionId", "leafUuid"))
-
-
-class JsonlReport(NamedTuple):
-    """What an import did."""
-
-    session: str
-    format: str
-    #: Lines that hold something.
-    lines: int
-    #: Nodes made now, and those that were there.
-    imported: int
-    already: int
-    #: Nodes whose parent is not in the source: they begin a path of their own.
-    orphans: int
-    #: Bad lines that were left out, and the numbers of the first of them.
-    bad: int
-    bad_lines: tuple[int, ...]
-    source_bytes: int
+# What the lines of a format are called in a report.
+PARTS: Final[dict[Format, str]] = {
+    "claude": "entries of Claude Code",
+    "pi": "entries of pi",
+    "messages": "messages",
+}
+BAD_LINES: Final = "lines that cannot be read, left out"
+ORPHANS: Final = "entries whose parent is not in the transcript, stored as roots"
 
 
 def import_jsonl(
@@ -80,52 +85,61 @@ def import_jsonl(
     source: str | os.PathLike[str] | BinaryIO,
     *,
     format: Literal["auto", "claude", "pi", "messages"] = "auto",
-    session_id: str | None = None,
-    skip_bad: bool = False,
+    name: str | None = None,
+    leave_out_damaged: bool = False,
     max_line_bytes: int = DEFAULT_MAX_LINE_BYTES,
+    dry_run: bool = False,
     progress: Progress | None = None,
-) -> JsonlReport:
-    """Make a session of a transcript in lines of JSON, from a file or a binary stream.
+) -> ImportReport:
+    """Import a transcript in lines of JSON as one session, from a file or a binary stream.
 
-    The session's id is the one that the transcript names, or that of the file; ``session_id``
-    counts before both. BadLineError, with its number, for a line that is no object of JSON, or
-    longer than ``max_line_bytes``: nothing was written then. With ``skip_bad`` such lines are
-    left out and counted. SessionExistsError if there is a session of that id that was not
-    imported. Raising from ``progress`` stops between two commits; the next call goes on there.
+    The session's id is ``name``, or the id that the transcript names, or the file's name.
+    BadLineError, with its number, if a line is not a JSON object or is longer than
+    ``max_line_bytes``: nothing is written then. With ``leave_out_damaged`` such lines are noted
+    and left out. SessionExistsError if the store has a session of that id that was not imported.
+    A dry run holds the nodes in memory.
 
     >>> talk = place / "talk.jsonl"
-    >>> said = talk.write_text('{"role": "user", "content": "hello"}')
+    >>> written = talk.write_text('{"role": "user", "content": "hello"}')
     >>> report = import_jsonl(store, talk)
-    >>> report.session, report.imported
+    >>> report.sessions[0].session, report.imported
     ('talk', 1)
     >>> import_jsonl(store, talk).imported  # again: only what is new
     0
     """
     check_store(store)
+    check_flag(dry_run, "dry_run")
+    check_flag(leave_out_damaged, "leave_out_damaged")
     if format != "auto" and format not in _FORMATS:
-        raise InvalidInputError(f"a format is auto or one of {', '.join(_FORMATS)}, not {format!r}")
-    if type(max_line_bytes) is not int or max_line_bytes < 1:
-        raise InvalidInputError(f"a line has a length of 1 or more, not {max_line_bytes!r}")
-    with _seekable(source) as (stream, name):
-        lines = _Lines(stream, max_line_bytes, skip_bad)
-        survey = _survey(lines, None if format == "auto" else format, progress)
-        own = session_id or survey.session or name
-        if own is None:
-            raise InvalidInputError("the transcript names no session; give it a session_id")
-        session = _open_session(store, own, survey)
-        work = _Import(session, survey, progress)
-        work.run(lines)
-        return JsonlReport(
-            own,
-            survey.format,
-            survey.lines,
-            work.imported,
-            work.already,
-            work.orphans,
-            lines.bad,
-            tuple(lines.bad_lines),
-            survey.size_bytes,
+        raise InvalidInputError(
+            f"format must be auto or one of {', '.join(_FORMATS)}, got {format!r}"
         )
+    if type(max_line_bytes) is not int or max_line_bytes < 1:
+        raise InvalidInputError(f"max_line_bytes must be 1 or more, got {max_line_bytes!r}")
+    with _seekable(source) as (stream, file):
+        lines = _Lines(stream, max_line_bytes, leave_out_damaged)
+        survey = _survey(lines, None if format == "auto" else format, progress)
+        session = name or survey.session or (file.stem if file is not None else None)
+        if session is None:
+            raise InvalidInputError("the transcript names no session; pass a name for it")
+        # A line may follow any line before it, so a dry run writes as well, in memory.
+        target = Store(OverlayEngine(store.engine)) if dry_run else store
+        part = _Entries(target, session, lines, survey)
+        transcript = _Transcript("a stream" if file is None else str(file), survey.size_bytes)
+        return run(
+            "jsonl", transcript, target, [part],
+            notes=lines.notes(), dry_run=dry_run, overlay=dry_run, progress=progress,
+        )  # fmt: skip
+
+
+class _Transcript(NamedTuple):
+    """A transcript as a ``Source``."""
+
+    name: str
+    size_bytes: int
+
+    def require_unchanged(self) -> None:
+        """Do nothing: lines that were added since the first pass are not read."""
 
 
 # --- lines ------------------------------------------------------------------------------------
@@ -138,21 +152,23 @@ class _Line(NamedTuple):
 
 
 class _Lines:
-    """The lines of a source that hold something, as often as they are asked for."""
+    """The lines of a source that are not empty, as often as they are read."""
 
     def __init__(self, stream: BinaryIO, max_line_bytes: int, skip_bad: bool) -> None:
         self._stream = stream
         self._start = stream.tell()
         self._max_line_bytes = max_line_bytes
         self._skip_bad = skip_bad
-        self.bad = 0
-        self.bad_lines: list[int] = []
+        self._notes = Notes()
+
+    def notes(self) -> tuple[Note, ...]:
+        """Notes about the bad lines of the last reading."""
+        return self._notes.all()
 
     def read(self, stop: int | None = None) -> Iterator[_Line]:
-        """From the beginning, or so many bytes of it."""
+        """Read from the beginning, up to ``stop`` bytes."""
         self._stream.seek(self._start)
-        self.bad = 0
-        self.bad_lines = []
+        self._notes = Notes()
         number = 0
         while stop is None or self.position < stop:
             raw = self._stream.readline(self._max_line_bytes + 1)
@@ -170,19 +186,17 @@ class _Lines:
             except BadLineError:
                 if not self._skip_bad:
                     raise
-                self.bad += 1
-                if len(self.bad_lines) < _TOLD_BAD:
-                    self.bad_lines.append(number)
+                self._notes.add(BAD_LINES, f"line {number}")
                 continue
             yield _Line(number, raw, value)
 
     @property
     def position(self) -> int:
-        """How many bytes were read."""
+        """The number of bytes that were read."""
         return self._stream.tell() - self._start
 
     def _pass_over(self) -> None:
-        """Go to the end of a line that is too long to be held."""
+        """Skip the rest of a line that is too long."""
         while True:
             raw = self._stream.readline(_COPY_BYTES)
             if not raw or raw.endswith(b"\n"):
@@ -192,7 +206,7 @@ class _Lines:
 def _parse(number: int, raw: bytes) -> dict[str, Any]:
     try:
         value = loads(raw)
-        # Whatever parses can be stored; if not, it is told here and not half-way through.
+        # Raises for a value that cannot be stored, before anything is written.
         storable(value)
     except RecursionError as exc:
         raise BadLineError(number, "nested too deeply") from exc
@@ -206,11 +220,11 @@ def _parse(number: int, raw: bytes) -> dict[str, Any]:
 @contextmanager
 def _seekable(
     source: str | os.PathLike[str] | BinaryIO,
-) -> Iterator[tuple[BinaryIO, str | None]]:
-    """The source as something that can be read twice, and a name for it."""
+) -> Iterator[tuple[BinaryIO, Path | None]]:
+    """The source as a stream that can be read twice, and its path."""
     if isinstance(source, str | os.PathLike):
         path = Path(path_text(source))
-        # Unlike the method of a path, it says no of names that are too long.
+        # Unlike Path.is_file, this returns False for a name that is too long.
         if not os.path.isfile(path):
             raise SourceNotFoundError(f"there is no file {path}")
         try:
@@ -218,12 +232,14 @@ def _seekable(
         except OSError as exc:
             raise storage_error(f"cannot read {path}", exc) from exc
         with opened:
-            yield opened, path.stem or None
+            yield opened, path
         return
     if isinstance(source, io.TextIOBase):
-        raise InvalidInputError("a stream of bytes, not of text; open it in binary mode")
+        raise InvalidInputError(
+            "source must be a stream of bytes, not of text; open it in binary mode"
+        )
     if not callable(getattr(source, "read", None)):
-        raise InvalidInputError(f"a file's path, or a stream of bytes, not {source!r:.80}")
+        raise InvalidInputError(f"source must be a path or a stream of bytes, got {source!r:.80}")
     if source.seekable():
         yield source, None
         return
@@ -234,29 +250,32 @@ def _seekable(
         yield copy, None
 
 
-# --- the first reading --------------------------------------------------------------------------
+# --- the first pass ----------------------------------------------------------------------------
 
 
 class _Survey(NamedTuple):
-    """What is known of a transcript after it was read once."""
+    """What the first pass found out about a transcript."""
 
     format: Format
     session: str | None
     cwd: str | None
     model: str | None
     header: dict[str, Any] | None
+    has_header: bool
     lines: int
     size_bytes: int
 
 
 def _survey(lines: _Lines, wanted: Format | None, progress: Progress | None) -> _Survey:
-    """Look at every line; which format it is, and whose."""
+    """Check every line, and find the format and the session."""
     format, session, cwd, model, header, count = wanted, None, None, None, None, 0
+    has_header = False
     for line in lines.read():
         count += 1
         value = line.value
         format = format or _recognised(value)
         if value.get("type") == "session" and count == 1:
+            has_header = True
             if _is_id(value.get("id")):
                 session = value["id"]
             header = value if len(line.raw) <= _MAX_HEADER_BYTES else None
@@ -267,12 +286,12 @@ def _survey(lines: _Lines, wanted: Format | None, progress: Progress | None) -> 
         if progress is not None and count % _PROGRESS_LINES == 0:
             progress(Step("check", lines.position, None, "bytes"))
     if format is None:
-        raise InvalidInputError("no line says what format this is; give the format")
+        raise InvalidInputError("no line shows the format of the transcript; pass the format")
     if format == "messages":
         session, cwd, model, header = None, None, None, None
     if format == "claude":
         header = None
-    return _Survey(format, session, cwd, model, header, count, lines.position)
+    return _Survey(format, session, cwd, model, header, has_header, count, lines.position)
 
 
 def _recognised(value: dict[str, Any]) -> Format | None:
@@ -289,7 +308,7 @@ def _recognised(value: dict[str, Any]) -> Format | None:
 
 
 def _is_id(value: Any) -> bool:
-    """Can it name a session or a node?"""
+    """Whether a value can be the id of a session or a node."""
     if type(value) is not str or not value or "\0" in value:
         return False
     try:
@@ -302,30 +321,26 @@ def _text(value: Any) -> str | None:
     return value if _is_id(value) else None
 
 
-def _open_session(store: Store, own: str, survey: _Survey) -> Session:
-    """The session to write to: a new one, or one that such an import has made."""
-    session = store.session(own)
+def _open_session(store: Store, own: str, survey: _Survey) -> tuple[Session, bool]:
+    """The session to write to, and whether it is new; SessionExistsError if it is another one."""
+    session, is_new = store.session(own), False
     mark = {_MARK: survey.format, "header": storable(survey.header)}
     try:
         found = session.meta()
     except SessionNotFoundError:
         if session.head() is not None:
             raise SessionExistsError(own) from None
-        found = store.create_session(
-            own,
-            model=survey.model,
-            cwd=survey.cwd,
-            extra=mark,
-        )
+        found = store.create_session(own, model=survey.model, cwd=survey.cwd, extra=mark)
+        is_new = True
     if type(found.extra) is not dict or found.extra.get(_MARK) != survey.format:
         raise SessionExistsError(own)
-    return session
+    return session, is_new
 
 
-# --- the second reading -------------------------------------------------------------------------
+# --- the import --------------------------------------------------------------------------------
 
 
-# Where a format keeps the id of a line and that of the line it follows.
+# The keys of a line's id and of the id of the line it follows.
 _LINKS: Final = {
     "claude": ("uuid", "parentUuid"),
     "pi": ("id", "parentId"),
@@ -334,57 +349,71 @@ _LINKS: Final = {
 
 
 class _Entry(NamedTuple):
-    """A line as it goes into the graph."""
+    """A line as a node."""
 
     draft: NodeDraft
     raw: bytes
-    #: Is its parent the line before, and not one that it names?
+    #: Whether its parent is the line before, not one that it names.
     follows: bool
-    #: Does the conversation go on from it?
+    #: Whether the conversation continues from it.
     on_path: bool
 
 
-class _Import:
-    """Turns lines into nodes, a batch to a commit."""
+class _Entries(Part):
+    """The lines of a transcript, in batches; a batch is a commit."""
 
-    def __init__(self, session: Session, survey: _Survey, progress: Progress | None) -> None:
-        self._session = session
+    def __init__(self, store: Store, own: str, lines: _Lines, survey: _Survey) -> None:
+        self._lines = lines
         self._survey = survey
-        self._progress = progress
-        self._batch: list[_Entry] = []
-        self._batch_bytes = 0
-        # The node of the line before, and the one that the conversation is at.
-        self._before: str | None = None
-        self._leaf: str | None = None
-        self._committed_line = 0
-        self.imported = 0
-        self.already = 0
-        self.orphans = 0
+        self._runtime = Runtime(store)
+        self.name = PARTS[survey.format]
+        self.session, self.is_new = _open_session(store, own, survey)
+        self.has_imported = False
+        self.found = Notes()
+        # The node of the line before, and the leaf of the conversation.
+        self.before: str | None = None
+        self.leaf: str | None = None
+        self.hidden: frozenset[str] = frozenset()
 
-    def run(self, lines: _Lines) -> None:
-        """Read everything that was surveyed, and commit it."""
-        number = 0
+    def count(self) -> int:
+        return self._survey.lines - (self._survey.format == "pi" and self._survey.has_header)
+
+    def units(self) -> Iterator[Unit]:
+        self.before = self.leaf = None
+        self.read_hidden()
+        committed = 0
         try:
-            for at, line in enumerate(lines.read(self._survey.size_bytes)):
-                number = line.number
-                if self._survey.format == "pi" and at == 0 and line.value.get("type") == "session":
-                    # Kept beside the session.
-                    continue
-                self._batch.append(self._entry(line))
-                self._before = self._batch[-1].draft.id
-                self._batch_bytes += len(line.raw)
-                if len(self._batch) >= _BATCH_NODES or self._batch_bytes >= _BATCH_BYTES:
-                    self._flush(number, lines.position)
-            self._flush(number, lines.position)
+            for page in paged(self._read(), lambda each: len(each[1].raw)):
+                yield _Batch(self, [entry for _, entry in page])
+                committed = page[-1][0]
         except BadLineError as exc:
-            # It was good when it was looked at: somebody has changed the source since.
-            raise BadLineError(exc.line, exc.reason, self._committed_line) from exc
+            # The line was valid in the first pass: another process changed the source.
+            raise BadLineError(exc.line, exc.reason, committed) from exc
+
+    def read_hidden(self) -> None:
+        """Read the ids of hidden nodes, which another process may add to."""
+        state = self._runtime.find(self.session.id)
+        if state is not None:
+            self.hidden = frozenset(self._runtime.hidden(state.head).values())
+
+    def notes(self) -> Sequence[Note]:
+        return self.found.all()
+
+    def _read(self) -> Iterator[tuple[int, _Entry]]:
+        """The number and the entry of each line that the first pass read."""
+        for at, line in enumerate(self._lines.read(self._survey.size_bytes)):
+            if at == 0 and self._survey.format == "pi" and self._survey.has_header:
+                # The header is in the session's meta.
+                continue
+            entry = self._entry(line)
+            self.before = entry.draft.id
+            yield line.number, entry
 
     def _entry(self, line: _Line) -> _Entry:
         value = line.value
         id_field, parent_field = _LINKS[self._survey.format]
-        own, parent, follows = f"line-{line.number}", self._before, True
-        # A title or a summary stands beside the conversation, and so do subagents.
+        own, parent, follows = f"line-{line.number}", self.before, True
+        # Titles, summaries and subagents are not on the path of the conversation.
         on_path = value.get("isSidechain") is not True
         if id_field is not None and _is_id(value.get(id_field)):
             own = value[id_field]
@@ -396,43 +425,85 @@ class _Import:
         draft = NodeDraft(own, storable(value), parent, time=_time(value.get("timestamp")))
         return _Entry(draft, line.raw, follows, on_path)
 
-    def _flush(self, line: int, position: int) -> None:
-        if self._batch:
+
+class _Batch(Unit):
+    """Lines that become the nodes of one commit."""
+
+    def __init__(self, part: _Entries, entries: list[_Entry]) -> None:
+        self._part = part
+        self._session = part.session
+        self._entries = entries
+        self._missing: list[_Entry] = []
+        self._orphans: list[str] = []
+        self._leaf = part.leaf
+        self.size = len(entries)
+
+    def session(self) -> ImportedSession:
+        part = self._part
+        outcome = IMPORTED if part.is_new else UPDATED if part.has_imported else UNCHANGED
+        return ImportedSession(self._session.id, outcome, "")
+
+    def compare(self) -> Sequence[PartReport]:
+        if self._is_unknown():
+            self._missing = self._entries
+        else:
+            self._resolve()
+        self._part.leaf = self._leaf
+        self._part.has_imported |= bool(self._missing)
+        return [PartReport(self._part.name, self.size, len(self._missing))]
+
+    def write(self, wrote: Wrote) -> None:
+        for _ in range(_MAX_ATTEMPTS):
+            leaf = next((each.draft.id for each in reversed(self._missing) if each.on_path), None)
+            drafts = [each.draft for each in self._missing]
             try:
-                self._commit(self._batch)
+                if drafts:
+                    self._session.commit(
+                        Commit(append=drafts, leaf=leaf or self._leaf, lease=UNFENCED)
+                    )
             except (DuplicateNodeError, UnknownParentError, CycleError):
-                self._commit_unknown(self._resolved(self._batch))
-            self._batch = []
-            self._batch_bytes = 0
-        self._committed_line = line
-        if self._progress is not None:
-            self._progress(Step("import", position, self._survey.size_bytes, "bytes"))
+                # A parent is missing or comes later, or another process changed the session.
+                self._part.read_hidden()
+                self._resolve()
+                continue
+            self._part.leaf = leaf or self._leaf
+            for orphan in self._orphans:
+                self._part.found.add(ORPHANS, orphan)
+            return
+        raise BusyError(
+            f"session {self._session.id!r} changed {_MAX_ATTEMPTS} times during the import of a "
+            "batch; import it when no agent uses it"
+        )
 
-    def _commit(self, entries: list[_Entry]) -> None:
-        """Commit these nodes as they are, if there are any."""
-        leaf = next((each.draft.id for each in reversed(entries) if each.on_path), self._leaf)
-        if entries:
-            drafts = [each.draft for each in entries]
-            self._session.commit(Commit(append=drafts, leaf=leaf, lease=UNFENCED))
-        self._leaf = leaf
-        self.imported += len(entries)
+    def _is_unknown(self) -> bool:
+        """Whether the session has none of these ids, and each is there once."""
+        ids = {entry.draft.id for entry in self._entries}
+        return (
+            len(ids) == len(self._entries)
+            and ids.isdisjoint(self._part.hidden)
+            and all(self._session.node(node) is None for node in ids)
+        )
 
-    # --- the careful way --------------------------------------------------------------------
+    def _resolve(self) -> None:
+        """Find the entries that the session lacks, and give each a parent that exists.
 
-    def _resolved(self, batch: list[_Entry]) -> list[_Entry]:
-        """Those that the session does not have yet, with parents that it has.
-
-        An id that another line has becomes a longer one, by content: the same whenever it is read.
+        An entry whose id another line has gets a longer id, by its content: the same id whenever
+        the transcript is read.
         """
         new: dict[str, _Entry] = {}
         names: dict[str, str] = {}
-        for entry in batch:
+        self._orphans = []
+        for entry in self._entries:
             draft = entry.draft
             parent = draft.parent
             if type(parent) is str and entry.follows:
                 parent = names.get(parent, parent)
+            hidden = parent in self._part.hidden
             orphan = (
-                type(parent) is str and parent not in new and self._session.node(parent) is None
+                type(parent) is str
+                and parent not in new
+                and not hidden
+                and self._session.node(parent) is None
             )
             draft = draft._replace(parent=None if orphan else parent)
             known = self._find(new, draft)
@@ -441,24 +512,28 @@ class _Import:
                 draft, known = self._renamed(new, entry.raw, draft)
                 names[own] = draft.id
             else:
-                # What follows, follows this one, and not another that had its id.
+                # The next line follows this entry, and not another that had its id.
                 names.pop(draft.id, None)
             if known:
-                self.already += 1
                 if entry.on_path:
                     self._leaf = draft.id
             else:
+                if hidden:
+                    # A hidden node cannot get children.
+                    draft = draft._replace(parent=None)
                 new[draft.id] = entry._replace(draft=draft)
-                self.orphans += orphan
-        if self._before is not None:
-            self._before = names.get(self._before, self._before)
-        return list(new.values())
+                if orphan:
+                    self._orphans.append(draft.id)
+        before = self._part.before
+        if before is not None:
+            self._part.before = names.get(before, before)
+        self._missing = list(new.values())
 
     def _renamed(
         self, new: dict[str, _Entry], raw: bytes, draft: NodeDraft
     ) -> tuple[NodeDraft, bool | None]:
-        """A node under a name of its own, and whether it is there."""
-        # As it was named if its parent came after it, and then as it is named now.
+        """A node under an id of its own, and whether it exists."""
+        # The id depends on the parent, which may have been missing when the node was imported.
         for parent in dict.fromkeys((None, draft.parent)):
             content = f"{parent}\0".encode() + raw
             named = draft._replace(id=f"{draft.id}~{plain_hash(content, 6).hex()}")
@@ -468,33 +543,16 @@ class _Import:
         return named, known
 
     def _find(self, new: dict[str, _Entry], draft: NodeDraft) -> bool | None:
-        """Is this node there? None: no node has its id; False: another has it."""
+        """Whether this node exists. None: no node has its id; False: another node has it."""
+        if draft.id in self._part.hidden:
+            # It was imported, and hidden since.
+            return True
         entry = new.get(draft.id)
         found = self._session.node(draft.id) if entry is None else entry.draft
         if found is None:
             return None
-        # Without a parent: it had none when it came, and may have one by now.
+        # Its parent may have been missing when the node was imported.
         return found.payload == draft.payload and found.parent in (draft.parent, None)
-
-    def _commit_unknown(self, entries: list[_Entry]) -> None:
-        """Commit these nodes but for those that were hidden since they were imported."""
-        while True:
-            try:
-                self._commit(entries)
-            except DuplicateNodeError as exc:
-                left = [
-                    each._replace(draft=each.draft._replace(parent=None))
-                    if each.draft.parent == exc.node
-                    else each
-                    for each in entries
-                    if each.draft.id != exc.node
-                ]
-                if len(left) == len(entries):
-                    raise
-                self.already += 1
-                entries = left
-                continue
-            return
 
 
 def _time(value: Any) -> str | int | float | None:

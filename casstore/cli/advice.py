@@ -8,6 +8,7 @@ from casstore import errors
 from casstore.cli.naming import AmbiguousNameError, NameNotFoundError, NothingCommittedError, quoted
 from casstore.errors import CasstoreError
 
+_OTHER_ID: Final = "import it under another id: casstore import {} FILE --name ID"
 _GENERAL: Final[tuple[tuple[type[CasstoreError], str], ...]] = (
     (errors.SourceNotFoundError, "name the file to read from"),
     (errors.StoreNotFoundError, "name another with --store or CASSTORE_PATH, or: casstore init"),
@@ -19,15 +20,21 @@ _GENERAL: Final[tuple[tuple[type[CasstoreError], str], ...]] = (
     (errors.HeadConflictError, "look at it again with casstore history, then again"),
     (errors.NameTakenError, "choose another name, or say --move"),
     (errors.TargetExistsError, "choose another name, or say --replace or --update"),
-    (errors.SessionDivergedError, "take it under another id: casstore import FILE --name ID"),
-    (errors.ItemConflictError, "--replace takes what the source has; with -n it says how many"),
+    (errors.SessionDivergedError, _OTHER_ID.format("bundle")),
+    (
+        errors.ItemConflictError,
+        "--replace takes the content of the source; with -n it counts them",
+    ),
     (errors.ObjectsMissingError, "export it again without --have, or import what came before"),
     (errors.ConflictError, "look at what is there now, then again"),
     (errors.ReadOnlyError, "open it for writing, as a user who may write to it"),
     (errors.BundleError, "make or fetch the file anew: casstore export"),
     (errors.CorruptionError, "casstore check; then casstore salvage if it says so"),
     (errors.ForeignBundleError, "name a file that casstore export has written"),
-    (errors.ForeignSourceError, "name a database of the program to move from"),
+    (
+        errors.ForeignSourceError,
+        "name a source of that kind; casstore import --help lists them",
+    ),
     (errors.ForeignStoreError, "name the directory of a store with --store, or: casstore init"),
     (errors.FormatError, "use the release of casstore that fits"),
     (errors.CollectionOvertakenError, "casstore gc again, when less is written"),
@@ -48,19 +55,17 @@ _OF_COMMAND: Final[dict[str, tuple[tuple[type[CasstoreError], str], ...]]] = {
         (errors.StoreNotFoundError, "name the directory of the damaged store: SOURCE TARGET"),
         (errors.CorruptionError, "bring back a backup: nothing here can be proven"),
     ),
-    "import-lash": (
-        (errors.DamagedSourceError, "--leave-out-damaged leaves it out, and moves the rest"),
-        (errors.SourceVersionError, "read it with a release of lash that fits"),
-        (
-            errors.SessionExistsError,
-            "take it under another id: casstore import-lash FILE --name ID",
-        ),
-        (
-            errors.SessionDeletedError,
-            "take it under another id: casstore import-lash FILE --name ID",
-        ),
-        (errors.NameTakenError, "take away the tag, or choose another id with --name"),
-        (errors.ConflictError, "take it under another id: casstore import-lash FILE --name ID"),
+    "import jsonl": (
+        (errors.BadLineError, "--leave-out-damaged leaves the line out, and imports the rest"),
+        (errors.SessionExistsError, _OTHER_ID.format("jsonl")),
+    ),
+    "import lash": (
+        (errors.DamagedSourceError, "--leave-out-damaged leaves it out, and imports the rest"),
+        (errors.SourceVersionError, "open it with a release of lash that converts it"),
+        (errors.SessionExistsError, _OTHER_ID.format("lash")),
+        (errors.SessionDeletedError, _OTHER_ID.format("lash")),
+        (errors.NameTakenError, "delete the tag, or choose another id with --name"),
+        (errors.ConflictError, _OTHER_ID.format("lash")),
     ),
     "pin": ((errors.NameTakenError, "choose another name, or: casstore tag --delete NAME"),),
     "copy": (

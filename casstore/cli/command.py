@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Concatenate, Final, ParamSpec
 
@@ -82,6 +82,49 @@ class Command(click.Command):
     shape: Shape
     examples: Sequence[str]
     section: str
+
+
+class Kinds(click.Group):
+    """A command whose first argument is a kind, each a command with its own options.
+
+    All kinds have the same JSON answer.
+    """
+
+    shape: Shape
+    examples: Sequence[str] = ()
+    section: str
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The kind asked for; UsageError, with a suggestion, if there is no such kind."""
+        name = click.utils.make_str(args[0])
+        found = self.get_command(ctx, name)
+        if found is not None:
+            return name, found, args[1:]
+        known = self.list_commands(ctx)
+        exc = click.UsageError(f"No such kind {name!r}; there are {', '.join(known)}.", ctx)
+        raise with_suggestion(exc, ctx, name, known)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The kinds, each with its first sentence."""
+        rows = [(name, self.commands[name].get_short_help_str(100)) for name in self.commands]
+        with formatter.section("Kinds"):
+            formatter.write_dl(rows, col_max=max(map(len, self.commands)))
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The kinds in the order in which they were added."""
+        return list(self.commands)
+
+
+def with_suggestion(
+    exc: click.UsageError, ctx: click.Context, word: str, known: Iterable[str]
+) -> click.UsageError:
+    """The error with the known word that is most similar, if one is."""
+    import difflib
+
+    near = difflib.get_close_matches(word, known, 1)
+    return click.UsageError(f"{exc.message} Did you mean {near[0]!r}?", ctx) if near else exc
 
 
 def _named(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:

@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from casstore.cli.command import COMMON, Command
+from casstore.cli.command import COMMON, Command, Kinds, with_suggestion
 from casstore.cli.output import Printer, bad, dim, write_json
 from casstore.cli.shapes import ERROR
 from casstore.cli.streams import let_go, prepare_streams
@@ -49,13 +49,8 @@ _MODULES: Final = {
     "statistics": ("stats",),
     "examining": ("check", "rebuild", "salvage"),
     "recovering": ("recover",),
-    "moving": ("backup", "copy", "export", "import", "verify"),
-    "langgraph": ("import-langgraph-sqlite", "import-langgraph-postgres"),
-    "langgraph_memory": ("import-langgraph-sqlite-store", "import-langgraph-postgres-store"),
-    "openai_agents": ("import-openai-sqlite",),
-    "transcripts": ("import-jsonl",),
-    "foreign": ("import-records",),
-    "lash": ("import-lash",),
+    "moving": ("backup", "copy", "export", "verify"),
+    "importing": ("import",),
 }
 MODULE_OF: Final = {command: module for module, names in _MODULES.items() for command in names}
 _NAME_COLUMNS: Final = max(map(len, MODULE_OF))
@@ -99,14 +94,14 @@ class CommandLine(click.Group):
         """All commands, by section."""
         return list(MODULE_OF)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> Command | None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> Command | Kinds | None:
         """One command; its module is loaded now."""
         module = MODULE_OF.get(cmd_name)
         if module is None:
             return None
         attribute = cmd_name.replace("-", "_") + "_" * iskeyword(cmd_name)
         found = getattr(import_module(f"casstore.cli.{module}"), attribute)
-        assert isinstance(found, Command)
+        assert isinstance(found, Command | Kinds)
         return found
 
     def resolve_command(
@@ -116,12 +111,7 @@ class CommandLine(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as exc:
-            import difflib
-
-            near = difflib.get_close_matches(args[0], MODULE_OF, 1)
-            if not near:
-                raise
-            raise click.UsageError(f"{exc.message} Did you mean {near[0]!r}?", ctx) from exc
+            raise with_suggestion(exc, ctx, args[0], MODULE_OF) from exc
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The commands under the titles of their sections."""
@@ -205,14 +195,15 @@ def _usage_hint(exc: click.ClickException) -> str | None:
 
 
 def _command_in(given: list[str]) -> str | None:
-    """The command that was given."""
+    """The command that was given; of an import with its kind: ``import lash``."""
     words = iter(given)
     for word in words:
         if word in ("-s", "--store", "--durability"):
-            # What follows is no command, though a store may be called like one.
+            # The next word is a value, though a store may have the name of a command.
             next(words, None)
         elif word in MODULE_OF:
-            return word
+            kind = next(words, "") if word == "import" else ""
+            return f"{word} {kind}" if kind and not kind.startswith("-") else word
     return None
 
 

@@ -1,4 +1,4 @@
-"""Stores and sessions on their way elsewhere: backup, copy, export, import, verify."""
+"""Stores and sessions on their way elsewhere: backup, copy, export, verify."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from casstore.cli.shapes import Shape
 from casstore.engine.files import leftovers
 from casstore.errors import InvalidInputError
 from casstore.maintenance import backup as backing_up
-from casstore.maintenance import copying, exporting, importing, verification
+from casstore.maintenance import copying, exporting, verification
 from casstore.store import open as open_store
 from casstore.store import shown_place
 
@@ -168,7 +168,8 @@ def export(
     """Write a session into one file, a bundle that proves itself.
 
     PLACE is a session with all its history, or SESSION@REVISION for that one alone. The file
-    appears when it is complete. casstore import brings it into a store, casstore verify proves it.
+    appears when it is complete. casstore import bundle brings it into a store, casstore verify
+    proves it.
     Policy, expiry, protections and subjects stay behind; casstore copy takes them along.
     """
     if list_have and (have or head_only or replace):
@@ -209,71 +210,6 @@ def export(
 
     app.answer({"file": file, **report._asdict()}, render)
     _name_leftovers(app, file)
-
-
-@command(
-    _SECTION,
-    Shape(
-        "import",
-        {
-            "file": "the bundle",
-            "outcome": "created, forwarded or unchanged",
-            "session": "the session it became",
-            "revisions": "revisions that were not there before",
-            "objects": "objects in the bundle",
-            "new_objects": "objects that were not there before",
-            "object_bytes": "uncompressed",
-        },
-    ),
-    "casstore import agent.bundle",
-    "casstore import agent.bundle --name theirs",
-    "casstore import agent.bundle --subject alice",
-    name="import",
-)
-@click.argument("file")
-@click.option("--name", "session_name", metavar="ID", help="Bring it in under this id.")
-@click.option(
-    "--subject",
-    "subjects",
-    metavar="SUBJECT",
-    multiple=True,
-    help="Whom it is about, for erase; a bundle does not say. May be given several times.",
-)
-@click.option(
-    "--fast-forward", is_flag=True, help="Move a session on that is there in an earlier state."
-)
-def import_(
-    app: App,
-    file: str,
-    session_name: str | None,
-    subjects: tuple[str, ...],
-    fast_forward: bool,
-) -> None:
-    """Bring the session of a bundle into the store.
-
-    The whole file is proven first. Readers see all of the session or nothing. A bundle has no
-    policy, expiry, protections or subjects: say with --subject whom the session is about, or
-    casstore erase overlooks it.
-    """
-    with app.open(write=True) as store, app.meter() as meter:
-        report = importing.import_session(
-            store,
-            file,
-            name=session_name,
-            subjects=subjects,
-            on_conflict="fast-forward" if fast_forward else "refuse",
-            progress=meter,
-        )
-    document = {"file": file, **report._asdict(), "outcome": report.outcome.value}
-
-    def render(to: Printer) -> None:
-        to.line(
-            good(report.outcome.value), " ", name(report.session),
-            f"  {count(report.revisions, 'new revision')}, "
-            f"{count(report.new_objects, 'new object')}",
-        )  # fmt: skip
-
-    app.answer(document, render)
 
 
 @command(

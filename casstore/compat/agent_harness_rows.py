@@ -1,8 +1,7 @@
-"""Rows of agent-harness's runtime database as threads, runs and what belongs to them.
+"""Converts rows of agent-harness's runtime database into threads, runs, and their records.
 
-A row that says more than there is a place for, or other than its columns may, is refused by
-name, so that nothing is lost without a word. Artifacts are read from
-``threads/<thread>/runs/<run>/`` and nowhere else.
+A row whose values the records cannot hold raises CorruptionError with its name, so that no value
+is lost unnoticed. Artifacts are read from ``threads/<thread>/runs/<run>/`` and nowhere else.
 """
 
 from __future__ import annotations
@@ -11,9 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from casstore.compat.importing import LeftBehind
-from casstore.compat.sqlite_source import SqliteSource
-from casstore.compat.times import utc_us
+from casstore.compat.importing import Note
+from casstore.compat.sqlite_source import SqliteSource, utc_us
 from casstore.errors import (
     CorruptionError,
     ForeignSourceError,
@@ -45,7 +43,7 @@ _DECISIONS: Final = {status: decision for decision, status in STATUS_OF.items()}
 
 
 class RowTable(NamedTuple):
-    """What one kind of rows is called, how it is asked for, and what becomes of a row."""
+    """The name of one kind of rows, the query for them, and the conversion of a row."""
 
     name: str
     query: str
@@ -53,7 +51,7 @@ class RowTable(NamedTuple):
 
 
 class RuntimeRows:
-    """Turns rows of the database into items of runs."""
+    """Converts rows of the database into items of runs."""
 
     def __init__(self, source: SqliteSource, root: Path) -> None:
         self._source = source
@@ -75,12 +73,12 @@ class RuntimeRows:
             RowTable("artifacts", self._artifacts(), self._artifact),
         ]
 
-    def unread(self) -> list[LeftBehind]:
-        """What the tables say in columns that are not read."""
+    def unread(self) -> list[Note]:
+        """Notes about columns that are not read; valid after ``tables``."""
         return [
-            left
+            note
             for table, known in self._read.items()
-            for left in self._source.unread(table, known)
+            for note in self._source.unread(table, known)
         ]
 
     def _column(self, table: str, *names: str) -> str:
@@ -92,7 +90,7 @@ class RuntimeRows:
                 return name
         raise ForeignSourceError(
             f"{self._source.path} has no column {' or '.join(names)} in table {table!r}; "
-            "it is no database of a release that can be imported"
+            "this release cannot import such a database"
         )
 
     def _columns(self, table: str, *names: str) -> str:
@@ -102,7 +100,7 @@ class RuntimeRows:
         return self._column(table, name, f"{name}_json")
 
     def _require_owners(self) -> None:
-        """Refuse rows whose thread or run is not there: they would have no place."""
+        """Raise CorruptionError if a row names a thread or a run that does not exist."""
         owned = ("thread_messages", "events", "approvals", "run_requests", "recovery_intents")
         for table in ("runs", *owned, "artifacts"):
             self._columns(table, "thread_id", "run_id")
@@ -119,7 +117,7 @@ class RuntimeRows:
             if orphan is not None:
                 raise CorruptionError(
                     f"{self._source.path} has rows in {table!r} of thread {orphan[0]!r}, run "
-                    f"{orphan[1]!r}, which it does not have; mend it, or remove them"
+                    f"{orphan[1]!r}, which it does not have; repair or delete them there"
                 )
 
     # --- threads and runs -------------------------------------------------------------------
@@ -254,10 +252,10 @@ class RuntimeRows:
             raise self._damaged(what, f"is of kind {kind!r}, after {attempts!r} attempts")
         if checkpoint is not None and type(checkpoint) is not str:
             raise self._damaged(what, f"has checkpoint {checkpoint!r}")
-        for told in (kind, checkpoint, attempts):
-            # Here they have no room for a text of JSON, as a payload has.
-            if type(storable(told)) is dict:
-                raise self._damaged(what, f"says {told!r:.80}, which cannot be kept")
+        for value_given in (kind, checkpoint, attempts):
+            # These columns cannot hold a text of JSON, as a payload can.
+            if type(storable(value_given)) is dict:
+                raise self._damaged(what, f"holds {value_given!r:.80}, which cannot be stored")
         payload, saved = storable(value["resumePayload"]), self._time(value["savedAt"], what)
         return RecoveryIntent(thread, run, kind, payload, checkpoint or None, attempts, saved)
 
@@ -322,7 +320,8 @@ class RuntimeRows:
             file = (home / path).resolve(strict=True)
         except (OSError, RuntimeError) as exc:
             raise NotFoundError(
-                f"{what} has no file: {exc}; say where the files are, or remove the row"
+                f"{what} has no file: {exc}; name the directory of threads/ with artifacts, or "
+                "delete the row"
             ) from exc
         # Nothing on the way may be a link that leads elsewhere.
         if not file.is_relative_to(home) or not file.is_file():
@@ -338,19 +337,19 @@ class RuntimeRows:
         try:
             value = loads(text)
         except RecursionError:
-            # Deeper than anybody reads: it is kept as its text.
+            # Too deep to decode: stored as its text.
             return {"json": text.encode()}
         except (TypeError, ValueError) as exc:
             raise self._damaged(what, f"is no JSON: {exc}") from exc
         return value if whole else storable(value)
 
     def _names(self, what: str, *texts: Any) -> None:
-        """Refuse a row in which one of these names nothing."""
+        """Raise CorruptionError unless each text is a valid id."""
         for text in texts:
             try:
                 check_id(text, "a name")
             except InvalidInputError as exc:
-                raise self._damaged(what, f"cannot be kept: {exc}") from exc
+                raise self._damaged(what, f"cannot be stored: {exc}") from exc
 
     def _time(self, text: Any, what: str) -> int:
         """A time of the database in milliseconds."""
@@ -364,5 +363,5 @@ class RuntimeRows:
 
     def _damaged(self, what: str, reason: str) -> CorruptionError:
         return CorruptionError(
-            f"{self._source.path}: {what} {reason}; mend or remove it, and import again"
+            f"{self._source.path}: {what} {reason}; correct or delete it there, and import again"
         )

@@ -54,7 +54,7 @@ def _opened(path: Path) -> Store:
     if os.path.isfile(path):
         raise InvalidInputError(
             f"{path} is a file, and DB_PATH names a store: choose another place for it, and move "
-            f"the old database there with import_agent_state"
+            f"the old database there with import_morrow"
         )
     return stores.open(path)
 

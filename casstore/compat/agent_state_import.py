@@ -1,10 +1,10 @@
-"""Databases of morrow's ``agent_state`` into a store: checkpoints, and data of users.
+"""Imports databases of morrow's ``agent_state``: checkpoints, and data of users.
 
     checkpoints   id, session_id, label, payload (JSON), created_at (seconds)
     user_data     user_id, key, value (JSON), created_at (seconds)
 
-The original keeps them in two files; either may be given, or one with both. Checkpoints go
-in the order in which they were written, which the original itself did not always know.
+morrow keeps them in two files; a source has either table, or both. Checkpoints are imported in the
+order in which they were written, which morrow itself did not always keep.
 """
 
 from __future__ import annotations
@@ -15,8 +15,18 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from casstore.compat import importing
-from casstore.compat.importing import ImportReport
+from casstore.compat.importing import (
+    ImportReport,
+    Note,
+    Part,
+    Presence,
+    Row,
+    RowPart,
+    columns_bytes,
+    paged,
+    presence,
+    run,
+)
 from casstore.compat.sqlite_source import SqliteSource
 from casstore.engine.protocol import MAX_STAMP_MS
 from casstore.errors import (
@@ -44,111 +54,102 @@ from casstore.session import keys as session_keys
 from casstore.session.records import Record
 from casstore.store import Store, check_store
 
-_PAGE: Final = 100
-_PAGE_BYTES: Final = 4 << 20
 _TABLES: Final = {
     "checkpoints": ("id", "session_id", "label", "payload", "created_at"),
     "user_data": ("user_id", "key", "value", "created_at"),
 }
 
 
-def import_agent_state(
+def import_morrow(
     store: Store,
-    file: str | os.PathLike[str],
+    source: str | os.PathLike[str],
     *,
     keys: KeyStore | None = None,
     secret: bytes | None = None,
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> ImportReport:
-    """Move the checkpoints and user data of a database over, and compare all of them.
+    """Import the checkpoints and user data of a database.
 
-    The file is as it was afterwards. ``keys`` and ``secret`` as for ``Lifecycles``: with keys,
-    user data arrives encrypted. ConflictError if the store has a row otherwise, or has
-    gone on with a session; ForeignSourceError if the file is of something else. The report also
-    counts what stays behind: rows that say something in a column that is not known here.
+    ``keys`` and ``secret`` as for ``Lifecycles``: with keys, user data is stored encrypted.
+    ForeignSourceError if the file has neither table; ConflictError if the store holds a row with
+    other content, or has added checkpoints to a session since. Notes count values in columns that
+    this release does not know.
     """
     check_store(store)
     life = Lifecycles(store, keys=keys, secret=secret)
     life.subjects.check()
-    with SqliteSource(file) as source:
-        parts: list[importing.Part] = []
+    with SqliteSource(source) as database:
+        parts: list[Part] = []
+        notes: list[Note] = []
         for table, columns in _TABLES.items():
-            if table in source.tables:
-                if not frozenset(columns) <= source.columns(table):
-                    raise ForeignSourceError(f"{file}: its table {table} is not that of morrow")
+            if table in database.tables:
+                if not frozenset(columns) <= database.columns(table):
+                    raise ForeignSourceError(
+                        f"table {table} of {database.path} is not a table of morrow"
+                    )
                 kind = _Checkpoints if table == "checkpoints" else _UserData
-                parts += kind(source, life), *source.unread(table, columns)
+                parts.append(kind(database, life))
+                notes += database.unread(table, columns)
         if not parts:
-            raise ForeignSourceError(f"{file} has neither checkpoints nor user data of morrow")
-        return importing.move(source, store, parts, dry_run=dry_run, progress=progress)
+            raise ForeignSourceError(
+                f"{database.path} has neither checkpoints nor user data of morrow"
+            )
+        return run(
+            "morrow", database, store, parts, notes=notes, dry_run=dry_run, progress=progress
+        )
 
 
-class _Rows:
+class _Rows(RowPart[Row]):
     """The rows of one table in the order in which they were written."""
 
-    def __init__(self, source: SqliteSource, life: Lifecycles, table: str) -> None:
+    def __init__(self, source: SqliteSource, life: Lifecycles) -> None:
         self._source = source
         self._life = life
-        self._table = table
-        self._query = f"SELECT {', '.join(_TABLES[table])} FROM {table} ORDER BY rowid"
+        self._query = f"SELECT {', '.join(_TABLES[self.name])} FROM {self.name} ORDER BY rowid"
 
     def count(self) -> int:
-        """How many there are."""
-        return int(next(self._source.ask(f"SELECT count(*) FROM {self._table}"))[0])
+        return int(next(self._source.ask(f"SELECT count(*) FROM {self.name}"))[0])
 
     def raw_pages(self) -> Iterator[list[tuple[Any, ...]]]:
-        """All rows, as many at a time as one write should hold."""
-        page: list[tuple[Any, ...]] = []
-        room = _PAGE_BYTES
-        for row in self._source.ask(self._query):
-            page.append(row)
-            room -= sum([len(each) for each in row if isinstance(each, str | bytes)])
-            if len(page) == _PAGE or room <= 0:
-                yield page
-                page, room = [], _PAGE_BYTES
-        if page:
-            yield page
+        """All rows, not converted yet."""
+        return paged(self._source.ask(self._query), columns_bytes)
 
     def text(self, value: Any, what: str) -> str:
         """A text of the source."""
         if type(value) is not str:
-            raise CorruptionError(f"{self._source.path}: {what} is no text")
+            raise CorruptionError(f"{self._source.path}: {what} is not a text")
         return value
 
     def value(self, text: Any, where: str) -> Any:
-        """A value of JSON, in the form in which it is kept."""
-        spelled = self.text(text, where)
+        """The stored form of a value of JSON."""
+        document = self.text(text, where)
         try:
-            value = json.loads(spelled)
+            value = json.loads(document)
         except (ValueError, RecursionError) as exc:
-            raise CorruptionError(f"{self._source.path}: {where} is no JSON: {exc}") from exc
+            raise CorruptionError(f"{self._source.path}: {where} is not JSON: {exc}") from exc
         try:
             return storable(value)
         except InvalidValueError:
-            # Numbers that are none, as Python's JSON writes them: only the text has them.
-            return {"json": spelled.encode()}
+            # NaN and infinities, which Python writes into JSON: only the text can hold them.
+            return {"json": document.encode()}
 
     def time_ms(self, seconds: Any, where: str) -> int:
-        """A time of the source in milliseconds."""
+        """Seconds of the source in milliseconds."""
         if type(seconds) not in (int, float) or not math.isfinite(seconds):
-            raise CorruptionError(f"{self._source.path}: the time of {where} is none")
+            raise CorruptionError(f"{self._source.path}: {where} has no valid time")
         found: int = round(seconds * 1000)
         if not 0 <= found <= MAX_STAMP_MS:
-            raise CorruptionError(f"{self._source.path}: the time of {where} is none")
+            raise CorruptionError(f"{self._source.path}: {where} has no valid time")
         return found
 
 
-class _Checkpoints(_Rows):
+class _Checkpoints(_Rows[NewCheckpoint]):
     """Checkpoints, each with the next number of its session."""
 
     name = "checkpoints"
 
-    def __init__(self, source: SqliteSource, life: Lifecycles) -> None:
-        super().__init__(source, life, "checkpoints")
-
     def pages(self) -> Iterator[Sequence[NewCheckpoint]]:
-        """All of them in order."""
         for page in self.raw_pages():
             yield [self._entry(*row) for row in page]
 
@@ -159,7 +160,7 @@ class _Checkpoints(_Rows):
         where = f"checkpoint {found}"
         value = self.value(payload, where)
         if type(value) is not dict:
-            raise CorruptionError(f"{self._source.path}: {where} is no map")
+            raise CorruptionError(f"{self._source.path}: {where} is not a map")
         owner = self.text(session, f"the session of {where}")
         try:
             session_keys.id_bytes(owner, "a session id")
@@ -173,16 +174,15 @@ class _Checkpoints(_Rows):
             self.time_ms(created_at, where),
         )
 
-    def is_stored(self, page: Sequence[NewCheckpoint]) -> list[bool]:
-        """Which of them the store has."""
+    def look(self, page: Sequence[NewCheckpoint]) -> list[Presence]:
         tables = self._life.tables
         known = tables.imported.find_many([(str(entry.id),) for entry in page])
         refs = [None if place is None else Ref(*place.value) for place in known]
         rows = iter(tables.find([tables.payload(ref) for ref in refs if ref is not None]))
-        return [
+        return presence(
             ref is not None and self._is_same(entry, next(rows))
             for entry, ref in zip(page, refs, strict=True)
-        ]
+        )
 
     def _is_same(self, entry: NewCheckpoint, row: Record | None) -> bool:
         if row is None:
@@ -192,39 +192,37 @@ class _Checkpoints(_Rows):
         found = NewCheckpoint(info.session, info.label, payload, info.id, info.created_at_ms)
         if found[:2] != entry[:2] or found[3:] != entry[3:] or not _same(payload, entry.payload):
             raise ConflictError(
-                f"checkpoint {entry.id} of session {entry.session!r} is in the store with other "
+                f"the store holds checkpoint {entry.id} of session {entry.session!r} with other "
                 "content; import into another store"
             )
         return True
 
     def store(self, rows: Sequence[NewCheckpoint]) -> None:
-        """Put them into the store, in one write, with sessions that are not there."""
         for session in dict.fromkeys(entry.session for entry in rows):
             self._require_untouched(session)
         put_checkpoints(self._life.tables, self._life.subjects, rows, begin=True)
 
     def _require_untouched(self, session: str) -> None:
-        """What is added counts as newer than what is there, so that must be from the source."""
+        """Raise ConflictError if the session's newest checkpoint was not imported.
+
+        Imported checkpoints are appended, so they would count as newer than that one.
+        """
         tables = self._life.tables
         for newest in tables.checkpoints.scan(session, reverse=True, page=1):
             if tables.imported.find(info_of(newest).id) is None:
                 raise ConflictError(
-                    f"session {session!r} went on in the store before all of it was imported; "
-                    "import into another store"
+                    f"session {session!r} got a checkpoint in the store before all of it was "
+                    "imported; import into another store"
                 )
             return
 
 
-class _UserData(_Rows):
+class _UserData(_Rows[NewValue]):
     """Values of users."""
 
     name = "user_data"
 
-    def __init__(self, source: SqliteSource, life: Lifecycles) -> None:
-        super().__init__(source, life, "user_data")
-
     def pages(self) -> Iterator[Sequence[NewValue]]:
-        """All of them in order."""
         for page in self.raw_pages():
             yield [self._entry(*row) for row in page]
 
@@ -238,24 +236,22 @@ class _UserData(_Rows):
             self.time_ms(created_at, where),
         )
 
-    def is_stored(self, page: Sequence[NewValue]) -> list[bool]:
-        """Which of them the store has."""
+    def look(self, page: Sequence[NewValue]) -> list[Presence]:
         found = self._life.users.find_many([(item.user, item.name) for item in page])
         for item, known in zip(page, found, strict=True):
             if known is not None and not (
                 known.written_at_ms == item.at_ms and _same(known.value, item.value)
             ):
                 raise ConflictError(
-                    f"user data {item.name!r} is in the store with other content; "
+                    f"the store holds user data {item.name!r} with other content; "
                     "import into another store"
                 )
-        return [known is not None for known in found]
+        return presence(known is not None for known in found)
 
     def store(self, rows: Sequence[NewValue]) -> None:
-        """Put them into the store, in one write."""
         self._life.users.put_many(rows)
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Are two stored values the same? 1 and 1.0 are not."""
+    """Whether two stored values are equal; 1 and 1.0 are not."""
     return encode(one) == encode(other)

@@ -1,131 +1,322 @@
-"""How a foreign database moves over: part by part, page by page, then read back and compared.
+"""The framework of all importers: compare, write, read back, report.
 
-What the store has already, and equal, is passed over; so an import that was stopped goes on
-where it was when it is started again, and one that is repeated does nothing. What the
-store has otherwise ends it. A dry run does the same and writes nothing.
+An importer opens its source, checks that it can read it, and describes it as parts. A part lists
+units; a unit is what one step moves: a page of rows, a thread, a session. ``run`` does the rest.
+
+- A unit that the store holds with equal content is not written. So a repeated import changes
+  nothing, and an import that was stopped or killed continues where it was.
+- If the store holds a row with other content, the unit raises ConflictError and writes nothing.
+- After the last write, ``run`` reads every unit back and compares it with the source.
+- A dry run makes the same comparisons, writes nothing, and reports what the real run would.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import Enum
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from casstore.errors import ConflictError
 from casstore.maintenance.progress import Progress, Step
 from casstore.session.arguments import check_flag
 from casstore.store import Store
 
-#: Whose databases can be moved, and the function (``Import``) that moves one, as ``module:name``.
-IMPORTERS: Final[Mapping[str, str]] = {
-    "agent-harness": "casstore.compat.agent_harness_import:import_database",
-    "langbot": "casstore.compat.langbot:import_database",
-    "power-loop": "casstore.compat.power_loop_import:import_database",
-    "morrow": "casstore.compat.agent_state_import:import_agent_state",
-}
+Row = TypeVar("Row")
+
+#: The most rows, and about the most bytes, that one write holds. An interruption loses one write.
+PAGE_ROWS: Final = 256
+PAGE_BYTES: Final = 4 << 20
+
+#: What an import did to a session, or would do.
+IMPORTED: Final = "imported"
+UPDATED: Final = "updated"
+UNCHANGED: Final = "unchanged"
+
+# A note names at most this many examples.
+_MAX_EXAMPLES: Final = 100
 
 
-class Source(Protocol):
-    """A database that is moved over."""
-
-    @property
-    def size_bytes(self) -> int:
-        """How much it takes."""
-        ...
-
-    def require_unchanged(self) -> None:
-        """ConflictError if somebody wrote to it meanwhile, and not all was read of one moment."""
-        ...
-
-
-class Part(Protocol):
-    """Rows of one kind in a database, and where they belong in a store."""
-
-    @property
-    def name(self) -> str:
-        """What they are called: "messages", "approvals" …"""
-        ...
-
-    def count(self) -> int:
-        """How many there are."""
-        ...
-
-    def pages(self) -> Iterator[Sequence[Any]]:
-        """All of them in order, as many at a time as one write should hold."""
-        ...
-
-    def is_stored(self, page: Sequence[Any]) -> Sequence[bool]:
-        """Which of them the store has; ConflictError, naming the row, if with other content."""
-        ...
-
-    def store(self, rows: Sequence[Any]) -> None:
-        """Put them into the store, in one write."""
-        ...
-
-
-class LeftBehind:
-    """Rows that stay behind (a ``Part``): told, and nothing else."""
-
-    def __init__(self, name: str, number: int) -> None:
-        self.name = name
-        self._number = number
-
-    def count(self) -> int:
-        """How many there are."""
-        return self._number
-
-    def pages(self) -> Iterator[Sequence[int]]:
-        """All of them, as mere numbers."""
-        if self._number:
-            yield range(self._number)
-
-    def is_stored(self, page: Sequence[int]) -> Sequence[bool]:
-        """There is nothing to do for them."""
-        return [True] * len(page)
-
-    def store(self, rows: Sequence[int]) -> None:
-        """They are not stored."""
-        raise AssertionError("nothing of this is ever missing")
-
-
-class Import(Protocol):
-    """A function that moves a database over."""
-
-    def __call__(
-        self,
-        store: Store,
-        file: str,
-        /,
-        *,
-        dry_run: bool = False,
-        progress: Progress | None = None,
-    ) -> ImportReport:
-        """Move it; see ``move``."""
-        ...
+# --- the report ---------------------------------------------------------------------------------
 
 
 class PartReport(NamedTuple):
-    """What became of one kind of rows."""
+    """How many rows of one kind were read and written."""
 
     name: str
-    #: In the source.
+    #: Rows in the source.
     found: int
-    #: Moved now, or that would be; the others were in the store already.
-    imported: int
+    #: Rows that the store lacked, and that were written now, or would be.
+    imported: int = 0
+    #: Rows that the store held in an earlier state, and that were brought up to date.
+    updated: int = 0
+
+
+class Note(NamedTuple):
+    """Rows that were left out, or are stored in another form."""
+
+    what: str
+    number: int
+    #: The first of them, by name.
+    examples: tuple[str, ...] = ()
+
+
+class ImportedSession(NamedTuple):
+    """A session that a source holds, and what became of it."""
+
+    session: str
+    #: ``imported``, ``updated`` or ``unchanged``.
+    outcome: str
+    #: The file it was read from.
+    source: str
 
 
 class ImportReport(NamedTuple):
-    """What an import did, or would do. Sizes in bytes; None if the engine does not tell."""
+    """What an import did, or what a dry run found that it would do."""
 
+    kind: str
+    #: A path, or the address of a server without user and password.
+    source: str
     dry_run: bool
     parts: tuple[PartReport, ...]
+    #: Empty if the source holds records, which belong to no session.
+    sessions: tuple[ImportedSession, ...]
+    notes: tuple[Note, ...]
     source_bytes: int
+    #: None: the engine does not know its size.
     store_bytes_before: int | None
     store_bytes: int | None
 
     @property
     def imported(self) -> int:
-        """All rows moved now."""
-        return sum(part.imported for part in self.parts)
+        """The rows of all parts that were written, or would be."""
+        return sum(part.imported + part.updated for part in self.parts)
+
+    def part(self, name: str) -> PartReport:
+        """The part of that name; one without rows if the source has no such part."""
+        return next((part for part in self.parts if part.name == name), PartReport(name, 0))
+
+    def note(self, what: str) -> Note:
+        """The note with these words; one with the number 0 if there is none."""
+        return next((note for note in self.notes if note.what == what), Note(what, 0))
+
+
+class Notes:
+    """Collects notes: counts them by what they say, and keeps the first examples."""
+
+    def __init__(self) -> None:
+        self._numbers: Counter[str] = Counter()
+        self._examples: dict[str, list[str]] = {}
+
+    def add(self, what: str, example: str | None = None, number: int = 1) -> None:
+        """Count ``number`` more rows."""
+        self._numbers[what] += number
+        examples = self._examples.setdefault(what, [])
+        if example is not None and len(examples) < _MAX_EXAMPLES:
+            examples.append(example)
+
+    def extend(self, notes: Iterable[Note]) -> None:
+        """Add notes that were collected elsewhere."""
+        for what, number, examples in notes:
+            self.add(what, number=number)
+            known = self._examples[what]
+            known += examples[: _MAX_EXAMPLES - len(known)]
+
+    def all(self) -> tuple[Note, ...]:
+        """All notes, in the order in which they came up."""
+        found = self._examples.items()
+        return tuple([Note(what, self._numbers[what], tuple(named)) for what, named in found])
+
+
+def combined(
+    kind: str, source: str, dry_run: bool, reports: Sequence[ImportReport], notes: Sequence[Note]
+) -> ImportReport:
+    """One report of several imports in a row, as of the files of a directory."""
+    all_notes = Notes()
+    all_notes.extend(notes)
+    for report in reports:
+        all_notes.extend(report.notes)
+    return ImportReport(
+        kind,
+        source,
+        dry_run,
+        _summed(part for report in reports for part in report.parts),
+        tuple([session for report in reports for session in report.sessions]),
+        all_notes.all(),
+        sum(report.source_bytes for report in reports),
+        reports[0].store_bytes_before if reports else None,
+        reports[-1].store_bytes if reports else None,
+    )
+
+
+def _summed(parts: Iterable[PartReport]) -> tuple[PartReport, ...]:
+    """The parts added up by name, in the order in which the names came up."""
+    sums: dict[str, PartReport] = {}
+    for name, *numbers in parts:
+        known = sums.get(name, PartReport(name, 0))
+        sums[name] = PartReport(name, *map(sum, zip(known[1:], numbers, strict=True)))
+    return tuple(sums.values())
+
+
+# --- what an importer provides ------------------------------------------------------------------
+
+
+class Source(Protocol):
+    """A file or a server that an import reads."""
+
+    @property
+    def name(self) -> str:
+        """The path or address, without user and password."""
+        ...
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes that the source takes."""
+        ...
+
+    def require_unchanged(self) -> None:
+        """Raise ConflictError if the source changed while it was read."""
+        ...
+
+
+#: Called by a unit that takes several writes, with the rows of each.
+Wrote = Callable[[int], None]
+
+
+class Unit(ABC):
+    """What one step of an import moves."""
+
+    #: How much of its part's count this unit is.
+    size: int = 1
+
+    @abstractmethod
+    def compare(self) -> Sequence[PartReport]:
+        """Compare the unit with the store, and count what the store lacks.
+
+        Raises ConflictError, naming the row, if the store holds it with other content. Converts
+        what it would write, so that a dry run finds what cannot be converted.
+        """
+
+    @abstractmethod
+    def write(self, wrote: Wrote) -> None:
+        """Write what ``compare`` found missing."""
+
+    def session(self) -> ImportedSession | None:
+        """The session that this unit belongs to; called after ``compare``."""
+        return None
+
+
+class Part(ABC):
+    """Units of one kind, in the order in which they are written."""
+
+    #: What its progress counts: "messages", "checkpoints" …
+    name: str
+
+    @abstractmethod
+    def count(self) -> int:
+        """The sum of the sizes of all units."""
+
+    @abstractmethod
+    def units(self) -> Iterator[Unit]:
+        """All units; ``run`` asks twice, to write and to read back."""
+
+    def notes(self) -> Sequence[Note]:
+        """What the units left out or changed; called after the first pass."""
+        return ()
+
+
+class Presence(Enum):
+    """Whether the store holds a row of the source."""
+
+    MISSING = "missing"
+    EQUAL = "equal"
+    #: In an earlier state, which may be replaced.
+    OUTDATED = "outdated"
+
+
+class RowPart(Part, Generic[Row]):
+    """Independent rows of one kind: a unit is a page of them."""
+
+    @abstractmethod
+    def pages(self) -> Iterator[Sequence[Row]]:
+        """All rows, converted, in pages of bounded size (``paged``)."""
+
+    @abstractmethod
+    def look(self, page: Sequence[Row]) -> Sequence[Presence]:
+        """Whether the store holds each row; ConflictError if it holds one with other content."""
+
+    @abstractmethod
+    def store(self, rows: Sequence[Row]) -> None:
+        """Write rows of the page that was looked at last, in one transaction."""
+
+    def session_of(self, page: Sequence[Row]) -> str | None:
+        """The session that a page completes, if it does."""
+        return None
+
+    def units(self) -> Iterator[Unit]:
+        """The pages."""
+        return (_Page(self, page) for page in self.pages())
+
+
+class _Page(Unit):
+    """A page of rows."""
+
+    def __init__(self, part: RowPart[Any], rows: Sequence[Any]) -> None:
+        self._part = part
+        self._rows = rows
+        self._found: Sequence[Presence] = ()
+        self.size = len(rows)
+
+    def compare(self) -> Sequence[PartReport]:
+        self._found = self._part.look(self._rows)
+        tally = Counter(self._found)
+        return [
+            PartReport(
+                self._part.name,
+                len(self._rows),
+                tally[Presence.MISSING],
+                tally[Presence.OUTDATED],
+            )
+        ]
+
+    def write(self, wrote: Wrote) -> None:
+        found = zip(self._rows, self._found, strict=True)
+        self._part.store([row for row, presence in found if presence is not Presence.EQUAL])
+
+    def session(self) -> ImportedSession | None:
+        session = self._part.session_of(self._rows)
+        if session is None:
+            return None
+        is_there = all(presence is Presence.EQUAL for presence in self._found)
+        return ImportedSession(session, UNCHANGED if is_there else IMPORTED, "")
+
+
+def presence(is_there: Iterable[bool]) -> list[Presence]:
+    """EQUAL for True, MISSING for False."""
+    return [Presence.EQUAL if one else Presence.MISSING for one in is_there]
+
+
+def paged(rows: Iterable[Row], size_of: Callable[[Row], int]) -> Iterator[list[Row]]:
+    """Rows in pages of at most PAGE_ROWS rows, which end when they reach PAGE_BYTES."""
+    page: list[Row] = []
+    size = 0
+    for row in rows:
+        page.append(row)
+        size += size_of(row)
+        if len(page) >= PAGE_ROWS or size >= PAGE_BYTES:
+            yield page
+            page, size = [], 0
+    if page:
+        yield page
+
+
+def columns_bytes(row: Sequence[Any]) -> int:
+    """About the bytes of a database row: its texts and blobs."""
+    return sum([len(value) for value in row if isinstance(value, str | bytes)])
+
+
+# --- running ------------------------------------------------------------------------------------
 
 
 @runtime_checkable
@@ -138,53 +329,107 @@ class _Measured(Protocol):
 
 
 def used_bytes(store: Store) -> int | None:
-    """How much a store takes; None if its engine does not tell."""
+    """The bytes that a store takes; None if its engine does not know."""
     engine = store.engine
     return engine.used_bytes() if isinstance(engine, _Measured) else None
 
 
-def move(
+def run(
+    kind: str,
     source: Source,
     store: Store,
     parts: Sequence[Part],
     *,
+    notes: Iterable[Note] = (),
     dry_run: bool = False,
+    overlay: bool = False,
     progress: Progress | None = None,
 ) -> ImportReport:
-    """Move all parts in the order given, then compare every row with the source.
+    """Import all parts in the order given, then read every unit back and compare it.
 
-    Raising from ``progress`` stops it between two pages; the next call goes on from there.
-    ConflictError if a row is in the store with other content.
+    Raising from ``progress`` stops the import between two writes; the next call continues.
+    ``overlay`` says that ``store`` keeps its writes in memory: then a dry run writes to it, for
+    parts whose units depend on the units before.
     """
-    check_flag(dry_run, "whether nothing is written")
+    check_flag(dry_run, "dry_run")
     before = used_bytes(store)
-    reports = [_copy(part, dry_run, progress) for part in parts]
+    work = _Run(source.name, writes=overlay or not dry_run, progress=progress)
+    noted = Notes()
+    for part in parts:
+        work.copy(part, "look" if dry_run else "copy")
+        noted.extend(part.notes())
     if not dry_run:
-        for part, report in zip(parts, reports, strict=True):
-            _verify(part, report.found, progress)
+        for part in parts:
+            work.verify(part)
+    noted.extend(notes)
     source.require_unchanged()
-    return ImportReport(dry_run, tuple(reports), source.size_bytes, before, used_bytes(store))
+    return ImportReport(
+        kind,
+        source.name,
+        dry_run,
+        _summed(work.tallies),
+        tuple(work.sessions.values()),
+        noted.all(),
+        source.size_bytes,
+        before,
+        used_bytes(store),
+    )
 
 
-def _copy(part: Part, dry_run: bool, progress: Progress | None) -> PartReport:
-    total, done, imported = part.count(), 0, 0
-    for page in part.pages():
-        stored = part.is_stored(page)
-        missing = [row for row, there in zip(page, stored, strict=True) if not there]
-        if missing and not dry_run:
-            part.store(missing)
-        done += len(page)
-        imported += len(missing)
-        if progress is not None:
-            progress(Step("look" if dry_run else "copy", done, total, part.name))
-    return PartReport(part.name, done, imported)
+class _Run:
+    """One import under way."""
+
+    def __init__(self, source: str, *, writes: bool, progress: Progress | None) -> None:
+        self._source = source
+        self._writes = writes
+        self._progress = progress
+        self.tallies: tuple[PartReport, ...] = ()
+        self.sessions: dict[str, ImportedSession] = {}
+
+    def copy(self, part: Part, phase: str) -> None:
+        """Compare every unit, and write what the store lacks."""
+        total, done = part.count(), 0
+        # A part without rows is in the report as well.
+        self.tallies += (PartReport(part.name, 0),)
+
+        def tell(rows: int) -> None:
+            if self._progress is not None:
+                self._progress(Step(phase, min(done + rows, total), total, part.name))
+
+        for unit in part.units():
+            found = unit.compare()
+            if self._writes and _lacks(found):
+                written = 0
+
+                def wrote(rows: int) -> None:
+                    nonlocal written
+                    written += rows
+                    tell(written)
+
+                unit.write(wrote)
+            self.tallies = _summed((*self.tallies, *found))
+            session = unit.session()
+            if session is not None:
+                place = session.source or self._source
+                self.sessions[session.session] = session._replace(source=place)
+            tell(unit.size)
+            done += unit.size
+
+    def verify(self, part: Part) -> None:
+        """Read every unit back."""
+        total, done = part.count(), 0
+        for unit in part.units():
+            if _lacks(unit.compare()):
+                session = unit.session()
+                place = "" if session is None else f" of session {session.session!r}"
+                raise ConflictError(
+                    f"another process changed or deleted some of the {part.name}{place} during the "
+                    "import; import again"
+                )
+            done += unit.size
+            if self._progress is not None:
+                self._progress(Step("verify", min(done, total), total, part.name))
 
 
-def _verify(part: Part, total: int, progress: Progress | None) -> None:
-    done = 0
-    for page in part.pages():
-        if not all(part.is_stored(page)):
-            raise ConflictError(f"some {part.name} were changed or deleted in the midst of it")
-        done += len(page)
-        if progress is not None:
-            progress(Step("verify", done, total, part.name))
+def _lacks(found: Iterable[PartReport]) -> bool:
+    return any(part.imported or part.updated for part in found)

@@ -1,29 +1,18 @@
-"""A session database of lash: which versions there are, which tables and columns each has.
+"""Reads a session database of lash: its versions, their tables and columns, typed rows.
 
-One file holds one session. The version stands in ``user_version``; a database is taken only if it
-has every table and column that its version is known to have. What it has beyond is told of, and
-stays behind. Databases that lash keeps beside (processes, triggers, effects) are none of these, and
-later versions, which keep all sessions in one file, are not read.
+One file holds one session. Its version is ``user_version``; versions 1, 3, 8, 11 and 12 are known
+from the statements that create them, 4 from its description. A database must have every table and
+column of its version. Other tables and columns are noted and left out. lash's other databases
+(processes, triggers, effects) are not session databases, and later versions, which keep all
+sessions in one file, are not read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
-from casstore.compat.importing import LeftBehind
-from casstore.compat.lash_layout import (
-    HAS_CACHE_WRITES,
-    HAS_GENERATIONS,
-    HAS_INPUTS,
-    HAS_OWNERS,
-    HAS_QUEUE,
-    LEFT,
-    SPARE,
-    VERSIONS,
-    WAITING,
-    columns_of,
-)
+from casstore.compat.importing import Note
 from casstore.compat.sqlite_source import SqliteSource
 from casstore.errors import (
     DamagedSourceError,
@@ -32,6 +21,81 @@ from casstore.errors import (
     SourceVersionError,
 )
 from casstore.records import json_values
+
+#: The versions whose layout is known.
+VERSIONS: Final = (1, 3, 4, 8, 11, 12)
+_HAS_QUEUE: Final = 3
+_HAS_LEASES: Final = 4
+_HAS_CACHE_WRITES: Final = 8
+_HAS_INPUTS: Final = 8
+_HAS_GENERATIONS: Final = 11
+_HAS_OWNERS: Final = 12
+
+# The tables of every version.
+_ALWAYS: Final = {
+    "blobs": "hash content",
+    "session_head": "singleton session_id head_json head_revision",
+    "graph_nodes": "seq node_id node_json tombstoned",
+    "usage_deltas": "seq source model input_tokens output_tokens",
+    "session_meta": "singleton session_id session_name created_at model cwd relation_json",
+    "attachment_manifest": "attachment_id session_id canonical_uri intent_at_ms committed_at_ms",
+}
+_QUEUE: Final = {
+    "runtime_turn_commits": "session_id turn_id turn_commit_hash result_json committed_at_ms",
+    "queued_work_batches": (
+        "enqueue_seq batch_id session_id source_key delivery_policy slot_policy merge_key_json "
+        "available_at_ms enqueued_at_ms claim_id claim_owner_id claim_token claim_fencing_token"
+    ),
+    "queued_work_items": "batch_id item_index item_id payload_json",
+    "artifact_refs": "artifact_ref blob_ref",
+}
+_LEASES: Final = (
+    "session_id lease_owner_id lease_token lease_fencing_token lease_claimed_at_ms "
+    "lease_expires_at_ms"
+)
+_INPUTS: Final = (
+    "enqueue_seq input_id session_id source_key ingress_json state input_json enqueued_at_ms "
+    "claim_id claim_owner_id claim_token claim_fencing_token"
+)
+# The states of inputs that no turn has completed.
+_WAITING: Final = "('pending_active', 'deferred_next_turn', 'accepted')"
+_IDENTITY: Final = ("owner_incarnation_id", "owner_liveness_json")
+# Known tables whose rows a session cannot hold.
+_LEFT_OUT: Final = {
+    "runtime_turn_checkpoints": "unfinished turns (runtime_turn_checkpoints), left out",
+    "runtime_effect_journal": "effects of turns (runtime_effect_journal), left out",
+}
+
+
+def _columns_of(version: int) -> dict[str, frozenset[str]]:
+    """The tables of a version that the import reads, and their columns."""
+    tables = dict(_ALWAYS)
+    tokens = " cached_input_tokens reasoning_tokens"
+    if version >= _HAS_CACHE_WRITES:
+        tokens = " cache_read_input_tokens cache_write_input_tokens reasoning_output_tokens"
+    tables["usage_deltas"] += tokens
+    claims = " claim_claimed_at_ms claim_expires_at_ms"
+    if version >= _HAS_GENERATIONS:
+        claims = " claim_session_lease_generation"
+    if version >= _HAS_QUEUE:
+        tables.update(_QUEUE)
+        tables["queued_work_batches"] += claims
+    if version >= _HAS_INPUTS:
+        tables["pending_turn_inputs"] = _INPUTS + claims
+    if version >= _HAS_LEASES:
+        tables["session_execution_leases"] = _LEASES
+    if version >= _HAS_OWNERS:
+        tables["attachment_manifest"] += " owner_kind owner_id"
+    return {table: frozenset(named.split()) for table, named in tables.items()}
+
+
+# Optional columns that name the holder of a lease or claim; an import carries no holders over.
+_SPARE: Final[dict[str, Sequence[str]]] = {
+    "session_execution_leases": [f"lease_{each}" for each in _IDENTITY],
+    "queued_work_batches": [f"claim_{each}" for each in _IDENTITY],
+    "pending_turn_inputs": [f"claim_{each}" for each in _IDENTITY],
+    "artifact_refs": ["namespace"],
+}
 
 
 class HeadRow(NamedTuple):
@@ -43,7 +107,7 @@ class HeadRow(NamedTuple):
 
 
 class MetaRow(NamedTuple):
-    """The row of what is known of the session."""
+    """The row of the session's meta data."""
 
     session: str
     name: str
@@ -54,7 +118,7 @@ class MetaRow(NamedTuple):
 
 
 class BatchRow(NamedTuple):
-    """A row of the queue as SQLite has it, so of any type."""
+    """A row of the queue; SQLite stores values of any type in any column."""
 
     seq: Any
     id: Any
@@ -72,7 +136,7 @@ class BatchRow(NamedTuple):
 
 
 class InputRow(NamedTuple):
-    """An input for a turn, likewise."""
+    """An input for a turn, also of any types."""
 
     id: Any
     source_key: Any
@@ -85,16 +149,16 @@ class InputRow(NamedTuple):
 
 
 class LashDatabase:
-    """One database, its rows typed. DamagedSourceError names the row that is not as it must be."""
+    """One database, its rows typed. DamagedSourceError names an invalid row."""
 
     def __init__(self, source: SqliteSource) -> None:
         self.source = source
         if not {"session_head", "graph_nodes", "session_meta"} <= source.tables:
-            raise ForeignSourceError(f"{source.path} is no session database of lash")
+            raise ForeignSourceError(f"{source.path} is not a session database of lash")
         self.version = int(next(source.ask("PRAGMA user_version"))[0])
         if self.version not in VERSIONS:
             raise SourceVersionError(str(source.path), self.version, VERSIONS)
-        self._columns = columns_of(self.version)
+        self._columns = _columns_of(self.version)
         for table, wanted in self._columns.items():
             lacking = wanted - source.columns(table)
             if lacking:
@@ -119,7 +183,7 @@ class LashDatabase:
         return None
 
     def meta(self) -> MetaRow | None:
-        """What is known of the session; None if nothing is."""
+        """The meta data; None if there is none."""
         place = "the row of session_meta"
         for *texts, cwd, relation in self.source.ask(
             "SELECT session_id, session_name, created_at, model, cwd, relation_json "
@@ -160,7 +224,7 @@ class LashDatabase:
         """Source, model, and tokens: input, output, read from a cache, reasoning, put into one."""
         cached, reasoning, written = (
             ("cache_read_input_tokens", "reasoning_output_tokens", "cache_write_input_tokens")
-            if self.version >= HAS_CACHE_WRITES
+            if self.version >= _HAS_CACHE_WRITES
             else ("cached_input_tokens", "reasoning_tokens", "0")
         )
         for seq, source, model, *tokens in self.source.ask(
@@ -174,7 +238,7 @@ class LashDatabase:
 
     def turns(self, session: str) -> Iterator[tuple[str, str, dict[str, Any], int]]:
         """Id, hash, result and time of every turn that was committed."""
-        if self.version < HAS_QUEUE:
+        if self.version < _HAS_QUEUE:
             return
         for turn, told, result, at_ms in self.source.ask(
             "SELECT turn_id, turn_commit_hash, result_json, committed_at_ms "
@@ -191,7 +255,7 @@ class LashDatabase:
 
     def batches(self, session: str) -> Iterator[BatchRow]:
         """The queue, in order."""
-        if self.version < HAS_QUEUE:
+        if self.version < _HAS_QUEUE:
             return
         generation = "claim_session_lease_generation" if self._has_generations else "0"
         for row in self.source.ask(
@@ -205,8 +269,8 @@ class LashDatabase:
 
     @property
     def _has_generations(self) -> bool:
-        """Does a claim live as long as the session's lease, and have no time of its own?"""
-        return self.version >= HAS_GENERATIONS
+        """Whether a claim lasts as long as the session's lease, and has no time of its own."""
+        return self.version >= _HAS_GENERATIONS
 
     @property
     def _expires(self) -> str:
@@ -221,20 +285,20 @@ class LashDatabase:
         )
 
     def waiting_inputs(self, session: str) -> Iterator[InputRow]:
-        """The inputs that no turn is done with, in order."""
-        if self.version < HAS_INPUTS:
+        """The inputs that no turn has completed, in order."""
+        if self.version < _HAS_INPUTS:
             return
         for row in self.source.ask(
             "SELECT input_id, source_key, ingress_json, input_json, enqueued_at_ms, claim_id, "
             f"claim_owner_id, {self._expires} FROM pending_turn_inputs WHERE session_id = ? "
-            f"AND state IN {WAITING} ORDER BY enqueue_seq",
+            f"AND state IN {_WAITING} ORDER BY enqueue_seq",
             (session,),
         ):
             yield InputRow._make(row)
 
     def attachments(self, session: str) -> Iterator[tuple[str, str, str | None, int, int | None]]:
         """Id, uri, owner, and when it was announced and committed."""
-        owner = "owner_kind || ':' || owner_id" if self.version >= HAS_OWNERS else "NULL"
+        owner = "owner_kind || ':' || owner_id" if self.version >= _HAS_OWNERS else "NULL"
         for name, uri, owned, intent, committed in self.source.ask(
             f"SELECT attachment_id, canonical_uri, {owner}, intent_at_ms, committed_at_ms "
             "FROM attachment_manifest WHERE session_id = ? ORDER BY attachment_id",
@@ -250,10 +314,10 @@ class LashDatabase:
             )
 
     def artifacts(self) -> Iterator[tuple[str, str]]:
-        """Names that keep blobs, and these."""
-        if self.version < HAS_QUEUE:
+        """Names of artifacts, and the blobs they refer to."""
+        if self.version < _HAS_QUEUE:
             return
-        # Whatever the version: they got a namespace when others came to use them.
+        # Independent of the version: the namespace was added when other programs used the table.
         spaced = "namespace" in self.source.columns("artifact_refs")
         name = "namespace || '/' || artifact_ref" if spaced else "artifact_ref"
         for told, blob in self.source.ask(f"SELECT {name}, blob_ref FROM artifact_refs ORDER BY 1"):
@@ -261,7 +325,7 @@ class LashDatabase:
             yield self.text(place, "artifact_ref", told), self.text(place, "blob_ref", blob)
 
     def leases(self, session: str) -> Iterator[tuple[str | None, int, int]]:
-        """Who held the session or a turn of it last, the counter, and until when."""
+        """The last owner of the session or of a turn, the fencing counter, and the expiry."""
         tables = ("session_execution_leases", "runtime_turn_checkpoints")
         for table in tables:
             if table not in self.source.tables:
@@ -278,61 +342,62 @@ class LashDatabase:
                     self.number(place, "lease_expires_at_ms", expires),
                 )
 
-    # --- what stays behind ----------------------------------------------------------------------
+    # --- what is left out -----------------------------------------------------------------------
 
-    def left_behind(self, session: str) -> Iterator[LeftBehind]:
-        """What the database has and a session has no place for; only what there is of it."""
+    def left_out(self, session: str) -> Iterator[Note]:
+        """Rows of the database that a session cannot hold."""
         for table in sorted(self.source.tables):
             if table.startswith("sqlite_"):
                 continue
-            if table in LEFT or table not in self._columns:
-                yield from _some(LEFT.get(table, f"table {table}"), self._rows(table))
+            if table in _LEFT_OUT or table not in self._columns:
+                name = _LEFT_OUT.get(table, f"rows of the unknown table {table}, left out")
+                yield from _some(name, self._rows(table))
                 continue
-            known = {*self._columns[table], *SPARE.get(table, ())}
+            known = {*self._columns[table], *_SPARE.get(table, ())}
             yield from self.source.unread(table, known)
         for table in ("queued_work_batches", "runtime_turn_commits", "attachment_manifest"):
             if table in self.source.tables:
                 [(number,)] = self.source.ask(
                     f"SELECT count(*) FROM {table} WHERE session_id IS NOT ?", (session,)
                 )
-                yield from _some(f"rows of {table} of other sessions", number)
+                yield from _some(f"rows of {table} of other sessions, left out", number)
         if "pending_turn_inputs" in self.source.tables:
             [(number,)] = self.source.ask(
                 "SELECT count(*) FROM pending_turn_inputs WHERE session_id IS NOT ? "
-                f"OR state NOT IN {WAITING}",
+                f"OR state NOT IN {_WAITING}",
                 (session,),
             )
-            yield from _some("inputs of turns that are done, or of other sessions", number)
+            yield from _some("inputs of completed turns or other sessions, left out", number)
         if "queued_work_items" in self.source.tables:
             [(number,)] = self.source.ask(
                 "SELECT count(*) FROM queued_work_items WHERE batch_id NOT IN "
                 "(SELECT batch_id FROM queued_work_batches)"
             )
-            yield from _some("queued items of no batch", number)
+            yield from _some("queued items of no batch, left out", number)
 
-    def unnamed_blobs(self, named: set[str]) -> Iterator[LeftBehind]:
-        """Blobs that nothing names any more, as lash's own collection would find them."""
+    def unnamed_blobs(self, named: set[str]) -> Iterator[Note]:
+        """Blobs that no row refers to, which lash's own collection would delete."""
         number = sum(name not in named for (name,) in self.source.ask("SELECT hash FROM blobs"))
-        yield from _some("blobs that nothing names", number)
+        yield from _some("unreferenced blobs, left out", number)
 
     def _rows(self, table: str) -> int:
-        spelled = table.replace('"', '""')
-        return int(next(self.source.ask(f'SELECT count(*) FROM "{spelled}"'))[0])
+        quoted = table.replace('"', '""')
+        return int(next(self.source.ask(f'SELECT count(*) FROM "{quoted}"'))[0])
 
     # --- types ----------------------------------------------------------------------------------
 
     def damaged(self, place: str, reason: str) -> DamagedSourceError:
-        """The error for a row that is not as it must be."""
+        """The error for an invalid row."""
         return DamagedSourceError(str(self.source.path), place, reason)
 
     def text(self, place: str, column: str, value: Any) -> str:
-        """A text; SQLite keeps anything anywhere."""
+        """Check that a value is a text."""
         if type(value) is not str:
             raise self.damaged(place, f"{column} is {type(value).__name__}, not a text")
         return value
 
     def number(self, place: str, column: str, value: Any) -> int:
-        """A number from 0 on."""
+        """Check that a value is an integer from 0 on."""
         if type(value) is not int or value < 0:
             raise self.damaged(place, f"{column} is {value!r:.40}, not a number from 0 on")
         return value
@@ -344,13 +409,13 @@ class LashDatabase:
         except (ValueError, RecursionError) as exc:
             if isinstance(exc, DamagedSourceError):
                 raise
-            raise self.damaged(place, f"it holds what is no JSON: {exc}") from exc
+            raise self.damaged(place, f"it holds invalid JSON: {exc}") from exc
 
     def object(self, place: str, text: Any) -> dict[str, Any]:
-        """The same of a map."""
+        """The map that a text in JSON holds."""
         value = self.json(place, text)
         if type(value) is not dict:
-            raise self.damaged(place, "its JSON is no map")
+            raise self.damaged(place, "its JSON is not a map")
         return value
 
     def optional_text(self, place: str, name: str, told: Mapping[str, Any]) -> str | None:
@@ -359,13 +424,13 @@ class LashDatabase:
         return None if value is None else self.text(place, name, value)
 
     def kept(self, place: str, value: Any) -> Any:
-        """A value of JSON as a store keeps it."""
+        """The stored form of a value of JSON."""
         try:
             return json_values.storable(value)
         except InvalidInputError as exc:
             raise self.damaged(place, str(exc)) from exc
 
 
-def _some(name: str, number: int) -> Iterator[LeftBehind]:
+def _some(what: str, number: int) -> Iterator[Note]:
     if number:
-        yield LeftBehind(name, number)
+        yield Note(what, number)

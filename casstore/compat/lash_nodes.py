@@ -1,30 +1,30 @@
-"""Nodes of lash into nodes of a session: each with what it said, where it stood.
+"""Converts nodes of lash into nodes of a session.
 
 A node keeps its id, parent, cause, frame and time; its payload is the rest of its row. A message of
-the conversation stands under ``message``, its role in small letters, so that it is known for
-one here; everything else stays as it was spelled. A parent that is gone leaves a root behind.
+the conversation is stored under ``message`` with its role in small letters, which is how a session
+recognises messages. A node whose parent is gone becomes a root.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
+from casstore.compat.importing import Notes
 from casstore.compat.lash_database import LashDatabase
-from casstore.compat.lash_findings import Findings
 from casstore.errors import CycleError, DamagedSourceError, InvalidInputError
 from casstore.records.json_values import storable
 from casstore.session.data import NodeDraft
 from casstore.session.messages import message_in
 
-# What of a row is not the payload.
+# The keys of a row that are not payload.
 _HEADER: Final = ("node_id", "parent_node_id", "caused_by", "agent_frame_id", "timestamp")
 _ROLES: Final = {"User": "user", "Assistant": "assistant", "System": "system"}
 
-ORPHANS: Final = "nodes whose parent is gone, which are roots now"
-LATE_PARENTS: Final = "nodes inserted before their parent, which follow it now"
-AS_TEXT: Final = "payloads that are kept as their JSON, in bytes"
-HEALED: Final = "leaf that was gone or hidden; the latest message is the leaf now"
-UNREADABLE: Final = "damaged nodes that were left out"
+_ORPHANS: Final = "nodes whose parent is gone, stored as roots"
+_LATE_PARENTS: Final = "nodes inserted before their parent, stored after it"
+_AS_TEXT: Final = "payloads stored as their JSON, in bytes"
+_HEALED: Final = "leaf that is gone or hidden, replaced by the latest message"
+_DAMAGED: Final = "damaged nodes, left out"
 
 
 class Nodes(NamedTuple):
@@ -35,34 +35,32 @@ class Nodes(NamedTuple):
     leaf: str | None
 
 
-def read_nodes(
-    database: LashDatabase, leaf: str | None, findings: Findings, *, leave_out: bool
-) -> Nodes:
-    """The graph as it is to be. ``leave_out``: what cannot be read is told, and not an error."""
+def read_nodes(database: LashDatabase, leaf: str | None, notes: Notes, *, leave_out: bool) -> Nodes:
+    """The graph of the session. ``leave_out``: damaged nodes are noted and left out."""
     drafts: list[NodeDraft] = []
     hidden: list[str] = []
     for node, text, is_hidden in database.nodes():
         try:
-            drafts.append(_draft(database, node, text, findings))
+            drafts.append(_draft(database, node, text, notes))
         except DamagedSourceError:
             if not leave_out:
                 raise
-            findings.add(UNREADABLE, node)
+            notes.add(_DAMAGED, node)
             continue
         if is_hidden:
             hidden.append(node)
-    drafts = _with_parents(drafts, findings)
+    drafts = _with_parents(drafts, notes)
     _require_no_cycle(database, drafts)
     gone = set(hidden)
     visible = [draft for draft in drafts if draft.id not in gone]
     if leaf is not None and leaf not in {draft.id for draft in visible}:
-        findings.add(HEALED, leaf)
+        notes.add(_HEALED, leaf)
         said = [draft.id for draft in visible if message_in(draft.payload) is not None]
         leaf = said[-1] if said else None
     return Nodes(drafts, hidden, leaf)
 
 
-def _draft(database: LashDatabase, node: str, text: Any, findings: Findings) -> NodeDraft:
+def _draft(database: LashDatabase, node: str, text: Any, notes: Notes) -> NodeDraft:
     place = f"node {node!r}"
     told = database.object(place, text)
     if told.get("node_id") != node:
@@ -70,10 +68,10 @@ def _draft(database: LashDatabase, node: str, text: Any, findings: Findings) -> 
     parent, frame = told.get("parent_node_id"), told.get("agent_frame_id")
     for name, value in (("parent_node_id", parent), ("agent_frame_id", frame)):
         if value is not None and type(value) is not str:
-            raise database.damaged(place, f"its {name} is no text")
+            raise database.damaged(place, f"its {name} is not a text")
     time = told.get("timestamp")
     if time is not None and type(time) is not str:
-        raise database.damaged(place, "its timestamp is no text")
+        raise database.damaged(place, "its timestamp is not a text")
     payload = _payload({name: value for name, value in told.items() if name not in _HEADER})
     try:
         kept = storable(payload)
@@ -81,12 +79,12 @@ def _draft(database: LashDatabase, node: str, text: Any, findings: Findings) -> 
     except InvalidInputError as exc:
         raise database.damaged(place, str(exc)) from exc
     if kept is not payload or cause is not told.get("caused_by"):
-        findings.add(AS_TEXT, node)
+        notes.add(_AS_TEXT, node)
     return NodeDraft(node, kept, parent, cause, frame or None, time)
 
 
 def _payload(payload: dict[str, Any]) -> dict[str, Any]:
-    """A payload with the message of a conversation where messages stand."""
+    """A payload with the message of a conversation under ``message``."""
     event = payload.get("event")
     if payload.get("kind") == "event" and type(event) is dict and "message" not in payload:
         said = event.get("Conversation")
@@ -99,18 +97,18 @@ def _payload(payload: dict[str, Any]) -> dict[str, Any]:
     return payload
 
 
-def _with_parents(drafts: list[NodeDraft], findings: Findings) -> list[NodeDraft]:
-    """The nodes with those parents that there are."""
+def _with_parents(drafts: list[NodeDraft], notes: Notes) -> list[NodeDraft]:
+    """The nodes, without parents that do not exist."""
     there = {draft.id for draft in drafts}
     before: set[str] = set()
     placed: list[NodeDraft] = []
     for draft in drafts:
         parent = draft.parent
         if parent is not None and parent not in there:
-            findings.add(ORPHANS, draft.id)
+            notes.add(_ORPHANS, draft.id)
             draft = draft._replace(parent=None)
         elif parent is not None and parent not in before:
-            findings.add(LATE_PARENTS, draft.id)
+            notes.add(_LATE_PARENTS, draft.id)
         before.add(draft.id)
         placed.append(draft)
     return placed

@@ -1,15 +1,15 @@
-"""The queue of a session of lash into batches here, and inputs that wait for a turn behind them.
+"""Converts the queue of a lash session: its batches, then the inputs that wait for a turn.
 
-Nobody holds any of it after the move. What somebody works on right now would be done twice: that
-is waited for. How often a batch was claimed stays, so that a claim from before cannot complete it.
+Imported batches are unclaimed. A claim that is still valid raises BusyError, because its work
+would be done twice. The fencing counter stays, so that an old claim cannot complete a batch.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
+from casstore.compat.importing import Notes
 from casstore.compat.lash_database import BatchRow, InputRow, LashDatabase
-from casstore.compat.lash_findings import Findings
 from casstore.errors import BusyError
 from casstore.session import queue
 from casstore.session.data import Batch
@@ -20,15 +20,15 @@ _DELIVERIES: Final = {
 }
 _SLOTS: Final = {"join": queue.JOIN, "exclusive": queue.EXCLUSIVE}
 
-FREED: Final = "batches and inputs whose claim had run out, which are free now"
-INPUTS: Final = "inputs that wait for a turn, which are batches behind the others now"
+_FREED: Final = "batches and inputs whose claim has expired, stored unclaimed"
+_INPUTS: Final = "inputs that wait for a turn, stored as batches after the others"
 
 
 class QueueRead(NamedTuple):
-    """A queue as it is to be."""
+    """A converted queue."""
 
     batches: list[Batch]
-    #: The latest lease that claimed any of it, where claims say so.
+    #: The latest lease generation that claimed a batch; 0 before version 11.
     generation: int
 
 
@@ -36,16 +36,16 @@ class QueueReader:
     """The queue of one database."""
 
     def __init__(
-        self, database: LashDatabase, findings: Findings, own: str, session: str, now_ms: int
+        self, database: LashDatabase, notes: Notes, own: str, session: str, now_ms: int
     ) -> None:
         self._database = database
-        self._findings = findings
+        self._notes = notes
         self._own = own
         self._session = session
         self._now_ms = now_ms
 
     def read(self) -> QueueRead:
-        """All of it; BusyError if somebody holds some."""
+        """The whole queue; BusyError if a claim is still valid."""
         database = self._database
         batches: list[Batch] = []
         latest = 0
@@ -59,13 +59,15 @@ class QueueReader:
             place = f"input {waiting.id!r}"
             batches.append(self._input(place, number, waiting))
             self._require_free(place, waiting)
-            self._findings.add(INPUTS, batches[-1].id)
+            self._notes.add(_INPUTS, batches[-1].id)
         return QueueRead(batches, latest)
 
     def _batch(self, place: str, row: BatchRow) -> Batch:
         database = self._database
         if row.delivery not in _DELIVERIES or row.slot not in _SLOTS:
-            raise database.damaged(place, f"no policy {row.delivery!r:.40} and {row.slot!r:.40}")
+            raise database.damaged(
+                place, f"its policies {row.delivery!r:.40} and {row.slot!r:.40} are unknown"
+            )
         if row.source_key is not None:
             database.text(place, "source_key", row.source_key)
         name = database.text(place, "batch_id", row.id)
@@ -98,10 +100,10 @@ class QueueReader:
         if until > self._now_ms:
             what = f"{place} of session {self._own!r}"
             raise held(self._database, what, row.owner, until, self._now_ms)
-        self._findings.add(FREED, str(row.id))
+        self._notes.add(_FREED, str(row.id))
 
     def _merge_key(self, place: str, text: Any) -> str | None:
-        """What batches have in common that join; None: it joins none."""
+        """The key that batches must share to be joined; None: it is never joined."""
         told = self._database.json(place, text)
         if told == "never":
             return None
@@ -109,10 +111,10 @@ class QueueReader:
             return "payload_default"
         if type(told) is dict and list(told) == ["group"] and type(told["group"]) is str:
             return f"group:{told['group']}"
-        raise self._database.damaged(place, f"no merge key {text!r:.80}")
+        raise self._database.damaged(place, f"its merge key {text!r:.80} is unknown")
 
     def _input(self, place: str, seq: int, row: InputRow) -> Batch:
-        """An input as a batch of one item: at a checkpoint of the turn it is for, or after."""
+        """An input as a batch of one item, delivered during the turn it is for, or after it."""
         database = self._database
         scope = database.object(place, row.ingress)
         payload = {
@@ -122,7 +124,7 @@ class QueueReader:
         }
         name, source_key = database.text(place, "input_id", row.id), row.source_key
         if source_key is not None:
-            # Those of batches are others, and may be the same.
+            # Batches have source keys of their own, which may be equal.
             source_key = "input:" + database.text(place, "source_key", source_key)
         return Batch(
             name,
@@ -141,9 +143,9 @@ class QueueReader:
 
 
 def held(database: LashDatabase, what: str, owner: Any, until_ms: int, now_ms: int) -> BusyError:
-    """The error for what somebody works on."""
+    """The error for a lease or claim that is still valid."""
     left_s = (until_ms - now_ms + 999) // 1000
     return BusyError(
-        f"{what} of {database.source.path} is held by {owner!r} for another {left_s} s: stop it, "
-        "or wait, then import it"
+        f"{what} of {database.source.path} is held by {owner!r} for another {left_s} s; stop it, "
+        "or wait, then import again"
     )

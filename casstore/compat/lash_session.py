@@ -1,8 +1,7 @@
-"""A session database of lash into a session that can arrive: everything read, nothing written.
+"""Converts a session database of lash into an ``Arrival``; writes nothing.
 
-What a turn has committed there is known here by a receipt that no commit can match: lash hashes
-a commit its own way, so nobody can tell whether a repeated turn is the same. It is refused
-(``TurnConflictError``), and never done twice.
+A committed turn gets a receipt that no commit can match: lash hashes commits in its own way, so a
+repeated turn cannot be compared. It raises ``TurnConflictError`` and is never done twice.
 """
 
 from __future__ import annotations
@@ -10,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from casstore.compat.importing import LeftBehind, PartReport
-from casstore.compat.lash_blobs import MAX_BLOB_BYTES, Blobs
-from casstore.compat.lash_checkpoint import CheckpointReader
+from casstore.compat.importing import Note, Notes, PartReport
+from casstore.compat.lash_checkpoint import MAX_BLOB_BYTES, Blobs, CheckpointReader
 from casstore.compat.lash_database import HeadRow, LashDatabase, MetaRow
-from casstore.compat.lash_findings import Findings, Found
 from casstore.compat.lash_nodes import Nodes, read_nodes
 from casstore.compat.lash_queue import QueueReader, held
-from casstore.compat.times import utc_us
+from casstore.compat.sqlite_source import utc_us
 from casstore.format.hashing import plain_hash
 from casstore.session import intent
 from casstore.session.arriving import Arrival
@@ -35,18 +32,17 @@ _HEAD_KEYS: Final = frozenset(
 _HASH_BYTES: Final = 32
 _LARGEST: Final = (1 << 63) - 1
 
-NO_TIME: Final = "times that cannot be read"
+_NO_TIME: Final = "times that cannot be read, stored as the time of the first node"
 
 
 class Gathered(NamedTuple):
-    """What a database holds, and what becomes of it."""
+    """A converted database."""
 
     arrival: Arrival
-    #: What moves, and how many rows of it there are; then what stays behind.
-    moving: Sequence[PartReport]
-    left: Sequence[LeftBehind]
-    findings: Sequence[Found]
-    #: What the session's meta says of where it came from.
+    #: The rows by kind; ``imported`` counts those that the arrival holds.
+    parts: Sequence[PartReport]
+    notes: Sequence[Note]
+    #: What the session's meta records of its origin.
     origin: dict[str, Any]
 
 
@@ -58,10 +54,10 @@ def gather(
     leave_out: bool = False,
     max_blob_bytes: int = MAX_BLOB_BYTES,
 ) -> Gathered | None:
-    """Read everything; None if the database holds no session yet.
+    """Convert a whole database; None if it holds no session yet.
 
-    ``name`` is the id that the session gets. ``leave_out``: damage is told, and not an error.
-    BusyError while somebody holds the session, or work of its queue, by their clock.
+    ``name`` is the id that the session gets. ``leave_out``: damaged rows are noted and left out.
+    BusyError while a lease of the session or a claim of its queue is valid at ``now_ms``.
     """
     head, meta = database.head(), database.meta()
     if head is not None and meta is not None and head.session != meta.session:
@@ -82,7 +78,7 @@ def gather(
 
 
 class _Gathering:
-    """One database on its way."""
+    """The conversion of one database."""
 
     def __init__(
         self,
@@ -100,11 +96,11 @@ class _Gathering:
         self._session = session
         self._now_ms = now_ms
         self._leave_out = leave_out
-        self._findings = Findings()
-        self._checkpoints = CheckpointReader(database, blobs, self._findings, leave_out=leave_out)
+        self._notes = Notes()
+        self._checkpoints = CheckpointReader(database, blobs, self._notes, leave_out=leave_out)
 
     def run(self, head: HeadRow | None, meta: MetaRow | None) -> Gathered:
-        """Everything, in the order in which the report tells it."""
+        """Convert everything, in the order of the report."""
         database, own = self._database, self._own
         fencing = self._fencing()
         told = {} if head is None else head.head
@@ -116,7 +112,7 @@ class _Gathering:
         origin: dict[str, Any] = {"schema_version": database.version}
         if head is not None:
             leaf = database.optional_text("the head", "leaf_node_id", told)
-            nodes = read_nodes(database, leaf, self._findings, leave_out=self._leave_out)
+            nodes = read_nodes(database, leaf, self._notes, leave_out=self._leave_out)
             checkpoint = self._checkpoints.read(told)
             origin["head_revision"] = head.revision
         usage, written = self._usage()
@@ -126,7 +122,7 @@ class _Gathering:
             origin["cache_write_input_tokens"] = written
         receipts, turn, last_ms = self._receipts(revision)
         batches, generation = QueueReader(
-            database, self._findings, own, self._session, self._now_ms
+            database, self._notes, own, self._session, self._now_ms
         ).read()
         attachments = self._attachments()
         tagged = self._tagged()
@@ -152,17 +148,17 @@ class _Gathering:
         )
         return Gathered(
             arrival,
-            self._moving(arrival),
+            self._parts(arrival),
             [
-                *database.left_behind(own),
+                *self._notes.all(),
+                *database.left_out(own),
                 *_unread("the head", told, _HEAD_KEYS),
                 *database.unnamed_blobs(self._blobs.seen),
             ],
-            self._findings.all(),
             origin,
         )
 
-    def _moving(self, arrival: Arrival) -> list[PartReport]:
+    def _parts(self, arrival: Arrival) -> list[PartReport]:
         counts = {
             "nodes": (self._database.count("graph_nodes"), len(arrival.nodes)),
             "usage": (self._database.count("usage_deltas"), len(arrival.usage)),
@@ -171,12 +167,12 @@ class _Gathering:
             "attachments": (len(arrival.attachments), len(arrival.attachments)),
             "artifacts": (self._database.count("artifact_refs"), len(arrival.tagged)),
         }
-        return [PartReport(name, *numbers) for name, numbers in counts.items()]
+        return [PartReport(name, *numbers) for name, numbers in counts.items() if numbers[0]]
 
-    # --- rows beside ----------------------------------------------------------------------------
+    # --- other rows -----------------------------------------------------------------------------
 
     def _usage(self) -> tuple[list[Usage], list[list[Any]]]:
-        """The ledger, and what was put into caches by source and model, which it does not count."""
+        """The ledger, and the tokens written to caches, which a ledger does not count."""
         usage: list[Usage] = []
         written: dict[tuple[str, str], int] = {}
         for source, model, into, out, cached, reasoning, cache_written in self._database.usage():
@@ -187,7 +183,7 @@ class _Gathering:
         return usage, [[*each, number] for each, number in written.items()]
 
     def _receipts(self, revision: int) -> tuple[dict[str, SettledReceipt], str | None, int]:
-        """The receipts, the turn that made the head, and when the last was committed."""
+        """The receipts, the turn that made the head, and the time of the last one."""
         receipts: dict[str, SettledReceipt] = {}
         made, last_ms = None, 0
         for turn, told, result, at_ms in self._database.turns(self._own):
@@ -196,7 +192,7 @@ class _Gathering:
             receipts[turn] = SettledReceipt(
                 intent.VERSION,
                 _meaning(told),
-                # Of a file that was put back, turns may tell of more than the head does.
+                # In a restored file, turns may have later revisions than the head.
                 min(given, revision),
                 _hash(result.get("checkpoint_ref")),
                 None,
@@ -232,7 +228,7 @@ class _Gathering:
         return tagged
 
     def _fencing(self) -> int:
-        """How often the session was given away; BusyError if somebody holds it."""
+        """The fencing counter of the session; BusyError if a lease is still valid."""
         latest = 0
         for owner, fencing, expires in self._database.leases(self._own):
             if owner is not None and expires > self._now_ms:
@@ -249,13 +245,13 @@ class _Gathering:
             return SessionMeta(self._session, self._session, first_ms or 0)
         made_ms = _time_ms(meta.created_at)
         if made_ms is None:
-            self._findings.add(NO_TIME, meta.created_at)
+            self._notes.add(_NO_TIME, meta.created_at)
             made_ms = first_ms or 0
         origin["created_at"] = meta.created_at
         relation = meta.relation
         parent = relation.get("parent_session_id")
         if parent is not None and type(parent) is not str:
-            raise self._database.damaged("the relation", "its parent is no text")
+            raise self._database.damaged("the relation", "its parent is not a text")
         if relation.keys() - {"kind", "parent_session_id", "caused_by"}:
             origin["relation"] = self._database.kept("the relation", relation)
         if self._own != self._session:
@@ -272,21 +268,23 @@ class _Gathering:
 
 
 def tag_name(session: str, artifact: str) -> str:
-    """What the tag is called that keeps an artifact of a session."""
+    """The name of the tag that keeps an artifact of a session."""
     return f"lash/{session}/{artifact}"
 
 
-def _unread(place: str, told: dict[str, Any], known: frozenset[str]) -> list[LeftBehind]:
-    """What a map says that nobody here knows; the ledger in it, which lash itself does not read."""
-    left = [LeftBehind(f"key {name} of {place}", 1) for name in sorted(told.keys() - known)]
+def _unread(place: str, told: dict[str, Any], known: frozenset[str]) -> list[Note]:
+    """Notes about unknown keys of a map, and about its ledger, which lash itself does not read."""
+    left = [
+        Note(f"unknown key {name} of {place}, left out", 1) for name in sorted(told.keys() - known)
+    ]
     ledger = told.get("token_ledger")
     if type(ledger) is list and ledger:
-        left.append(LeftBehind(f"usage in {place}, which lash does not read", len(ledger)))
+        left.append(Note(f"usage in {place}, which lash does not read, left out", len(ledger)))
     return left
 
 
 def _meaning(told: str) -> bytes:
-    """What stands in a receipt for lash's hash of a commit: no commit here comes to mean it."""
+    """The intent hash of a receipt for lash's hash of a commit: no commit has it."""
     return plain_hash(b"a turn committed by lash\0" + told.encode("utf-8", "surrogatepass"))
 
 
@@ -299,7 +297,7 @@ def _hash(ref: Any) -> bytes:
 
 
 def _time_ms(text: Any) -> int | None:
-    """Milliseconds since 1970, of ``unix:`` and seconds or of RFC 3339; None if it is no time."""
+    """Milliseconds since 1970 of ``unix:SECONDS`` or RFC 3339; None if it is not a time."""
     if type(text) is not str:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Somebody else's tables on a PostgreSQL server, to read from, as they are at one moment."""
+"""Reads another program's tables on a PostgreSQL server, in one snapshot."""
 
 from __future__ import annotations
 
@@ -27,32 +27,33 @@ from casstore.engine.postgres.connections import is_away
 
 
 def shown(url: str) -> str:
-    """A server's URL as messages have it: without user and password."""
+    """A server's URL without user and password, for messages."""
     if not is_address(url):
-        raise InvalidInputError(f"a database on a server is named by a URL: {PREFIXES[0]}…")
+        raise InvalidInputError(f"{url!r:.80} is not the URL of a database: {PREFIXES[0]}…")
     return f"{PREFIXES[0]}{split(url).where}"
 
 
 class PostgresSource:
-    """A connection that only reads, in one transaction; a context manager.
+    """A connection with one read-only transaction; a context manager.
 
     ``url`` is what libpq takes; ``options=-csearch_path%3DNAME`` in it names another schema than
-    the role's own. StorageUnavailableError if the server cannot be reached. The server keeps what
-    changes meanwhile as it was for us: a long reading makes its tables grow.
+    the role's own. ``tables`` are those whose size is the source's. StorageUnavailableError if the
+    server cannot be reached. While the transaction is open the server keeps old row versions, so
+    a long import makes the tables grow.
     """
 
-    def __init__(self, url: str) -> None:
-        #: Where it is.
-        self.place = shown(url)
+    def __init__(self, url: str, tables: Sequence[str]) -> None:
+        self.name = shown(url)
+        self._tables = tables
         try:
-            # Nothing is prepared: a pooler may stand in between.
+            # No prepared statements: a pooler may be in between.
             self._connection = psycopg.connect(
                 url, client_encoding="utf8", prepare_threshold=None, application_name="casstore"
             )
         except (psycopg.ProgrammingError, UnicodeError) as exc:
             told = Address(url).without_secrets(str(exc).strip())
-            # Not from exc: a traceback would tell what the message does not.
-            raise InvalidInputError(f"{self.place}: {told}") from None
+            # Not from exc: its message may hold the password.
+            raise InvalidInputError(f"{self.name}: {told}") from None
         except psycopg.Error as exc:
             raise self._refusal(exc) from exc
         self._connection.read_only = True
@@ -85,14 +86,18 @@ class PostgresSource:
         )
         return frozenset(name for (name,) in self.ask(query, (table,)))
 
-    def size_bytes(self, *tables: str) -> int:
-        """What tables take, with all that belongs to them."""
+    @property
+    def size_bytes(self) -> int:
+        """The size of the tables, with their indexes."""
         query = (
             b"SELECT coalesce(sum(pg_total_relation_size(to_regclass(t))), 0)::bigint "
             b"FROM unnest(%s::text[]) AS t"
         )
-        return int(next(self.ask(query, (list(tables),)))[0])
+        return int(next(self.ask(query, (list(self._tables),)))[0])
+
+    def require_unchanged(self) -> None:
+        """Do nothing: all was read in one transaction."""
 
     def _refusal(self, exc: psycopg.Error) -> CasstoreError:
-        said = f"{self.place} cannot be read: {str(exc).strip()}"
+        said = f"{self.name} cannot be read: {str(exc).strip()}"
         return StorageUnavailableError(said) if is_away(exc) else StorageError(said)

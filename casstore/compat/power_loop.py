@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
@@ -21,13 +21,6 @@ from types import TracebackType
 from typing import Any, Final
 
 import casstore.store
-from casstore.compat.power_loop_values import (
-    kept,
-    kept_calls,
-    kept_meta,
-    told_calls,
-    told_meta,
-)
 from casstore.errors import (
     InvalidInputError,
     NotALogError,
@@ -35,7 +28,7 @@ from casstore.errors import (
     SessionExistsError,
     SessionNotFoundError,
 )
-from casstore.records.json_values import restored
+from casstore.records.json_values import restored, storable
 from casstore.records.log import Message, NewMessage, SessionLog, Tokens
 from casstore.records.log.data import LogSession
 from casstore.store import Store
@@ -195,7 +188,7 @@ class SessionStore:
         if os.path.isfile(place):
             raise InvalidInputError(
                 f"{place} is a file, and a store is a directory; a database of power-loop moves "
-                f"over with: casstore import-records power-loop {place}"
+                f"over with: casstore import power-loop {place}"
             )
         return cls(casstore.store.open(place, durability), str(place))
 
@@ -525,3 +518,39 @@ def _message_row(session_id: str, found: Message) -> MessageRow:
         told_meta(found.meta),
         found.created_at_ms,
     )
+
+
+# --- values -------------------------------------------------------------------------------------
+#
+# power-loop stores Python's JSON. A log holds no integer above 64 bits, no NaN, no key that is not
+# a text, and no unlimited depth: such a value is stored as its text (``json_values``). The
+# arguments of a call and the entries of a note's meta are stored one by one, because the log reads
+# and adds others.
+
+
+def kept(value: Any) -> Any:
+    """The stored form of a value; InvalidValueError if it is not JSON."""
+    return storable(value, python=True)
+
+
+def kept_meta(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """The stored form of a note's meta, to which the log adds entries."""
+    given: dict[str, Any] = restored(kept(dict(meta)))
+    return {name: kept(value) for name, value in given.items()}
+
+
+def told_meta(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """The meta of any message as it was given, stored whole or entry by entry."""
+    return {name: restored(value) for name, value in restored(dict(meta)).items()}
+
+
+def kept_calls(calls: Any) -> Any:
+    """The stored form of tool calls; anything else unchanged, for the log to refuse."""
+    if not isinstance(calls, list | tuple) or not all(type(call) is dict for call in calls):
+        return calls
+    return [{name: kept(value) for name, value in call.items()} for call in calls]
+
+
+def told_calls(calls: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Tool calls as they were given."""
+    return [{name: restored(value) for name, value in call.items()} for call in calls]

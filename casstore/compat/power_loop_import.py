@@ -1,8 +1,8 @@
-"""A database of power-loop 0.2.0 moved over: every session with its messages, folds and usage.
+"""Imports a database of power-loop 0.2.0: every session with its messages, folds and usage.
 
-Numbers, ids and times stay. What power-loop had lost or mixed up is put right as far as its rows
-tell: a note stands where its fold began, calls that wait have their data back from the message that
-makes them, and a session whose parent is gone is a root.
+Numbers, ids and times stay. The import repairs what power-loop lost, as far as its rows allow: a
+note is placed where its fold began, pending calls get their data back from the message that makes
+them, and a session whose parent is gone becomes a root.
 """
 
 from __future__ import annotations
@@ -12,8 +12,18 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from casstore.compat.importing import ImportReport, LeftBehind, Part, move
-from casstore.compat.power_loop_values import kept, kept_calls
+from casstore.compat.importing import (
+    ImportReport,
+    Note,
+    Part,
+    Presence,
+    RowPart,
+    columns_bytes,
+    paged,
+    presence,
+    run,
+)
+from casstore.compat.power_loop import kept, kept_calls
 from casstore.compat.sqlite_source import SqliteSource
 from casstore.errors import (
     ConditionFailedError,
@@ -45,9 +55,6 @@ from casstore.session.attempts import Attempts, read_again
 from casstore.session.records import Draft
 from casstore.store import Store, check_store
 
-# A write holds so much at the most.
-_PAGE: Final = 500
-_PAGE_BYTES: Final = 4 << 20
 _NO_LIMIT: Final = 1 << 30
 _COLUMNS: Final = {
     "sessions": (
@@ -69,24 +76,27 @@ _COLUMNS: Final = {
 }
 
 
-def import_database(
+def import_power_loop(
     store: Store,
-    file: str | os.PathLike[str],
+    source: str | os.PathLike[str],
     *,
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> ImportReport:
-    """Move a database over; see ``importing.move``.
+    """Import a database of power-loop.
 
-    The report also counts rows that stay behind because their sessions are not there.
-    ForeignSourceError if it is not one of power-loop 0.2.0.
+    ForeignSourceError if it is not one of power-loop 0.2.0. Notes count rows of sessions that the
+    database does not have; they are left out.
     """
     check_store(store)
     ground = Ground(store)
-    with SqliteSource(file) as source:
-        _require_known(source)
-        parts: list[Part] = [_Messages(source, ground), _Sessions(source, ground), *_left(source)]
-        return move(source, store, parts, dry_run=dry_run, progress=progress)
+    with SqliteSource(source) as database:
+        _require_known(database)
+        parts: list[Part] = [_Messages(database, ground), _Sessions(database, ground)]
+        return run(
+            "power-loop", database, store, parts,
+            notes=_orphans(database), dry_run=dry_run, progress=progress,
+        )  # fmt: skip
 
 
 def _require_known(source: SqliteSource) -> None:
@@ -94,24 +104,24 @@ def _require_known(source: SqliteSource) -> None:
         wanted, found = frozenset(named.split()), source.columns(table)
         if found != wanted:
             raise ForeignSourceError(
-                f"{source.path} is no database of power-loop 0.2.0: its table {table} has "
+                f"{source.path} is not a database of power-loop 0.2.0: its table {table} has "
                 f"{', '.join(sorted(found)) or 'no columns'}"
             )
 
 
-def _left(source: SqliteSource) -> Iterator[LeftBehind]:
-    """Rows of sessions that are not there: noted for nobody, or left by a close that was cut."""
+def _orphans(source: SqliteSource) -> Iterator[Note]:
+    """Rows of sessions that the database does not have, as an interrupted close leaves them."""
     for table in _COLUMNS:
         [(number,)] = source.ask(
             f"SELECT count(*) FROM {table} "
             "WHERE session_id NOT IN (SELECT session_id FROM sessions)"
         )
         if number:
-            yield LeftBehind(f"{table} of no session", number)
+            yield Note(f"{table} of no session, left out", number)
 
 
-class _Messages:
-    """The messages, session by session. Until a session is whole, nobody sees it."""
+class _Messages(RowPart[tuple[str, Arrived]]):
+    """The messages, session by session. A session is visible once all of it is written."""
 
     name = "messages"
 
@@ -120,34 +130,24 @@ class _Messages:
         self._ground = ground
 
     def count(self) -> int:
-        """How many there are."""
         [(count,)] = self._source.ask(
             "SELECT count(*) FROM messages JOIN sessions USING (session_id)"
         )
         return int(count)
 
-    def pages(self) -> Iterator[Sequence[Any]]:
-        """Each of one session, and of few messages if they are long."""
+    def pages(self) -> Iterator[Sequence[tuple[str, Arrived]]]:
+        """Pages of one session each."""
         for (session,) in self._source.ask("SELECT session_id FROM sessions ORDER BY session_id"):
             keys.id_bytes(session, "a session id")
-            page: list[tuple[str, Arrived]] = []
-            room = _PAGE_BYTES
-            for row in _messages(self._source, session):
-                page.append((session, _arrived(session, row)))
-                room -= sum([len(each) for each in row if isinstance(each, str | bytes)])
-                if len(page) == _PAGE or room <= 0:
-                    yield page
-                    page, room = [], _PAGE_BYTES
-            if page:
-                yield page
+            for page in paged(_messages(self._source, session), columns_bytes):
+                yield [(session, _arrived(session, row)) for row in page]
 
-    def is_stored(self, page: Sequence[Any]) -> Sequence[bool]:
-        """Compare with the nodes of the session."""
+    def look(self, page: Sequence[tuple[str, Arrived]]) -> Sequence[Presence]:
         session = page[0][0]
         state = read_again(lambda: self._ground.runtime.find(session))
         if state is None or state.manifest.leaf_id is None:
-            return [False] * len(page)
-        # Only to refuse what is no log.
+            return [Presence.MISSING] * len(page)
+        # Raises if the session is not a log.
         self._ground.states.read(session, state)
         last = int(state.manifest.leaf_id)
         numbered = nodes_of(self._ground, session, state, last)
@@ -155,30 +155,27 @@ class _Messages:
             int(node.id): (node.payload, node.time)
             for node in numbered.between(page[0][1].number, page[-1][1].number)
         }
-        stored: list[bool] = []
         for _, message in page:
-            found = nodes.get(message.number)
-            if found is not None and found != message[1:]:
+            if nodes.get(message.number, message[1:]) != message[1:]:
                 raise ConflictError(
-                    f"message {message.number} of session {session!r} is there with other content"
+                    f"the store holds message {message.number} of session {session!r} with other "
+                    "content; import into another store"
                 )
-            stored.append(found is not None)
-        return stored
+        return presence(message.number in nodes for _, message in page)
 
-    def store(self, rows: Sequence[Any]) -> None:
-        """Append them to what there is of the session."""
+    def store(self, rows: Sequence[tuple[str, Arrived]]) -> None:
         Intake(self._ground, rows[0][0]).add([message for _, message in rows])
 
 
-class _Source(NamedTuple):
-    """All of a session but its messages, as it is to be."""
+class _SessionRow(NamedTuple):
+    """A session without its messages, as it will be stored."""
 
     session: str
     rest: Rest
 
 
-class _Sessions:
-    """The sessions, parents first: with each, all of it comes to be seen at once."""
+class _Sessions(RowPart[_SessionRow]):
+    """The sessions, parents first. Writing its row makes a session visible."""
 
     name = "sessions"
 
@@ -187,11 +184,10 @@ class _Sessions:
         self._ground = ground
 
     def count(self) -> int:
-        """How many there are."""
         return int(next(self._source.ask("SELECT count(*) FROM sessions"))[0])
 
-    def pages(self) -> Iterator[Sequence[Any]]:
-        """One at a time: each is a write of its own."""
+    def pages(self) -> Iterator[Sequence[_SessionRow]]:
+        """Pages of one session, each a write."""
         columns = ", ".join(_COLUMNS["sessions"].split())
         known: dict[str, str | None] = dict(
             self._source.ask("SELECT session_id, parent_session_id FROM sessions")
@@ -204,26 +200,26 @@ class _Sessions:
             )
         ]
         while left:
-            # A depth may be wrong in power-loop; what counts is that parents come first.
+            # power-loop's depths may be wrong; parents must come first.
             ready = [name for name in left if known[name] not in known or known[name] in done]
             if not ready:
-                raise InvalidInputError(f"session {left[0]!r} stands below itself")
+                raise InvalidInputError(f"session {left[0]!r} is its own ancestor")
             for name in ready:
                 [row] = self._source.ask(
                     f"SELECT {columns} FROM sessions WHERE session_id = ?", (name,)
                 )
                 parent = known[name] if known[name] in known else None
-                yield [_Source(name, self._checked(name, row, parent))]
+                yield [_SessionRow(name, self._checked(name, row, parent))]
                 done.add(name)
             left = [name for name in left if name not in done]
 
     def _checked(self, session: str, row: tuple[Any, ...], parent: str | None) -> Rest:
-        """What is to be, or InvalidInputError, here and not when it is stored: for dry runs."""
+        """The converted row; InvalidInputError if it cannot be stored, so that dry runs find it."""
         try:
             rest = self._rest(session, row, parent)
             check_rest(rest, self._last(session))
         except (TypeError, InvalidInputError) as exc:
-            # SQLite keeps a text in a column of numbers, and does not compare as we do.
+            # SQLite keeps texts in columns of numbers.
             raise InvalidInputError(f"session {session!r}: {exc}") from exc
         return rest
 
@@ -281,15 +277,17 @@ class _Sessions:
         state = LogState(round=number, folds=max(folded, len(folds)), view=view, notes=notes)
         return _with_pending(self._source, session, state, _decoded(session, pending)), folds
 
-    def is_stored(self, page: Sequence[Any]) -> Sequence[bool]:
-        """Compare everything that is to be with what is."""
+    def session_of(self, page: Sequence[_SessionRow]) -> str | None:
+        return page[0].session
+
+    def look(self, page: Sequence[_SessionRow]) -> Sequence[Presence]:
         [wanted] = page
         ground, session = self._ground, wanted.session
         record = ground.sessions.find(session)
         if record is None:
-            # Nothing may stand in its way; asked here and not when it is stored: for dry runs.
+            # Also checked when it is stored; here so that dry runs find it.
             Intake(ground, session).require_none_behind(self._last(session))
-            return [False]
+            return [Presence.MISSING]
         row = tree.decode(record)
         at = ground.at(session)
         rest = wanted.rest
@@ -302,11 +300,12 @@ class _Sessions:
         )
         kind = row.kind if rest.row.parent is not None else rest.row.kind
         if found != rest._replace(row=rest.row._replace(kind=kind)):
-            raise ConflictError(f"session {session!r} is there with other content")
-        return [True]
+            raise ConflictError(
+                f"the store holds session {session!r} with other content; import into another store"
+            )
+        return [Presence.EQUAL]
 
-    def store(self, rows: Sequence[Any]) -> None:
-        """Make the session whole."""
+    def store(self, rows: Sequence[_SessionRow]) -> None:
         [wanted] = rows
         ground, session, rest = self._ground, wanted.session, wanted.rest
         attempts = Attempts(f"the parent of session {session!r}")
@@ -360,19 +359,19 @@ def _decoded(session: str, text: Any) -> Any:
     try:
         return json.loads(text)
     except (ValueError, TypeError, RecursionError) as exc:
-        raise InvalidInputError(f"session {session!r} holds what is no JSON: {exc}") from exc
+        raise InvalidInputError(f"session {session!r} holds invalid JSON: {exc}") from exc
 
 
 def _folds(
     source: SqliteSource, session: str, messages: Sequence[tuple[int, bool]]
 ) -> tuple[list[Fold], View]:
-    """The folds with their exact sets, and the order that is shown.
+    """The folds with their exact sets, and the order of the visible messages.
 
-    power-loop keeps ranges. What a range has folded is what is folded in it and was not before.
+    power-loop keeps ranges. A range folded those of its messages that no earlier range had folded.
     """
     gone = [number for number, folded in messages if folded]
     left = set(gone)
-    # Where each message stands: at its own number, a note where its fold began.
+    # The position of each message: its own number, or for a note where its fold began.
     places = {number: (number, 0) for number, _ in messages}
     folds: list[Fold] = []
     for number, note, first, last, before, after, round_index, created in source.ask(
@@ -382,7 +381,7 @@ def _folds(
     ):
         taken = [each for each in gone if first <= each <= last and each in left]
         left.difference_update(taken)
-        # A fold whose range was upside down has folded nothing; its row is all that is known.
+        # A fold with an inverted range folded nothing; keep its row.
         runs = tuple(runs_of(taken)) or ((min(first, last), max(first, last)),)
         folds.append(Fold(number, note, runs, before, after, round_index, created))
         if note in places:
@@ -395,7 +394,7 @@ def _folds(
 
 
 def _with_pending(source: SqliteSource, session: str, state: LogState, pending: Any) -> LogState:
-    """The calls that wait, by the message that makes them; as they were given if there is none."""
+    """Add the pending calls, by the message that makes them; as given if there is none."""
     if not pending:
         return state
     if type(pending) is not dict:

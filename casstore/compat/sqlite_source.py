@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Collection, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from casstore.compat.importing import LeftBehind
+from casstore.compat.importing import Note
 from casstore.engine.paths import path_text
 from casstore.errors import (
     BusyError,
@@ -25,43 +26,45 @@ from casstore.errors import (
     StorageError,
 )
 
-# The low byte says what happened, the rest where.
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+# The low byte of an error code is the error, the rest its cause.
 _PRIMARY: Final = 0xFF
-# How long a writer is waited for.
+# How long opening waits for a writer.
 _PATIENCE_S = 5.0
-# SQLite calls back after so many instructions of its virtual machine.
+# SQLite calls back after this many instructions of its virtual machine.
 _STEP: Final = 1000
-# What one query may take: a second, and for each byte of the file many times what reading it,
-# sorting it and looking it up take.
+# The budget of one query: a second, and for each byte of the file many times the work of reading,
+# sorting and finding it.
 _LEAST_STEPS: Final = 50_000
 _BYTES_PER_STEP: Final = 16
 _LEAST_ROWS: Final = 10_000
-# A column may be computed, and as long as SQLite allows.
+# A generated column may be as long as SQLite allows.
 _MAX_VALUE_BYTES: Final = 1 << 29
 _FAILURES: Final = (sqlite3.Error, UnicodeDecodeError)
 
 
 class SqliteSource:
-    """A database opened for reading alone; a context manager.
+    """A database opened read-only, in one snapshot; a context manager.
 
-    Everything is read as of the moment of opening. SourceNotFoundError if there is no file,
-    ForeignSourceError if it is no database, BusyError while somebody writes to it, StorageError
-    if a writer that died has left changes in it that its journal must undo first.
+    SourceNotFoundError if there is no file, ForeignSourceError if it is not a database, BusyError
+    while another process writes to it, StorageError if a killed writer left changes that its
+    journal must undo first.
     """
 
     def __init__(self, file: str | os.PathLike[str]) -> None:
         self.path = Path(path_text(file))
-        # How often SQLite may still call back for the query that runs, and what was raised then:
-        # SQLite itself only says that it was interrupted.
+        # The callbacks left to the running query, and the exception that a callback raised: SQLite
+        # itself only reports an interruption.
         self._steps_left = _LEAST_STEPS
         self._raised: BaseException | None = None
-        # Unlike the method of a path, it says no of names that are too long.
+        # Unlike Path.is_file, this returns False for a name that is too long.
         if not os.path.isfile(self.path):
             raise SourceNotFoundError(f"there is no file {self.path}")
         self._opened = self._state()
         self._size = self.size_bytes
-        # With neither log nor journal nobody is writing, and SQLite need not leave anything beside
-        # the file. With either it must look at them: the file alone holds what was not committed.
+        # Without a log and a journal no process is writing, and SQLite need not create files next
+        # to the database. With either, SQLite must read it: the file alone may hold uncommitted
+        # changes.
         mode = "mode=ro" if self._opened is None else "mode=ro&immutable=1"
         try:
             self._database = sqlite3.connect(
@@ -70,7 +73,7 @@ class SqliteSource:
             try:
                 self._database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
                 self._database.set_progress_handler(self._watching().__next__, _STEP)
-                #: The tables that there are.
+                #: The names of the tables, without views and virtual tables.
                 self.tables = self._begin()
             except BaseException:
                 self._database.close()
@@ -80,11 +83,11 @@ class SqliteSource:
             raise self._refusal(exc) from exc
 
     def _watching(self) -> Iterator[bool]:
-        """Called back while a query runs: True ends it.
+        """The callback while a query runs: True ends the query.
 
-        A generator: Python handles signals when it resumes one, where they are caught here. In a
-        function it would do so before the function can catch anything, and sqlite3 drops what a
-        callback raises.
+        A generator, because Python handles signals when it resumes one, inside its ``try``. In a
+        function it would do so before the first statement, and sqlite3 drops what a callback
+        raises.
         """
         while True:
             try:
@@ -96,7 +99,7 @@ class SqliteSource:
                 self._raised = exc
 
     def _reraise(self) -> None:
-        """Raise what ended a query: Ctrl-C, or whatever else a signal handler has raised."""
+        """Raise the exception that ended a query: KeyboardInterrupt, or a signal handler's."""
         raised, self._raised = self._raised, None
         if raised is not None:
             raise raised
@@ -104,17 +107,19 @@ class SqliteSource:
     def _refusal(self, exc: Exception) -> CasstoreError:
         code = getattr(exc, "sqlite_errorcode", 0) & _PRIMARY
         if code == sqlite3.SQLITE_BUSY:
-            return BusyError(f"somebody is writing to {self.path}: import it when they are done")
+            return BusyError(
+                f"another process is writing to {self.path}; import it when that has ended"
+            )
         if code == sqlite3.SQLITE_READONLY:
             return StorageError(
-                f"{self.path} was left in the middle of a write, which its journal undoes: open it "
-                "once with the program that it belongs to, then import it"
+                f"{self.path} was left in the middle of a write, which its journal undoes; open it "
+                "once with the program that wrote it, then import it"
             )
         return ForeignSourceError(f"{self.path} cannot be opened as a SQLite database: {exc}")
 
     def _begin(self) -> frozenset[str]:
         self._database.execute("PRAGMA query_only = 1")
-        # One moment for everything that is read.
+        # One snapshot for all queries.
         self._database.execute("BEGIN")
         names = self._database.execute(
             # A virtual table has no page.
@@ -134,30 +139,35 @@ class SqliteSource:
         self._database.close()
 
     @property
+    def name(self) -> str:
+        """The path."""
+        return str(self.path)
+
+    @property
     def size_bytes(self) -> int:
-        """What the database takes, with its log."""
+        """The size of the database and its log."""
         return (_size(self.path) or 0) + (_size(f"{self.path}-wal") or 0)
 
     @property
     def encoding(self) -> str:
-        """How texts are spelled in it: what one is as bytes (``CAST(… AS BLOB)``)."""
+        """The encoding of its texts, which ``CAST(… AS BLOB)`` returns."""
         return str(next(self.ask("PRAGMA encoding"))[0])
 
     def ask(self, query: str, values: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
         """The rows of a query, as they are read.
 
-        StorageError if the file cannot be read, LimitError if a file of its size cannot hold so
-        much: it was made to look endless.
+        StorageError if the file cannot be read, LimitError if the query returns or reads more than
+        a file of this size can hold.
         """
         steps_left = _LEAST_STEPS + self._size // _BYTES_PER_STEP
         rows_left = _LEAST_ROWS + self._size
         cursor: sqlite3.Cursor | None = None
         while True:
-            # Queries run in each other, so each has a budget of its own.
+            # Queries run inside each other, so each has its own budget.
             self._steps_left = steps_left
             try:
-                # Not from the cursor itself: who stops early would close it, maybe after the
-                # database. One at a time: a row may be as long as it likes.
+                # Not ``yield from cursor``: a caller that stops early would close the cursor,
+                # perhaps after the database. One row at a time, because rows may be long.
                 if cursor is None:
                     cursor = self._database.execute(query, values)
                 row = cursor.fetchone()
@@ -177,37 +187,38 @@ class SqliteSource:
     def _endless(self) -> LimitError:
         return LimitError(
             f"{self.path} has more rows, or takes more work to read, than a database of "
-            f"{self._size:,} bytes can: it is damaged, or made to look endless"
+            f"{self._size:,} bytes can; it is damaged, or made to look endless"
         )
 
     def columns(self, table: str) -> frozenset[str]:
         """The columns of a table; none if there is no such table, or it is a view."""
-        # SQLite takes names in any case for the same.
+        # SQLite ignores the case of names.
         if table.lower() not in {name.lower() for name in self.tables}:
             return frozenset()
         return frozenset(
             name for (name,) in self.ask("SELECT name FROM pragma_table_info(?)", (table,))
         )
 
-    def unread(self, table: str, known: Collection[str]) -> Iterator[LeftBehind]:
-        """What a table says in columns that nobody here knows, to be told: it stays behind."""
+    def unread(self, table: str, known: Collection[str]) -> Iterator[Note]:
+        """Notes about columns that the importer does not know: their values are left out."""
         for name in sorted(self.columns(table) - frozenset(known)):
-            spelled = name.replace('"', '""')
-            [(number,)] = self.ask(f'SELECT count("{spelled}") FROM {table}')
+            quoted = name.replace('"', '""')
+            [(number,)] = self.ask(f'SELECT count("{quoted}") FROM {table}')
             if number:
-                yield LeftBehind(f"column {name} of {table}", number)
+                yield Note(f"values of the unknown column {name} of {table}, left out", number)
 
     def require_unchanged(self) -> None:
-        """ConflictError if anybody wrote to the file since it was opened."""
+        """Raise ConflictError if another process wrote to the file since it was opened."""
         if self._opened is not None and self._opened != self._state():
             raise ConflictError(
-                f"{self.path} was written to while it was read; import it once more"
+                f"another process wrote to {self.path} while it was read; import it once more"
             )
 
     def _state(self) -> tuple[int, int] | None:
-        """Whether anybody wrote shows in this; None if there is a log, which SQLite minds.
+        """Size and time, which a write changes; None if SQLite itself keeps the snapshot.
 
-        So it does a journal; an empty one is only kept to be used again.
+        It does so with a log, and with a journal that is not empty: an empty one is only kept for
+        the next transaction.
         """
         if _size(f"{self.path}-wal") is not None or _size(f"{self.path}-journal"):
             return None
@@ -219,8 +230,20 @@ class SqliteSource:
 
 
 def _size(path: str | os.PathLike[str]) -> int | None:
-    """How long a file is; None if there is none, or its name is too long for one."""
+    """The length of a file; None if there is none, or its name is too long."""
     try:
         return os.stat(path).st_size
     except OSError:
         return None
+
+
+def utc_us(text: Any) -> int:
+    """Microseconds since 1970 of a time in ISO 8601, as SQLite and Python write it.
+
+    Without a zone it is UTC, as SQLite's own clock is. ValueError if it is not a time.
+    """
+    if type(text) is not str:
+        raise ValueError(f"{text!r} is no time")
+    time = datetime.fromisoformat(text)
+    time = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+    return (time - _EPOCH) // timedelta(microseconds=1)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from enum import Enum
+from itertools import islice
 from typing import Final, NamedTuple
 
 from casstore.engine.paths import path_text
@@ -47,12 +48,15 @@ from casstore.maintenance.verification import (
 )
 from casstore.session import attachments, catalogue, keys
 from casstore.session import subjects as whom
+from casstore.session.arguments import check_flag
 from casstore.session.arriving import REMEDY
 from casstore.session.attempts import Attempts
 from casstore.session.commit import put_label, put_receipt
 from casstore.session.heads import HeadRow, encode_head, head_key
 from casstore.session.state import Runtime, State, meta_key, tombstone_key
 from casstore.store import Store, check_store
+
+_PAGE: Final = 2048
 
 REFUSE: Final = "refuse"
 FAST_FORWARD: Final = "fast-forward"
@@ -76,8 +80,8 @@ class ImportOutcome(Enum):
     UNCHANGED = "unchanged"
 
 
-class ImportReport(NamedTuple):
-    """What was brought in."""
+class BundleReport(NamedTuple):
+    """What the import of a bundle wrote, or would write."""
 
     outcome: ImportOutcome
     session: str
@@ -87,18 +91,21 @@ class ImportReport(NamedTuple):
     #: Objects that were not there before.
     new_objects: int
     object_bytes: int
+    #: Revisions in the bundle.
+    bundled_revisions: int
 
 
 def import_session(
     store: Store,
-    source_file: str | os.PathLike[str],
+    source: str | os.PathLike[str],
     *,
     name: str | None = None,
     subjects: Iterable[str] = (),
     on_conflict: str = REFUSE,
     limits: BundleLimits = DEFAULT_LIMITS,
+    dry_run: bool = False,
     progress: Progress | None = None,
-) -> ImportReport:
+) -> BundleReport:
     """Bring the session of a bundle into a store, under its own id or another ``name``.
 
     A bundle does not say whom its session is about. ``subjects`` does, from the moment at which
@@ -108,7 +115,8 @@ def import_session(
     earlier state, ``on_conflict="fast-forward"`` moves it on; anything else is refused:
     SessionExistsError, SessionDivergedError, SessionDeletedError. Raises what
     ``verify_bundle`` raises, and ObjectsMissingError if the file is thin and leaves out
-    something that this store lacks.
+    something that this store lacks. A ``dry_run`` proves the file, makes the same comparisons and
+    writes nothing.
 
     >>> from casstore.maintenance.exporting import export_session
     >>> exported = export_session(store, "s", place / "s.bundle")
@@ -124,11 +132,13 @@ def import_session(
         )
     if name is not None:
         keys.session_key(name)
+    check_flag(dry_run, "dry_run")
     about = whom.checked(subjects)
-    with BundleReader(path_text(source_file)) as reader:
+    with BundleReader(path_text(source)) as reader:
         proof = Proof(reader, limits, store.engine, progress)
         proof.run()
-        return _Import(store, reader, proof, name, about, on_conflict, progress).run()
+        work = _Import(store, reader, proof, name, about, on_conflict, dry_run, progress)
+        return work.run()
 
 
 class _Import:
@@ -142,6 +152,7 @@ class _Import:
         name: str | None,
         about: tuple[str, ...],
         on_conflict: str,
+        dry_run: bool,
         progress: Progress | None,
     ) -> None:
         self._runtime = Runtime(store)
@@ -151,11 +162,12 @@ class _Import:
         self._proof = proof
         self._progress = progress
         self._on_conflict = on_conflict
+        self._dry_run = dry_run
         self._rows = _renamed(proof.rows, name)
         self._key = keys.session_key(self._rows.session)
         self._new_objects = 0
 
-    def run(self) -> ImportReport:
+    def run(self) -> BundleReport:
         """Try until nobody has come in between."""
         attempts = Attempts(f"session {self._rows.session!r}", REMEDY)
         while True:
@@ -168,7 +180,10 @@ class _Import:
                 if self._existing() == existing:
                     raise
                 continue
-            if outcome is not ImportOutcome.UNCHANGED:
+            if self._dry_run:
+                if outcome is not ImportOutcome.UNCHANGED:
+                    self._new_objects = self._count_missing()
+            elif outcome is not ImportOutcome.UNCHANGED:
                 try:
                     self._store_objects()
                     self._appear(existing, changes, labels)
@@ -177,13 +192,14 @@ class _Import:
                     continue
             elif self._about:
                 whom.change(self._runtime, self._rows.session, add=self._about)
-            return ImportReport(
+            return BundleReport(
                 outcome,
                 self._rows.session,
                 added,
                 len(self._proof.objects.known),
                 self._new_objects,
                 self._reader.totals.object_bytes if self._reader.totals else 0,
+                len(self._rows.revisions),
             )
 
     # --- what is there ------------------------------------------------------------------------
@@ -302,6 +318,14 @@ class _Import:
             raise reader.fail(reader.size_bytes, "the file changed while it was read")
         target.flush()
         self._new_objects += target.new_objects
+
+    def _count_missing(self) -> int:
+        """The number of objects of the bundle that the store lacks."""
+        known = iter(self._proof.objects.known)
+        missing = 0
+        while page := list(islice(known, _PAGE)):
+            missing += len(self._engine.missing(page))
+        return missing
 
     def _appear(
         self,

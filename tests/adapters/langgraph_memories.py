@@ -12,8 +12,8 @@ import psycopg
 from langgraph.store.postgres import PostgresStore
 from langgraph.store.sqlite import SqliteStore
 
-from casstore.adapters.langgraph import ItemsReport, import_sqlite_store
-from casstore.adapters.langgraph.postgres_store_import import import_postgres_store
+from casstore.adapters.langgraph import import_items
+from casstore.compat.importing import ImportReport
 from casstore.store import Store
 
 
@@ -24,7 +24,7 @@ class Memory(Protocol):
         """LangGraph's store."""
         ...
 
-    def move(self, store: Store, **how: Any) -> ItemsReport:
+    def move(self, store: Store, **how: Any) -> ImportReport:
         """Import from it."""
         ...
 
@@ -48,8 +48,8 @@ class SqliteMemory:
     def open(self, **how: Any) -> AbstractContextManager[Any]:
         return SqliteStore.from_conn_string(str(self.path), **how)
 
-    def move(self, store: Store, **how: Any) -> ItemsReport:
-        return import_sqlite_store(store, self.path, **how)
+    def move(self, store: Store, **how: Any) -> ImportReport:
+        return import_items(store, self.path, **how)
 
     def execute(self, statement: str, *values: Any) -> list[Any]:
         with closing(sqlite3.connect(self.path)) as database, database:
@@ -73,8 +73,8 @@ class PostgresMemory:
     def open(self, **how: Any) -> AbstractContextManager[Any]:
         return PostgresStore.from_conn_string(self.url, **how)
 
-    def move(self, store: Store, **how: Any) -> ItemsReport:
-        return import_postgres_store(store, self.url, **how)
+    def move(self, store: Store, **how: Any) -> ImportReport:
+        return import_items(store, self.url, **how)
 
     def execute(self, statement: str, *values: Any) -> list[Any]:
         with psycopg.connect(self.url, autocommit=True) as connection:

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from casstore.adapters import jsonl, langgraph, openai_agents
-from casstore.adapters.langgraph.postgres_import import import_postgres
-from casstore.adapters.langgraph.postgres_store_import import import_postgres_store
 from casstore.compat import (
     agent_harness_import,
     agent_state_import,
-    langbot,
-    lash,
+    bundle_import,
+    langbot_import,
+    lash_import,
     power_loop_import,
 )
 from casstore.errors import InvalidInputError, SourceNotFoundError
@@ -61,26 +60,28 @@ def file(tmp_path: Path) -> Path:
 
 
 CALLS: dict[str, Callable[[Store, Path], object]] = {
-    "no file": lambda store, _: langgraph.import_sqlite(store, NONE),
-    "a file that is bytes": lambda store, _: langgraph.import_sqlite(store, BYTES),
-    "no file of items": lambda store, _: langgraph.import_sqlite_store(store, NONE),
-    "no file of the SDK": lambda store, _: openai_agents.import_sqlite(store, NONE),
-    "a file that is a number": lambda store, _: power_loop_import.import_database(store, ODD),
+    "no file": lambda store, _: langgraph.import_checkpoints(store, NONE),
+    "a file that is bytes": lambda store, _: langgraph.import_checkpoints(store, BYTES),
+    "no file of items": lambda store, _: langgraph.import_items(store, NONE),
+    "no file of the SDK": lambda store, _: openai_agents.import_sessions(store, NONE),
+    "a file that is a number": lambda store, _: power_loop_import.import_power_loop(store, ODD),
     "no lines": lambda store, _: jsonl.import_jsonl(store, NONE),
     "lines that are a number": lambda store, _: jsonl.import_jsonl(store, ODD),
-    "sessions that are a number": lambda store, file: openai_agents.import_sqlite(
+    "sessions that are a number": lambda store, file: openai_agents.import_sessions(
         store, file, sessions=ODD
     ),
-    "sessions that are numbers": lambda store, file: openai_agents.import_sqlite(
+    "sessions that are numbers": lambda store, file: openai_agents.import_sessions(
         store, file, sessions=[HUGE]
     ),
-    "a table that is a number": lambda store, file: openai_agents.import_sqlite(
+    "a table that is a number": lambda store, file: openai_agents.import_sessions(
         store, file, sessions_table=HUGE
     ),
-    "a table that cannot be spelled": lambda store, file: openai_agents.import_sqlite(
+    "a table that cannot be spelled": lambda store, file: openai_agents.import_sessions(
         store, file, messages_table=SURROGATE
     ),
-    "a dry run perhaps": lambda store, file: openai_agents.import_sqlite(store, file, dry_run=NONE),
+    "a dry run perhaps": lambda store, file: openai_agents.import_sessions(
+        store, file, dry_run=NONE
+    ),
     "types that are none": lambda store, _: langgraph.CasstoreSaver(store, allowed=NONE),
     "types that are lists": lambda store, _: langgraph.CasstoreSaver(store, allowed=[UNHASHABLE]),
     "one name of a type": lambda store, _: langgraph.CasstoreStore(store, allowed=TEXT),
@@ -94,7 +95,7 @@ def test_it_is_refused(engine: CountingEngine, store: Store, file: Path, call: s
 
 
 def test_a_name_too_long_for_a_file_is_that_of_none(store: Store) -> None:
-    for bring_in in (langgraph.import_sqlite, openai_agents.import_sqlite):
+    for bring_in in (langgraph.import_checkpoints, openai_agents.import_sessions):
         with pytest.raises(SourceNotFoundError):
             bring_in(store, "x" * 5000)
     with pytest.raises(SourceNotFoundError):
@@ -102,17 +103,16 @@ def test_a_name_too_long_for_a_file_is_that_of_none(store: Store) -> None:
 
 
 IMPORTS: list[Callable[..., object]] = [
-    agent_harness_import.import_database,
-    agent_state_import.import_agent_state,
-    import_postgres,
-    import_postgres_store,
+    agent_harness_import.import_agent_harness,
+    agent_state_import.import_morrow,
+    bundle_import.import_bundle,
     jsonl.import_jsonl,
-    langbot.import_database,
-    langgraph.import_sqlite,
-    langgraph.import_sqlite_store,
-    lash.import_sessions,
-    openai_agents.import_sqlite,
-    power_loop_import.import_database,
+    langbot_import.import_langbot,
+    langgraph.import_checkpoints,
+    langgraph.import_items,
+    lash_import.import_lash,
+    openai_agents.import_sessions,
+    power_loop_import.import_power_loop,
 ]
 
 

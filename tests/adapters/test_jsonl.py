@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from casstore import UNFENCED, Commit, NodeDraft
-from casstore.adapters import jsonl
-from casstore.adapters.jsonl import import_jsonl
+from casstore.adapters.jsonl import BAD_LINES, ORPHANS, import_jsonl
+from casstore.compat.importing import ImportReport, Note
 from casstore.errors import (
     BadLineError,
     InvalidInputError,
@@ -55,6 +55,17 @@ PI: list[Any] = [
 ]
 
 
+def told(report: ImportReport) -> tuple[str, str, int, int]:
+    """The session, and the only part."""
+    [part], [session] = report.parts, report.sessions
+    return session.session, part.name, part.found, part.imported
+
+
+def already(report: ImportReport) -> int:
+    [part] = report.parts
+    return part.found - part.imported
+
+
 # --- formats --------------------------------------------------------------------------------
 
 
@@ -62,7 +73,7 @@ def test_messages_are_one_path(store: Store, tmp_path: Path) -> None:
     file = tmp_path / "chat.jsonl"
     file.write_bytes(spelled(MESSAGES))
     report = import_jsonl(store, file)
-    assert report[:5] == ("chat", "messages", 7, 7, 0)
+    assert told(report) == ("chat", "messages", 7, 7)
     assert report.source_bytes == file.stat().st_size
     assert payloads(store, "chat") == MESSAGES
     assert store.session("chat").info().user_message_count == 4
@@ -76,7 +87,8 @@ def test_entries_of_claude_keep_their_ids_branches_and_titles(store: Store) -> N
     summary = {"type": "summary", "summary": "a talk", "leafUuid": "x"}
     source = [summary, *entries, side, {"type": "custom-title", "customTitle": "a title"}]
     report = import_jsonl(store, stream(source))
-    assert report[:6] == ("s1", "claude", 9, 9, 0, 0)
+    assert told(report) == ("s1", "entries of Claude Code", 9, 9)
+    assert report.notes == ()
     session = store.session("s1")
     assert payloads(store, "s1", "full") == source
     ids = [entry["uuid"] for entry in entries]
@@ -88,7 +100,7 @@ def test_entries_of_claude_keep_their_ids_branches_and_titles(store: Store) -> N
 
 def test_pi_without_ids_is_one_path_and_its_header_is_kept(store: Store) -> None:
     report = import_jsonl(store, stream(PI))
-    assert report[:4] == ("pi-1", "pi", 4, 3)
+    assert told(report) == ("pi-1", "entries of pi", 3, 3)
     assert payloads(store, "pi-1") == PI[1:]
     meta = store.session("pi-1").meta()
     assert (meta.cwd, meta.model, meta.extra["header"]) == ("/home/ada", "model-1", HEADER)
@@ -108,15 +120,15 @@ def test_pi_with_ids_keeps_its_branches(store: Store) -> None:
 
 
 def test_the_format_may_be_given(store: Store) -> None:
-    import_jsonl(store, stream(PI), format="messages", session_id="all")
+    import_jsonl(store, stream(PI), format="messages", name="all")
     assert payloads(store, "all") == PI
     with pytest.raises(InvalidInputError, match="format"):
-        import_jsonl(store, stream([{"a": 1}]), session_id="what")
+        import_jsonl(store, stream([{"a": 1}]), name="what")
     with pytest.raises(InvalidInputError, match="format"):
-        import_jsonl(store, stream([]), session_id="what")
+        import_jsonl(store, stream([]), name="what")
     with pytest.raises(InvalidInputError, match="auto or one of"):
         import_jsonl(store, stream([]), format="xml")  # type: ignore[arg-type]
-    with pytest.raises(InvalidInputError, match="session_id"):
+    with pytest.raises(InvalidInputError, match="pass a name"):
         import_jsonl(store, stream(MESSAGES))
     assert [info.meta.session for info in store.sessions()] == ["all"]
 
@@ -140,7 +152,7 @@ class Pipe(io.RawIOBase):
 
 
 def test_a_stream_that_can_be_read_once(store: Store) -> None:
-    import_jsonl(store, Pipe(spelled(MESSAGES)), session_id="s")  # type: ignore[arg-type]
+    import_jsonl(store, Pipe(spelled(MESSAGES)), name="s")  # type: ignore[arg-type]
     assert payloads(store, "s") == MESSAGES
     with pytest.raises(InvalidInputError, match="binary"):
         import_jsonl(store, io.StringIO("{}"))  # type: ignore[arg-type]
@@ -157,9 +169,9 @@ def test_values_that_only_json_has_come_back(store: Store) -> None:
         {"role": "user", "content": 10**50, "timestamp": 10**50},
         {"role": "user", "content": deep, "timestamp": "\udfff"},
     ]
-    report = import_jsonl(store, stream([*odd, *odd]), session_id="s")
+    report = import_jsonl(store, stream([*odd, *odd]), name="s")
     assert report.imported == 6
-    assert import_jsonl(store, stream([*odd, *odd]), session_id="s").already == 6
+    assert already(import_jsonl(store, stream([*odd, *odd]), name="s")) == 6
     stored = payloads(store, "s")
     assert [json.loads(payload["json"]) for payload in stored] == [*odd, *odd]
 
@@ -186,13 +198,13 @@ def test_a_bad_line_is_named_and_nothing_is_written(store: Store, bad: bytes) ->
     content = b"\n".join([GOOD, b"", GOOD, bad, GOOD, GOOD])
     source = io.BytesIO(content)
     with pytest.raises(BadLineError, match="line 4: ") as caught:
-        import_jsonl(store, source, session_id="s", max_line_bytes=150_000)
+        import_jsonl(store, source, name="s", max_line_bytes=150_000)
     assert (caught.value.line, caught.value.committed) == (4, 0)
     with pytest.raises(SessionNotFoundError):
         store.session("s").meta()
     source.seek(0)
-    report = import_jsonl(store, source, session_id="s", max_line_bytes=150_000, skip_bad=True)
-    assert (report.imported, report.bad, report.bad_lines) == (4, 1, (4,))
+    report = import_jsonl(store, source, name="s", max_line_bytes=150_000, leave_out_damaged=True)
+    assert (report.imported, report.notes) == (4, (Note(BAD_LINES, 1, ("line 4",)),))
     assert payloads(store, "s") == [json.loads(GOOD)] * 4
 
 
@@ -207,9 +219,9 @@ def test_no_more_of_a_long_line_is_held_than_allowed(store: Store) -> None:
 
     content = GOOD + b"\n" + b"x" * (8 << 20) + b"\n" + GOOD
     report = import_jsonl(
-        store, Watched(content), session_id="s", max_line_bytes=1000, skip_bad=True
+        store, Watched(content), name="s", max_line_bytes=1000, leave_out_damaged=True
     )
-    assert (report.imported, report.bad_lines) == (2, (2,))
+    assert (report.imported, report.note(BAD_LINES).examples) == (2, ("line 2",))
     assert Watched.longest <= 1 << 20
     with pytest.raises(InvalidInputError):
         import_jsonl(store, stream([]), max_line_bytes=0)
@@ -221,43 +233,44 @@ def test_what_follows_a_line_that_is_just_too_long_is_read(store: Store, more: i
     limit = 2 * len(GOOD)
     long = GOOD + b" " * (limit - len(GOOD) + more) + b"\n"
     source = io.BytesIO(GOOD + b"\n" + long + GOOD + b"\n" + GOOD)
-    report = import_jsonl(store, source, session_id="s", max_line_bytes=limit, skip_bad=True)
-    bad = (2,) if len(long) > limit else ()
-    assert (report.imported, report.bad_lines) == (4 - len(bad), bad)
+    report = import_jsonl(store, source, name="s", max_line_bytes=limit, leave_out_damaged=True)
+    bad = ("line 2",) if len(long) > limit else ()
+    assert (report.imported, report.note(BAD_LINES).examples) == (4 - len(bad), bad)
 
 
 def test_only_some_of_many_bad_lines_are_named(store: Store) -> None:
     source = io.BytesIO(b"bad\n" * 500 + GOOD)
-    report = import_jsonl(store, source, session_id="s", skip_bad=True)
-    assert (report.bad, len(report.bad_lines), report.imported) == (500, 100, 1)
+    report = import_jsonl(store, source, name="s", leave_out_damaged=True)
+    note = report.note(BAD_LINES)
+    assert (note.number, len(note.examples), report.imported) == (500, 100, 1)
 
 
 def test_a_source_that_changes_meanwhile_says_how_far_it_came(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jsonl, "_BATCH_NODES", 4)
+    monkeypatch.setattr("casstore.compat.importing.PAGE_ROWS", 4)
     file = tmp_path / "s.jsonl"
     file.write_bytes((GOOD + b"\n") * 10)
 
     def spoil(step: Step) -> None:
-        if step.phase == "import":
+        if step.phase == "copy":
             file.write_bytes((GOOD + b"\n") * 5 + b"x" * len(GOOD) * 4)
 
     file_content = file.read_bytes()
     with file.open("rb", buffering=0) as unbuffered, pytest.raises(BadLineError) as caught:
-        import_jsonl(store, unbuffered, session_id="s", progress=spoil)
+        import_jsonl(store, unbuffered, name="s", progress=spoil)
     assert (caught.value.line, caught.value.committed) == (6, 4)
     assert len(payloads(store, "s")) == 4
     file.write_bytes(file_content)
     report = import_jsonl(store, file)
-    assert (report.already, report.imported) == (4, 6)
+    assert (already(report), report.imported) == (4, 6)
     assert len(payloads(store, "s")) == 10
 
 
 def test_what_is_written_meanwhile_is_left_for_the_next_time(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jsonl, "_BATCH_NODES", 2)
+    monkeypatch.setattr("casstore.compat.importing.PAGE_ROWS", 2)
     file = tmp_path / "s.jsonl"
     file.write_bytes(spelled(MESSAGES))
 
@@ -266,7 +279,7 @@ def test_what_is_written_meanwhile_is_left_for_the_next_time(
             growing.write(b'{"role": "us')
 
     with file.open("rb", buffering=0) as unbuffered:
-        import_jsonl(store, unbuffered, session_id="s", progress=write_half_a_line)
+        import_jsonl(store, unbuffered, name="s", progress=write_half_a_line)
     assert payloads(store, "s") == MESSAGES
 
 
@@ -277,7 +290,7 @@ def test_what_is_written_meanwhile_is_left_for_the_next_time(
 def test_what_grew_is_imported_from_where_it_was(
     store: Store, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jsonl, "_BATCH_NODES", batch)
+    monkeypatch.setattr("casstore.compat.importing.PAGE_ROWS", batch)
     entries = transcript("s1", 10, chars=30)
     title = {"type": "custom-title", "customTitle": "a title"}
     cases: list[tuple[str, list[Any]]] = [
@@ -288,8 +301,8 @@ def test_what_grew_is_imported_from_where_it_was(
     for session, lines in cases:
         name = session if session == "m" else None
         for until in (4, 4, len(lines), len(lines)):
-            report = import_jsonl(store, stream(lines[:until]), session_id=name)
-            assert report.session == session
+            report = import_jsonl(store, stream(lines[:until]), name=name)
+            assert report.sessions[0].session == session
         assert (report.imported, store.session(session).head().node_count) == (  # type: ignore[union-attr]
             0,
             len(lines) - (session == "pi-1"),
@@ -300,7 +313,7 @@ def test_what_grew_is_imported_from_where_it_was(
 
 
 def test_an_import_that_was_stopped_goes_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jsonl, "_BATCH_NODES", 2)
+    monkeypatch.setattr("casstore.compat.importing.PAGE_ROWS", 2)
 
     class Stop(Exception):
         pass
@@ -313,19 +326,19 @@ def test_an_import_that_was_stopped_goes_on(store: Store, monkeypatch: pytest.Mo
             raise Stop
 
     with pytest.raises(Stop):
-        import_jsonl(store, stream(MESSAGES), session_id="s", progress=stop)
+        import_jsonl(store, stream(MESSAGES), name="s", progress=stop)
     assert payloads(store, "s") == MESSAGES[:4]
-    report = import_jsonl(store, stream(MESSAGES), session_id="s")
-    assert (report.already, report.imported) == (4, 3)
+    report = import_jsonl(store, stream(MESSAGES), name="s")
+    assert (already(report), report.imported) == (4, 3)
     assert payloads(store, "s") == MESSAGES
-    assert steps[0].total == len(spelled(MESSAGES))
+    assert steps[0] == Step("copy", 2, 7, "messages")
 
 
 def test_a_changed_line_begins_a_branch_and_nothing_is_lost(store: Store) -> None:
-    import_jsonl(store, stream(MESSAGES), session_id="s")
+    import_jsonl(store, stream(MESSAGES), name="s")
     changed = [*MESSAGES[:3], {"role": "user", "content": "changed"}, *MESSAGES[4:]]
     for expected in (4, 0):
-        report = import_jsonl(store, stream(changed), session_id="s")
+        report = import_jsonl(store, stream(changed), name="s")
         assert report.imported == expected
     assert payloads(store, "s") == changed
     assert payloads(store, "s", "full")[:7] == MESSAGES
@@ -338,7 +351,7 @@ def test_an_id_told_twice_is_one_node_unless_it_differs(store: Store) -> None:
     source = [*entries, entries[1], other, other]
     for imported in (5, 0):
         report = import_jsonl(store, stream(source))
-        assert (report.imported, report.imported + report.already) == (imported, 7)
+        assert (report.imported, report.imported + already(report)) == (imported, 7)
     found = payloads(store, "s1", "full")
     assert (found[:4], found[4:]) == (entries, [other])
 
@@ -354,8 +367,8 @@ def test_a_parent_that_is_not_there_makes_a_root(
     loop["parentUuid"] = loop["uuid"]
     for orphans in (3, 0):
         report = import_jsonl(store, stream([*entries, loop]))
-        assert report.orphans == orphans
-    assert report.already == 5
+        assert report.note(ORPHANS).number == orphans
+    assert already(report) == 5
     session = store.session("s1")
     nodes = {node.id: node.parent for node in session.nodes("full")}
     ids = [entry["uuid"] for entry in entries]
@@ -369,7 +382,7 @@ def test_a_line_of_an_id_told_twice_is_known_again_when_its_parent_has_come(stor
     other = {**entries[1], "parentUuid": later["uuid"]}
     for imported in (5, 0, 0):
         report = import_jsonl(store, stream([*entries, other, later]))
-        assert (report.imported, report.imported + report.already) == (imported, 5)
+        assert (report.imported, report.imported + already(report)) == (imported, 5)
     assert payloads(store, "s1", "full") == [*entries, other, later]
 
 
@@ -378,7 +391,7 @@ def test_a_line_without_an_id_follows_the_line_before_it_and_no_namesake(
     store: Store, monkeypatch: pytest.MonkeyPatch, batch: int
 ) -> None:
     """It followed the last one that was renamed, if both came in one batch."""
-    monkeypatch.setattr(jsonl, "_BATCH_NODES", batch)
+    monkeypatch.setattr("casstore.compat.importing.PAGE_ROWS", batch)
     first = transcript("s1", 1, chars=30)[0]
     other = {**first, "message": {"role": "user", "content": "same id, other words"}}
     title = {"type": "custom-title", "customTitle": "t", "sessionId": "s1"}
@@ -388,12 +401,28 @@ def test_a_line_without_an_id_follows_the_line_before_it_and_no_namesake(
 
 
 def test_a_hidden_node_does_not_come_back(store: Store) -> None:
-    import_jsonl(store, stream(MESSAGES), session_id="s")
+    import_jsonl(store, stream(MESSAGES), name="s")
     store.session("s").tombstone(["line-3"])
     more = [*MESSAGES, {"role": "user", "content": "more"}]
-    report = import_jsonl(store, stream(more), session_id="s")
+    report = import_jsonl(store, stream(more), name="s")
     assert report.imported == 1
     assert payloads(store, "s") == [*MESSAGES[:2], *MESSAGES[3:], more[-1]]
+
+
+def test_a_node_that_is_hidden_during_an_import_stays_hidden(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("casstore.compat.importing.PAGE_ROWS", 2)
+    import_jsonl(store, stream(MESSAGES), name="s")
+    hidden: list[Step] = []
+
+    def hide(step: Step) -> None:
+        if not hidden:
+            store.session("s").tombstone(["line-5"])
+            hidden.append(step)
+
+    assert import_jsonl(store, stream(MESSAGES), name="s", progress=hide).sessions
+    assert payloads(store, "s") == [*MESSAGES[:4], *MESSAGES[5:]]
 
 
 def test_sessions_of_others_are_left_alone(store: Store) -> None:
@@ -402,7 +431,7 @@ def test_sessions_of_others_are_left_alone(store: Store) -> None:
     import_jsonl(store, stream(PI))
     for session in ("s", "named", "pi-1"):
         with pytest.raises(SessionExistsError):
-            import_jsonl(store, stream(MESSAGES), session_id=session)
+            import_jsonl(store, stream(MESSAGES), name=session)
     store.delete_session("pi-1")
     with pytest.raises(SessionDeletedError):
         import_jsonl(store, stream(PI))

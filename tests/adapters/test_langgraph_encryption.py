@@ -19,7 +19,7 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.types import Command
 
 import casstore
-from casstore.adapters.langgraph import CasstoreSaver, StrictSerializer, import_sqlite
+from casstore.adapters.langgraph import CasstoreSaver, StrictSerializer, import_checkpoints
 from casstore.adapters.langgraph.encoding import encodes_as_langgraph
 from casstore.errors import InvalidInputError
 from casstore.store import Store
@@ -149,8 +149,10 @@ def test_no_plaintext_of_an_imported_checkpoint_reaches_the_disk(
         told = fill(SqliteSaver(connection, serde=serde))
     path = tmp_path / "store"
     with casstore.open(path, "relaxed") as store:
-        assert import_sqlite(store, database, serde=serde).imported == len(told)
-        assert import_sqlite(store, database, serde=serde).imported == 0
+        assert import_checkpoints(store, database, serde=serde).part("checkpoints").imported == len(
+            told
+        )
+        assert import_checkpoints(store, database, serde=serde).part("checkpoints").imported == 0
         found = [*CasstoreSaver(store, serde=serde).list(None)]
         assert [each.metadata for each in found] == [each.metadata for each in told]
         assert [each.checkpoint["channel_values"] for each in found] == [

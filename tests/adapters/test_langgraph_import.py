@@ -23,7 +23,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.types import Command
 
-from casstore.adapters.langgraph import CasstoreSaver, import_sqlite
+from casstore.adapters.langgraph import CasstoreSaver, import_checkpoints
 from casstore.errors import (
     CasstoreError,
     ConflictError,
@@ -101,26 +101,31 @@ def test_everything_is_there_afterwards_and_the_source_is_as_it_was(
         # Nothing stands beside it in between, either.
         assert fingerprint(source) == before
 
-    report = import_sqlite(store, source, progress=look)
+    report = import_checkpoints(store, source, progress=look)
     assert fingerprint(source) == before
     ours = CasstoreSaver(store, allowed=[Mine])
     with SqliteSaver.from_conn_string(str(source)) as theirs:
         assert told(ours) == told(theirs)
-        assert report.checkpoints == report.imported == len(told(ours)) > 60
+        assert (
+            report.part("checkpoints").found
+            == report.part("checkpoints").imported
+            == len(told(ours))
+            > 60
+        )
     assert report.source_bytes == source.stat().st_size
     assert report.store_bytes is not None
     assert report.store_bytes_before is not None
     assert report.store_bytes_before < report.store_bytes < report.source_bytes
     assert [step.phase for step in steps] == sorted(step.phase for step in steps)
-    assert {step.phase: step.done for step in steps} == dict.fromkeys(
-        ("copy", "verify"), report.checkpoints
+    assert {step.phase: step.done for step in steps if step.unit == "checkpoints"} == dict.fromkeys(
+        ("copy", "verify"), report.part("checkpoints").found
     )
     # Writes without a checkpoint wait for it here, too.
     assert len([row for row in records(store) if b"later" in row.key]) == 1
 
 
 def test_graphs_go_on_where_they_were(source: Path, store: Store) -> None:
-    import_sqlite(store, source)
+    import_checkpoints(store, source)
     saver = CasstoreSaver(store, on_branch="refuse")
     asking = graphs.asking(saver)
     asking.invoke(Command(resume="Ada"), on("asking"))
@@ -137,7 +142,7 @@ def test_graphs_go_on_where_they_were(source: Path, store: Store) -> None:
 
 
 def test_types_of_the_application_move_without_being_imported(source: Path, store: Store) -> None:
-    import_sqlite(store, source)
+    import_checkpoints(store, source)
     with pytest.raises(UnsafePayloadError, match=TYPES):
         list(CasstoreSaver(store).list(on("own")))
     [_, found] = CasstoreSaver(store, allowed=[Mine]).list(on("own"))
@@ -151,9 +156,7 @@ class Stopped(Exception):
 def test_an_import_that_was_stopped_goes_on(
     source: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import casstore.adapters.langgraph.moving_in as module
-
-    monkeypatch.setattr(module, "_BATCH_CHECKPOINTS", 10)
+    monkeypatch.setattr("casstore.compat.importing.PAGE_ROWS", 10)
     steps: list[Step] = []
 
     def stop(step: Step) -> None:
@@ -162,13 +165,16 @@ def test_an_import_that_was_stopped_goes_on(
             raise Stopped
 
     with pytest.raises(Stopped):
-        import_sqlite(store, source, progress=stop)
+        import_checkpoints(store, source, progress=stop)
     there = len(list(CasstoreSaver(store, allowed=[Mine]).list(None)))
     assert there == 30
-    report = import_sqlite(store, source)
-    assert report.imported == report.checkpoints - 30
-    again = import_sqlite(store, source)
-    assert (again.imported, again.checkpoints) == (0, report.checkpoints)
+    report = import_checkpoints(store, source)
+    assert report.part("checkpoints").imported == report.part("checkpoints").found - 30
+    again = import_checkpoints(store, source)
+    assert (again.part("checkpoints").imported, again.part("checkpoints").found) == (
+        0,
+        report.part("checkpoints").found,
+    )
     with SqliteSaver.from_conn_string(str(source)) as theirs:
         assert told(CasstoreSaver(store, allowed=[Mine])) == told(theirs)
 
@@ -187,32 +193,32 @@ def test_a_database_in_use_is_read_as_of_one_moment(tmp_path: Path, store: Store
                 assert [path.read_bytes(), Path(f"{path}-wal").read_bytes()] == before
                 chat.invoke(say("two"), on("other"))
 
-        report = import_sqlite(store, path, progress=meanwhile)
-        assert report.checkpoints == count
+        report = import_checkpoints(store, path, progress=meanwhile)
+        assert report.part("checkpoints").found == count
         assert len(list(saver.list(None))) > count
     assert len(list(CasstoreSaver(store).list(None))) == count
 
 
 def test_a_database_that_changes_while_it_is_read_is_told(source: Path, store: Store) -> None:
     def write(step: Step) -> None:
-        if step.phase == "verify":
+        if (step.phase, step.unit) == ("verify", "checkpoints"):
             with SqliteSaver.from_conn_string(str(source)) as saver:
                 graphs.chat(saver).invoke(say("late"), on("late"))
 
     with pytest.raises(ConflictError, match="once more"):
-        import_sqlite(store, source, progress=write)
-    report = import_sqlite(store, source)
-    assert report.imported == 3
+        import_checkpoints(store, source, progress=write)
+    report = import_checkpoints(store, source)
+    assert report.part("checkpoints").imported == 3
 
 
 def test_other_content_under_the_same_name_is_told(source: Path, store: Store) -> None:
-    import_sqlite(store, source)
+    import_checkpoints(store, source)
     saver = CasstoreSaver(store)
     latest = saver.get_tuple(on("chat"))
     assert latest is not None
     saver.put_writes(latest.config, [("x", 1)], "somebody")
     with pytest.raises(ConflictError, match="another store"):
-        import_sqlite(store, source)
+        import_checkpoints(store, source)
 
 
 def test_what_was_written_to_a_checkpoint_since_it_was_moved_is_added(
@@ -224,26 +230,26 @@ def test_what_was_written_to_a_checkpoint_since_it_was_moved_is_added(
         asking.invoke({"log": ["x"], "answer": ""}, on("asking"))
         waiting = theirs.get_tuple(on("asking"))
         assert waiting is not None
-        import_sqlite(store, path)
+        import_checkpoints(store, path)
         # One task more, one write more of a task that has some.
         config, task = waiting.config, (waiting.pending_writes or [])[0][0]
         theirs.put_writes(config, [("one", 1)], "other task")
         theirs.put_writes(config, [("two", 2), ("three", 3)], task)
         graphs.chat(theirs).invoke(say("new"), on("new"))
-        report = import_sqlite(store, path)
-        assert (report.imported, report.updated) == (3, 1)
+        report = import_checkpoints(store, path)
+        assert (report.part("checkpoints").imported, report.part("checkpoints").updated) == (3, 1)
         assert told(CasstoreSaver(store)) == told(theirs)
-        again = import_sqlite(store, path)
-        assert (again.imported, again.updated) == (0, 0)
+        again = import_checkpoints(store, path)
+        assert (again.part("checkpoints").imported, again.part("checkpoints").updated) == (0, 0)
 
 
 def test_a_thread_that_was_resumed_where_it_was_moves_on_here(tmp_path: Path, store: Store) -> None:
     path = tmp_path / "live.sqlite"
     with SqliteSaver.from_conn_string(str(path)) as theirs:
         graphs.nested(theirs).invoke({"log": [], "answer": ""}, on("nested"))
-        import_sqlite(store, path)
+        import_checkpoints(store, path)
         graphs.nested(theirs).invoke(Command(resume="Ada"), on("nested"))
-        assert import_sqlite(store, path).updated
+        assert import_checkpoints(store, path).part("checkpoints").updated
         assert told(CasstoreSaver(store)) == told(theirs)
 
 
@@ -251,13 +257,13 @@ def test_nothing_is_added_to_a_thread_that_went_on_here(tmp_path: Path, store: S
     path = tmp_path / "live.sqlite"
     with SqliteSaver.from_conn_string(str(path)) as theirs:
         graphs.asking(theirs).invoke({"log": ["x"], "answer": ""}, on("asking"))
-        import_sqlite(store, path)
+        import_checkpoints(store, path)
         ours = CasstoreSaver(store)
         for saver, answer in ((theirs, "there"), (ours, "here")):
             graphs.asking(saver).invoke(Command(resume=answer), on("asking"))
     before = records(store)
     with pytest.raises(ConflictError, match="another store"):
-        import_sqlite(store, path)
+        import_checkpoints(store, path)
     assert records(store) == before
 
 
@@ -270,7 +276,7 @@ def test_writes_that_came_before_their_checkpoint_are_compared_too(
         theirs.put_writes(later, [("x", [1])], "task")
     CasstoreSaver(store).put_writes(later, [("x", [2])], "task")
     with pytest.raises(ConflictError, match="later of thread 'early'"):
-        import_sqlite(store, path)
+        import_checkpoints(store, path)
 
 
 def test_a_checkpoint_that_comes_while_it_is_imported_is_not_overwritten(
@@ -284,9 +290,9 @@ def test_a_checkpoint_that_comes_while_it_is_imported_is_not_overwritten(
     checkpoint["id"] = at
     in_between(monkeypatch, lambda: saver.put(on(checkpoint_ns=""), checkpoint, {}, {}))
     with pytest.raises(ConflictError, match="import once more"):
-        import_sqlite(store, path)
+        import_checkpoints(store, path)
     with pytest.raises(ConflictError, match="another store"):
-        import_sqlite(store, path)
+        import_checkpoints(store, path)
     found = saver.get_tuple(on())
     assert found is not None
     assert found.checkpoint["channel_values"] == {}
@@ -299,11 +305,11 @@ def test_a_write_that_comes_while_writes_are_added_is_not_overwritten(
     saver = CasstoreSaver(store)
     with SqliteSaver.from_conn_string(str(path)) as theirs:
         at = on(checkpoint_ns="", checkpoint_id=put(theirs, {"n": 1}))
-        import_sqlite(store, path)
+        import_checkpoints(store, path)
         theirs.put_writes(at, [("x", "there")], "task")
     in_between(monkeypatch, lambda: saver.put_writes(at, [("x", "here")], "task"))
     with pytest.raises(ConflictError, match="import once more"):
-        import_sqlite(store, path)
+        import_checkpoints(store, path)
     found = saver.get_tuple(at)
     assert found is not None
     assert found.pending_writes == [("task", "x", "here")]
@@ -318,28 +324,28 @@ def test_what_cannot_be_moved_is_refused_by_name(
     source: Path, store: Store, tmp_path: Path
 ) -> None:
     with pytest.raises(StoreNotFoundError):
-        import_sqlite(store, tmp_path / "nothing")
+        import_checkpoints(store, tmp_path / "nothing")
     assert not (tmp_path / "nothing").exists()
     (tmp_path / "text").write_text("no database " * 500)
     with pytest.raises(ForeignStoreError):
-        import_sqlite(store, tmp_path / "text")
+        import_checkpoints(store, tmp_path / "text")
     sqlite3.connect(tmp_path / "empty").close()
     with pytest.raises(ForeignStoreError, match="SqliteSaver"):
-        import_sqlite(store, tmp_path / "empty")
+        import_checkpoints(store, tmp_path / "empty")
     damage(source, "UPDATE checkpoints SET metadata = '{' WHERE thread_id = 'asking'")
     with pytest.raises(CorruptionError, match="metadata"):
-        import_sqlite(store, source)
+        import_checkpoints(store, source)
     damage(source, "UPDATE checkpoints SET metadata = '{}' WHERE thread_id = 'asking'")
     damage(source, "UPDATE checkpoints SET type = 'pickle' WHERE thread_id = 'chat'")
     with pytest.raises(UnsafePayloadError, match="serde"):
-        import_sqlite(store, source)
+        import_checkpoints(store, source)
     damage(
         source,
         "UPDATE checkpoints SET type = 'msgpack', checkpoint = ? WHERE thread_id = 'chat'",
         b"\x91",
     )
     with pytest.raises(CorruptionError):
-        import_sqlite(store, source)
+        import_checkpoints(store, source)
 
 
 CONSTRUCTOR = {"lc": 1, "type": "constructor", "id": ["os", "system"], "kwargs": {}}
@@ -383,7 +389,7 @@ def test_state_that_cannot_be_rebuilt_is_a_typed_error(
         source.write_bytes(before)
         damage(source, change.format(table, column), tag, stored_as(state))
         with pytest.raises(error):
-            import_sqlite(store, source)
+            import_checkpoints(store, source)
 
 
 @pytest.mark.parametrize("fields", ODD_CHECKPOINTS)
@@ -393,13 +399,13 @@ def test_a_checkpoint_that_is_none_is_a_typed_error(
     change = "UPDATE checkpoints SET type = 'json', checkpoint = ? WHERE thread_id = 'asking'"
     damage(source, change, stored_as({**STATE, **fields}))
     with pytest.raises(CorruptionError, match=r"'asking'.* is damaged"):
-        import_sqlite(store, source)
+        import_checkpoints(store, source)
 
 
 def test_metadata_that_are_no_text_are_a_typed_error(source: Path, store: Store) -> None:
     damage(source, "UPDATE checkpoints SET metadata = 5 WHERE thread_id = 'asking'")
     with pytest.raises(CorruptionError, match="metadata"):
-        import_sqlite(store, source)
+        import_checkpoints(store, source)
 
 
 def without_paths(path: Path) -> None:
@@ -427,7 +433,7 @@ def test_older_databases_are_read(
     source: Path, store: Store, older: Callable[[Path], None]
 ) -> None:
     older(source)
-    import_sqlite(store, source)
+    import_checkpoints(store, source)
     saver = CasstoreSaver(store)
     asking = graphs.asking(saver)
     asking.invoke(Command(resume="Ada"), on("asking"))
@@ -455,8 +461,8 @@ def test_an_encrypted_database_moves_with_its_serialiser_and_stays_encrypted(
         graphs.chat(stock).invoke(say("a secret " * 100), on())
         want = told(stock)
     with pytest.raises(UnsafePayloadError, match="serde"):
-        import_sqlite(store, path)
-    import_sqlite(store, path, serde=serde)
+        import_checkpoints(store, path)
+    import_checkpoints(store, path, serde=serde)
     assert told(CasstoreSaver(store, serde=serde)) == want
     content = b"".join(
         item.data
@@ -489,13 +495,13 @@ def test_writes_of_a_cipher_that_salts_are_the_same_if_what_they_say_is(
         graphs.asking(SqliteSaver(database, serde=serde)).invoke(
             {"log": ["x"], "answer": ""}, on("asking")
         )
-    assert import_sqlite(store, path, serde=serde).writes
-    assert import_sqlite(store, path, serde=serde).imported == 0
+    assert import_checkpoints(store, path, serde=serde).imported
+    assert import_checkpoints(store, path, serde=serde).part("checkpoints").imported == 0
     # Another value is told, although the bytes are others every time.
     changed = Path(shutil.copy(path, tmp_path / "changed.sqlite"))
     damage(changed, "UPDATE writes SET type = ?, value = ?", *serde.dumps_typed("other"))
     with pytest.raises(ConflictError, match="another store"):
-        import_sqlite(store, changed, serde=serde)
+        import_checkpoints(store, changed, serde=serde)
 
     asking = graphs.asking(CasstoreSaver(store, serde=serde))
     asking.invoke(Command(resume="Ada"), on("asking"))
@@ -512,5 +518,5 @@ def test_the_async_saver_of_the_stock_package_writes_the_same_files(
             await graphs.chat(saver).ainvoke(say("hello"), on())
 
     asyncio.run(write())
-    import_sqlite(store, tmp_path / "a.sqlite")
+    import_checkpoints(store, tmp_path / "a.sqlite")
     assert len(graphs.chat(CasstoreSaver(store)).get_state(on()).values["messages"]) == 2

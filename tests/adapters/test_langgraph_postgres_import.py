@@ -18,9 +18,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import TASKS
 from langgraph.types import Command, Send
 
-import casstore.adapters.langgraph.moving_in as moving_in
-from casstore.adapters.langgraph import CasstoreSaver
-from casstore.adapters.langgraph.postgres_import import import_postgres
+from casstore.adapters.langgraph import CasstoreSaver, import_checkpoints
 from casstore.errors import (
     ConflictError,
     CorruptionError,
@@ -116,26 +114,29 @@ def test_everything_is_there_afterwards_and_the_source_is_as_it_was(
 ) -> None:
     before = filled.fingerprint()
     steps: list[Step] = []
-    report = import_postgres(store, filled.url, progress=steps.append)
+    report = import_checkpoints(store, filled.url, progress=steps.append)
     assert filled.fingerprint() == before
     ours = CasstoreSaver(store, allowed=[Mine])
     with filled.saver() as theirs:
         theirs.serde = JsonPlusSerializer(allowed_msgpack_modules=[Mine])
         assert told(ours) == told(theirs)
-        assert report.checkpoints == report.imported == len(told(ours)) > 60
-    [[writes]] = filled.execute("SELECT count(*) FROM checkpoint_writes")
-    assert report.writes == writes
+        assert (
+            report.part("checkpoints").found
+            == report.part("checkpoints").imported
+            == len(told(ours))
+            > 60
+        )
     assert report.store_bytes is not None
     assert 0 < report.store_bytes < report.source_bytes
-    assert {step.phase: step.done for step in steps} == dict.fromkeys(
-        ("copy", "verify"), report.checkpoints
+    assert {step.phase: step.done for step in steps if step.unit == "checkpoints"} == dict.fromkeys(
+        ("copy", "verify"), report.part("checkpoints").found
     )
     # Writes without a checkpoint wait for it here, too.
     assert len([row for row in records(store) if b"later" in row.key]) == 1
 
 
 def test_graphs_go_on_where_they_were(filled: Team, store: Store) -> None:
-    import_postgres(store, filled.url)
+    import_checkpoints(store, filled.url)
     saver = CasstoreSaver(store, on_branch="refuse")
     asking = graphs.asking(saver)
     asking.invoke(Command(resume="Ada"), on("asking"))
@@ -148,7 +149,7 @@ def test_graphs_go_on_where_they_were(filled: Team, store: Store) -> None:
 def test_an_import_that_was_stopped_goes_on(
     filled: Team, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(moving_in, "_BATCH_CHECKPOINTS", 10)
+    monkeypatch.setattr("casstore.compat.importing.PAGE_ROWS", 10)
     steps: list[Step] = []
 
     def stop(step: Step) -> None:
@@ -157,12 +158,15 @@ def test_an_import_that_was_stopped_goes_on(
             raise Stopped
 
     with pytest.raises(Stopped):
-        import_postgres(store, filled.url, progress=stop)
+        import_checkpoints(store, filled.url, progress=stop)
     assert len(list(CasstoreSaver(store, allowed=[Mine]).list(None))) == 30
-    report = import_postgres(store, filled.url)
-    assert report.imported == report.checkpoints - 30
-    again = import_postgres(store, filled.url)
-    assert (again.imported, again.checkpoints) == (0, report.checkpoints)
+    report = import_checkpoints(store, filled.url)
+    assert report.part("checkpoints").imported == report.part("checkpoints").found - 30
+    again = import_checkpoints(store, filled.url)
+    assert (again.part("checkpoints").imported, again.part("checkpoints").found) == (
+        0,
+        report.part("checkpoints").found,
+    )
 
 
 def test_tables_in_use_are_read_as_of_one_moment(team: Team, store: Store) -> None:
@@ -176,7 +180,10 @@ def test_tables_in_use_are_read_as_of_one_moment(team: Team, store: Store) -> No
                 chat.invoke(say("two"), on("other"))
                 saver.delete_thread("t")
 
-        assert import_postgres(store, team.url, progress=meanwhile).checkpoints == count
+        assert (
+            import_checkpoints(store, team.url, progress=meanwhile).part("checkpoints").found
+            == count
+        )
     assert {
         each.config["configurable"]["thread_id"] for each in CasstoreSaver(store).list(None)
     } == {"t"}
@@ -185,13 +192,13 @@ def test_tables_in_use_are_read_as_of_one_moment(team: Team, store: Store) -> No
 def test_other_content_under_the_same_name_is_told(team: Team, store: Store) -> None:
     with team.saver() as saver:
         put(saver, {"n": 1}, thread="chat")
-    import_postgres(store, team.url)
+    import_checkpoints(store, team.url)
     ours = CasstoreSaver(store)
     latest = ours.get_tuple(on("chat"))
     assert latest is not None
     ours.put_writes(latest.config, [("x", 1)], "somebody")
     with pytest.raises(ConflictError, match="another store"):
-        import_postgres(store, team.url)
+        import_checkpoints(store, team.url)
 
 
 def test_what_an_older_langgraph_had_to_do_next_is_still_done(team: Team, store: Store) -> None:
@@ -208,19 +215,19 @@ def test_what_an_older_langgraph_had_to_do_next_is_still_done(team: Team, store:
             )
         put(saver, {"n": 2}, parent, versions={"n": "2"})
         team.execute("UPDATE checkpoints SET checkpoint = jsonb_set(checkpoint, '{v}', '3')")
-        import_postgres(store, team.url)
+        import_checkpoints(store, team.url)
         latest = CasstoreSaver(store).get_tuple(on())
         assert latest is not None
         assert latest.checkpoint["channel_values"][TASKS] == sends
         assert told(CasstoreSaver(store)) == told(saver)
-    assert import_postgres(store, team.url).imported == 0
+    assert import_checkpoints(store, team.url).part("checkpoints").imported == 0
 
 
 def test_tables_from_before_a_column_are_read(team: Team, store: Store) -> None:
     with team.saver() as saver:
         graphs.asking(saver).invoke({"log": [], "answer": ""}, on("asking"))
     team.execute("ALTER TABLE checkpoint_writes DROP COLUMN task_path")
-    import_postgres(store, team.url)
+    import_checkpoints(store, team.url)
     asking = graphs.asking(CasstoreSaver(store))
     asking.invoke(Command(resume="Ada"), on("asking"))
     assert asking.invoke(Command(resume="red"), on("asking"))["log"][-1] == "last Ada"
@@ -233,8 +240,8 @@ def test_encrypted_state_moves_with_its_serialiser(team: Team, store: Store) -> 
         graphs.chat(saver).invoke(say("a secret " * 100), on())
         want = told(saver)
     with pytest.raises(UnsafePayloadError, match="serde"):
-        import_postgres(store, team.url)
-    import_postgres(store, team.url, serde=serde)
+        import_checkpoints(store, team.url)
+    import_checkpoints(store, team.url, serde=serde)
     assert told(CasstoreSaver(store, serde=serde)) == want
 
 
@@ -242,16 +249,14 @@ def test_what_cannot_be_moved_is_refused_by_name(
     team: Team, store: Store, postgres_server: Server
 ) -> None:
     with pytest.raises(ForeignSourceError, match="search_path"):
-        import_postgres(store, postgres_server.url())
-    with pytest.raises(InvalidInputError, match="URL"):
-        import_postgres(store, "checkpoints.sqlite")
+        import_checkpoints(store, postgres_server.url())
     for wrong in ("localhost/x?no_such=1", "[localhost/x"):
         with pytest.raises(InvalidInputError) as refused:
-            import_postgres(store, f"postgresql://me:secret@{wrong}")
+            import_checkpoints(store, f"postgresql://me:secret@{wrong}")
         assert "secret" not in str(refused.value)
         assert refused.value.__cause__ is None
     with pytest.raises(StorageUnavailableError) as away:
-        import_postgres(store, "postgresql://me:secret@localhost:1/x")
+        import_checkpoints(store, "postgresql://me:secret@localhost:1/x")
     assert "secret" not in str(away.value)
     with team.saver() as saver:
         put(saver, {"n": [1]})
@@ -273,7 +278,7 @@ def test_what_cannot_be_moved_is_refused_by_name(
         )
         team.execute(statement)
         with pytest.raises(error):
-            import_postgres(store, team.url)
+            import_checkpoints(store, team.url)
     assert list(CasstoreSaver(store).list(None)) == []
 
 
@@ -286,14 +291,14 @@ def test_a_number_that_only_json_can_hold_is_refused(team: Team, store: Store) -
         document,
     )
     with pytest.raises(InvalidInputError, match="cannot spell"):
-        import_postgres(store, team.url)
+        import_checkpoints(store, team.url)
 
 
 def test_the_source_cannot_be_written_to(team: Team) -> None:
     from casstore.compat.postgres_source import PostgresSource
     from casstore.errors import StorageError
 
-    with PostgresSource(team.url) as source, pytest.raises(StorageError, match="read-only"):
+    with PostgresSource(team.url, ()) as source, pytest.raises(StorageError, match="read-only"):
         list(source.ask(b"DELETE FROM checkpoints"))
 
 
@@ -328,7 +333,7 @@ class TestOfShallowTables:
     def test_the_latest_checkpoints_move_and_graphs_go_on(
         self, shallow: Team, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(moving_in, "_PAGE", 2)
+        monkeypatch.setattr("casstore.adapters.langgraph.checkpoint_sources.PAGE_ROWS", 2)
         with shallow.saver() as saver:
             for n in range(5):
                 graphs.chat(saver).invoke(say(f"{n}"), on("chat"))
@@ -336,17 +341,22 @@ class TestOfShallowTables:
             graphs.nested(saver).invoke({"log": [], "answer": ""}, on("nested"))
             graphs.parallel(saver).invoke({"log": [], "answer": ""}, on("parallel"))
             before = shallow.fingerprint()
-            report = import_postgres(store, shallow.url)
+            report = import_checkpoints(store, shallow.url)
             assert shallow.fingerprint() == before
             ours = CasstoreSaver(store, on_branch="refuse")
             assert shown(ours) == shown(saver)
-            assert report.checkpoints == report.imported == len(shown(ours)) == 5
-            assert report.writes == sum(len(each.pending_writes or ()) for each in shown(ours)) > 0
+            assert (
+                report.part("checkpoints").found
+                == report.part("checkpoints").imported
+                == len(shown(ours))
+                == 5
+            )
+            assert sum(len(each.pending_writes or ()) for each in shown(ours)) > 0
         # Nothing is left of writes whose checkpoints are gone.
-        assert len(records(store)) == report.checkpoints + len(
+        assert len(records(store)) == report.part("checkpoints").found + len(
             {(str(each.config), write[0]) for each in shown(ours) for write in each.pending_writes}
         )
-        assert import_postgres(store, shallow.url).imported == 0
+        assert import_checkpoints(store, shallow.url).part("checkpoints").imported == 0
         asking = graphs.asking(ours)
         asking.invoke(Command(resume="Ada"), on("asking"))
         assert asking.invoke(Command(resume="red"), on("asking"))["log"][-1] == "last Ada"
@@ -356,10 +366,10 @@ class TestOfShallowTables:
     def test_a_later_import_brings_the_checkpoints_since(self, shallow: Team, store: Store) -> None:
         with shallow.saver() as saver:
             graphs.chat(saver).invoke(say("one"), on())
-            import_postgres(store, shallow.url)
+            import_checkpoints(store, shallow.url)
             graphs.chat(saver).invoke(say("two"), on())
-            report = import_postgres(store, shallow.url)
-            assert (report.checkpoints, report.imported) == (1, 1)
+            report = import_checkpoints(store, shallow.url)
+            assert (report.part("checkpoints").found, report.part("checkpoints").imported) == (1, 1)
             latest = CasstoreSaver(store).get_tuple(on())
             assert latest is not None
             assert latest.checkpoint["id"] == saver.get_tuple(on()).checkpoint["id"]
@@ -377,7 +387,7 @@ class TestOfShallowTables:
             put(saver, {"n": 2}, parent, versions={"n": "2"})
             shallow.execute("UPDATE checkpoints SET checkpoint = jsonb_set(checkpoint, '{v}', '3')")
             assert saver.get_tuple(on()).checkpoint["pending_sends"] == sends
-        import_postgres(store, shallow.url)
+        import_checkpoints(store, shallow.url)
         latest = CasstoreSaver(store).get_tuple(on())
         assert latest is not None
         assert latest.checkpoint["channel_values"][TASKS] == sends
@@ -388,4 +398,4 @@ class TestOfShallowTables:
             put(saver, {"n": 1})
         shallow.execute("UPDATE checkpoints SET checkpoint = checkpoint - 'id'")
         with pytest.raises(CorruptionError):
-            import_postgres(store, shallow.url)
+            import_checkpoints(store, shallow.url)

@@ -16,8 +16,8 @@ for needed in ("psycopg", "langgraph.store.postgres", "langgraph.store.sqlite"):
 import psycopg
 from langgraph.store.base import PutOp
 
-import casstore.adapters.langgraph.moving_items as moving_items
 from casstore.adapters.langgraph import CasstoreStore
+from casstore.adapters.langgraph.item_import import EXPIRED
 from casstore.adapters.langgraph.item_records import ItemContent, items_table, stored_item
 from casstore.errors import BadItemError, ConflictError, ItemConflictError
 from casstore.maintenance.progress import Step
@@ -107,8 +107,8 @@ def test_everything_is_there_afterwards_and_the_source_is_as_it_was(
         found = ours.search((), limit=1000, refresh_ttl=False)
         assert {(item.namespace, item.key) for item in found} == set(places)
         assert ours.list_namespaces() == sorted(theirs.list_namespaces())
-    assert (report.items, report.imported, report.replaced) == (len(places), len(places), 0)
-    assert (report.dry_run, report.expired, report.vectors) == (False, 0, 0)
+    assert report.part("items")[1:] == (len(places), len(places), 0)
+    assert (report.dry_run, report.notes) == (False, ())
     assert report.store_bytes is not None
     assert report.store_bytes_before is not None
     assert report.store_bytes_before < report.store_bytes
@@ -164,25 +164,28 @@ def test_a_dry_run_tells_the_same_and_changes_nothing(memory: Memory, store: Sto
     assert records(store) == []
     assert objects(store) == 0
     assert memory.fingerprint() == before
-    assert (told_first.dry_run, told_first.items, told_first.imported) == (
+    assert (told_first.dry_run, told_first.part("items").found, told_first.imported) == (
         (True, len(places), len(places))
     )
     assert {step.phase for step in steps} == {"look"}
     done = memory.move(store)
-    assert (done.items, done.imported) == (told_first.items, told_first.imported)
+    assert (done.part("items").found, done.imported) == (
+        told_first.part("items").found,
+        told_first.imported,
+    )
     kept = [(row.key, row.value) for row in records(store)]
     memory.execute("UPDATE store SET updated_at = '2020-01-01 00:00:00+00:00' WHERE key = 'k1'")
     with pytest.raises(ItemConflictError):
         memory.move(store, dry_run=True)
     would = memory.move(store, dry_run=True, replace=True)
-    assert (would.imported, would.replaced) == (len(NAMESPACES), len(NAMESPACES))
+    assert would.part("items")[2:] == (0, len(NAMESPACES))
     assert [(row.key, row.value) for row in records(store)] == kept
 
 
 def test_an_import_that_was_stopped_goes_on(
     memory: Memory, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(moving_items, "_PAGE_ITEMS", 4)
+    monkeypatch.setattr("casstore.compat.importing.PAGE_ROWS", 4)
     places = fill(memory)
     steps: list[Step] = []
 
@@ -195,20 +198,20 @@ def test_an_import_that_was_stopped_goes_on(
         memory.move(store, progress=stop)
     assert len(contents(store)) == 12
     report = memory.move(store)
-    assert (report.items, report.imported) == (len(places), len(places) - 12)
+    assert (report.part("items").found, report.imported) == (len(places), len(places) - 12)
     again = memory.move(store)
-    assert (again.items, again.imported) == (len(places), 0)
+    assert (again.part("items").found, again.imported) == (len(places), 0)
 
 
 def test_pages_are_bounded_by_bytes_and_lose_nothing(
     memory: Memory, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places = fill(memory)
-    monkeypatch.setattr(moving_items, "_PAGE_BYTES", 100)
+    monkeypatch.setattr("casstore.compat.importing.PAGE_BYTES", 100)
     steps: list[Step] = []
     report = memory.move(store, progress=steps.append)
     assert len(steps) > 20
-    assert report.items == report.imported == len(contents(store)) == len(places)
+    assert report.part("items").found == report.imported == len(contents(store)) == len(places)
 
 
 def test_a_second_import_moves_what_came_since(memory: Memory, store: Store) -> None:
@@ -217,7 +220,7 @@ def test_a_second_import_moves_what_came_since(memory: Memory, store: Store) -> 
         memory.move(store)
         theirs.put(("a",), "new", {"n": 2})
     report = memory.move(store)
-    assert (report.items, report.imported, report.replaced) == (2, 1, 0)
+    assert report.part("items")[1:] == (2, 1, 0)
 
 
 def test_what_changed_there_since_is_replaced_only_if_one_says_so(
@@ -236,7 +239,7 @@ def test_what_changed_there_since_is_replaced_only_if_one_says_so(
     assert found is not None
     assert found.value == {"n": 1}
     report = memory.move(store, replace=True)
-    assert (report.items, report.imported, report.replaced) == (2, 1, 1)
+    assert report.part("items")[1:] == (2, 0, 1)
     with memory.open() as theirs:
         assert told(ours.get(("a", "b"), "k")) == told(theirs.get(("a", "b"), "k"))
     assert memory.move(store).imported == 0
@@ -291,7 +294,7 @@ def test_reading_an_item_is_no_conflict_and_the_later_end_counts(
     later = datetime.now(UTC) + timedelta(minutes=70)
     memory.execute("UPDATE store SET expires_at = ?", later.isoformat(" "))
     report = memory.move(store)
-    assert (report.imported, report.replaced) == (1, 0)
+    assert report.part("items")[2:] == (0, 1)
     now = contents(store)[place]
     assert now.expires_us == (later - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1)
     # An end that no reading explains is another one.
@@ -309,9 +312,9 @@ def test_items_whose_time_is_up_are_told_and_not_shown(memory: Memory, store: St
         )
         # It shows them until somebody sweeps.
         assert theirs.get(("a",), "late", refresh_ttl=False) is not None
-    assert memory.move(store, dry_run=True).expired == 1
+    assert memory.move(store, dry_run=True).note(EXPIRED).number == 1
     report = memory.move(store)
-    assert (report.imported, report.expired) == (2, 1)
+    assert (report.imported, report.note(EXPIRED).number) == (2, 1)
     ours = CasstoreStore(store)
     assert ours.get(("a",), "late") is None
     assert ours.get(("a",), "live") is not None
@@ -341,7 +344,7 @@ def test_all_of_an_item_is_compared_after_it_was_moved(
             place = ("a.", "k")
             put_content(store, place, CHANGES[what](contents(store)[place]))
 
-    with pytest.raises(ConflictError, match="in the midst" if replace else what):
+    with pytest.raises(ConflictError, match="during the import" if replace else what):
         memory.move(store, progress=spoil, replace=replace)
 
 
@@ -429,4 +432,4 @@ def test_tables_from_before_time_to_live_are_read(memory: Memory, store: Store) 
 
 def test_a_store_without_items_moves_too(memory: Memory, store: Store) -> None:
     report = memory.move(store)
-    assert (report.items, report.imported, report.vectors) == (0, 0, 0)
+    assert (report.imported, report.notes) == (0, ())

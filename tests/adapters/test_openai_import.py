@@ -27,9 +27,11 @@ from agents.extensions.memory.encrypt_session import EncryptedSession
 
 import casstore
 from casstore import UNFENCED, Checkpoint, Commit, NodeDraft
-from casstore.adapters.openai_agents import CasstoreSession, ImportReport, import_sqlite
-from casstore.adapters.openai_agents import sqlite_import as module
+from casstore.adapters.openai_agents import CasstoreSession, import_sessions
+from casstore.adapters.openai_agents import importing as module
+from casstore.adapters.openai_agents.importing import UNLINKED, UNREADABLE
 from casstore.adapters.openai_agents.sdk_database import SdkDatabase
+from casstore.compat.importing import PAGE_BYTES, PAGE_ROWS, PartReport
 from casstore.errors import (
     BusyError,
     ConflictError,
@@ -247,13 +249,15 @@ def test_everything_is_there_afterwards_and_the_source_is_as_it_was(
         # Nothing stands beside it in between, either.
         assert fingerprint(plain) == before
 
-    report = import_sqlite(store, plain, progress=look)
+    report = import_sessions(store, plain, progress=look)
     assert fingerprint(plain) == before
     [[messages]] = rows(plain, "SELECT count(*) FROM agent_messages")
-    assert report == ImportReport(
-        False, 4, 4, messages, 4, messages, 0, (), 0, plain.stat().st_size,
-        report.store_bytes_before, report.store_bytes,
-    )  # fmt: skip
+    assert report.parts == (
+        PartReport("items", messages, messages),
+        PartReport("sessions", 4, 4),
+        PartReport("branches", 4, 4),
+    )
+    assert (report.source_bytes, report.notes) == (plain.stat().st_size, ())
     assert report.store_bytes is not None
     assert report.store_bytes_before is not None
     assert report.store_bytes_before < report.store_bytes < report.source_bytes
@@ -271,7 +275,7 @@ def test_times_are_those_of_the_source(plain: Path, store: Store) -> None:
     rows(plain, "UPDATE agent_messages SET created_at = '2024-02-29 12:30:01'")
     rows(plain, "UPDATE agent_sessions SET created_at = '2023-01-01 00:00:00'")
     rows(plain, "UPDATE agent_messages SET created_at = 'no time' WHERE session_id = 'odd'")
-    import_sqlite(store, plain)
+    import_sessions(store, plain)
     session = CasstoreSession(store, "run")
     assert run(session.get_conversation_turns())[1]["timestamp"] == "2024-02-29 12:30:01"
     assert run(session.list_branches())[0]["created_at"] == "2023-01-01 00:00:00"
@@ -280,11 +284,15 @@ def test_times_are_those_of_the_source(plain: Path, store: Store) -> None:
 
 def test_branches_turns_and_usage_are_told_as_by_the_sdk(advanced: Path, store: Store) -> None:
     before = fingerprint(advanced)
-    report = import_sqlite(store, advanced)
+    report = import_sessions(store, advanced)
     assert fingerprint(advanced) == before
     require_advanced_same(advanced, store)
-    assert (report.sessions, report.new_sessions, report.branches) == (4, 4, 10)
-    assert (report.unreadable, report.unlinked) == (0, 0)
+    assert (
+        report.part("sessions").found,
+        report.part("sessions").imported,
+        report.part("branches").found,
+    ) == (4, 4, 10)
+    assert (report.note(UNREADABLE).number, report.note(UNLINKED).number) == (0, 0)
     # What branches share is there once.
     for name in ids(advanced):
         [[messages]] = rows(
@@ -294,7 +302,7 @@ def test_branches_turns_and_usage_are_told_as_by_the_sdk(advanced: Path, store: 
         assert head is not None
         assert head.node_count == messages
     [[messages]] = rows(advanced, "SELECT count(*) FROM agent_messages")
-    assert report.items == report.imported == messages
+    assert report.part("items").found == report.part("items").imported == messages
     # The ledger has what is noted for all branches.
     total = run(CasstoreSession(store, "talk").get_session_usage())
     [ledger] = store.session("talk").usage()
@@ -302,7 +310,7 @@ def test_branches_turns_and_usage_are_told_as_by_the_sdk(advanced: Path, store: 
 
 
 def test_a_new_object_is_on_main_and_names_stay_taken(advanced: Path, store: Store) -> None:
-    import_sqlite(store, advanced)
+    import_sessions(store, advanced)
     session = CasstoreSession(store, "talk")
     assert session.current_branch == "main"
     # Those of one second, too, in the order in which they were begun.
@@ -319,7 +327,7 @@ def test_a_new_object_is_on_main_and_names_stay_taken(advanced: Path, store: Sto
 
 
 def test_conversations_go_on_where_they_were(advanced: Path, store: Store) -> None:
-    import_sqlite(store, advanced)
+    import_sessions(store, advanced)
     model = ScriptedModel("fourth answer", "again")
     agent = Agent(name="a", model=model)
     session = CasstoreSession(store, "talk")
@@ -353,10 +361,14 @@ def test_conversations_go_on_where_they_were(advanced: Path, store: Store) -> No
 
 
 def test_a_second_run_moves_only_what_is_new(advanced: Path, store: Store) -> None:
-    first = import_sqlite(store, advanced)
+    first = import_sessions(store, advanced)
     before = {info.meta.session: info.head for info in store.sessions()}
-    again = import_sqlite(store, advanced)
-    assert (again.imported, again.new_sessions, again.items) == (0, 0, first.items)
+    again = import_sessions(store, advanced)
+    assert (
+        again.part("items").imported,
+        again.part("sessions").imported,
+        again.part("items").found,
+    ) == (0, 0, first.part("items").found)
     assert {info.meta.session: info.head for info in store.sessions()} == before
     with closing(open_advanced(advanced)) as session:
         talk(session, "fourth")
@@ -372,8 +384,11 @@ def test_a_second_run_moves_only_what_is_new(advanced: Path, store: Store) -> No
         run(session.store_run_usage(Result(total=13)))
     with closing(open_advanced(advanced, "new")) as session:
         talk(session, "new")
-    report = import_sqlite(store, advanced)
-    assert (report.imported, report.new_sessions) == (2 + 2 + 2 + 1 + 2, 1)
+    report = import_sessions(store, advanced)
+    assert (report.part("items").imported, report.part("sessions").imported) == (
+        2 + 2 + 2 + 1 + 2,
+        1,
+    )
     require_advanced_same(advanced, store)
     assert store.session("other").head() == before["other"]
     state = store.session("talk").load()
@@ -386,37 +401,37 @@ def test_a_name_that_was_only_taken_may_become_a_branch(tmp_path: Path, store: S
     with closing(open_advanced(path)) as session:
         talk(session, "one")
         run(session.create_branch_from_turn(1, "begun"))
-        import_sqlite(store, path)
+        import_sessions(store, path)
         talk(session, "other")
-    assert import_sqlite(store, path).imported == 2
+    assert import_sessions(store, path).part("items").imported == 2
     require_advanced_same(path, store)
 
 
 def test_a_session_that_went_on_in_the_store_stays(plain: Path, store: Store) -> None:
-    import_sqlite(store, plain)
+    import_sessions(store, plain)
     session = CasstoreSession(store, "run")
     talk(session, "later")
-    report = import_sqlite(store, plain)
-    assert report.imported == 0
+    report = import_sessions(store, plain)
+    assert report.part("items").imported == 0
     assert texts(run(session.get_items(limit=2))) == ["later", "later!"]
 
 
 def test_what_was_noted_in_the_store_later_stays(advanced: Path, store: Store) -> None:
-    import_sqlite(store, advanced)
+    import_sessions(store, advanced)
     session: Any = CasstoreSession(store, "talk")
     add(session, reply("of the same turn"))
     run(session.store_run_usage(Result(total=99)))
-    import_sqlite(store, advanced)
+    import_sessions(store, advanced)
     assert run(session.get_turn_usage(3))["total_tokens"] == 99
 
 
 def test_a_session_that_stands_on_a_branch_here_is_left_there(advanced: Path, store: Store) -> None:
-    import_sqlite(store, advanced)
+    import_sessions(store, advanced)
     talk(CasstoreSession(store, "talk", branch="left"), "went on here")
     before = store.session("talk").head()
     with closing(open_advanced(advanced)) as theirs:
         talk(theirs, "on main")
-    assert import_sqlite(store, advanced).imported == 2
+    assert import_sessions(store, advanced).part("items").imported == 2
     after = store.session("talk").head()
     assert before is not None
     assert after is not None
@@ -429,9 +444,9 @@ def test_items_that_came_otherwise_are_known_by_their_content(plain: Path, store
         items = run(theirs.get_items())
     session = CasstoreSession(store, "run")
     run(session.add_items(items[:3]))
-    report = import_sqlite(store, plain, sessions=["run"])
-    assert (report.sessions, report.new_sessions) == (1, 0)
-    assert report.imported == len(items) - 3
+    report = import_sessions(store, plain, sessions=["run"])
+    assert (report.part("sessions").found, report.part("sessions").imported) == (1, 0)
+    assert report.part("items").imported == len(items) - 3
     assert spelled(run(session.get_items())) == spelled(items)
     assert [turn.number for turn in run(session.turns())] == [1, 2]
 
@@ -442,7 +457,7 @@ def test_branches_go_on_from_nodes_that_came_otherwise(advanced: Path, store: St
     # Without numbers of turns, as an import of lines makes them.
     drafts = [NodeDraft(f"line-{at}", item) for at, item in enumerate(items)]
     store.session("talk").commit(Commit(append=drafts, lease=UNFENCED))
-    import_sqlite(store, advanced, sessions=["talk"])
+    import_sessions(store, advanced, sessions=["talk"])
     session = CasstoreSession(store, "talk")
     for name in ("left", "shorter", "deeper", "from nothing"):
         with closing(open_advanced(advanced)) as theirs:
@@ -509,7 +524,7 @@ def give_another_state(store: Store) -> None:
 def test_other_content_under_the_same_name_is_told_and_left(
     advanced: Path, store: Store, change: Callable[[Store], None]
 ) -> None:
-    import_sqlite(store, advanced)
+    import_sessions(store, advanced)
     change(store)
     with closing(open_advanced(advanced)) as session:
         run(session.switch_to_branch("left"))
@@ -517,19 +532,21 @@ def test_other_content_under_the_same_name_is_told_and_left(
     before = store.session("talk").head()
     for dry_run in (True, False):
         with pytest.raises(ConflictError, match=r"'talk' .*another store"):
-            import_sqlite(store, advanced, dry_run=dry_run)
+            import_sessions(store, advanced, dry_run=dry_run)
         assert store.session("talk").head() == before
     # The others can be moved all the same.
-    assert import_sqlite(store, advanced, sessions=["other", "popped"]).sessions == 2
+    assert (
+        import_sessions(store, advanced, sessions=["other", "popped"]).part("sessions").found == 2
+    )
 
 
 def test_a_conversation_that_was_cleared_in_the_store_is_not_filled_again(
     plain: Path, advanced: Path, store: Store
 ) -> None:
     """Nothing is there any more by which it could be told that it was ever moved."""
-    import_sqlite(store, plain)
+    import_sessions(store, plain)
     # Cleared in the source, too, and once less than here.
-    import_sqlite(store, advanced, sessions=["cleared", "talk"])
+    import_sessions(store, advanced, sessions=["cleared", "talk"])
     # Never moved, but made and cleared here.
     talk(CasstoreSession(store, "other"), "mine")
     for file, name in (
@@ -544,7 +561,7 @@ def test_a_conversation_that_was_cleared_in_the_store_is_not_filled_again(
         before = store.session(name).head()
         for dry_run in (True, False):
             with pytest.raises(ConflictError, match="was cleared in the store"):
-                import_sqlite(store, file, sessions=[name], dry_run=dry_run)
+                import_sessions(store, file, sessions=[name], dry_run=dry_run)
         assert store.session(name).head() == before
         assert run(session.get_items()) == []
 
@@ -556,8 +573,8 @@ def test_a_conversation_that_was_cleared_here_as_often_as_there_goes_on(
     talk(session, "gone")
     run(session.clear_session())
     add(session, say("anew"))
-    report = import_sqlite(store, advanced, sessions=["cleared"])
-    assert (report.new_sessions, report.imported) == (0, 1)
+    report = import_sessions(store, advanced, sessions=["cleared"])
+    assert (report.part("sessions").imported, report.part("items").imported) == (0, 1)
     assert texts(run(session.get_items())) == ["anew", "anew!"]
 
 
@@ -573,7 +590,7 @@ def test_a_conversation_that_is_cleared_while_it_is_moved_stays_so(
             run(session.clear_session())
 
     with pytest.raises(ConflictError, match="was cleared in the store"):
-        import_sqlite(store, plain, sessions=["empty", session.session_id], progress=clear_it)
+        import_sessions(store, plain, sessions=["empty", session.session_id], progress=clear_it)
     assert run(session.get_items()) == []
 
 
@@ -601,13 +618,13 @@ def items_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_what_branches_share_is_compared_once(
     advanced: Path, store: Store, items_read: list[int]
 ) -> None:
-    import_sqlite(store, advanced)
+    import_sessions(store, advanced)
     items_read.clear()
-    report = import_sqlite(store, advanced, dry_run=True)
-    assert report.imported == 0
+    report = import_sessions(store, advanced, dry_run=True)
+    assert report.part("items").imported == 0
     # Each is looked at, whether it is an item at all, and then compared.
     assert sorted(items_read) == sorted([*set(items_read)] * 2)
-    assert len(items_read) == 2 * report.items
+    assert len(items_read) == 2 * report.part("items").found
 
 
 def test_a_branch_that_does_not_share_its_beginning_here_is_compared_whole(
@@ -620,7 +637,7 @@ def test_a_branch_that_does_not_share_its_beginning_here_is_compared_whole(
     run(session.branch(1, "left"))
     add(session, say("not one"), reply("one!"), say("three"), reply("three!"))
     with pytest.raises(ConflictError, match="another item 1 on branch 'left'"):
-        import_sqlite(store, path)
+        import_sessions(store, path)
 
 
 def test_a_branch_that_has_more_here_than_what_it_leaves_is_compared_whole(
@@ -635,8 +652,8 @@ def test_a_branch_that_has_more_here_than_what_it_leaves_is_compared_whole(
     add(session, say("one"))
     run(session.branch(None, "left"))
     add(session, reply("one!"), say("three"))
-    report = import_sqlite(store, path)
-    assert report.new_sessions == 0
+    report = import_sessions(store, path)
+    assert report.part("sessions").imported == 0
     with closing(open_advanced(path)) as theirs:
         for name in ("main", "left", "left again"):
             assert spelled(run(session.get_items(branch_id=name))) == spelled(
@@ -652,8 +669,8 @@ def test_a_node_that_has_the_name_of_a_message_is_told_and_left(plain: Path, sto
     taken = NodeDraft(f"m{row + 2}", first)
     store.session("run").commit(Commit(append=[taken], lease=UNFENCED))
     before = store.session("run").head()
-    with pytest.raises(ConflictError, match=f"has node '{taken.id}' for something else"):
-        import_sqlite(store, plain, sessions=["run"])
+    with pytest.raises(ConflictError, match=f"has another node '{taken.id}'"):
+        import_sessions(store, plain, sessions=["run"])
     assert store.session("run").head() == before
 
 
@@ -669,18 +686,18 @@ def test_numbers_that_python_takes_for_equal_are_other_content(
         rows(path, "UPDATE agent_messages SET session_id = ?", name)
         rows(path, "UPDATE agent_sessions SET session_id = ?", name)
         with pytest.raises(ConflictError, match="item 1"):
-            import_sqlite(store, path)
+            import_sessions(store, path)
 
 
 def test_deleted_and_leased_sessions_are_not_written_to(plain: Path, store: Store) -> None:
-    import_sqlite(store, plain, sessions=["odd"])
+    import_sessions(store, plain, sessions=["odd"])
     store.delete_session("odd")
     with pytest.raises(SessionDeletedError):
-        import_sqlite(store, plain, sessions=["odd"])
+        import_sessions(store, plain, sessions=["odd"])
     lease = store.session("run").claim_lease("somebody", 60_000)
     assert lease is not None
     with pytest.raises(LeaseLostError):
-        import_sqlite(store, plain, sessions=["run"])
+        import_sessions(store, plain, sessions=["run"])
 
 
 # --- stopped ------------------------------------------------------------------------------------
@@ -692,7 +709,7 @@ class Stopped(Exception):
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_BATCH_NODES", 3)
+    monkeypatch.setattr("casstore.compat.importing.PAGE_ROWS", 3)
     monkeypatch.setattr(module, "_PAGE", 2)
 
 
@@ -714,10 +731,10 @@ def test_an_import_that_was_stopped_anywhere_goes_on(
                         raise Stopped
 
                 try:
-                    report = import_sqlite(store, file, progress=stop)
+                    report = import_sessions(store, file, progress=stop)
                 except Stopped:
                     continue
-                assert report.imported == 0 < after
+                assert report.part("items").imported == 0 < after
                 break
             else:
                 pytest.fail("it never ended")
@@ -732,15 +749,16 @@ def test_an_import_that_was_stopped_anywhere_goes_on(
 KILLED = """
 import os, signal, sys
 import casstore
-from casstore.adapters.openai_agents import import_sqlite, sqlite_import
-sqlite_import._BATCH_NODES = 5
+from casstore.adapters.openai_agents import import_sessions
+from casstore.compat import importing
+importing.PAGE_ROWS = 5
 steps = []
 def progress(step):
     steps.append(step)
     if len(steps) == 7:
         os.kill(os.getpid(), signal.SIGKILL)
 with casstore.open(sys.argv[2], "relaxed") as store:
-    import_sqlite(store, sys.argv[1], progress=progress)
+    import_sessions(store, sys.argv[1], progress=progress)
 """
 
 
@@ -753,9 +771,9 @@ def test_an_import_that_was_killed_goes_on(advanced: Path, tmp_path: Path) -> No
     with casstore.open(place, "relaxed") as store:
         heads = [info.head for info in store.sessions()]
         there = sum(head.node_count for head in heads if head is not None)
-        report = import_sqlite(store, advanced)
-        assert 0 < there < report.items
-        assert report.imported == report.items - there
+        report = import_sessions(store, advanced)
+        assert 0 < there < report.part("items").found
+        assert report.part("items").imported == report.part("items").found - there
         require_advanced_same(advanced, store)
 
 
@@ -766,10 +784,10 @@ def test_two_imports_at_once_both_get_through(advanced: Path, store: Store) -> N
     def meanwhile(step: Step) -> None:
         if len(inner) < 3:
             inner.append(0)
-            inner[-1] = import_sqlite(store, advanced, sessions=["talk"]).imported
+            inner[-1] = import_sessions(store, advanced, sessions=["talk"]).part("items").imported
 
-    report = import_sqlite(store, advanced, progress=meanwhile)
-    assert sum(inner) + report.imported == report.items
+    report = import_sessions(store, advanced, progress=meanwhile)
+    assert sum(inner) + report.part("items").imported == report.part("items").found
     assert sum(inner) > 0
     require_advanced_same(advanced, store)
 
@@ -784,7 +802,7 @@ def test_who_goes_on_with_it_meanwhile_is_not_overwritten(plain: Path, store: St
             talk(CasstoreSession(store, "run"), *said)
 
     with pytest.raises(ConflictError, match="another item 4"):
-        import_sqlite(store, plain, sessions=["run"], progress=meanwhile)
+        import_sessions(store, plain, sessions=["run"], progress=meanwhile)
     # A batch of the import, and what was said then.
     items = run(CasstoreSession(store, "run").get_items())
     assert len(items) == 5
@@ -806,7 +824,7 @@ def test_who_goes_on_with_it_right_after_a_commit_is_not_overwritten(
 
     monkeypatch.setattr(StoreSession, "commit", overtaken)
     with pytest.raises(ConflictError, match="another item 4"):
-        import_sqlite(store, plain, sessions=["run"])
+        import_sessions(store, plain, sessions=["run"])
     items = run(CasstoreSession(store, "run").get_items())
     assert texts(items[3:]) == ["me first", "me first!"]
 
@@ -829,7 +847,7 @@ def test_what_is_not_there_when_all_is_compared_is_told(
             change(store)
 
     with pytest.raises(ConflictError, match="'talk'"):
-        import_sqlite(store, advanced, progress=meanwhile)
+        import_sessions(store, advanced, progress=meanwhile)
 
 
 # --- what the SDK passes over -----------------------------------------------------------------
@@ -846,14 +864,15 @@ def test_messages_without_json_are_told(advanced: Path, store: Store) -> None:
     broken = shared[1][0], shared[-1][0]
     rows(advanced, "UPDATE agent_messages SET message_data = '{\"cut' WHERE id = ?", broken[0])
     rows(advanced, "UPDATE agent_messages SET message_data = '' WHERE id = ?", broken[1])
-    report = import_sqlite(store, advanced)
-    assert report.unreadable == 2
-    assert [(each.session, each.row) for each in report.unreadable_items] == [
-        ("talk", row) for row in broken
+    report = import_sessions(store, advanced)
+    assert report.note(UNREADABLE).number == 2
+    examples = report.note(UNREADABLE).examples
+    assert [each.partition(":")[0] for each in examples] == [
+        f"message {row} of session talk" for row in broken
     ]
-    assert "Unterminated" in report.unreadable_items[0].reason
+    assert "Unterminated" in examples[0]
     [[messages]] = rows(advanced, "SELECT count(*) FROM agent_messages")
-    assert report.items == report.imported == messages - 2
+    assert report.part("items").found == report.part("items").imported == messages - 2
     for each in rows(advanced, "SELECT DISTINCT branch_id FROM message_structure"):
         with closing(open_advanced(advanced)) as theirs:
             ours = CasstoreSession(store, "talk")
@@ -862,13 +881,14 @@ def test_messages_without_json_are_told(advanced: Path, store: Store) -> None:
                 assert spelled(run(ours.get_items(branch_id=each[0]))) == spelled(items)
                 usage = run(theirs.get_turn_usage(branch_id=each[0]))
                 assert run(ours.get_turn_usage(branch_id=each[0])) == usage
-    assert import_sqlite(store, advanced).imported == 0
+    assert import_sessions(store, advanced).part("items").imported == 0
 
 
 def test_usage_is_of_the_turns_as_they_are_counted_here(advanced: Path, store: Store) -> None:
     """The SDK goes on counting a turn whose first message it cannot read."""
     rows(advanced, "UPDATE agent_messages SET message_data = '{' WHERE id = 1")
-    assert import_sqlite(store, advanced).unreadable_items[0].row == 1
+    [bad] = import_sessions(store, advanced).note(UNREADABLE).examples
+    assert bad.startswith("message 1 of session talk")
     session = CasstoreSession(store, "talk")
     usage = run(session.get_turn_usage())
     assert [turn.number for turn in run(session.turns())] == [0, 1, 2]
@@ -877,7 +897,7 @@ def test_usage_is_of_the_turns_as_they_are_counted_here(advanced: Path, store: S
         told = run(theirs.get_turn_usage())
     assert [row["user_turn_number"] for row in told] == [1, 2, 3]
     assert [row["total_tokens"] for row in usage] == [row["total_tokens"] for row in told]
-    assert import_sqlite(store, advanced).imported == 0
+    assert import_sessions(store, advanced).part("items").imported == 0
 
 
 def test_a_message_that_is_no_text_is_told_and_the_others_move(plain: Path, store: Store) -> None:
@@ -889,12 +909,13 @@ def test_a_message_that_is_no_text_is_told_and_the_others_move(plain: Path, stor
     # The SDK gives these back.
     rows(plain, change.format("X'7B2261223A317D'"), first + 3)
     rows(plain, change.format("'[NaN, 5]'"), first + 4)
-    report = import_sqlite(store, plain)
-    assert [each.row for each in report.unreadable_items] == [first, first + 1, first + 2]
-    assert report.unreadable == 3
+    report = import_sessions(store, plain)
+    named = [each.split()[1] for each in report.note(UNREADABLE).examples]
+    assert named == [str(first), str(first + 1), str(first + 2)]
+    assert report.note(UNREADABLE).number == 3
     items = run(CasstoreSession(store, "run").get_items())
     assert spelled(items[:2]) == ['{"a": 1}', "[NaN, 5]"]
-    assert import_sqlite(store, plain).imported == 0
+    assert import_sessions(store, plain).part("items").imported == 0
 
 
 def test_many_bad_messages_are_counted_and_the_first_named(tmp_path: Path, store: Store) -> None:
@@ -902,8 +923,9 @@ def test_many_bad_messages_are_counted_and_the_first_named(tmp_path: Path, store
     with closing(SQLiteSession("s", path)) as session:
         add(session, *(say(str(n)) for n in range(150)))
     rows(path, "UPDATE agent_messages SET message_data = '{' WHERE id <= 120")
-    report = import_sqlite(store, path)
-    assert (report.unreadable, len(report.unreadable_items), report.imported) == (120, 100, 30)
+    report = import_sessions(store, path)
+    note = report.note(UNREADABLE)
+    assert (note.number, len(note.examples), report.part("items").imported) == (120, 100, 30)
 
 
 def test_messages_on_no_branch_are_told(advanced: Path, store: Store) -> None:
@@ -911,8 +933,8 @@ def test_messages_on_no_branch_are_told(advanced: Path, store: Store) -> None:
         talk(session, "beside the branches")
     with closing(SQLiteSession("plain", advanced)) as session:
         talk(session, "a plain one in the same file")
-    report = import_sqlite(store, advanced)
-    assert (report.unlinked, report.unreadable) == (2, 0)
+    report = import_sessions(store, advanced)
+    assert (report.note(UNLINKED).number, report.note(UNREADABLE).number) == (2, 0)
     assert texts(run(CasstoreSession(store, "plain").get_items()))[0].startswith("a plain one")
     with closing(open_advanced(advanced)) as theirs:
         run(require_same(theirs, CasstoreSession(store, "talk")))
@@ -928,8 +950,8 @@ def test_a_message_on_no_branch_that_holds_no_json_is_told_once(
         "UPDATE agent_messages SET message_data = '{' "
         "WHERE id = (SELECT max(id) FROM agent_messages)",
     )
-    report = import_sqlite(store, advanced)
-    assert (report.unlinked, report.unreadable) == (1, 1)
+    report = import_sessions(store, advanced)
+    assert (report.note(UNLINKED).number, report.note(UNREADABLE).number) == (1, 1)
 
 
 def test_messages_that_were_popped_by_the_plain_class_are_gone(
@@ -938,7 +960,7 @@ def test_messages_that_were_popped_by_the_plain_class_are_gone(
     with closing(SQLiteSession("talk", advanced)) as session:
         for _ in range(6):
             run(session.pop_item())
-    import_sqlite(store, advanced)
+    import_sessions(store, advanced)
     ours = CasstoreSession(store, "talk")
     with closing(open_advanced(advanced)) as theirs:
         for each in run(theirs.list_branches()):
@@ -954,7 +976,7 @@ def test_messages_that_were_popped_by_the_plain_class_are_gone(
 
 def test_messages_without_a_session_are_moved_too(plain: Path, store: Store) -> None:
     rows(plain, "DELETE FROM agent_sessions WHERE session_id = 'run'")
-    assert import_sqlite(store, plain).sessions == 4
+    assert import_sessions(store, plain).part("sessions").found == 4
     with closing(SQLiteSession("run", plain)) as theirs:
         ours = CasstoreSession(store, "run")
         assert spelled(run(ours.get_items())) == spelled(run(theirs.get_items()))
@@ -969,17 +991,17 @@ def test_tables_of_other_names(tmp_path: Path, store: Store) -> None:
     with closing(SQLiteSession("run", path, **tables)) as session:
         talk(session, "mine")
     with pytest.raises(ForeignStoreError, match="other names"):
-        import_sqlite(store, path)
-    import_sqlite(store, path, **tables)
+        import_sessions(store, path)
+    import_sessions(store, path, **tables)
     require_plain_same(path, store, **tables)
     # Branches of others are about others' messages, whose numbers are the same.
     with closing(open_advanced(path, "run")) as session:
         talk(session, "theirs")
         run(session.create_branch_from_turn(1, "b"))
         talk(session, "in a branch")
-    assert import_sqlite(store, path, **tables).branches == 1
+    assert import_sessions(store, path, **tables).part("branches").found == 1
     with casstore.open(tmp_path / "second", "relaxed") as second:
-        import_sqlite(second, path)
+        import_sessions(second, path)
         require_advanced_same(path, second)
 
 
@@ -990,7 +1012,7 @@ def test_branches_of_tables_of_other_names(tmp_path: Path, store: Store) -> None
         talk(theirs, "one", "two")
         run(theirs.create_branch_from_turn(2, "b"))
         talk(theirs, "three")
-        import_sqlite(store, path, sessions_table="s", messages_table="messages")
+        import_sessions(store, path, sessions_table="s", messages_table="messages")
         run(theirs.switch_to_branch("main"))
         run(require_same(theirs, CasstoreSession(store, "talk")))
 
@@ -1004,7 +1026,7 @@ def test_the_async_session_of_the_sdk_writes_the_same_files(tmp_path: Path, stor
         await session.close()
 
     run(write())
-    import_sqlite(store, path)
+    import_sessions(store, path)
     require_plain_same(path, store)
 
 
@@ -1016,7 +1038,7 @@ def test_items_that_were_encrypted_stay_so(tmp_path: Path, store: Store) -> None
 
     with closing(SQLiteSession("run", path)) as theirs:
         add(wrapped(theirs), *ODD[:2])
-    import_sqlite(store, path)
+    import_sessions(store, path)
     ours = CasstoreSession(store, "run")
     assert spelled(run(wrapped(ours).get_items())) == spelled(ODD[:2])
     assert "größer" not in json.dumps(run(ours.get_items()), ensure_ascii=False)
@@ -1026,7 +1048,7 @@ def test_a_database_from_before_names_were_reserved(advanced: Path, store: Store
     rows(advanced, "DROP TABLE branch_reservations")
     rows(advanced, "DROP TABLE session_clear_generations")
     copy = Path(shutil.copy(advanced, advanced.with_name("copy.db")))
-    import_sqlite(store, advanced)
+    import_sessions(store, advanced)
     require_advanced_same(copy, store)
 
 
@@ -1042,9 +1064,9 @@ def test_a_database_in_use_is_read_as_of_one_moment(tmp_path: Path, store: Store
                 assert [path.read_bytes(), Path(f"{path}-wal").read_bytes()] == before
                 talk(session, "two")
 
-        report = import_sqlite(store, path, progress=meanwhile)
-        assert (report.items, len(run(session.get_items()))) == (2, 4)
-        assert import_sqlite(store, path).imported == 2
+        report = import_sessions(store, path, progress=meanwhile)
+        assert (report.part("items").found, len(run(session.get_items()))) == (2, 4)
+        assert import_sessions(store, path).part("items").imported == 2
         run(require_same(session, CasstoreSession(store, "talk")))
 
 
@@ -1055,8 +1077,8 @@ def test_a_database_that_changes_while_it_is_read_is_told(plain: Path, store: St
                 talk(session, "late")
 
     with pytest.raises(ConflictError, match="once more"):
-        import_sqlite(store, plain, progress=write)
-    assert import_sqlite(store, plain).imported == 2
+        import_sessions(store, plain, progress=write)
+    assert import_sessions(store, plain).part("items").imported == 2
 
 
 def test_order_is_that_of_the_sdk_whatever_the_rows_say(tmp_path: Path, store: Store) -> None:
@@ -1075,20 +1097,20 @@ def test_order_is_that_of_the_sdk_whatever_the_rows_say(tmp_path: Path, store: S
             "('talk', 2, 'c', 'assistant', 61, 1, 1)",
         )
         rows(path, "UPDATE message_structure SET sequence_number = -1 WHERE id = 4")
-        import_sqlite(store, path)
+        import_sessions(store, path)
         ours = CasstoreSession(store, "talk")
         for branch in ("main", "b", "c"):
             items = run(theirs.get_items(branch_id=branch))
             assert len(items) > 2
             assert spelled(run(ours.get_items(branch_id=branch))) == spelled(items)
-        assert import_sqlite(store, path).imported == 0
+        assert import_sessions(store, path).part("items").imported == 0
 
 
 def test_messages_are_in_the_order_in_which_they_came_whatever_the_clock_said(
     plain: Path, store: Store
 ) -> None:
     rows(plain, "UPDATE agent_messages SET created_at = datetime('2024-01-01', -id || ' hours')")
-    import_sqlite(store, plain)
+    import_sessions(store, plain)
     require_plain_same(plain, store)
 
 
@@ -1099,28 +1121,29 @@ def test_a_dry_run_tells_the_same_and_writes_nothing(advanced: Path, tmp_path: P
         talk(CasstoreSession(store, "popped"), "more than the source has")
     phases: set[str] = set()
     with casstore.open(place, readonly=True) as store:
-        told = import_sqlite(
+        told = import_sessions(
             store, advanced, dry_run=True, progress=lambda step: phases.add(step.phase)
         )
         assert [info.meta.session for info in store.sessions()] == ["popped"]
     assert phases == {"look"}
     with casstore.open(place, "relaxed") as store:
-        report = import_sqlite(store, advanced)
+        report = import_sessions(store, advanced)
         assert told.dry_run
-        assert told.imported > 0
+        assert told.part("items").imported > 0
         assert told._replace(dry_run=False, store_bytes=report.store_bytes) == report._replace(
             store_bytes_before=told.store_bytes_before
         )
-        assert import_sqlite(store, advanced, dry_run=True).imported == 0
+        assert import_sessions(store, advanced, dry_run=True).part("items").imported == 0
 
 
 def test_single_sessions(plain: Path, store: Store) -> None:
-    report = import_sqlite(store, plain, sessions=["odd", "run", "odd"])
-    assert (report.sessions, report.imported) == (2, report.items)
+    report = import_sessions(store, plain, sessions=["odd", "run", "odd"])
+    items = report.part("items")
+    assert (report.part("sessions").found, items.imported) == (2, items.found)
     with pytest.raises(InvalidInputError, match="no session 'cleared'"):
-        import_sqlite(store, plain, sessions=["empty", "cleared"])
+        import_sessions(store, plain, sessions=["empty", "cleared"])
     assert store.session("empty").head() is None
-    assert import_sqlite(store, plain, sessions=[]).sessions == 0
+    assert import_sessions(store, plain, sessions=[]).part("sessions").found == 0
 
 
 # --- what cannot be moved ---------------------------------------------------------------------
@@ -1130,17 +1153,17 @@ def test_what_is_no_such_database_is_refused_by_name(
     plain: Path, store: Store, tmp_path: Path
 ) -> None:
     with pytest.raises(SourceNotFoundError):
-        import_sqlite(store, tmp_path / "nothing")
+        import_sessions(store, tmp_path / "nothing")
     assert not (tmp_path / "nothing").exists()
     (tmp_path / "text").write_text("no database " * 500)
     with pytest.raises(ForeignStoreError):
-        import_sqlite(store, tmp_path / "text")
+        import_sessions(store, tmp_path / "text")
     sqlite3.connect(tmp_path / "empty").close()
     with pytest.raises(ForeignStoreError, match="SQLiteSession"):
-        import_sqlite(store, tmp_path / "empty")
+        import_sessions(store, tmp_path / "empty")
     rows(plain, "ALTER TABLE agent_messages RENAME COLUMN message_data TO data")
     with pytest.raises(ForeignStoreError, match="SQLiteSession"):
-        import_sqlite(store, plain)
+        import_sessions(store, plain)
     assert list(store.sessions()) == []
 
 
@@ -1150,7 +1173,7 @@ def test_a_file_that_was_cut_off_is_told(plain: Path, store: Store, tmp_path: Pa
         cut = tmp_path / f"cut-{keep}"
         cut.write_bytes(whole[:keep])
         with pytest.raises((StorageError, ForeignStoreError)):
-            import_sqlite(store, cut)
+            import_sessions(store, cut)
 
 
 def test_a_file_that_somebody_writes_to_is_told(
@@ -1165,16 +1188,16 @@ def test_a_file_that_somebody_writes_to_is_told(
         writer.execute("BEGIN EXCLUSIVE")
         writer.execute("UPDATE agent_messages SET message_data = '{}'")
         with pytest.raises(BusyError):
-            import_sqlite(store, path)
+            import_sessions(store, path)
         writer.execute("ROLLBACK")
-    import_sqlite(store, path)
+    import_sessions(store, path)
     require_plain_same(path, store)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_file_that_may_not_be_written_to_is_read(plain: Path, store: Store) -> None:
     plain.chmod(0o400)
-    assert import_sqlite(store, plain).imported > 0
+    assert import_sessions(store, plain).part("items").imported > 0
 
 
 @pytest.mark.parametrize("name", ["", "with \0 in it", "x" * 20_000])
@@ -1186,7 +1209,7 @@ def test_a_name_that_cannot_be_one_here_is_told_before_its_items_are_read(
         talk(session, "one")
     for dry_run in (True, False):
         with pytest.raises(InvalidInputError, match="session id"):
-            import_sqlite(store, path, dry_run=dry_run)
+            import_sessions(store, path, dry_run=dry_run)
     assert items_read == []
     assert list(store.sessions()) == []
 
@@ -1209,7 +1232,7 @@ def test_rows_that_the_sdk_never_writes_are_told(
 ) -> None:
     rows(advanced, statement)
     with pytest.raises(CorruptionError):
-        import_sqlite(store, advanced)
+        import_sessions(store, advanced)
 
 
 @pytest.mark.parametrize("table", ["agent_sessions", "agent_messages"])
@@ -1225,7 +1248,7 @@ def test_a_view_without_end_in_the_place_of_a_table_is_refused(
         '' AS updated_at FROM c""",
     )
     with pytest.raises(ForeignStoreError, match="has no tables"):
-        import_sqlite(store, plain)
+        import_sessions(store, plain)
     assert list(store.sessions()) == []
 
 
@@ -1247,10 +1270,10 @@ def test_a_commit_holds_a_batch_however_long_the_session_is(
         return commit(self, change)
 
     monkeypatch.setattr(StoreSession, "commit", spy)
-    assert import_sqlite(store, path).imported == 640
+    assert import_sessions(store, path).part("items").imported == 640
     assert sum(len(each) for each in commits) == 640
-    assert max(sum(each) for each in commits) < module._BATCH_BYTES + 300_000
-    assert max(len(each) for each in commits) == module._BATCH_NODES
+    assert max(sum(each) for each in commits) < PAGE_BYTES + 300_000
+    assert max(len(each) for each in commits) == PAGE_ROWS
     require_plain_same(path, store)
 
 
@@ -1258,7 +1281,7 @@ def test_a_commit_holds_a_batch_however_long_the_session_is(
 def test_whatever_was_done_with_a_session_it_moves(
     tmp_path: Path, store: Store, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_BATCH_NODES", 2)
+    monkeypatch.setattr("casstore.compat.importing.PAGE_ROWS", 2)
     chance = random.Random(seed)
     path = tmp_path / "a.db"
     with closing(open_advanced(path)) as session:
@@ -1293,9 +1316,9 @@ def test_whatever_was_done_with_a_session_it_moves(
             # What is taken away after it was moved is still in the store.
             kinds = "aaaabbsuppd" if part == 0 else "aaaabbsu"
             run(everything(range(part * 12, part * 12 + 12), kinds))
-            report = import_sqlite(store, path)
-            imported += report.imported
-            assert imported == report.items
+            report = import_sessions(store, path)
+            imported += report.part("items").imported
+            assert imported == report.part("items").found
             run(require_standing(session, CasstoreSession(store, "talk")))
 
 

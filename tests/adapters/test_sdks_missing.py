@@ -40,7 +40,7 @@ def test_an_adapter_says_what_to_install(module: str, extra: str) -> None:
 def test_the_command_says_what_to_install(tmp_path: Path) -> None:
     answer = run(
         BLOCK + "from casstore.cli.main import cli\n"
-        f"cli.main(['import-openai-sqlite', 'a.db', '--store', {str(tmp_path)!r}])"
+        f"cli.main(['import', 'openai-agents', 'a.db', '--store', {str(tmp_path)!r}])"
     )
     assert answer.returncode == 2
     assert "pip install '.[openai-agents]'" in answer.stderr

@@ -49,6 +49,13 @@ def run(
     return ran
 
 
+def counts(report: Any) -> dict[str, tuple[int, int, int]]:
+    """Found, imported and updated rows of each part of an import's JSON."""
+    return {
+        part["name"]: (part["found"], part["imported"], part["updated"]) for part in report["parts"]
+    }
+
+
 HOSTILE = "evil\x1b[31m\nname\u202e"
 
 

@@ -10,16 +10,26 @@ from pathlib import Path
 import click
 import pytest
 
-from casstore.cli.command import COMMON, Command
+from casstore.cli.command import COMMON, Command, Kinds
+from casstore.cli.importing import import_
 from casstore.cli.main import MODULE_OF, SECTIONS, cli
+from tests.cli.running import run
 
 ROOT = Path(__file__).parent.parent.parent
 DOCUMENT = (ROOT / "docs" / "cli.md").read_text()
 
 
+# All commands; an import by its kind: "import lash".
+NAMES = [name for name in MODULE_OF if name != "import"]
+NAMES += [f"import {kind}" for kind in import_.commands]
+
+
 def command(name: str) -> Command:
+    first, _, kind = name.partition(" ")
     with click.Context(cli, info_name="casstore") as ctx:
-        found = cli.get_command(ctx, name)
+        found: click.Command | None = cli.get_command(ctx, first)
+        if isinstance(found, Kinds):
+            found = found.get_command(ctx, kind)
     assert isinstance(found, Command)
     return found
 
@@ -39,15 +49,18 @@ def tried() -> dict[str, set[str]]:
                     one.value for one in parts
                     if isinstance(one, ast.Constant) and isinstance(one.value, str)
                 ]  # fmt: skip
-                for name in [word for word in words if word in MODULE_OF][:1]:
-                    found.setdefault(name, set()).update(words)
+                for at, word in list(enumerate(words)):
+                    if word in MODULE_OF:
+                        name = " ".join(words[at : at + 2]) if word == "import" else word
+                        found.setdefault(name, set()).update(words)
+                        break
     return found
 
 
 TRIED = tried()
 
 
-@pytest.mark.parametrize("name", MODULE_OF)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_command_and_option_has_help(name: str) -> None:
     made = command(name)
     assert made.help
@@ -63,23 +76,26 @@ def test_every_command_and_option_has_help(name: str) -> None:
     for argument in made.params:
         if isinstance(argument, click.Argument):
             for word in (argument.metavar or argument.name or "").split():
-                shown = word.strip("[]….").rstrip("_").upper()
-                assert shown in (made.help or "").upper(), f"the help does not speak of {shown}"
+                for shown in word.strip("[]….").rstrip("_").upper().split("|"):
+                    assert shown in (made.help or "").upper(), f"the help does not name {shown}"
 
 
-@pytest.mark.parametrize("name", MODULE_OF)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_command_and_option_is_documented(name: str) -> None:
     section = DOCUMENT.split(f"### `{name}`\n")[1].split("\n### ")[0]
     made = command(name)
     for option in options(made):
         if option not in COMMON:
             assert f"`{option.opts[0]}`" in section
+    # All kinds of an import have one answer.
+    if name.startswith("import "):
+        section = DOCUMENT.split("### `import`\n")[1].split("\n### ")[0]
     for key, meaning in made.shape.lines():
         assert f"`{key}`" in section
         assert meaning or key.startswith("packages.")
 
 
-@pytest.mark.parametrize("name", MODULE_OF)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_command_and_option_is_tried_by_a_test(name: str) -> None:
     words = TRIED.get(name, set())
     assert words, f"no test runs casstore {name}"
@@ -93,6 +109,24 @@ def test_the_common_options_are_tried() -> None:
     words = set().union(*TRIED.values())
     for option in COMMON:
         assert words & set(option.opts), option.opts
+
+
+def test_the_help_of_import_lists_every_kind_with_one_line() -> None:
+    shown = run("import", "--help").out
+    for kind, made in import_.commands.items():
+        [line] = [line for line in shown.splitlines() if line.startswith(f"  {kind} ")]
+        assert line.split(None, 1)[1] in made.get_short_help_str(100)
+        assert "--dry-run" in run("import", kind, "--help").out
+    assert run("import", store=None, ends=2).err == shown
+
+
+def test_a_kind_that_does_not_exist_gets_a_suggestion(tmp_path: Path) -> None:
+    for wrong, near in (("langgraph-checkpoint", "langgraph-checkpoints"), ("lsh", "lash")):
+        told = run("import", wrong, str(tmp_path), ends=2).err
+        assert f"No such kind {wrong!r}" in told
+        assert f"Did you mean {near!r}?" in told
+        assert "try: casstore import --help" in told
+    assert "bundle, jsonl" in run("import", "zzzz", "x", ends=2).err
 
 
 def test_the_help_lists_every_command_in_its_section() -> None:

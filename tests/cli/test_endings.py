@@ -73,7 +73,7 @@ def test_every_refusal_says_what_to_try_next(
 
 @pytest.mark.parametrize(
     "arguments",
-    [("put",), ("put", "--value"), ("import",), ("verify",), ("prune", "--yes", "--from")],
+    [("put",), ("put", "--value"), ("import", "bundle"), ("verify",), ("prune", "--yes", "--from")],
     ids=" ".join,
 )
 def test_a_file_that_is_not_there_is_not_blamed_on_the_disk(

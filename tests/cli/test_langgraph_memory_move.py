@@ -14,7 +14,7 @@ from langgraph.store.sqlite.base import VECTOR_MIGRATIONS
 from casstore.adapters.langgraph import CasstoreStore
 from casstore.errors import BadItemError, ConflictError
 from servers.postgres import Server
-from tests.cli.running import run
+from tests.cli.running import counts, run
 
 pytestmark = pytest.mark.filterwarnings("ignore:The default datetime adapter:DeprecationWarning")
 
@@ -41,18 +41,18 @@ def test_a_database_moves_over_once(tmp_path: Path, place: str) -> None:
         theirs.conn.execute(
             "INSERT INTO store_vectors VALUES ('users.ada', 'colour', '$', x'00', 0, 0)"
         )
-    dry = run("import-langgraph-sqlite-store", source, "--dry-run", store=place).out
-    assert "would move 2 items of 2" in dry
+    dry = run("import", "langgraph-items", source, "--dry-run", store=place).out
+    assert "would import 2 of 2 items" in dry
     assert value(place, "colour") is None
-    told = run("import-langgraph-sqlite-store", source, "--json", store=place).json
-    assert (told["file"], told["items"], told["imported"], told["replaced"]) == (source, 2, 2, 0)
-    assert (told["dry_run"], told["expired"], told["vectors"]) == (False, 1, 1)
+    told = run("import", "langgraph-items", source, "--json", store=place).json
+    assert (told["source"], told["dry_run"], counts(told)) == (source, False, {"items": (2, 2, 0)})
+    assert [note["number"] for note in told["notes"]] == [1, 1]
     assert value(place, "colour") == {"likes": "blue"}
-    again = run("import-langgraph-sqlite-store", source, store=place).out
-    assert "moved 0 items of 2" in again
-    assert "not shown 1 item whose time is up" in again
-    assert "left behind 1 embedding: there is no vector index" in again
-    nothing = run("import-langgraph-sqlite-store", str(tmp_path / "nowhere"), store=place, ends=4)
+    again = run("import", "langgraph-items", source, store=place).out
+    assert "imported 0 of 2 items" in again
+    assert "note: 1 expired items, which CasstoreStore does not show" in again
+    assert "note: 1 embeddings, left out: there is no vector index" in again
+    nothing = run("import", "langgraph-items", str(tmp_path / "nowhere"), store=place, ends=4)
     assert nothing.err.startswith("error: ")
 
 
@@ -60,22 +60,20 @@ def test_other_content_is_replaced_only_if_one_says_so(tmp_path: Path, place: st
     source = str(tmp_path / "memory.sqlite")
     with SqliteStore.from_conn_string(source) as theirs:
         theirs.put(("users", "ada"), "colour", {"likes": "blue"})
-        run("import-langgraph-sqlite-store", source, store=place)
+        run("import", "langgraph-items", source, store=place)
         theirs.put(("users", "ada"), "colour", {"likes": "red"})
-    refused = run(
-        "import-langgraph-sqlite-store", source, store=place, ends=ConflictError.exit_code
-    )
+    refused = run("import", "langgraph-items", source, store=place, ends=ConflictError.exit_code)
     assert "'colour' of namespace 'users.ada'" in refused.err
     assert "--replace" in refused.err
     assert value(place, "colour") == {"likes": "blue"}
     assert (
-        "would replace 1 item"
-        in run("import-langgraph-sqlite-store", source, "-n", "--replace", store=place).out
+        "would update 1"
+        in run("import", "langgraph-items", source, "-n", "--replace", store=place).out
     )
     assert value(place, "colour") == {"likes": "blue"}
     assert (
-        "replaced 1 item that the store had otherwise"
-        in run("import-langgraph-sqlite-store", source, "--replace", store=place).out
+        "imported 0 of 1 items, updated 1"
+        in run("import", "langgraph-items", source, "--replace", store=place).out
     )
     assert value(place, "colour") == {"likes": "red"}
 
@@ -86,7 +84,7 @@ def test_an_item_that_cannot_be_kept_is_named(tmp_path: Path, place: str) -> Non
         theirs.put(("users", "ada"), "odd", {"n": 1})
         theirs.conn.execute("UPDATE store SET value = '{\"n\": NaN}'")
     for more in ((), ("-n",)):
-        refused = run("import-langgraph-sqlite-store", source, *more, store=place,
+        refused = run("import", "langgraph-items", source, *more, store=place,
                       ends=BadItemError.exit_code)  # fmt: skip
         assert "item 'odd' of namespace 'users.ada' cannot be moved: NaN" in refused.err
 
@@ -99,17 +97,18 @@ def test_tables_on_a_server_move_over_once(place: str, postgres_server: Server) 
         theirs.setup()
         theirs.put(("users", "ada"), "colour", {"likes": "blue"})
     assert (
-        "would move 1 item of 1"
-        in run("import-langgraph-postgres-store", source, "-n", store=place).out
+        "would import 1 of 1 items"
+        in run("import", "langgraph-items", source, "-n", store=place).out
     )
     assert value(place, "colour") is None
-    told = run("import-langgraph-postgres-store", source, "--json", store=place).json
-    assert (told["items"], told["imported"], told["vectors"]) == (1, 1, 0)
+    told = run("import", "langgraph-items", source, "--json", store=place).json
+    assert (counts(told), told["notes"]) == ({"items": (1, 1, 0)}, [])
     assert told["source"] == "postgresql:///remembering"
     assert value(place, "colour") == {"likes": "blue"}
-    again = run("import-langgraph-postgres-store", source, "--replace", store=place).out
-    assert "moved 0 items of 1 from postgresql:///remembering" in again
-    for wrong, code in (("memory.sqlite", 3), (postgres_server.url(), 9)):
-        refused = run("import-langgraph-postgres-store", wrong, store=place, ends=code)
+    again = run("import", "langgraph-items", source, "--replace", store=place).out
+    assert "imported 0 of 1 items" in again
+    assert "postgresql:///remembering" in again
+    for wrong, code in (("postgresql://[", 3), (postgres_server.url(), 9)):
+        refused = run("import", "langgraph-items", wrong, store=place, ends=code)
         assert refused.err.startswith("error: ")
         assert "--store" not in refused.err

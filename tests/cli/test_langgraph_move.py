@@ -10,7 +10,7 @@ from langgraph.checkpoint.postgres import PostgresSaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 
 from servers.postgres import Server
-from tests.cli.running import run
+from tests.cli.running import counts, run
 
 
 def test_a_database_moves_over_once(tmp_path: Path) -> None:
@@ -22,11 +22,13 @@ def test_a_database_moves_over_once(tmp_path: Path) -> None:
             {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}, checkpoint, {"step": 1}, {}
         )
     run("init", place)
-    told = run("import-langgraph-sqlite", str(source), "--json", store=place).json
-    assert (told["checkpoints"], told["imported"]) == (1, 1)
-    again = run("import-langgraph-sqlite", str(source), store=place).out
-    assert "moved 0 checkpoints of 1" in again
-    nothing = run("import-langgraph-sqlite", str(tmp_path / "nowhere"), store=place, ends=4)
+    would = run("import", "langgraph-checkpoints", str(source), "--dry-run", store=place).out
+    assert "would import 1 of 1 checkpoints" in would
+    told = run("import", "langgraph-checkpoints", str(source), "--json", store=place).json
+    assert counts(told)["checkpoints"] == (1, 1, 0)
+    again = run("import", "langgraph-checkpoints", str(source), store=place).out
+    assert "imported 0 of 1 checkpoints" in again
+    nothing = run("import", "langgraph-checkpoints", str(tmp_path / "nowhere"), store=place, ends=4)
     assert nothing.err.startswith("error: ")
 
 
@@ -42,12 +44,13 @@ def test_tables_on_a_server_move_over_once(tmp_path: Path, postgres_server: Serv
             {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}, checkpoint, {"step": 1}, {}
         )
     run("init", place)
-    told = run("import-langgraph-postgres", source, "--json", store=place).json
-    assert (told["checkpoints"], told["imported"]) == (1, 1)
+    told = run("import", "langgraph-checkpoints", source, "--json", store=place).json
+    assert counts(told)["checkpoints"] == (1, 1, 0)
     assert told["source"] == "postgresql:///moving"
-    again = run("import-langgraph-postgres", source, store=place).out
-    assert "moved 0 checkpoints of 1 from postgresql:///moving" in again
-    for wrong, code in ((str(tmp_path), 3), (postgres_server.url(), 9)):
-        refused = run("import-langgraph-postgres", wrong, store=place, ends=code)
+    again = run("import", "langgraph-checkpoints", source, store=place).out
+    assert "imported 0 of 1 checkpoints" in again
+    assert "postgresql:///moving" in again
+    for wrong, code in (("postgresql://[", 3), (postgres_server.url(), 9)):
+        refused = run("import", "langgraph-checkpoints", wrong, store=place, ends=code)
         assert refused.err.startswith("error: ")
         assert "--store" not in refused.err

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import casstore
 from casstore import UNFENCED, Commit, NodeDraft
-from tests.cli.running import run
+from tests.cli.running import counts, run
 
 
 def commit(place: str, node: str, session: str = "agent") -> None:
@@ -64,17 +64,27 @@ def test_a_session_travels_as_a_file(own: str, tmp_path: Path) -> None:
     run("export", "agent", file, store=own, ends=5)
     assert "wrote" in run("export", "agent", file, "--replace", store=own).out
     run("init", place)
-    assert run("import", file, "--json", store=place).json["outcome"] == "created"
-    assert "unchanged agent" in run("import", file, store=place).out
-    assert "created theirs" in run("import", file, "--name", "theirs", store=place).out
-    run("import", file, "--subject", "alice", "--subject", "bob", "--name", "hers", store=place)
+    would = run("import", "bundle", file, "--dry-run", "--json", store=place).json
+    assert run("sessions", "--json", store=place).json["sessions"] == []
+    told = run("import", "bundle", file, "--json", store=place).json
+    assert [one["outcome"] for one in told["sessions"]] == ["imported"]
+    assert counts(told) == counts(would)
+    assert counts(told)["revisions"] == (15, 15, 0)
+    assert "imported 0 of 15 revisions" in run("import", "bundle", file, store=place).out
+    named = run("import", "bundle", file, "--name", "theirs", store=place).out
+    assert "imported: theirs" in named
+    run(
+        "import", "bundle", file, "--subject", "alice", "--subject", "bob", "--name", "hers",
+        store=place,
+    )  # fmt: skip
     assert "would erase hers" in run("erase", "bob", "--dry-run", store=place).out
     assert "the same" in run("diff", "agent", f"{place}::agent", store=own).out
     commit(own, "later")
     run("export", "agent", file, "--replace", store=own)
-    run("import", file, store=place, ends=5)
-    moved = run("import", file, "--fast-forward", "--json", store=place).json
-    assert (moved["outcome"], moved["revisions"]) == ("forwarded", 1)
+    run("import", "bundle", file, store=place, ends=5)
+    moved = run("import", "bundle", file, "--fast-forward", "--json", store=place).json
+    assert [one["outcome"] for one in moved["sessions"]] == ["updated"]
+    assert counts(moved)["revisions"] == (16, 1, 0)
     run("export", "note", str(tmp_path / "x"), store=own, ends=3)
 
 
@@ -84,15 +94,15 @@ def test_one_revision_the_head_alone_or_only_what_is_lacking(own: str, tmp_path:
     assert run("export", "agent@5", one, "--json", store=own).json["revisions"] == 1
     assert run("export", "agent", head, "--head-only", "--json", store=own).json["revisions"] == 1
     run("init", place)
-    run("import", one, "--name", "known", store=place)
+    run("import", "bundle", one, "--name", "known", store=place)
     assert "1 digest in" in run("export", "known", have, "--list-have", store=place).out
     thin = run("export", "agent", rest, "--have", have, "--json", store=own).json
     assert thin["thin"] is True
     assert "thin: leaves out" in run("verify", rest).out
-    run("import", rest, store=place)
+    run("import", "bundle", rest, store=place)
     empty = str(tmp_path / "empty")
     run("init", empty)
-    assert run("import", rest, store=empty, ends=4).err.startswith("error: ")
+    assert run("import", "bundle", rest, store=empty, ends=4).err.startswith("error: ")
     run("export", "agent", have, "--list-have", "--replace", store=own, ends=2)
 
 
@@ -103,7 +113,7 @@ def test_a_damaged_file_is_refused_with_the_byte(own: str, tmp_path: Path) -> No
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
     assert run("verify", str(file), "--json", ends=8).error["exit_code"] == 8
-    run("import", str(file), "--name", "x", store=own, ends=8)
+    run("import", "bundle", str(file), "--name", "x", store=own, ends=8)
     file.write_bytes(b"no bundle at all")
     run("verify", str(file), ends=9)
     run("verify", str(tmp_path / "nowhere"), ends=None)

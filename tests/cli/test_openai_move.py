@@ -1,4 +1,4 @@
-"""``import-openai-sqlite``: a database of the OpenAI Agents SDK by one command."""
+"""``casstore import openai-agents``: a database of the OpenAI Agents SDK."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytest.importorskip("agents", reason="needs the extra: pip install '.[openai-age
 
 from agents import SQLiteSession
 
-from tests.cli.running import HOSTILE, run
+from tests.cli.running import HOSTILE, counts, run
 
 
 def say(file: Path, session_id: str, *said: str, **tables: Any) -> None:
@@ -29,23 +29,28 @@ def test_a_database_moves_over_once(tmp_path: Path) -> None:
     with closing(sqlite3.connect(source)) as database, database:
         database.execute("UPDATE agent_messages SET message_data = '{' WHERE id = 3")
     run("init", place)
-    would = run("import-openai-sqlite", str(source), "--dry-run", "--json", store=place).json
-    assert (would["dry_run"], would["imported"], would["new_sessions"]) == (True, 3, 2)
+    would = run("import", "openai-agents", str(source), "--dry-run", "--json", store=place).json
+    assert would["dry_run"]
+    assert (counts(would)["items"], counts(would)["sessions"]) == ((3, 3, 0), (2, 2, 0))
     assert "one" not in run("sessions", store=place).out
     assert (
-        "would move 3 items of 3" in run("import-openai-sqlite", str(source), "-n", store=place).out
+        "would import 3 of 3 items"
+        in run("import", "openai-agents", str(source), "-n", store=place).out
     )
-    told = run("import-openai-sqlite", str(source), "--session", "one", "--json", store=place).json
-    assert (told["sessions"], told["imported"], told["unreadable"]) == (1, 2, 0)
-    told = run("import-openai-sqlite", str(source), store=place).out
-    assert "moved 1 item of 3" in told
-    assert "2 sessions, 1 new; 2 branches" in told
-    assert "left out 1 message without JSON, the first is 3 of evil" in told
+    told = run(
+        "import", "openai-agents", str(source), "--session", "one", "--json", store=place
+    ).json
+    assert (counts(told)["items"], told["notes"]) == ((2, 2, 0), [])
+    assert [one["session"] for one in told["sessions"]] == ["one"]
+    told = run("import", "openai-agents", str(source), store=place).out
+    assert "imported 1 of 3 items" in told
+    assert "imported 1 of 2 sessions" in told
+    assert "left out as the SDK does (the first: message 3 of session evil" in told
     assert "\x1b[31m" not in told
-    again = run("import-openai-sqlite", str(source), "--json", store=place).json
-    assert again["imported"] == 0
-    [bad] = again["unreadable_items"]
-    assert (bad["session"], bad["row"]) == (HOSTILE, 3)
+    again = run("import", "openai-agents", str(source), "--json", store=place).json
+    assert counts(again)["items"] == (3, 0, 0)
+    [bad] = again["notes"][0]["examples"]
+    assert bad.startswith(f"message 3 of session {HOSTILE}: ")
 
 
 def test_what_cannot_be_moved_ends_it(tmp_path: Path) -> None:
@@ -53,16 +58,16 @@ def test_what_cannot_be_moved_ends_it(tmp_path: Path) -> None:
     tables = {"sessions_table": "s", "messages_table": "m"}
     say(source, "one", "a", **tables)
     run("init", place)
-    nothing = run("import-openai-sqlite", str(tmp_path / "nowhere"), store=place, ends=4)
+    nothing = run("import", "openai-agents", str(tmp_path / "nowhere"), store=place, ends=4)
     assert nothing.err.startswith("error: ")
-    other = run("import-openai-sqlite", str(source), store=place, ends=9)
+    other = run("import", "openai-agents", str(source), store=place, ends=9)
     assert "no tables agent_sessions and agent_messages" in other.err
     told = run(
-        "import-openai-sqlite", str(source), "--sessions-table", "s", "--messages-table", "m",
+        "import", "openai-agents", str(source), "--sessions-table", "s", "--messages-table", "m",
         "--json", store=place,
     ).json  # fmt: skip
-    assert told["imported"] == 1
+    assert counts(told)["items"] == (1, 1, 0)
     second = tmp_path / "second.db"
     say(second, "one", "something else")
-    run("import-openai-sqlite", str(second), "--session", "two", store=place, ends=3)
-    assert "another store" in run("import-openai-sqlite", str(second), store=place, ends=5).err
+    run("import", "openai-agents", str(second), "--session", "two", store=place, ends=3)
+    assert "another store" in run("import", "openai-agents", str(second), store=place, ends=5).err

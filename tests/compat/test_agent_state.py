@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 
-from casstore.compat import agent_state
 from casstore.compat.agent_state import AgentSession, NotStorableError, UserStore
-from casstore.compat.agent_state_import import import_agent_state
-from casstore.compat.importing import IMPORTERS, PartReport
+from casstore.compat.agent_state_import import import_morrow
+from casstore.compat.importing import PAGE_ROWS, Note, PartReport
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
 from casstore.engine.protocol import Write, WriteResult
@@ -217,7 +216,7 @@ def test_the_store_is_where_db_path_says(tmp_path: Path, monkeypatch: pytest.Mon
     assert {path.name for path in tmp_path.iterdir()} == {"sessions", "users"}
     (tmp_path / "old.db").write_bytes(b"SQLite format 3\0")
     monkeypatch.setattr(UserStore, "DB_PATH", tmp_path / "old.db")
-    with pytest.raises(InvalidInputError, match="import_agent_state"):
+    with pytest.raises(InvalidInputError, match="import_morrow"):
         UserStore()
 
 
@@ -259,16 +258,16 @@ def test_databases_move_over_and_nothing_is_lost(store: Store, tmp_path: Path) -
     second = database(tmp_path / "user.db", checkpoints=None)
     before = first.read_bytes(), second.read_bytes()
     with nothing_written(store):
-        dry = import_agent_state(store, first, dry_run=True)
+        dry = import_morrow(store, first, dry_run=True)
     assert (dry.dry_run, dry.parts) == (True, (PartReport("checkpoints", 4, 4),))
     told: list[Step] = []
-    report = import_agent_state(store, first, progress=told.append)
+    report = import_morrow(store, first, progress=told.append)
     assert report.parts == (PartReport("checkpoints", 4, 4),)
     assert {step.phase for step in told} == {"copy", "verify"}
-    assert import_agent_state(store, second).parts == (PartReport("user_data", 3, 3),)
+    assert import_morrow(store, second).parts == (PartReport("user_data", 3, 3),)
     with nothing_written(store):
-        assert import_agent_state(store, first).imported == 0
-        assert import_agent_state(store, second).imported == 0
+        assert import_morrow(store, first).imported == 0
+        assert import_morrow(store, second).imported == 0
     assert (first.read_bytes(), second.read_bytes()) == before
 
     session = AgentSession.restore("s1", store=store)
@@ -287,7 +286,7 @@ def test_databases_move_over_and_nothing_is_lost(store: Store, tmp_path: Path) -
     assert users.get("anna", "tags") == ["a", {"b": None}]
     # What is deleted is forgotten, where it came from as well.
     Lifecycles(store).delete_session("s2")
-    assert import_agent_state(store, first).imported == 1
+    assert import_morrow(store, first).imported == 1
     # It goes on from there.
     session.set_working("n", 3)
     session.checkpoint("draft")
@@ -299,8 +298,8 @@ def test_user_data_arrives_encrypted_if_there_are_keys(store: Store, tmp_path: P
     pytest.importorskip("cryptography", reason="needs the extra: pip install '.[sealing]'")
     keys = FileKeys(tmp_path / "keys")
     file = database(tmp_path / "both.db")
-    assert import_agent_state(store, file, keys=keys).imported == 7
-    assert import_agent_state(store, file, keys=keys).imported == 0
+    assert import_morrow(store, file, keys=keys).imported == 7
+    assert import_morrow(store, file, keys=keys).imported == 0
     assert not [row for row in store.engine.scan_rows("records") if b"example.org" in row.value]
     users = UserStore(store=store, keys=keys)
     assert users.get("anna", "email") == "anna@example.org"
@@ -308,43 +307,43 @@ def test_user_data_arrives_encrypted_if_there_are_keys(store: Store, tmp_path: P
 
 
 def test_a_stopped_import_goes_on_where_it_was(store: Store, tmp_path: Path) -> None:
-    rows = [(f"id-{n}", f"s{n % 3}", "x", json.dumps({"n": n}), float(n)) for n in range(250)]
+    rows = [(f"id-{n}", f"s{n % 3}", "x", json.dumps({"n": n}), float(n)) for n in range(600)]
     file = database(tmp_path / "a.db", rows, None)
 
     def stop(step: Step) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        import_agent_state(store, file, progress=stop)
-    assert import_agent_state(store, file).parts == (PartReport("checkpoints", 250, 150),)
+        import_morrow(store, file, progress=stop)
+    assert import_morrow(store, file).parts == (PartReport("checkpoints", 600, 600 - PAGE_ROWS),)
     found = [entry["created_at"] for entry in AgentSession("s1", store=store).list_checkpoints()]
-    assert found == [float(n) for n in range(250) if n % 3 == 1]
+    assert found == [float(n) for n in range(600) if n % 3 == 1]
 
 
 def test_large_rows_are_moved_few_at_a_time(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("casstore.compat.agent_state_import._PAGE_BYTES", 1000)
+    monkeypatch.setattr("casstore.compat.importing.PAGE_BYTES", 1000)
     rows = [("u", f"k{n}", json.dumps("x" * 600), float(n)) for n in range(5)]
     told: list[Step] = []
-    import_agent_state(store, database(tmp_path / "a.db", None, rows), progress=told.append)
+    import_morrow(store, database(tmp_path / "a.db", None, rows), progress=told.append)
     assert [step.done for step in told if step.phase == "copy"] == [2, 4, 5]
 
 
 def test_what_the_store_has_otherwise_ends_the_import(store: Store, tmp_path: Path) -> None:
     file = database(tmp_path / "a.db")
-    import_agent_state(store, file)
+    import_morrow(store, file)
     changed = [(*CHECKPOINTS[0][:3], '{"n": 1.0}', CHECKPOINTS[0][4]), *CHECKPOINTS[1:]]
     with nothing_written(store), pytest.raises(ConflictError, match="id-1"):
-        import_agent_state(store, database(tmp_path / "b.db", changed, None))
+        import_morrow(store, database(tmp_path / "b.db", changed, None))
     other = [("anna", "email", '"other"', USERS[0][3])]
     with nothing_written(store), pytest.raises(ConflictError, match="email"):
-        import_agent_state(store, database(tmp_path / "c.db", None, other))
+        import_morrow(store, database(tmp_path / "c.db", None, other))
     # A session that went on would have its older checkpoints taken for newer ones.
     AgentSession("s1", store=store).checkpoint("own")
     more = [*CHECKPOINTS, ("id-9", "s1", "late", "{}", 5.0)]
-    with nothing_written(store), pytest.raises(ConflictError, match="went on"):
-        import_agent_state(store, database(tmp_path / "d.db", more, None))
+    with nothing_written(store), pytest.raises(ConflictError, match="before all of it was"):
+        import_morrow(store, database(tmp_path / "d.db", more, None))
 
 
 @pytest.mark.parametrize(
@@ -367,16 +366,16 @@ def test_a_row_that_is_none_is_named_and_nothing_is_written(
 ) -> None:
     file = database(tmp_path / "a.db", checkpoints, users)
     with nothing_written(store), pytest.raises(CorruptionError, match=r"a\.db"):
-        import_agent_state(store, file)
+        import_morrow(store, file)
 
 
 def test_what_is_not_of_morrow_is_refused(store: Store, tmp_path: Path) -> None:
     with pytest.raises(ForeignStoreError, match="neither"):
-        import_agent_state(store, database(tmp_path / "a.db", None, None))
+        import_morrow(store, database(tmp_path / "a.db", None, None))
     with closing(sqlite3.connect(tmp_path / "b.db")) as made, made:
         made.execute("CREATE TABLE checkpoints (thread_id TEXT, checkpoint BLOB)")
-    with pytest.raises(ForeignStoreError, match="not that of morrow"):
-        import_agent_state(store, tmp_path / "b.db")
+    with pytest.raises(ForeignStoreError, match="not a table of morrow"):
+        import_morrow(store, tmp_path / "b.db")
 
 
 def test_what_stands_in_a_column_of_a_later_release_is_counted(
@@ -385,8 +384,9 @@ def test_what_stands_in_a_column_of_a_later_release_is_counted(
     file = database(tmp_path / "a.db", [("i", "s", "l", "{}", 1.0)], None)
     with closing(sqlite3.connect(file)) as made, made:
         made.execute("ALTER TABLE checkpoints ADD COLUMN class TEXT DEFAULT 'x'")
-    report = import_agent_state(store, file)
-    assert report.parts == (("checkpoints", 1, 1), ("column class of checkpoints", 1, 0))
+    report = import_morrow(store, file)
+    assert report.parts == (PartReport("checkpoints", 1, 1),)
+    assert report.notes == (Note("values of the unknown column class of checkpoints, left out", 1),)
 
 
 def test_two_imports_at_once_make_no_checkpoint_twice(tmp_path: Path) -> None:
@@ -405,14 +405,8 @@ def test_two_imports_at_once_make_no_checkpoint_twice(tmp_path: Path) -> None:
     file = database(tmp_path / "a.db", rows, None)
     engine = Between()
     with Store(engine) as store:
-        engine.other = lambda: import_agent_state(store, file)
+        engine.other = lambda: import_morrow(store, file)
         with pytest.raises(ConflictError, match="meanwhile"):
-            import_agent_state(store, file)
-        assert import_agent_state(store, file).imported == 0
+            import_morrow(store, file)
+        assert import_morrow(store, file).imported == 0
         assert len(list(Lifecycles(store).tables.checkpoints.scan("s"))) == 9
-
-
-def test_the_importer_is_known_by_name() -> None:
-    module, _, name = IMPORTERS["morrow"].partition(":")
-    assert getattr(__import__(module, fromlist=[name]), name) is import_agent_state
-    assert agent_state.__doc__

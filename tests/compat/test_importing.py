@@ -12,7 +12,16 @@ from typing import Any
 
 import pytest
 
-from casstore.compat.importing import ImportReport, move
+from casstore.compat.importing import (
+    ImportReport,
+    PartReport,
+    Presence,
+    RowPart,
+    presence,
+)
+from casstore.compat.importing import (
+    run as run_import,
+)
 from casstore.compat.sqlite_source import SqliteSource
 from casstore.engine.memory import MemoryEngine
 from casstore.errors import (
@@ -44,12 +53,12 @@ def store() -> Iterator[Store]:
         yield store
 
 
-class Notes:
+class Notes(RowPart[tuple[str, str]]):
     name = "notes"
 
     def __init__(self, source: SqliteSource, store: Store) -> None:
         self._source = source
-        self._store = store
+        self._target = store
         self.table = Table(store, "notes", 1)
 
     def count(self) -> int:
@@ -60,15 +69,15 @@ class Notes:
         for start in range(0, len(rows), 2):
             yield rows[start : start + 2]
 
-    def is_stored(self, page: Sequence[Any]) -> Sequence[bool]:
+    def look(self, page: Sequence[Any]) -> Sequence[Presence]:
         found = self.table.find_many([(name,) for name, _ in page])
         for (name, content), record in zip(page, found, strict=True):
             if record is not None and record.value != content:
                 raise ConflictError(f"note {name} is there with other content")
-        return [record is not None for record in found]
+        return presence(record is not None for record in found)
 
     def store(self, rows: Sequence[Any]) -> None:
-        draft = Draft(self._store)
+        draft = Draft(self._target)
         for name, content in rows:
             draft.put(self.table, (name,), content)
         draft.commit()
@@ -76,7 +85,7 @@ class Notes:
 
 def run(file: Path, store: Store, **how: Any) -> ImportReport:
     with SqliteSource(file) as source:
-        return move(source, store, [Notes(source, store)], **how)
+        return run_import("notes", source, store, [Notes(source, store)], **how)
 
 
 def stored(store: Store) -> list[tuple[str, Any]]:
@@ -102,7 +111,7 @@ def test_everything_moves_and_moves_once(file: Path, store: Store) -> None:
     steps: list[Step] = []
     before = file.read_bytes()
     report = run(file, store, progress=steps.append)
-    assert report.parts == (("notes", 7, 7),)
+    assert report.parts == (PartReport("notes", 7, 7),)
     assert report.source_bytes == len(before)
     assert stored(store) == ROWS
     assert [step.phase for step in steps] == ["copy"] * 4 + ["verify"] * 4
@@ -112,11 +121,28 @@ def test_everything_moves_and_moves_once(file: Path, store: Store) -> None:
 
 
 def test_a_dry_run_writes_nothing_and_tells_what_would_be_moved(file: Path, store: Store) -> None:
-    assert run(file, store, dry_run=True).parts == (("notes", 7, 7),)
+    assert run(file, store, dry_run=True).parts == (PartReport("notes", 7, 7),)
     assert stored(store) == []
     with pytest.raises(Stopped):
         run(file, store, progress=stopping_at(1))
-    assert run(file, store, dry_run=True).parts == (("notes", 7, 5),)
+    assert run(file, store, dry_run=True).parts == (PartReport("notes", 7, 5),)
+
+
+def test_rows_of_a_page_that_are_stored_are_not_written_again(file: Path, store: Store) -> None:
+    draft = Draft(store)
+    draft.put(Table(store, "notes", 1), ("k4",), "text 4")
+    draft.commit()
+    written: list[str] = []
+
+    class Watched(Notes):
+        def store(self, rows: Sequence[Any]) -> None:
+            written.extend(name for name, _ in rows)
+            super().store(rows)
+
+    with SqliteSource(file) as source:
+        report = run_import("notes", source, store, [Watched(source, store)])
+    assert report.parts == (PartReport("notes", 7, 6),)
+    assert written == ["k0", "k1", "k2", "k3", "k5", "k6"]
 
 
 @pytest.mark.parametrize("number", range(1, 9))
@@ -178,7 +204,7 @@ def test_what_was_not_committed_is_not_read(
             "INSERT INTO notes VALUES (?, ?)", [(f"u{n}", "x" * 3000) for n in range(40)]
         )
         database.execute("UPDATE notes SET content = 'not committed'")
-        with pytest.raises(BusyError, match="somebody is writing"):
+        with pytest.raises(BusyError, match="another process is writing"):
             run(file, store)
         # What a writer leaves that is killed here.
         left = tmp_path / "left"

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from casstore.compat import langbot
-from casstore.compat.importing import IMPORTERS, ImportReport
-from casstore.compat.langbot import import_database
+from casstore.compat.importing import ImportReport
+from casstore.compat.langbot_import import import_langbot
 from casstore.engine.lmdb.engine import LmdbEngine
 from casstore.engine.memory import MemoryEngine
 from casstore.errors import ConflictError, ForeignStoreError, InvalidInputError
@@ -95,8 +94,15 @@ def source(tmp_path: Path) -> Source:
     return Source(tmp_path / "langbot.db", "runner_state")
 
 
+EMPTY = "rows without a value, left out"
+SUPERSEDED = "rows that a newer row replaces, left out"
+UNREADABLE = "rows whose value is not JSON, left out"
+UNKNOWN = "values of the unknown column version of runner_state, left out"
+
+
 def counts(report: ImportReport) -> dict[str, tuple[int, int]]:
-    return {part.name: (part.found, part.imported) for part in report.parts if part.found}
+    parts = {part.name: (part.found, part.imported) for part in report.parts if part.found}
+    return {**parts, **{note.what: (note.number, 0) for note in report.notes}}
 
 
 def fill(source: Source, number: int = 30) -> dict[str, dict[str, Any]]:
@@ -111,7 +117,7 @@ def fill(source: Source, number: int = 30) -> dict[str, dict[str, Any]]:
 
 def test_every_value_moves_with_its_times_and_context(store: Store, source: Source) -> None:
     told = fill(source)
-    report = import_database(store, source.path)
+    report = import_langbot(store, source.path)
     assert counts(report) == {"values": (30, 30)}
     states = ScopedState(store)
     seen = states.snapshot(HERE, ALL)
@@ -135,17 +141,17 @@ def test_a_dry_run_tells_the_same_and_writes_nothing(store: Store, source: Sourc
     fill(source)
     source.add_reset("g1")
     source.add("actor", "empty", None)
-    report = import_database(store, source.path, dry_run=True)
-    assert counts(report) == {"resets": (1, 1), "values": (30, 30), "without value": (1, 0)}
+    report = import_langbot(store, source.path, dry_run=True)
+    assert counts(report) == {"resets": (1, 1), "values": (30, 30), EMPTY: (1, 0)}
     assert report.dry_run
     assert store.engine.scan_rows("records") == []
-    assert counts(import_database(store, source.path)) == counts(report)
+    assert counts(import_langbot(store, source.path)) == counts(report)
 
 
 def test_repeated_it_does_nothing_and_stopped_it_goes_on(
     store: Store, source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(langbot, "_PAGE_ROWS", 7)
+    monkeypatch.setattr("casstore.compat.importing.PAGE_ROWS", 7)
     told = fill(source)
 
     class Stop(Exception):
@@ -156,13 +162,11 @@ def test_repeated_it_does_nothing_and_stopped_it_goes_on(
             raise Stop
 
     with pytest.raises(Stop):
-        import_database(store, source.path, progress=stop)
+        import_langbot(store, source.path, progress=stop)
     steps: list[Step] = []
-    assert counts(import_database(store, source.path, progress=steps.append)) == {
-        "values": (30, 16)
-    }
-    assert {step.phase for step in steps} == {"look", "copy", "verify"}
-    assert counts(import_database(store, source.path)) == {"values": (30, 0)}
+    assert counts(import_langbot(store, source.path, progress=steps.append)) == {"values": (30, 16)}
+    assert {step.phase for step in steps} == {"check", "copy", "verify"}
+    assert counts(import_langbot(store, source.path)) == {"values": (30, 0)}
     states = ScopedState(store)
     assert {scope: states.scope(HERE, scope, ALL).usage().keys for scope in SCOPES} == {
         scope: len(values) for scope, values in told.items()
@@ -180,41 +184,41 @@ def test_what_the_store_has_otherwise_ends_it(
     store: Store, source: Source, column: str, other: str
 ) -> None:
     source.add("runner", "k", "[1]")
-    import_database(store, source.path)
+    import_langbot(store, source.path)
     before = store.engine.scan_rows("records")
     source.run(f"UPDATE runner_state SET {column} = ?", (other,))
     with pytest.raises(ConflictError, match="'k'"):
-        import_database(store, source.path)
+        import_langbot(store, source.path)
     assert store.engine.scan_rows("records") == before
 
 
 def test_migration__both_tables_with_rows_are_refused(store: Store, source: Source) -> None:
     source.create("agent_runner_state")
     source.add("runner", "new", "1")
-    import_database(store, source.path, dry_run=True)
+    import_langbot(store, source.path, dry_run=True)
     source.add("runner", "old", "2", table="agent_runner_state")
     with pytest.raises(ConflictError, match="agent_runner_state"):
-        import_database(store, source.path)
+        import_langbot(store, source.path)
     assert store.engine.scan_rows("records") == []
     source.run("DELETE FROM runner_state")
-    import_database(store, source.path)
+    import_langbot(store, source.path)
     assert ScopedState(store).snapshot(HERE, ALL)["runner"] == {"old": 2}
 
 
 def test_migration__the_old_table_alone_is_as_good(store: Store, tmp_path: Path) -> None:
     source = Source(tmp_path / "old.db", "agent_runner_state")
     source.add("runner", "k", "1", table="agent_runner_state")
-    assert counts(import_database(store, source.path)) == {"values": (1, 1)}
+    assert counts(import_langbot(store, source.path)) == {"values": (1, 1)}
 
 
 def test_a_database_of_somebody_else_is_refused(store: Store, tmp_path: Path) -> None:
     source = Source(tmp_path / "other.db")
     source.run("CREATE TABLE bots (id INTEGER)")
     with pytest.raises(ForeignStoreError, match="runner_state"):
-        import_database(store, source.path)
+        import_langbot(store, source.path)
     source.run("CREATE TABLE runner_state (id INTEGER, scope TEXT)")
     with pytest.raises(ForeignStoreError, match="column"):
-        import_database(store, source.path)
+        import_langbot(store, source.path)
 
 
 JOINED = [
@@ -236,7 +240,7 @@ def test_old_keys__the_columns_say_where_a_row_belongs(
     store: Store, source: Source, scope: str, context: Context, key: str
 ) -> None:
     source.add(scope, "k", "7", context, key=key)
-    assert counts(import_database(store, source.path)) == {"values": (1, 1)}
+    assert counts(import_langbot(store, source.path)) == {"values": (1, 1)}
     found = ScopedState(store).scope(context, scope, ALL).find("k")
     assert found is not None
     assert found.value == 7
@@ -247,10 +251,10 @@ def test_old_keys__a_row_of_the_later_kind_is_the_one_in_use(store: Store, sourc
         source.add(scope, "k", '"old"', context, key=key)
         source.add(scope, "alone", '"old"', context, key=key)
         source.add(scope, "k", '"new"', context)
-    report = import_database(store, source.path)
-    assert counts(report) == {"values": (6, 6), "superseded": (3, 0)}
+    report = import_langbot(store, source.path)
+    assert counts(report) == {"values": (6, 6), SUPERSEDED: (3, 0)}
     assert ScopedState(store).snapshot(HERE)["actor"] == {"k": "new", "alone": "old"}
-    assert counts(import_database(store, source.path)) == {"values": (6, 0), "superseded": (3, 0)}
+    assert counts(import_langbot(store, source.path)) == {"values": (6, 0), SUPERSEDED: (3, 0)}
 
 
 def test_old_keys__an_alias_is_the_key_it_stands_for(store: Store, source: Source) -> None:
@@ -258,7 +262,7 @@ def test_old_keys__an_alias_is_the_key_it_stands_for(store: Store, source: Sourc
     source.add("conversation", "conversation_id", '"alias"')
     source.add("conversation", "external.conversation_id", '"real"')
     source.add("conversation", "conversation_id", '"alias"', talk)
-    assert counts(import_database(store, source.path)) == {"values": (2, 2), "superseded": (1, 0)}
+    assert counts(import_langbot(store, source.path)) == {"values": (2, 2), SUPERSEDED: (1, 0)}
     states = ScopedState(store)
     key = "external.conversation_id"
     assert states.snapshot(HERE)["conversation"] == {key: "real"}
@@ -272,11 +276,11 @@ def test_old_keys__of_rows_that_become_one_the_later_key_counts_however_each_is_
     for name in ("external.conversation_id", "conversation_id"):
         source.add("conversation", name, '"older"', key=JOINED[0][2])
     for dry_run in (True, False):
-        report = import_database(store, source.path, dry_run=dry_run)
-        assert counts(report) == {"values": (1, 1), "superseded": (2, 0)}
+        report = import_langbot(store, source.path, dry_run=dry_run)
+        assert counts(report) == {"values": (1, 1), SUPERSEDED: (2, 0)}
     found = ScopedState(store).snapshot(HERE)["conversation"]
     assert found == {"external.conversation_id": "later"}
-    assert import_database(store, source.path).imported == 0
+    assert import_langbot(store, source.path).imported == 0
 
 
 def test_resets_move_and_what_came_after_them_is_seen(store: Store, source: Source) -> None:
@@ -286,7 +290,7 @@ def test_resets_move_and_what_came_after_them_is_seen(store: Store, source: Sour
     source.add("conversation", "k", "2", HERE._replace(thread_id="th"))
     source.add("conversation", "k", "3", other)
     source.add("actor", "k", "4")
-    assert counts(import_database(store, source.path)) == {"resets": (1, 1), "values": (4, 4)}
+    assert counts(import_langbot(store, source.path)) == {"resets": (1, 1), "values": (4, 4)}
     states = ScopedState(store)
     talk: dict[str, Any] = {"workspace_id": "w1", "bot_id": "b1", "conversation_id": "talk"}
     latest = states.generation(**talk)
@@ -299,14 +303,14 @@ def test_resets_move_and_what_came_after_them_is_seen(store: Store, source: Sour
     # Reset once more here, what moved is history, and importing again changes nothing.
     states.reset(**talk)
     assert "k" not in states.snapshot(HERE)["conversation"]
-    assert counts(import_database(store, source.path)) == {"resets": (1, 0), "values": (4, 0)}
+    assert counts(import_langbot(store, source.path)) == {"resets": (1, 0), "values": (4, 0)}
 
 
 def test_a_conversation_reset_here_is_not_mistaken_for_theirs(store: Store, source: Source) -> None:
     ScopedState(store).reset(workspace_id="w1", bot_id="b1", conversation_id="talk")
     source.add_reset("g1")
     with pytest.raises(ConflictError, match="talk"):
-        import_database(store, source.path)
+        import_langbot(store, source.path)
 
 
 @pytest.mark.parametrize("text", ["{", "[1", "nul", "'x'", "{'a': 1}"])
@@ -317,8 +321,8 @@ def test_what_langbot_cannot_read_stays_behind_and_is_told(
     source.add("actor", "null", None)
     source.add("actor", "blank", "")
     source.add("actor", "good", "null")
-    report = import_database(store, source.path)
-    assert counts(report) == {"values": (1, 1), "without value": (2, 0), "unreadable": (1, 0)}
+    report = import_langbot(store, source.path)
+    assert counts(report) == {"values": (1, 1), EMPTY: (2, 0), UNREADABLE: (1, 0)}
     assert ScopedState(store).snapshot(HERE)["actor"] == {"good": None}
 
 
@@ -351,7 +355,7 @@ def test_a_row_that_cannot_be_right_is_named_and_nothing_moves(
     for column, value in changed.items():
         source.run(f"UPDATE runner_state SET {column} = ?", (value,))
     with pytest.raises(InvalidInputError, match=why) as refused:
-        import_database(store, source.path)
+        import_langbot(store, source.path)
     assert "row 1 of runner_state" in str(refused.value)
     assert store.engine.scan_rows("records") == []
 
@@ -363,7 +367,7 @@ def test_a_reset_that_cannot_be_right_is_named(
     source.add_reset("g1")
     source.run("UPDATE runner_state SET value_json = ?", (value,))
     with pytest.raises(InvalidInputError, match="row 1"):
-        import_database(store, source.path)
+        import_langbot(store, source.path)
 
 
 def meanwhile(store: Store, act: Callable[[], Any]) -> None:
@@ -384,13 +388,13 @@ def test_a_host_at_work_beside_an_import_loses_nothing(store: Store, source: Sou
     scope.put("before", 1)
     source.add("actor", "k", '"theirs"')
     meanwhile(store, lambda: scope.put("beside", 2))
-    import_database(store, source.path)
+    import_langbot(store, source.path)
     assert scope.list_keys().keys == ["before", "beside", "k"]
     assert scope.usage().keys == 3
     source.add("actor", "l", '"theirs"')
     meanwhile(store, lambda: scope.put("l", "mine"))
     with pytest.raises(ConflictError):
-        import_database(store, source.path)
+        import_langbot(store, source.path)
     found = scope.find("l")
     assert found is not None
     assert found.value == "mine"
@@ -401,7 +405,7 @@ def test_a_host_at_work_beside_an_import_loses_nothing(store: Store, source: Sou
     source.add_reset("theirs")
     meanwhile(store, lambda: states.reset(**talk))
     with pytest.raises(ConflictError):
-        import_database(store, source.path)
+        import_langbot(store, source.path)
     assert [one.number for one in states.generations(**talk)] == [1]
     assert states.generations(**talk)[0].id != "theirs"
 
@@ -409,11 +413,11 @@ def test_a_host_at_work_beside_an_import_loses_nothing(store: Store, source: Sou
 def test_long_values_move_a_few_at_a_time(
     store: Store, source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(langbot, "_PAGE_BYTES", 10_000)
+    monkeypatch.setattr("casstore.compat.importing.PAGE_BYTES", 10_000)
     for n in range(6):
         source.add("runner", f"k{n}", json.dumps(f"{n}" * 6000))
     steps: list[Step] = []
-    import_database(store, source.path, progress=steps.append)
+    import_langbot(store, source.path, progress=steps.append)
     assert [step.done for step in steps if step.phase == "copy"] == [2, 4, 6]
     assert ScopedState(store).scope(HERE, "runner", ALL).usage().keys == 6
 
@@ -423,10 +427,5 @@ def test_what_stands_in_a_column_of_a_later_release_is_counted(
 ) -> None:
     source.add("conversation", "k", "1")
     source.run("ALTER TABLE runner_state ADD COLUMN version INTEGER DEFAULT 1")
-    report = import_database(store, source.path)
-    assert counts(report) == {"values": (1, 1), "column version of runner_state": (1, 0)}
-
-
-def test_the_command_line_finds_the_importer() -> None:
-    module, _, name = IMPORTERS["langbot"].partition(":")
-    assert (module, name) == (langbot.__name__, import_database.__name__)
+    report = import_langbot(store, source.path)
+    assert counts(report) == {"values": (1, 1), UNKNOWN: (1, 0)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 import zlib
 from collections.abc import Iterator
@@ -14,8 +15,9 @@ from typing import Any
 import msgpack
 import pytest
 
-from casstore.compat.lash import EMPTY, IMPORTED, UNCHANGED, LashReport, import_sessions
-from casstore.compat.lash_layout import VERSIONS
+from casstore.compat.importing import IMPORTED, UNCHANGED, ImportReport, Note
+from casstore.compat.lash_database import VERSIONS
+from casstore.compat.lash_import import import_lash
 from casstore.engine.memory import MemoryEngine
 from casstore.errors import (
     BusyError,
@@ -117,14 +119,12 @@ def filled(path: Path, version: int) -> LashFile:
     return made
 
 
-def parts(report: LashReport) -> dict[str, tuple[int, int]]:
-    [one] = report.sessions
-    return {part.name: (part.found, part.imported) for part in one.parts}
+def parts(report: ImportReport) -> dict[str, tuple[int, int]]:
+    return {part.name: (part.found, part.imported) for part in report.parts}
 
 
-def findings(report: LashReport) -> dict[str, tuple[int, str]]:
-    [one] = report.sessions
-    return {found.what: (found.number, found.first) for found in one.findings}
+def notes(report: ImportReport) -> dict[str, tuple[int | str, ...]]:
+    return {note.what: (note.number, *note.examples[:1]) for note in report.notes}
 
 
 def is_sound(store: Store) -> bool:
@@ -139,7 +139,7 @@ def test_everything_is_there_as_it_was(tmp_path: Path, any_store: Store, version
     store = any_store
     file = filled(tmp_path / "s1.db", version)
     before = file.path.read_bytes()
-    report = import_sessions(store, file.path)
+    report = import_lash(store, file.path)
     assert file.path.read_bytes() == before
     assert [one.outcome for one in report.sessions] == [IMPORTED]
     session = store.session(SESSION)
@@ -202,7 +202,7 @@ def test_queue_turns_names_and_counters_move(
 ) -> None:
     store = any_store
     file = filled(tmp_path / "s1.db", version)
-    report = import_sessions(store, file.path)
+    report = import_lash(store, file.path)
     session = store.session(SESSION)
     one, two, three = session.queue.batches()
     assert (one.id, one.seq, one.source_key, one.delivery, one.slot, one.merge_key) == (
@@ -234,7 +234,7 @@ def test_queue_turns_names_and_counters_move(
 
 
 def test_the_session_goes_on_from_where_it_was(file: LashFile, store: Store) -> None:
-    import_sessions(store, file.path)
+    import_lash(store, file.path)
     session = store.session(SESSION)
     result = session.commit(
         Commit(
@@ -253,7 +253,7 @@ def test_the_session_goes_on_from_where_it_was(file: LashFile, store: Store) -> 
 
 def test_a_turn_repeated_after_the_move_is_refused(file: LashFile, store: Store) -> None:
     """A hash of lash is made its own way: nobody can tell whether it is the same commit."""
-    import_sessions(store, file.path)
+    import_lash(store, file.path)
     session = store.session(SESSION)
     head = session.head()
     for turn in ("t1", "t2"):
@@ -270,7 +270,7 @@ def test_turns_that_tell_of_more_than_the_head_are_of_the_head(
 ) -> None:
     """As in a file that was put back; a copy takes along what is not beyond the head."""
     file.turn("t9", 9)
-    import_sessions(store, file.path)
+    import_lash(store, file.path)
     with Store(MemoryEngine()) as other:
         copy(store, other)
         with pytest.raises(TurnConflictError):
@@ -283,7 +283,7 @@ def test_turns_that_tell_of_more_than_the_head_are_of_the_head(
 def test_hidden_nodes_come_over_hidden_and_the_path_is_whole(file: LashFile, store: Store) -> None:
     """In lash, hiding a node in the middle of a path cuts it: what is above it is not seen."""
     file.run("UPDATE graph_nodes SET tombstoned = 1 WHERE node_id = 'a1'")
-    import_sessions(store, file.path)
+    import_lash(store, file.path)
     session = store.session(SESSION)
     assert [node.id for node in session.nodes()] == ["u1", "u2", "plugin:1"]
     assert session.node("a1") is None
@@ -301,7 +301,7 @@ def test_a_lost_leaf_falls_back_to_the_latest_message(
         file.run("DELETE FROM graph_nodes WHERE node_id = 'plugin:1'")
     else:
         file.run("UPDATE graph_nodes SET tombstoned = 1 WHERE node_id = 'plugin:1'")
-    told = findings(import_sessions(store, file.path))
+    told = notes(import_lash(store, file.path))
     head = store.session(SESSION).head()
     assert head is not None
     assert head.leaf == "u2"
@@ -313,7 +313,7 @@ def test_a_leaf_is_lost_where_there_is_no_message(tmp_path: Path, store: Store) 
     file = LashFile(tmp_path / "a.db")
     file.node("plugin:1", kind="plugin", plugin_type="p", body=1)
     file.head("nowhere")
-    import_sessions(store, file.path)
+    import_lash(store, file.path)
     state = store.session(SESSION).load()
     assert state is not None
     assert (state.leaf, list(state.nodes)) == (None, [])
@@ -323,8 +323,8 @@ def test_a_leaf_is_lost_where_there_is_no_message(tmp_path: Path, store: Store) 
 def test_a_node_without_its_parent_is_a_root_and_told(file: LashFile, store: Store) -> None:
     file.node("lost", "vacuumed")
     file.node("below", "lost")
-    told = findings(import_sessions(store, file.path))
-    assert told["nodes whose parent is gone, which are roots now"] == (1, "lost")
+    told = notes(import_lash(store, file.path))
+    assert told["nodes whose parent is gone, stored as roots"] == (1, "lost")
     node = store.session(SESSION).node("lost")
     assert node is not None
     assert node.parent is None
@@ -334,8 +334,8 @@ def test_a_node_without_its_parent_is_a_root_and_told(file: LashFile, store: Sto
 def test_a_parent_inserted_late_goes_first(file: LashFile, store: Store) -> None:
     file.node("child", "late")
     file.node("late", "u1")
-    told = findings(import_sessions(store, file.path))
-    assert told["nodes inserted before their parent, which follow it now"] == (1, "child")
+    told = notes(import_lash(store, file.path))
+    assert told["nodes inserted before their parent, stored after it"] == (1, "child")
     assert [one.id for one in store.session(SESSION).nodes(leaf="child")] == ["u1", "late", "child"]
 
 
@@ -344,7 +344,7 @@ def test_what_is_its_own_ancestor_is_refused(file: LashFile, store: Store) -> No
     file.node("y", "x")
     for dry_run in (True, False):
         with pytest.raises(CycleError, match=r"of .*s1\.db is its own ancestor"):
-            import_sessions(store, file.path, dry_run=dry_run)
+            import_lash(store, file.path, dry_run=dry_run)
     assert not list(store.sessions())
 
 
@@ -357,7 +357,7 @@ def test_messages_of_every_form_are_known_for_messages(tmp_path: Path, store: St
     file.node("strange", "r", kind="event", event={"Conversation": message("strange", "Narrator")})
     file.node("two", "strange", kind="event", event={"Conversation": {"role": "User"}, "Tool": 1})
     file.head("two")
-    import_sessions(store, file.path)
+    import_lash(store, file.path)
     session = store.session(SESSION)
     info = session.info()
     assert (info.first_user_message, info.user_message_count) == ("hello", 1)
@@ -369,7 +369,7 @@ def test_messages_of_every_form_are_known_for_messages(tmp_path: Path, store: St
 
 
 def test_a_branch_that_was_left_stays(file: LashFile, store: Store) -> None:
-    import_sessions(store, file.path)
+    import_lash(store, file.path)
     path = [node.id for node in store.session(SESSION).nodes(leaf="protocol:1")]
     assert path == ["u1", "a1", "protocol:1"]
 
@@ -388,8 +388,8 @@ def test_many_branches_and_nodes(tmp_path: Path, store: Store) -> None:
         )
     file.head("n1499")
     steps: list[Step] = []
-    import_sessions(store, file.path, progress=steps.append)
-    assert {step.phase for step in steps} == {"read", "store", "verify"}
+    import_lash(store, file.path, progress=steps.append)
+    assert {step.phase for step in steps} == {"read", "store", "copy", "verify"}
     session = store.session(SESSION)
     assert len(session.nodes("full")) == 1500 - len(range(3, 1500, 7))
     assert session.node("n1498") is not None
@@ -420,20 +420,20 @@ def test_what_has_no_place_is_counted(tmp_path: Path, store: Store) -> None:
     file.insert("queued_work_items", batch_id="none", item_index=0, item_id="i", payload_json="1")
     file.blob(b"garbage")
     file.head("plugin:1", weather="fine", token_ledger=[{"source": "x"}])
-    left = parts(import_sessions(store, file.path))
-    assert {name: found for name, (found, moved) in left.items() if not moved} == {
-        "effects of turns (runtime_effect_journal)": 1,
-        "turns in their midst (runtime_turn_checkpoints)": 1,
-        "column colour of graph_nodes": 2,
-        "table notes": 1,
-        "rows of queued_work_batches of other sessions": 1,
-        "rows of runtime_turn_commits of other sessions": 1,
-        "rows of attachment_manifest of other sessions": 1,
-        "queued items of no batch": 1,
-        "key weather of the head": 1,
-        "usage in the head, which lash does not read": 1,
-        # The head was written anew, without a checkpoint: what it named is named no more.
-        "blobs that nothing names": 5,
+    left = notes(import_lash(store, file.path))
+    assert {what: found[0] for what, found in left.items()} == {
+        "effects of turns (runtime_effect_journal), left out": 1,
+        "unfinished turns (runtime_turn_checkpoints), left out": 1,
+        "values of the unknown column colour of graph_nodes, left out": 2,
+        "rows of the unknown table notes, left out": 1,
+        "rows of queued_work_batches of other sessions, left out": 1,
+        "rows of runtime_turn_commits of other sessions, left out": 1,
+        "rows of attachment_manifest of other sessions, left out": 1,
+        "queued items of no batch, left out": 1,
+        "unknown key weather of the head, left out": 1,
+        "usage in the head, which lash does not read, left out": 1,
+        # The head was rewritten without a checkpoint, so nothing refers to its blobs.
+        "unreferenced blobs, left out": 5,
     }
     lease = store.session(SESSION).claim_lease("me", 1000)
     assert lease is not None
@@ -448,7 +448,7 @@ def test_inputs_that_wait_for_a_turn_are_queued(tmp_path: Path, store: Store, ve
     file.waiting("i2", "pending_active", ingress_json=json.dumps(ingress))
     file.waiting("i3", "completed")
     file.waiting("i4", session_id="another")
-    report = import_sessions(store, file.path)
+    report = import_lash(store, file.path)
     session = store.session(SESSION)
     one, two = session.queue.batches()[3:]
     assert (one.id, one.seq, one.source_key, one.delivery, one.slot, one.enqueued_at_ms) == (
@@ -461,9 +461,9 @@ def test_inputs_that_wait_for_a_turn_are_queued(tmp_path: Path, store: Store, ve
             "payload": {"type": "turn_input", "ingress": ingress, "input": {"text": "i2"}},
         },
     )
-    told = findings(report)
-    assert told["inputs that wait for a turn, which are batches behind the others now"] == (2, "i1")
-    assert parts(report)["inputs of turns that are done, or of other sessions"] == (2, 0)
+    told = notes(report)
+    assert told["inputs that wait for a turn, stored as batches after the others"] == (2, "i1")
+    assert told["inputs of completed turns or other sessions, left out"] == (2,)
     assert session.queue.enqueue([1]).seq == 9
 
 
@@ -471,8 +471,8 @@ def test_owners_of_attachments_and_generations_of_claims(tmp_path: Path, store: 
     file = filled(tmp_path / "a.db", 12)
     file.run("UPDATE attachment_manifest SET owner_kind = 'turn', owner_id = 't2'")
     file.run("UPDATE queued_work_batches SET claim_id = 'c', claim_session_lease_generation = 77")
-    told = findings(import_sessions(store, file.path))
-    assert told["batches and inputs whose claim had run out, which are free now"] == (3, "qwb:1")
+    told = notes(import_lash(store, file.path))
+    assert told["batches and inputs whose claim has expired, stored unclaimed"] == (3, "qwb:1")
     session = store.session(SESSION)
     assert {one.owner for one in session.attachments.list()} == {"turn:t2"}
     lease = session.claim_lease("me", 1000)
@@ -488,7 +488,7 @@ def test_who_holds_the_session_or_its_work_is_waited_for(file: LashFile, store: 
     file.lease(41, owner="worker", expires_ms=now + 60_000)
     for dry_run in (True, False):
         with pytest.raises(BusyError, match="held by 'worker' for another"):
-            import_sessions(store, file.path, dry_run=dry_run)
+            import_lash(store, file.path, dry_run=dry_run)
     file.lease(41, owner="worker", expires_ms=now - 1)
     file.run(
         "UPDATE queued_work_batches SET claim_id = 'c', claim_owner_id = 'w', claim_expires_at_ms "
@@ -496,11 +496,11 @@ def test_who_holds_the_session_or_its_work_is_waited_for(file: LashFile, store: 
         (now + 60_000,),
     )
     with pytest.raises(BusyError, match=r"batch 'qwb:1' of session 's1'.*held by 'w'"):
-        import_sessions(store, file.path)
+        import_lash(store, file.path)
     assert not list(store.sessions())
     file.run("UPDATE queued_work_batches SET claim_expires_at_ms = 5")
-    told = findings(import_sessions(store, file.path))
-    assert told["batches and inputs whose claim had run out, which are free now"] == (1, "qwb:1")
+    told = notes(import_lash(store, file.path))
+    assert told["batches and inputs whose claim has expired, stored unclaimed"] == (1, "qwb:1")
     assert len(store.session(SESSION).queue.pending()) == 3
 
 
@@ -509,7 +509,7 @@ def test_who_holds_an_input_is_waited_for(tmp_path: Path, store: Store) -> None:
     late = store.engine.now_ms() + 60_000
     file.waiting("i", claim_id="c", claim_owner_id="w", claim_expires_at_ms=late)
     with pytest.raises(BusyError, match=r"input 'i' of session 's1'.*held by 'w'"):
-        import_sessions(store, file.path)
+        import_lash(store, file.path)
 
 
 def test_a_turn_that_runs_is_waited_for(tmp_path: Path, store: Store) -> None:
@@ -519,7 +519,7 @@ def test_a_turn_that_runs_is_waited_for(tmp_path: Path, store: Store) -> None:
         lease_expires_at_ms=store.engine.now_ms() + 60_000, updated_at_ms=1,
     )  # fmt: skip
     with pytest.raises(BusyError, match="held by 'w'"):
-        import_sessions(store, file.path)
+        import_lash(store, file.path)
 
 
 # --- blobs ----------------------------------------------------------------------------------------
@@ -531,7 +531,7 @@ def test_blobs_in_every_envelope(tmp_path: Path, store: Store, how: dict[str, bo
     state = {"tools": ["a", 1, -5, 2.5, None, True, 1 << 63]}
     manifest = {"schema_version": 1, "turn_state": {}, "tool_state_ref": file.value(state, **how)}
     file.head(checkpoint_ref=file.value(manifest, **how))
-    import_sessions(store, file.path)
+    import_lash(store, file.path)
     assert store.session(SESSION).checkpoint(hydrate=True).tool_state == state
 
 
@@ -578,22 +578,22 @@ def broken(file: LashFile, kind: str) -> str:
 
 REASONS = {
     "flipped": "its content has the SHA-256",
-    "cut": "in no envelope",
-    "no envelope": "in no envelope",
+    "cut": "has no envelope",
+    "no envelope": "has no envelope",
     "other shape": "no content",
-    "no bytes": "no array of bytes",
-    "no content": "no bytes",
-    "large numbers": "no array of bytes",
-    "unknown compression": "'Zstd' is no compression",
+    "no bytes": "not an array of bytes",
+    "no content": "not bytes",
+    "large numbers": "not an array of bytes",
+    "unknown compression": "compression 'Zstd' is unknown",
     "no zlib": "cannot be inflated",
     "cut zlib": "ends in the middle",
     "bomb": "inflates to more than 1048576 bytes",
     "too long": "more than 1048576",
-    "text": "no blob but text",
-    "missing": "it is missing, and tool_state names it",
-    "not msgpack": "is to be MessagePack",
-    "deep": "is to be MessagePack",
-    "strange keys": "is to be MessagePack",
+    "text": "text, not a blob",
+    "missing": "it is missing, and tool_state refers to it",
+    "not msgpack": "is not valid MessagePack",
+    "deep": "is not valid MessagePack",
+    "strange keys": "is not valid MessagePack",
     "extension": "tool_state holds more than JSON and bytes",
 }
 
@@ -605,11 +605,11 @@ def test_a_damaged_blob_is_named_or_left_out(tmp_path: Path, store: Store, kind:
     name = broken(file, kind)
     for dry_run in (True, False):
         with pytest.raises(DamagedSourceError, match=REASONS[kind]) as caught:
-            import_sessions(store, file.path, max_blob_bytes=1 << 20, dry_run=dry_run)
+            import_lash(store, file.path, max_blob_bytes=1 << 20, dry_run=dry_run)
         assert caught.value.place == f"blob {name}"
     assert not list(store.sessions())
-    report = import_sessions(store, file.path, max_blob_bytes=1 << 20, leave_out_damaged=True)
-    assert findings(report)["damaged blobs that were left out"] == (1, name)
+    report = import_lash(store, file.path, max_blob_bytes=1 << 20, leave_out_damaged=True)
+    assert notes(report)["damaged blobs, left out"] == (1, name)
     checkpoint = store.session(SESSION).checkpoint(hydrate=True)
     assert (checkpoint.turn_state, checkpoint.tool_state) == ({"turn_index": 2}, None)
 
@@ -621,9 +621,9 @@ def test_other_blobs_are_needed_as_well(file: LashFile, store: Store, what: str)
     else:
         file.insert("artifact_refs", artifact_ref="b", blob_ref="ab" * 32)
     with pytest.raises(DamagedSourceError, match=what):
-        import_sessions(store, file.path)
-    told = import_sessions(store, file.path, leave_out_damaged=True)
-    assert findings(told)["damaged blobs that were left out"] == (1, "ab" * 32)
+        import_lash(store, file.path)
+    told = import_lash(store, file.path, leave_out_damaged=True)
+    assert notes(told)["damaged blobs, left out"] == (1, "ab" * 32)
 
 
 def test_an_execution_state_that_only_a_frame_names(file: LashFile, store: Store) -> None:
@@ -634,7 +634,7 @@ def test_an_execution_state_that_only_a_frame_names(file: LashFile, store: Store
         {"frame_id": "f2", "execution_state_ref": "cd" * 32},
     ]
     file.head("plugin:1", agent_frames=frames)
-    told = findings(import_sessions(store, file.path))
+    told = notes(import_lash(store, file.path))
     assert told["frames whose execution state is gone"] == (1, "f2")
     one, two = store.session(SESSION).checkpoint().frames
     assert one == {**frames[0], "execution_state_snapshot": b"\1\2\3"}
@@ -642,8 +642,8 @@ def test_an_execution_state_that_only_a_frame_names(file: LashFile, store: Store
     other = LashFile(file.path.with_name("b.db"), session="other")
     broken_ref = other.blob(b"\xc1")
     other.head(agent_frames=[{"frame_id": "f", "execution_state_ref": broken_ref}])
-    with pytest.raises(DamagedSourceError, match="is to be MessagePack"):
-        import_sessions(store, other.path)
+    with pytest.raises(DamagedSourceError, match="is not valid MessagePack"):
+        import_lash(store, other.path)
 
 
 # --- rows that cannot be --------------------------------------------------------------------------
@@ -689,12 +689,12 @@ def test_a_node_that_cannot_be_read(
     """Where lash leaves it out without a word."""
     file.run(statement)
     with pytest.raises(DamagedSourceError) as caught:
-        import_sessions(store, file.path)
+        import_lash(store, file.path)
     assert caught.value.place == place
-    report = import_sessions(store, file.path, leave_out_damaged=True)
-    assert findings(report)["damaged nodes that were left out"] == (1, "u2")
+    report = import_lash(store, file.path, leave_out_damaged=True)
+    assert notes(report)["damaged nodes, left out"] == (1, "u2")
     # Its child has no parent now.
-    assert findings(report)["nodes whose parent is gone, which are roots now"] == (1, "plugin:1")
+    assert notes(report)["nodes whose parent is gone, stored as roots"] == (1, "plugin:1")
     assert parts(report)["nodes"] == (5, 4)
 
 
@@ -740,7 +740,7 @@ def test_a_row_that_cannot_be_is_named(
     file.run(statement)
     for leave_out in (False, True):
         with pytest.raises(DamagedSourceError) as caught:
-            import_sessions(store, file.path, leave_out_damaged=leave_out)
+            import_lash(store, file.path, leave_out_damaged=leave_out)
         assert caught.value.place == place
         assert str(file.path) in str(caught.value)
     assert not list(store.sessions())
@@ -749,13 +749,13 @@ def test_a_row_that_cannot_be_is_named(
 def test_ids_that_cannot_be_are_refused(file: LashFile, store: Store) -> None:
     file.run("UPDATE queued_work_batches SET enqueue_seq = 0 WHERE enqueue_seq = 3")
     with pytest.raises(DamagedSourceError, match="no number from 1 on") as caught:
-        import_sessions(store, file.path)
+        import_lash(store, file.path)
     assert caught.value.place == "session 's1'"
     other = LashFile(file.path.with_name("b.db"), session="other")
     other.node("x" * 20_000)
     other.head()
     with pytest.raises(DamagedSourceError, match="a node id has 1 to 16384 bytes"):
-        import_sessions(store, other.path, dry_run=True)
+        import_lash(store, other.path, dry_run=True)
 
 
 def test_values_beyond_a_store_are_kept_as_text(file: LashFile, store: Store) -> None:
@@ -765,8 +765,8 @@ def test_values_beyond_a_store_are_kept_as_text(file: LashFile, store: Store) ->
         deep = [deep]
     file.node("deep", "u1", kind="plugin", plugin_type="p", body=deep)
     file.node("far", "u1", kind="plugin", plugin_type="p", body=1 << 80)
-    told = findings(import_sessions(store, file.path))
-    assert told["payloads that are kept as their JSON, in bytes"] == (2, "deep")
+    told = notes(import_lash(store, file.path))
+    assert told["payloads stored as their JSON, in bytes"] == (2, "deep")
     for name, body in (("deep", deep), ("far", 1 << 80)):
         node = store.session(SESSION).node(name)
         assert node is not None
@@ -787,7 +787,7 @@ def test_times_of_every_kind(tmp_path: Path, store: Store) -> None:
         file.meta(created_at=text, model="", cwd="", session_name="")
         file.node("n")
         file.head("n", revision=0)
-        report = import_sessions(store, file.path)
+        report = import_lash(store, file.path)
         meta = store.session(f"s{at}").meta()
         assert (meta.created_at_ms, meta.name, meta.model, meta.cwd) == (
             wanted,
@@ -796,7 +796,7 @@ def test_times_of_every_kind(tmp_path: Path, store: Store) -> None:
             None,
         )
         assert meta.extra["lash"]["created_at"] == text
-        assert bool(findings(report)) == (at > 1)
+        assert bool(notes(report)) == (at > 1)
         head = store.session(f"s{at}").head()
         assert head is not None
         assert head.revision == 1
@@ -806,11 +806,11 @@ def test_times_of_every_kind(tmp_path: Path, store: Store) -> None:
 
 
 def test_a_second_import_does_nothing(file: LashFile, store: Store) -> None:
-    first = import_sessions(store, file.path)
+    first = import_lash(store, file.path)
     assert first.sessions[0].outcome == IMPORTED
     before = store.session(SESSION).head()
     for dry_run in (True, False):
-        again = import_sessions(store, file.path, dry_run=dry_run)
+        again = import_lash(store, file.path, dry_run=dry_run)
         assert again.sessions[0].outcome == UNCHANGED
         assert not any(moved for _, moved in parts(again).values())
     assert store.session(SESSION).head() == before
@@ -820,13 +820,13 @@ def test_a_second_import_does_nothing(file: LashFile, store: Store) -> None:
 def test_a_session_that_went_on_here_is_still_the_one_that_was_moved(
     file: LashFile, store: Store
 ) -> None:
-    import_sessions(store, file.path)
+    import_lash(store, file.path)
     session = store.session(SESSION)
     session.commit(Commit(append=[NodeDraft("n", 1)], lease=UNFENCED))
     session.rename("another name")
     session.tombstone(["a1"])
     assert session.queue.cancel("qwb:1") is not None
-    assert import_sessions(store, file.path).sessions[0].outcome == UNCHANGED
+    assert import_lash(store, file.path).sessions[0].outcome == UNCHANGED
     assert len(session.queue.batches()) == 2
 
 
@@ -835,7 +835,7 @@ def test_a_session_that_went_on_here_is_still_the_one_that_was_moved(
     ["node", "batch", "done", "turn", "attachment", "usage", "lease", "name", "hidden", "artifact"],
 )
 def test_a_source_that_has_grown_is_refused(file: LashFile, store: Store, what: str) -> None:
-    import_sessions(store, file.path)
+    import_lash(store, file.path)
     if what == "node":
         file.node("u3", "plugin:1")
         file.run("UPDATE session_head SET head_revision = 6")
@@ -859,16 +859,16 @@ def test_a_source_that_has_grown_is_refused(file: LashFile, store: Store, what: 
         file.meta()
     for dry_run in (True, False):
         with pytest.raises(ConflictError, match=r"came from lash at revision 5.*at revision [56]"):
-            import_sessions(store, file.path, dry_run=dry_run)
-    assert import_sessions(store, file.path, name="s1 again").sessions[0].session == "s1 again"
+            import_lash(store, file.path, dry_run=dry_run)
+    assert import_lash(store, file.path, name="s1 again").sessions[0].session == "s1 again"
 
 
 def test_another_session_of_that_id_is_left_alone(file: LashFile, store: Store) -> None:
     store.session(SESSION).commit(Commit(append=[NodeDraft("n", 1)], lease=UNFENCED))
     for dry_run in (True, False):
         with pytest.raises(SessionExistsError):
-            import_sessions(store, file.path, dry_run=dry_run)
-    import_sessions(store, file.path, name="moved")
+            import_lash(store, file.path, dry_run=dry_run)
+    import_lash(store, file.path, name="moved")
     moved = store.session("moved")
     assert moved.meta().extra["lash"]["session_id"] == SESSION
     assert {one.session for one in moved.attachments.list()} == {"moved"}
@@ -876,7 +876,7 @@ def test_another_session_of_that_id_is_left_alone(file: LashFile, store: Store) 
         moved.commit(Commit(append=[NodeDraft("n", 1)], turn="t1", lease=UNFENCED))
     store.delete_session("moved")
     with pytest.raises(SessionDeletedError):
-        import_sessions(store, file.path, name="moved")
+        import_lash(store, file.path, name="moved")
 
 
 @pytest.mark.parametrize("what", ["lease", "queue", "tag"])
@@ -889,7 +889,7 @@ def test_what_is_left_of_another_stands_in_the_way(file: LashFile, store: Store,
     else:
         store.tag("lash/s1/module:a", store.put_blob(b"another"))
     with pytest.raises(ConflictError) as caught:
-        import_sessions(store, file.path)
+        import_lash(store, file.path)
     assert isinstance(caught.value, NameTakenError) == (what == "tag")
     assert session.head() is None
 
@@ -916,14 +916,14 @@ def test_cut_short_at_any_write_it_is_there_or_not(file: LashFile) -> None:
             assert isinstance(engine, Failing)
             engine.left = number
             try:
-                import_sessions(store, file.path)
+                import_lash(store, file.path)
             except StorageError:
                 engine.left = 1 << 30
                 assert store.session(SESSION).head() is None
                 assert not list(store.sessions())
                 assert not list(store.pins())
                 assert not store.session(SESSION).queue.batches()
-                assert import_sessions(store, file.path).sessions[0].outcome == IMPORTED
+                assert import_lash(store, file.path).sessions[0].outcome == IMPORTED
                 assert is_sound(store)
                 continue
             break
@@ -933,7 +933,7 @@ def test_cut_short_at_any_write_it_is_there_or_not(file: LashFile) -> None:
 def test_stopped_at_any_step_it_goes_on(file: LashFile, store: Store) -> None:
     steps: list[Step] = []
     with Store(MemoryEngine()) as other:
-        import_sessions(other, file.path, progress=steps.append)
+        import_lash(other, file.path, progress=steps.append)
 
     for last in steps:
 
@@ -942,8 +942,8 @@ def test_stopped_at_any_step_it_goes_on(file: LashFile, store: Store) -> None:
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            import_sessions(store, file.path, progress=stop)
-    assert import_sessions(store, file.path).sessions[0].outcome == UNCHANGED
+            import_lash(store, file.path, progress=stop)
+    assert import_lash(store, file.path).sessions[0].outcome == UNCHANGED
     assert is_sound(store)
 
 
@@ -954,18 +954,18 @@ def test_what_a_collector_takes_is_stored_again(file: LashFile, store: Store) ->
         if step.phase == "store" and not taken:
             taken.append(collect(store, grace_ms=0).objects_swept)
 
-    import_sessions(store, file.path, progress=take)
+    import_lash(store, file.path, progress=take)
     assert taken[0] > 0
     assert is_sound(store)
 
 
 def test_who_changes_it_in_the_midst_is_told(file: LashFile, store: Store) -> None:
     def change(step: Step) -> None:
-        if step.phase == "verify":
+        if step.phase == "copy":
             store.session(SESSION).rename("other")
 
-    with pytest.raises(ConflictError, match="its meta of session 's1' is not what was read"):
-        import_sessions(store, file.path, progress=change)
+    with pytest.raises(ConflictError, match="session 's1' differs from its source: its meta"):
+        import_lash(store, file.path, progress=change)
 
 
 def test_two_at_once_make_one(file: LashFile, store: Store) -> None:
@@ -973,9 +973,9 @@ def test_two_at_once_make_one(file: LashFile, store: Store) -> None:
 
     def other(step: Step) -> None:
         if step.phase == "store" and not done:
-            done.append(import_sessions(store, file.path).sessions[0].outcome)
+            done.append(import_lash(store, file.path).sessions[0].outcome)
 
-    assert import_sessions(store, file.path, progress=other).sessions[0].outcome == IMPORTED
+    assert import_lash(store, file.path, progress=other).sessions[0].outcome == IMPORTED
     assert done == [IMPORTED]
     assert len(store.session(SESSION).queue.batches()) == 3
 
@@ -997,7 +997,7 @@ def test_who_takes_the_id_in_the_midst_keeps_it(tmp_path: Path, store: Store, wh
 
     wanted = SessionDeletedError if what == "delete" else SessionExistsError
     with pytest.raises(wanted):
-        import_sessions(store, file.path, progress=take)
+        import_lash(store, file.path, progress=take)
     if what == "commit":
         assert [node.id for node in store.session(SESSION).nodes()] == ["x"]
     elif what == "create":
@@ -1009,7 +1009,7 @@ def test_a_dry_run_writes_nothing(file: LashFile) -> None:
     with Store(Failing()) as store:
         assert isinstance(store.engine, Failing)
         store.engine.left = 0
-        report = import_sessions(store, file.path, dry_run=True)
+        report = import_lash(store, file.path, dry_run=True)
     assert report.dry_run
     assert parts(report)["nodes"] == (5, 5)
 
@@ -1026,16 +1026,23 @@ def test_a_directory_of_sessions(tmp_path: Path, store: Store) -> None:
         database.execute("CREATE TABLE processes (x)")
         database.execute("PRAGMA user_version = 6")
     (tmp_path / "notes.txt").write_text("none")
-    report = import_sessions(store, tmp_path)
-    assert [(Path(one.file).name, one.session, one.outcome) for one in report.sessions] == [
-        ("a.db", "a", IMPORTED), ("b.db", "b", IMPORTED), ("empty.db", None, EMPTY),
+    report = import_lash(store, tmp_path)
+    assert [(Path(one.source).name, one.session, one.outcome) for one in report.sessions] == [
+        ("a.db", "a", IMPORTED), ("b.db", "b", IMPORTED),
     ]  # fmt: skip
-    assert [Path(each).name for each in report.skipped] == ["processes.db"]
+    assert report.notes == (
+        Note(
+            "databases that are not session databases of lash, left out",
+            1,
+            (str(tmp_path / "processes.db"),),
+        ),
+        Note("databases without a session, left out", 1, (str(tmp_path / "empty.db"),)),
+    )
     assert [info.head for info in store.sessions()] == [None, None]
-    with pytest.raises(InvalidInputError, match="4 databases cannot all be called 'x'"):
-        import_sessions(store, tmp_path, name="x")
+    with pytest.raises(InvalidInputError, match=r"name 'x' is for one database, and .* holds 4"):
+        import_lash(store, tmp_path, name="x")
     with pytest.raises(ForeignSourceError):
-        import_sessions(store, tmp_path / "processes.db")
+        import_lash(store, tmp_path / "processes.db")
 
 
 def test_two_files_of_one_id_do_not_become_one(tmp_path: Path, store: Store) -> None:
@@ -1045,17 +1052,17 @@ def test_two_files_of_one_id_do_not_become_one(tmp_path: Path, store: Store) -> 
         made.head(name)
     for dry_run in (True, False):
         with pytest.raises(ConflictError, match="'root'"):
-            import_sessions(store, tmp_path, dry_run=dry_run)
-    import_sessions(store, tmp_path / "b.db", name="root b")
+            import_lash(store, tmp_path, dry_run=dry_run)
+    import_lash(store, tmp_path / "b.db", name="root b")
     assert [info.meta.session for info in store.sessions()] == ["root", "root b"]
 
 
 def test_one_session_twice_is_moved_once(file: LashFile, store: Store) -> None:
+    shutil.copy(file.path, file.path.parent / "twin.db")
     for dry_run in (True, False):
-        report = import_sessions(store, file.path, file.path, dry_run=dry_run)
+        report = import_lash(store, file.path.parent, dry_run=dry_run)
         assert [one.outcome for one in report.sessions] == [IMPORTED, UNCHANGED]
-    with pytest.raises(InvalidInputError, match="name a database"):
-        import_sessions(store)
+        assert report.part("sessions") == ("sessions", 2, 1, 0)
 
 
 def test_version_3_without_turns_in_their_midst(tmp_path: Path, store: Store) -> None:
@@ -1063,7 +1070,7 @@ def test_version_3_without_turns_in_their_midst(tmp_path: Path, store: Store) ->
     file = filled(tmp_path / "a.db", 3)
     file.run("DROP TABLE runtime_turn_checkpoints")
     file.run("DROP TABLE runtime_effect_journal")
-    assert import_sessions(store, file.path).sessions[0].outcome == IMPORTED
+    assert import_lash(store, file.path).sessions[0].outcome == IMPORTED
 
 
 @pytest.mark.parametrize("version", [0, 2, 5, 13, 99])
@@ -1074,28 +1081,28 @@ def test_other_versions_are_refused_by_name(tmp_path: Path, store: Store, versio
         with pytest.raises(
             SourceVersionError, match=f"schema version {version}, .* 1, 3, 4"
         ) as caught:
-            import_sessions(store, place)
+            import_lash(store, place)
         assert (caught.value.found, caught.value.supported) == (version, VERSIONS)
 
 
 def test_what_is_no_session_database_is_refused(tmp_path: Path, store: Store) -> None:
     with pytest.raises(SourceNotFoundError):
-        import_sessions(store, tmp_path / "nowhere.db")
+        import_lash(store, tmp_path / "nowhere.db")
     with pytest.raises(SourceNotFoundError):
-        import_sessions(store, tmp_path)
+        import_lash(store, tmp_path)
     (tmp_path / "text.db").write_bytes(b"not a database" * 99)
     with pytest.raises(ForeignSourceError):
-        import_sessions(store, tmp_path / "text.db")
+        import_lash(store, tmp_path / "text.db")
     with pytest.raises(ForeignSourceError, match="no session database"):
-        import_sessions(store, tmp_path)
+        import_lash(store, tmp_path)
     file = filled(tmp_path / "a.db", 4)
     file.run("ALTER TABLE graph_nodes DROP COLUMN tombstoned")
     with pytest.raises(ForeignSourceError, match=r"graph_nodes of .* has no column tombstoned"):
-        import_sessions(store, file.path)
+        import_lash(store, file.path)
     other = filled(tmp_path / "b.db", 4)
     other.run("DROP TABLE session_execution_leases")
     with pytest.raises(ForeignSourceError, match="session_execution_leases"):
-        import_sessions(store, other.path)
+        import_lash(store, other.path)
 
 
 def test_a_file_in_the_middle_of_a_write_is_refused(file: LashFile, store: Store) -> None:
@@ -1103,7 +1110,7 @@ def test_a_file_in_the_middle_of_a_write_is_refused(file: LashFile, store: Store
         bytes.fromhex("d9d505f920a163d7") + b"\0\0\0\1" + b"x" * 1500
     )
     with pytest.raises(StorageError):
-        import_sessions(store, file.path)
+        import_lash(store, file.path)
     assert not list(store.sessions())
 
 
@@ -1113,7 +1120,7 @@ def test_a_log_that_was_not_folded_in_is_read(file: LashFile, store: Store) -> N
         writing.execute("UPDATE session_meta SET session_name = 'in the log'")
         writing.commit()
         assert Path(f"{file.path}-wal").exists()
-        import_sessions(store, file.path)
+        import_lash(store, file.path)
     assert store.session(SESSION).meta().name == "in the log"
 
 
@@ -1123,7 +1130,7 @@ def test_a_log_that_was_not_folded_in_is_read(file: LashFile, store: Store) -> N
 def test_it_is_cared_for_as_any_session_is(file: LashFile, store: Store, tmp_path: Path) -> None:
     """Its first revision is not number 1, and what was hidden came over hidden."""
     file.run("UPDATE graph_nodes SET tombstoned = 1 WHERE node_id = 'a1'")
-    import_sessions(store, file.path)
+    import_lash(store, file.path)
     session = store.session(SESSION)
     shown = [node.id for node in session.nodes("full")]
     store.fork(SESSION, "a fork")
@@ -1143,4 +1150,4 @@ def test_it_is_cared_for_as_any_session_is(file: LashFile, store: Store, tmp_pat
         import_session(other, tmp_path / "s1.bundle")
         assert [node.id for node in other.session(SESSION).nodes("full")] == shown
         assert is_sound(other)
-    assert import_sessions(store, file.path).sessions[0].outcome == UNCHANGED
+    assert import_lash(store, file.path).sessions[0].outcome == UNCHANGED

@@ -551,7 +551,7 @@ def test_errors_are_those_that_callers_of_the_original_catch(
         store.append_message("one", role="user", content="x")
     file = tmp_path / "db"
     file.write_bytes(b"SQLite format 3\0")
-    with pytest.raises(InvalidInputError, match="import-records power-loop"):
+    with pytest.raises(InvalidInputError, match="casstore import power-loop"):
         ours.SessionStore.open(file)
     assert file.read_bytes() == b"SQLite format 3\0"
 

@@ -16,9 +16,9 @@ from power_loop.agent.sink import SQLiteSink
 from power_loop.runtime.session_store import SessionStore as Original
 from power_loop.runtime.session_store import SubagentLifecycle
 
-from casstore.compat.importing import ImportReport
+from casstore.compat.importing import ImportReport, Note
 from casstore.compat.power_loop import SessionStore
-from casstore.compat.power_loop_import import import_database
+from casstore.compat.power_loop_import import import_power_loop
 from casstore.engine.memory import MemoryEngine
 from casstore.errors import (
     ConflictError,
@@ -105,12 +105,12 @@ def waiting(source: Any) -> None:
 
 def test_every_row_is_there_as_it_was(file: Path, store: Store) -> None:
     before = file.read_bytes()
-    report = import_database(store, file)
+    report = import_power_loop(store, file)
     assert [(part.name, part.found, part.imported) for part in report.parts] == [
         ("messages", 533, 533),
         ("sessions", 8, 8),
-        ("usage_rounds of no session", 1, 0),
     ]
+    assert report.notes == (Note("usage_rounds of no session, left out", 1),)
     assert file.read_bytes() == before
     mine = SessionStore(store)
     with Original.open(file) as source:
@@ -146,14 +146,14 @@ def test_rows_of_no_session_stay_behind_and_are_counted(file: Path, store: Store
     with closing(sqlite3.connect(file)) as database, database:
         database.execute("DELETE FROM sessions WHERE session_id = 'folded'")
     for dry_run in (True, False):
-        report = import_database(store, file, dry_run=dry_run)
-        assert {part.name: part.found for part in report.parts if not part.imported} == {
-            "messages of no session": 11,
-            "compactions of no session": 2,
-            "usage_rounds of no session": 1,
-            "session_state of no session": 1,
-        }
-    assert import_database(store, file).imported == 0
+        report = import_power_loop(store, file, dry_run=dry_run)
+        assert report.notes == (
+            Note("messages of no session, left out", 11),
+            Note("compactions of no session, left out", 2),
+            Note("usage_rounds of no session, left out", 1),
+            Note("session_state of no session, left out", 1),
+        )
+    assert import_power_loop(store, file).imported == 0
 
 
 def test_what_only_pythons_json_says_moves_as_well(tmp_path: Path, store: Store) -> None:
@@ -166,8 +166,8 @@ def test_what_only_pythons_json_says_moves_as_well(tmp_path: Path, store: Store)
         source.append_message("s", role="assistant", tool_calls=calls, meta={"json": 1 << 70})
         source.set_pending("s", {"tool_call_ids": ["c1"], "tool_calls": calls})
         theirs = [vars(one) for one in source.load_all_messages("s")]
-    assert import_database(store, path, dry_run=True).imported == 3
-    assert import_database(store, path).imported == 3
+    assert import_power_loop(store, path, dry_run=True).imported == 3
+    assert import_power_loop(store, path).imported == 3
     mine = SessionStore(store)
     assert [vars(one) for one in mine.load_all_messages("s")] == theirs
     session, state = mine.get_session("s"), mine.get_state("s")
@@ -181,19 +181,19 @@ def test_what_only_pythons_json_says_moves_as_well(tmp_path: Path, store: Store)
 def test_long_messages_move_a_few_at_a_time(
     tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("casstore.compat.power_loop_import._PAGE_BYTES", 1000)
+    monkeypatch.setattr("casstore.compat.importing.PAGE_BYTES", 1000)
     with Original.open(tmp_path / "long.db") as source:
         source.create_session(session_id="s")
         for _ in range(5):
             source.append_message("s", role="user", content="x" * 600)
     told: list[Step] = []
-    import_database(store, tmp_path / "long.db", progress=told.append)
+    import_power_loop(store, tmp_path / "long.db", progress=told.append)
     copied = [step.done for step in told if (step.phase, step.unit) == ("copy", "messages")]
     assert copied == [2, 4, 5]
 
 
 def test_notes_stand_where_their_folds_began(file: Path, store: Store) -> None:
-    import_database(store, file)
+    import_power_loop(store, file)
     mine = SessionStore(store)
     # 2 to 5 went into note 9; then 9 and 6 were to go into note 10, and stayed.
     assert [one.seq for one in mine.load_active_messages("folded")] == [1, 9, 10, 6, 7, 8, 11]
@@ -204,7 +204,7 @@ def test_notes_stand_where_their_folds_began(file: Path, store: Store) -> None:
 
 
 def test_calls_that_wait_have_their_data_back(file: Path, store: Store) -> None:
-    import_database(store, file)
+    import_power_loop(store, file)
     mine = SessionStore(store)
     state = mine.get_state("waiting")
     assert state is not None
@@ -220,7 +220,7 @@ def test_calls_that_wait_have_their_data_back(file: Path, store: Store) -> None:
 
 
 def test_the_tree_is_there_and_nothing_dangles(file: Path, store: Store) -> None:
-    import_database(store, file)
+    import_power_loop(store, file)
     log = SessionLog(store)
     tree = {one.id: (one.parent, one.depth) for one in log.sessions()}
     assert tree["a child"] == ("long", 1)
@@ -237,7 +237,7 @@ class Stopped(BaseException):
 def test_stopped_anywhere_it_goes_on_and_repeated_it_does_nothing(file: Path) -> None:
     steps: list[Step] = []
     whole = Store(MemoryEngine())
-    import_database(whole, file, progress=steps.append)
+    import_power_loop(whole, file, progress=steps.append)
     assert {step.phase for step in steps} == {"copy", "verify"}
     for stop in range(0, len(steps), 4):
         store = Store(MemoryEngine())
@@ -249,14 +249,14 @@ def test_stopped_anywhere_it_goes_on_and_repeated_it_does_nothing(file: Path) ->
                 raise Stopped
 
         with pytest.raises(Stopped):
-            import_database(store, file, progress=note)
+            import_power_loop(store, file, progress=note)
         assert all(
             len(list(SessionLog(store).messages(one.id))) == count(file, one.id)
             for one in SessionLog(store).sessions()
         )
-        import_database(store, file)
+        import_power_loop(store, file)
         assert contents(store) == contents(whole)
-        assert import_database(store, file).imported == 0
+        assert import_power_loop(store, file).imported == 0
 
 
 def test_a_session_says_when_it_changed_there_until_it_changes_here(
@@ -264,7 +264,7 @@ def test_a_session_says_when_it_changed_there_until_it_changes_here(
 ) -> None:
     with closing(sqlite3.connect(file)) as database, database:
         database.execute("UPDATE sessions SET updated_at = 1700000000123")
-    import_database(store, file)
+    import_power_loop(store, file)
     mine = SessionStore(store)
     before = {row.session_id: row.updated_at for row in mine.list_sessions()}
     assert set(before.values()) == {1_700_000_000_123}
@@ -277,7 +277,7 @@ def test_a_session_says_when_it_changed_there_until_it_changes_here(
     assert changed == {"long", "waiting", "child"}
     # Another import finds it unchanged or, where it went on here, says so.
     with pytest.raises(ConflictError):
-        import_database(store, file)
+        import_power_loop(store, file)
 
 
 def count(file: Path, session: str) -> int:
@@ -296,28 +296,28 @@ def contents(store: Store) -> list[Any]:
 
 
 def test_a_dry_run_says_the_same_and_writes_nothing(file: Path, store: Store) -> None:
-    dry = import_database(store, file, dry_run=True)
+    dry = import_power_loop(store, file, dry_run=True)
     assert list(SessionLog(store).sessions()) == []
     assert list(store.sessions()) == []
-    wet: ImportReport = import_database(store, file)
+    wet: ImportReport = import_power_loop(store, file)
     assert dry.parts == wet.parts
 
 
 def test_what_is_there_otherwise_ends_it(file: Path, store: Store) -> None:
-    import_database(store, file)
+    import_power_loop(store, file)
     with closing(sqlite3.connect(file)) as database, database:
         database.execute("UPDATE messages SET content = 'other' WHERE seq = 510")
     with pytest.raises(ConflictError, match="message 510 of session 'long'"):
-        import_database(store, file)
+        import_power_loop(store, file)
     fresh = Store(MemoryEngine())
-    import_database(fresh, file)
+    import_power_loop(fresh, file)
     SessionLog(fresh).update("long", model="other")
     with pytest.raises(ConflictError, match="'long'"):
-        import_database(fresh, file)
+        import_power_loop(fresh, file)
     taken = Store(MemoryEngine())
     taken.session("long").commit(Commit(append=[NodeDraft("1", "mine")], lease=UNFENCED))
     with pytest.raises(NotALogError):
-        import_database(taken, file)
+        import_power_loop(taken, file)
     assert len(taken.session("long").nodes()) == 1
 
 
@@ -342,24 +342,24 @@ def test_a_dry_run_sees_what_stands_in_the_way_of_a_session_without_messages(
 ) -> None:
     make(store)
     with pytest.raises((ConflictError, NotALogError)) as dry:
-        import_database(store, file, dry_run=True)
+        import_power_loop(store, file, dry_run=True)
     with pytest.raises((ConflictError, NotALogError)) as wet:
-        import_database(store, file)
+        import_power_loop(store, file)
     assert str(dry.value) == str(wet.value)
 
 
 def test_other_files_are_refused(tmp_path: Path, store: Store, file: Path) -> None:
     with pytest.raises(StoreNotFoundError):
-        import_database(store, tmp_path / "nowhere")
+        import_power_loop(store, tmp_path / "nowhere")
     other = tmp_path / "other.db"
     with closing(sqlite3.connect(other)) as database, database:
         database.execute("CREATE TABLE sessions (session_id TEXT)")
     with pytest.raises(ForeignStoreError, match=r"power-loop 0\.2\.0"):
-        import_database(store, other)
+        import_power_loop(store, other)
     with closing(sqlite3.connect(file)) as database, database:
         database.execute("ALTER TABLE messages ADD COLUMN content_encoding TEXT")
     with pytest.raises(ForeignStoreError, match="content_encoding"):
-        import_database(store, file)
+        import_power_loop(store, file)
 
 
 def test_a_damaged_row_is_named_and_its_session_not_seen(file: Path, store: Store) -> None:
@@ -368,7 +368,7 @@ def test_a_damaged_row_is_named_and_its_session_not_seen(file: Path, store: Stor
             "UPDATE messages SET meta_json = '{' WHERE session_id = 'long' AND seq = 9"
         )
     with pytest.raises(InvalidInputError, match="message 9 of session 'long'"):
-        import_database(store, file)
+        import_power_loop(store, file)
     assert SessionLog(store).find("long") is None
     with closing(sqlite3.connect(file)) as database, database:
         database.execute(
@@ -377,8 +377,8 @@ def test_a_damaged_row_is_named_and_its_session_not_seen(file: Path, store: Stor
         database.execute(
             "UPDATE sessions SET parent_session_id = 'a grandchild' WHERE session_id = 'long'"
         )
-    with pytest.raises(InvalidInputError, match="below itself"):
-        import_database(store, file)
+    with pytest.raises(InvalidInputError, match="its own ancestor"):
+        import_power_loop(store, file)
 
 
 @pytest.mark.parametrize(
@@ -401,6 +401,6 @@ def test_a_dry_run_names_what_cannot_be_moved(file: Path, store: Store, change: 
         assert database.execute(change).rowcount == 1
     for dry_run in (True, False):
         with pytest.raises(InvalidInputError, match=r"session '(long|folded)'"):
-            import_database(store, file, dry_run=dry_run)
+            import_power_loop(store, file, dry_run=dry_run)
     # What has come in before that is nothing that anybody sees.
     assert SessionLog(store).find("long") is None or "compactions" in change

@@ -17,11 +17,11 @@ import pytest
 from casstore import Store
 from casstore.adapters.jsonl import import_jsonl
 from casstore.compat import sqlite_source
-from casstore.compat.agent_harness_import import import_database as import_agent_harness
-from casstore.compat.agent_state_import import import_agent_state
-from casstore.compat.langbot import import_database as import_langbot
-from casstore.compat.lash import import_sessions as import_lash
-from casstore.compat.power_loop_import import import_database as import_power_loop
+from casstore.compat.agent_harness_import import import_agent_harness
+from casstore.compat.agent_state_import import import_morrow
+from casstore.compat.langbot_import import import_langbot
+from casstore.compat.lash_import import import_lash
+from casstore.compat.power_loop_import import import_power_loop
 from casstore.compat.sqlite_source import SqliteSource
 from casstore.engine.memory import MemoryEngine
 from casstore.errors import CasstoreError, ForeignSourceError, LimitError, StorageError
@@ -130,7 +130,7 @@ def test_text_that_is_none_is_a_typed_error(file: Path) -> None:
 
 IMPORTERS: dict[str, Callable[[Store, Path], object]] = {
     "agent-harness": import_agent_harness,
-    "agent state": import_agent_state,
+    "agent state": import_morrow,
     "LangBot": import_langbot,
     "lash": import_lash,
     "power-loop": import_power_loop,

@@ -16,20 +16,16 @@ except ModuleNotFoundError as exc:
         name=exc.name,
     ) from exc
 
+from casstore.adapters.langgraph.checkpoint_import import import_checkpoints
+from casstore.adapters.langgraph.item_import import import_items
 from casstore.adapters.langgraph.items import CasstoreStore
-from casstore.adapters.langgraph.moving_in import ImportReport
-from casstore.adapters.langgraph.moving_items import ItemsReport
 from casstore.adapters.langgraph.saver import CasstoreSaver
 from casstore.adapters.langgraph.serializer import StrictSerializer
-from casstore.adapters.langgraph.sqlite_import import import_sqlite
-from casstore.adapters.langgraph.sqlite_store_import import import_sqlite_store
 
 __all__ = [
     "CasstoreSaver",
     "CasstoreStore",
-    "ImportReport",
-    "ItemsReport",
     "StrictSerializer",
-    "import_sqlite",
-    "import_sqlite_store",
+    "import_checkpoints",
+    "import_items",
 ]

@@ -18,11 +18,7 @@ except ModuleNotFoundError as exc:
     ) from exc
 
 from casstore.adapters.openai_agents.branches import Branch
+from casstore.adapters.openai_agents.importing import import_sessions
 from casstore.adapters.openai_agents.session import CasstoreSession
-from casstore.adapters.openai_agents.sqlite_import import (
-    ImportReport,
-    UnreadableItem,
-    import_sqlite,
-)
 
-__all__ = ["Branch", "CasstoreSession", "ImportReport", "UnreadableItem", "import_sqlite"]
+__all__ = ["Branch", "CasstoreSession", "import_sessions"]

@@ -13,9 +13,8 @@ from typing import Any, Final, NamedTuple
 
 from casstore.adapters.openai_agents.branches import MAIN
 from casstore.adapters.openai_agents.conversation import TurnUsage
-from casstore.compat.sqlite_source import SqliteSource
-from casstore.compat.times import utc_us
-from casstore.errors import CorruptionError, ForeignStoreError, InvalidInputError
+from casstore.compat.sqlite_source import SqliteSource, utc_us
+from casstore.errors import CorruptionError, ForeignSourceError, InvalidInputError
 from casstore.records.json_values import storable
 from casstore.session.arguments import check_text, list_of
 
@@ -116,7 +115,7 @@ class SdkDatabase:
         if not (
             "session_id" in source.columns(sessions) and source.columns(messages) >= _TABLE_COLUMNS
         ):
-            raise ForeignStoreError(
+            raise ForeignSourceError(
                 f"{source.path} has no tables {sessions} and {messages} as the SQLiteSession of "
                 "the OpenAI Agents SDK makes them; if they have other names, give these"
             )

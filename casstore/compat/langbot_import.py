@@ -1,9 +1,8 @@
-"""LangBot's runner state into scoped state: every value with its times, its context and its key.
+"""Imports LangBot's runner state into scoped state: values with their times, contexts and keys.
 
-The table was called ``agent_runner_state`` and is called ``runner_state``. Keys of scopes were
-once texts joined by colons: those rows are given the key that their columns make, so that the
-host finds them again. Where a row of the later kind has the same place, that is the one the
-host has used since, and the older is passed over.
+The table is called ``runner_state``, formerly ``agent_runner_state``. Older rows have scope keys
+joined by colons; they get the key that their columns make, under which the host looks for them. If
+a newer row has the same place, the host has used that one since, and the older row is left out.
 """
 
 from __future__ import annotations
@@ -14,9 +13,18 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from casstore.compat.importing import ImportReport, LeftBehind, Part, move
-from casstore.compat.sqlite_source import SqliteSource
-from casstore.compat.times import utc_us
+from casstore.compat import importing
+from casstore.compat.importing import (
+    ImportReport,
+    Note,
+    Part,
+    Presence,
+    RowPart,
+    paged,
+    presence,
+    run,
+)
+from casstore.compat.sqlite_source import SqliteSource, utc_us
 from casstore.errors import ConflictError, ForeignSourceError, InvalidInputError, StateRefusedError
 from casstore.maintenance.progress import Progress, Step
 from casstore.records.scoped.adoption import Adoption, Arrival, ArrivedReset
@@ -31,52 +39,47 @@ _CONTEXT: Final = (
     "actor_id", "actor_type", "subject_id", "subject_type",
 )  # fmt: skip
 _OTHERS: Final = ("id", "scope", "scope_key", "state_key", "value_json", "created_at", "updated_at")
-# A write holds so much at the most: what stopping in between would lose.
-_PAGE_ROWS: Final = 200
-_PAGE_BYTES: Final = 4 << 20
 
-# Why rows stay behind.
-_EMPTY: Final = "without value"
-_UNREADABLE: Final = "unreadable"
-_SUPERSEDED: Final = "superseded"
+# Why rows are left out.
+_EMPTY: Final = "rows without a value, left out"
+_UNREADABLE: Final = "rows whose value is not JSON, left out"
+_SUPERSEDED: Final = "rows that a newer row replaces, left out"
 
 
-def import_database(
+def import_langbot(
     store: Store,
-    file: str | os.PathLike[str],
+    source: str | os.PathLike[str],
     *,
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> ImportReport:
-    """Move the runner state of a LangBot database over, and compare every row.
+    """Import the runner state of a LangBot database.
 
-    The report also counts rows that stay behind because LangBot itself does not see them:
-    ``without value`` and ``unreadable`` are missing to it, ``superseded`` it does not find any
-    more; and those that say something in a column that is not known here. ForeignSourceError if
-    there is no such table; ConflictError if both have rows, or a row is in the store with other
-    content; InvalidInputError, naming the row, if one contradicts itself or holds what is no
-    JSON (NaN).
+    Notes count the rows that LangBot itself does not see, and values in columns that this release
+    does not know; they are left out. ForeignSourceError if there is no such table; ConflictError
+    if both tables have rows, or the store holds a row with other content; InvalidInputError,
+    naming the row, if its columns contradict each other or it holds NaN.
     """
     check_store(store)
-    with SqliteSource(file) as source:
-        rows = _Rows(source, _table(source))
+    with SqliteSource(source) as database:
+        rows = _Rows(database, _table(database))
         adoption = Adoption(store)
         fates = _fates(rows, progress)
         parts: list[Part] = [_Resets(rows, adoption), _Values(rows, adoption, fates[None])]
-        parts += [
-            LeftBehind(why, fates[why]) for why in (_EMPTY, _UNREADABLE, _SUPERSEDED) if fates[why]
-        ]
-        parts += source.unread(rows.table, (*_CONTEXT, *_OTHERS))
-        return move(source, store, parts, dry_run=dry_run, progress=progress)
+        notes = [Note(why, number) for why, number in fates.items() if why is not None]
+        notes += database.unread(rows.table, (*_CONTEXT, *_OTHERS))
+        return run(
+            "langbot", database, store, parts, notes=notes, dry_run=dry_run, progress=progress
+        )
 
 
 def _fates(rows: _Rows, progress: Progress | None) -> Counter[str | None]:
-    """How many rows move, and how many stay behind for what reason."""
+    """How many rows are imported (None), and how many are left out for which reason."""
     fates: Counter[str | None] = Counter()
     for seen, row in enumerate(rows.values(), 1):
         fates[rows.fate(row)] += 1
-        if progress is not None and not seen % _PAGE_ROWS:
-            progress(Step("look", seen, None, "rows"))
+        if progress is not None and not seen % importing.PAGE_ROWS:
+            progress(Step("check", seen, None, "rows"))
     return fates
 
 
@@ -88,7 +91,7 @@ def _table(source: SqliteSource) -> str:
     filled = [table for table in there if next(source.ask(f"SELECT 1 FROM {table} LIMIT 1"), None)]
     if len(filled) > 1:
         raise ConflictError(
-            f"{source.path} has state in {' and in '.join(filled)}: bring it into one of them first"
+            f"{source.path} has state in {' and in '.join(filled)}; move it into one of them first"
         )
     table = (filled or there)[0]
     lacking = {*_CONTEXT, *_OTHERS} - source.columns(table)
@@ -125,7 +128,7 @@ class _Rows:
         return self._where("runner_id IS NOT ?")
 
     def resets(self) -> Iterator[_Row]:
-        """The rows that tell of a reset."""
+        """The rows that record a reset."""
         return self._where("runner_id IS ?")
 
     def _where(self, condition: str) -> Iterator[_Row]:
@@ -135,7 +138,7 @@ class _Rows:
             yield _Row._make([*row[: len(_OTHERS)], Context(*row[len(_OTHERS) :])])
 
     def has_reset(self, context: Context) -> bool:
-        """Was this conversation ever reset?"""
+        """Whether this conversation was ever reset."""
         query = (
             f"SELECT 1 FROM {self.table} WHERE runner_id = ? AND workspace_id IS ? "
             "AND bot_id IS ? AND conversation_id IS ?"
@@ -144,7 +147,7 @@ class _Rows:
         return next(self._source.ask(query, (_RESETTER, *place)), None) is not None
 
     def fate(self, row: _Row) -> str | None:
-        """Why a row stays behind; None if it moves."""
+        """Why a row is left out; None if it is imported."""
         key = _key(self, row)
         if not row.value_json:
             return _EMPTY
@@ -159,9 +162,9 @@ class _Rows:
         return None
 
     def _is_superseded(self, row: _Row, key: str) -> bool:
-        """Is there a row that the host finds in the place of this one?"""
+        """Whether the host finds another row in place of this one."""
         name = ALIASES.get(row.state_key, row.state_key)
-        # All that become one: the later key before the older, the name before what stands for it.
+        # All places that map to one: the newer key before the older, the name before its aliases.
         names = [name, *[alias for alias, meant in ALIASES.items() if meant == name]]
         places = [(one, other) for one in (key, _joined(row)) for other in names]
         better = places[: places.index((row.scope_key, row.state_key))]
@@ -170,7 +173,7 @@ class _Rows:
 
 
 def _key(rows: _Rows, row: _Row) -> str:
-    """The key of the row's scope, as its columns make it; it must be the row's own."""
+    """The scope key that the row's columns make, which must be the row's own."""
     try:
         made = scope_key(checked(row.context), row.scope) if row.scope in SCOPES else None
     except InvalidInputError as exc:
@@ -183,7 +186,7 @@ def _key(rows: _Rows, row: _Row) -> str:
 
 
 def _joined(row: _Row) -> str:
-    """The key of the row's scope as it was once made."""
+    """The row's scope key in the older form."""
     context = row.context
     own: list[str | None] = []
     if row.scope == "conversation":
@@ -197,7 +200,7 @@ def _joined(row: _Row) -> str:
 
 def _broken(rows: _Rows, row: _Row, why: str) -> InvalidInputError:
     return InvalidInputError(
-        f"row {row.id} of {rows.table} cannot be moved: {why}; correct or delete it there"
+        f"row {row.id} of {rows.table} cannot be imported: {why}; correct or delete it there"
     )
 
 
@@ -214,7 +217,7 @@ def _time_ms(rows: _Rows, row: _Row, text: Any) -> int:
 # --- parts --------------------------------------------------------------------------------------
 
 
-class _Values:
+class _Values(RowPart[_Row]):
     """Values of all scopes."""
 
     name = "values"
@@ -225,20 +228,16 @@ class _Values:
         self._number = number
 
     def count(self) -> int:
-        """How many there are."""
         return self._number
 
     def pages(self) -> Iterator[Sequence[_Row]]:
-        """All of them in order, as many at a time as one write should hold."""
         rows = self._rows
-        return _pages(row for row in rows.values() if rows.fate(row) is None)
+        return paged((row for row in rows.values() if rows.fate(row) is None), _row_bytes)
 
-    def is_stored(self, page: Sequence[_Row]) -> Sequence[bool]:
-        """Which of them the store has; ConflictError if with other content."""
-        return self._adoption.has_values([self._arrival(row) for row in page])
+    def look(self, page: Sequence[_Row]) -> Sequence[Presence]:
+        return presence(self._adoption.has_values([self._arrival(row) for row in page]))
 
     def store(self, rows: Sequence[_Row]) -> None:
-        """Put them into the store, in one write."""
         self._adoption.put_values([self._arrival(row) for row in rows])
 
     def _arrival(self, row: _Row) -> Arrival:
@@ -261,8 +260,8 @@ class _Values:
         )
 
 
-class _Resets:
-    """The latest reset of each conversation; others leave no trace in the source."""
+class _Resets(RowPart[_Row]):
+    """The latest reset of each conversation; the table does not keep earlier ones."""
 
     name = "resets"
 
@@ -271,19 +270,15 @@ class _Resets:
         self._adoption = adoption
 
     def count(self) -> int:
-        """How many there are."""
         return sum(1 for _ in self._rows.resets())
 
     def pages(self) -> Iterator[Sequence[_Row]]:
-        """All of them in order."""
-        return _pages(self._rows.resets())
+        return paged(self._rows.resets(), _row_bytes)
 
-    def is_stored(self, page: Sequence[_Row]) -> Sequence[bool]:
-        """Which of them the store has; ConflictError if with other content."""
-        return self._adoption.has_resets([self._arrival(row) for row in page])
+    def look(self, page: Sequence[_Row]) -> Sequence[Presence]:
+        return presence(self._adoption.has_resets([self._arrival(row) for row in page]))
 
     def store(self, rows: Sequence[_Row]) -> None:
-        """Put them into the store, in one write."""
         self._adoption.put_resets([self._arrival(row) for row in rows])
 
     def _arrival(self, row: _Row) -> ArrivedReset:
@@ -291,23 +286,13 @@ class _Resets:
         try:
             told = json.loads(row.value_json)
         except (TypeError, ValueError, RecursionError) as exc:
-            raise _broken(rows, row, "its value is no JSON") from exc
+            raise _broken(rows, row, "its value is not JSON") from exc
         is_id = type(told) is str and bool(told)
         if not is_id or not context.conversation_id or row.state_key != "generation":
-            raise _broken(rows, row, "it is no reset of a conversation")
+            raise _broken(rows, row, "it is not the reset of a conversation")
         place = (context.workspace_id, context.bot_id, context.conversation_id)
         return ArrivedReset(*place, told, _time_ms(rows, row, row.created_at))
 
 
-def _pages(rows: Iterator[_Row]) -> Iterator[list[_Row]]:
-    """Rows in lists of as many as one write should hold."""
-    page: list[_Row] = []
-    size = 0
-    for row in rows:
-        page.append(row)
-        size += len(row.value_json) if isinstance(row.value_json, str) else 0
-        if len(page) >= _PAGE_ROWS or size >= _PAGE_BYTES:
-            yield page
-            page, size = [], 0
-    if page:
-        yield page
+def _row_bytes(row: _Row) -> int:
+    return len(row.value_json) if isinstance(row.value_json, str) else 0

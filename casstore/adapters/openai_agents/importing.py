@@ -1,9 +1,8 @@
-"""A database of the SDK's SQLiteSession or AdvancedSQLiteSession into a store, compared.
+"""Imports databases of the SDK's SQLiteSession and AdvancedSQLiteSession.
 
-Session by session: every item is looked at, what the store has of the session is compared, and
-only then the rest is written, a batch to a commit. Branches are written from where they leave
-another, so what they share is stored once. What the store has already, and equal, is passed
-over: an import that was stopped goes on where it was, and one that is repeated moves what is new.
+A session is a unit: the import checks every item, compares what the store holds of the session, and
+only then writes the rest, a batch to a commit. A branch is written from where it leaves another, so
+shared items are stored once. A session that continued in the source is continued in the store.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from casstore.adapters.openai_agents.branch_tree import BranchTree, Fork
 from casstore.adapters.openai_agents.branches import MAIN, Branch, Branches
 from casstore.adapters.openai_agents.conversation import (
     Conversation,
@@ -25,13 +23,28 @@ from casstore.adapters.openai_agents.conversation import (
 )
 from casstore.adapters.openai_agents.items import is_user
 from casstore.adapters.openai_agents.sdk_database import (
+    Item,
     Message,
     SdkDatabase,
     SourceBranch,
     SourceSession,
     UnreadableItemError,
 )
-from casstore.compat.importing import used_bytes
+from casstore.compat.importing import (
+    IMPORTED,
+    UNCHANGED,
+    UPDATED,
+    ImportedSession,
+    ImportReport,
+    Note,
+    Notes,
+    Part,
+    PartReport,
+    Unit,
+    Wrote,
+    paged,
+    run,
+)
 from casstore.compat.sqlite_source import SqliteSource
 from casstore.errors import (
     ConflictError,
@@ -40,9 +53,9 @@ from casstore.errors import (
     InvalidInputError,
     NodeNotFoundError,
 )
-from casstore.maintenance.progress import Progress, Step
+from casstore.maintenance.progress import Progress
 from casstore.records.json_values import restored
-from casstore.session.arguments import check_flag, check_text
+from casstore.session.arguments import check_text
 from casstore.session.attempts import Attempts
 from casstore.session.data import NodeDraft, Usage
 from casstore.session.keys import session_key
@@ -51,50 +64,18 @@ from casstore.store import Store, check_store
 
 _SESSIONS_TABLE: Final = "agent_sessions"
 _MESSAGES_TABLE: Final = "agent_messages"
-# A commit holds so much at the most: what stopping in between would lose.
-_BATCH_NODES: Final = 256
-_BATCH_BYTES: Final = 4 << 20
-# Items may be long, and a page is held whole.
+# Items may be long, and a page of stored ones is held in memory.
 _PAGE: Final = 16
-# What a report names of messages that hold no item.
-_TOLD_UNREADABLE: Final = 100
-# The SDK does not write down which model a turn has used.
+# The SDK does not record the model of a turn.
 _MODEL: Final = "unknown"
 
-
-class UnreadableItem(NamedTuple):
-    """A message that the SDK passes over, too: its ``message_data`` is no JSON."""
-
-    session: str
-    #: Its id in the table of messages.
-    row: int
-    reason: str
+UNREADABLE: Final = "messages that are not JSON, left out as the SDK does"
+UNLINKED: Final = "messages on no branch, which the SDK does not show, left out"
 
 
-class ImportReport(NamedTuple):
-    """What an import did, or would do. Sizes in bytes; of the store, None if it does not tell."""
-
-    dry_run: bool
-    #: In the source. An item that branches share is counted once.
-    sessions: int
-    branches: int
-    items: int
-    #: Moved now, or that would be; the others were in the store already.
-    new_sessions: int
-    imported: int
-    #: Messages that hold no JSON, and the first of them: left out.
-    unreadable: int
-    unreadable_items: tuple[UnreadableItem, ...]
-    #: Messages on no branch of a session that has branches, which the SDK does not show: left out.
-    unlinked: int
-    source_bytes: int
-    store_bytes_before: int | None
-    store_bytes: int | None
-
-
-def import_sqlite(
+def import_sessions(
     store: Store,
-    file: str | os.PathLike[str],
+    source: str | os.PathLike[str],
     *,
     sessions: Sequence[str] | None = None,
     sessions_table: str = _SESSIONS_TABLE,
@@ -102,158 +83,138 @@ def import_sqlite(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> ImportReport:
-    """Move the conversations of a database of the SDK over, and compare all of them.
+    """Import the conversations of a database of the SDK.
 
-    All sessions, or those named, with their branches, turns and usage, under their ids. The
-    file is opened read-only and is as it was afterwards. Messages that hold no JSON are passed
-    over as the SDK does, and the report names them. A session that the store has a beginning of
-    goes on; one that it has all of, or more, stays. ConflictError if the store has one of the
-    same name with other content: nothing is written for that then. Raising from ``progress``
-    stops between two commits; the next call goes on from there. ``dry_run`` writes nothing.
+    All sessions, or those named, with their branches, turns and usage, under their ids. Notes
+    count messages that are not JSON, which the SDK does not show either. A session of which the
+    store holds a beginning is continued; one of which it holds all, or more, is left alone.
+    ForeignSourceError if the tables are missing; InvalidInputError if there is no session of a
+    name; ConflictError if the store holds a session of that id with other content, of which
+    nothing is written then.
 
     >>> import asyncio
     >>> from agents import SQLiteSession
     >>> talk = SQLiteSession("talk", place / "old.db")
     >>> asyncio.run(talk.add_items([{"role": "user", "content": "hello"}]))
     >>> talk.close()
-    >>> import_sqlite(store, place / "old.db").imported
+    >>> import_sessions(store, place / "old.db").part("items").imported
     1
     """
     check_store(store)
     check_text(sessions_table, "a table")
     check_text(messages_table, "a table")
-    check_flag(dry_run, "whether nothing is written")
-    before = used_bytes(store)
-    with SqliteSource(file) as source:
-        database = SdkDatabase(source, sessions_table, messages_table)
-        work = _Import(database, store, database.choose(sessions), dry_run, progress)
-        work.copy()
-        if not dry_run:
-            work.verify()
-        source.require_unchanged()
-        size = source.size_bytes
-    return ImportReport(
-        dry_run,
-        work.sessions,
-        work.branches,
-        work.items,
-        work.new_sessions,
-        work.imported,
-        work.unreadable,
-        tuple(work.unreadable_items),
-        work.unlinked,
-        size,
-        before,
-        used_bytes(store),
-    )
+    with SqliteSource(source) as opened:
+        database = SdkDatabase(opened, sessions_table, messages_table)
+        part = _Items(database, store, database.choose(sessions))
+        return run("openai-agents", opened, store, [part], dry_run=dry_run, progress=progress)
+
+
+# --- where branches part ------------------------------------------------------------------------
+
+
+class Fork(NamedTuple):
+    """Where a branch leaves another: it shares the first ``at`` items with ``base``."""
+
+    #: None: it shares nothing with any.
+    base: str | None
+    at: int
+    #: The number of its items, shared ones included.
+    length: int
+
+
+class BranchTree:
+    """The branches of one session, compared without holding their rows.
+
+    ``rows`` returns the rows of a branch, as often as it is called. A new branch is compared with
+    one that was added before, up to where it leaves that, and from there with the branch that left
+    it first with the same row. The tree holds one entry for each branch, however long it is.
+    """
+
+    def __init__(self, rows: Callable[[str], Iterator[int]]) -> None:
+        self._rows = rows
+        # The branch that left another first, by that branch, the position, and its next row.
+        self._left: dict[tuple[str | None, int, int], str] = {}
+
+    def add(self, name: str) -> Fork:
+        """Add a branch; return where it leaves those that were added before."""
+        base: str | None = None
+        theirs: Iterator[int] = iter(())
+        rows, at = self._rows(name), 0
+        for row in rows:
+            if next(theirs, None) != row:
+                other = self._left.setdefault((base, at, row), name)
+                if other == name:
+                    return Fork(base, at, at + 1 + sum(1 for _ in rows))
+                base, theirs = other, islice(self._rows(other), at + 1, None)
+            at += 1
+        return Fork(base, at, at)
+
+
+# --- the import ---------------------------------------------------------------------------------
 
 
 class _Plan(NamedTuple):
-    """A branch of the source, and what the store has of it."""
+    """A branch of the source, and what the store holds of it."""
 
     source: SourceBranch
     fork: Fork
-    #: As the store has it, None: not there.
+    #: None: the store has no such branch.
     stored: Branch | None
-    #: How many of its items that has.
+    #: The number of its items that the store holds.
     have: int
 
     @property
     def start(self) -> int:
-        """The first item that is to be written."""
+        """The first item to write."""
         return self.fork.at if self.stored is None else self.have
 
 
-class _Import:
-    """One import."""
+class _Items(Part):
+    """The sessions of a database, counted by their messages."""
 
-    def __init__(
-        self,
-        database: SdkDatabase,
-        store: Store,
-        chosen: Sequence[str] | None,
-        dry_run: bool,
-        progress: Progress | None,
-    ) -> None:
+    name = "items"
+
+    def __init__(self, database: SdkDatabase, store: Store, chosen: Sequence[str] | None) -> None:
         self._database = database
         self._store = store
         self._chosen = chosen
-        self._dry_run = dry_run
-        self._progress = progress
-        self._total = database.count_messages(chosen)
-        self._done = 0
-        # By session, for those that have any.
+        # The rows that are not JSON, by session; empty for sessions that were checked.
         self._unreadable: dict[str, frozenset[int]] = {}
-        self.sessions = self.branches = self.items = 0
-        self.new_sessions = self.imported = 0
-        self.unreadable = self.unlinked = 0
-        self.unreadable_items: list[UnreadableItem] = []
+        self._notes = Notes()
 
-    def copy(self) -> None:
-        """Look at every session, and move what the store does not have of it."""
+    def count(self) -> int:
+        return self._database.count_messages(self._chosen)
+
+    def units(self) -> Iterator[Unit]:
         for session in self._database.sessions(self._chosen):
-            # Whether it can be a name here is told before anything of it is written.
+            # Raises if the id cannot be a session id, before anything of it is written.
             session_key(session.id)
-            before, messages = self._done, self._survey(session)
-            one = self._open(session)
-            plans = one.plan()
-            self.sessions += 1
-            self.branches += len(plans)
-            self.items += sum(each.fork.length - each.fork.at for each in plans)
-            self.new_sessions += one.is_new
-            if self._dry_run:
-                self.imported += sum(each.fork.length - each.start for each in plans)
-            else:
-                one.write(plans, self._wrote)
-            self._done = before + messages
-            self._tell("look" if self._dry_run else "copy", self._total)
+            unreadable = self._unreadable.get(session.id)
+            if unreadable is None:
+                unreadable = self._unreadable[session.id] = self._check(session)
+            yield _Conversation(self._database, self._store, session, unreadable)
 
-    def verify(self) -> None:
-        """Read everything back, and compare it with the source."""
-        self._done = 0
-        for session in self._database.sessions(self._chosen):
-            one = self._open(session)
-            plans = one.plan()
-            if one.is_new or any(each.start < each.fork.length for each in plans):
-                raise ConflictError(f"session {session.id!r} became less while it was compared")
-            one.verify_usage()
-            self._done += sum(each.fork.length - each.fork.at for each in plans)
-            self._tell("verify", self.items)
+    def notes(self) -> Sequence[Note]:
+        return self._notes.all()
 
-    def _open(self, session: SourceSession) -> _Conversation:
-        unreadable = self._unreadable.get(session.id, frozenset())
-        return _Conversation(self._database, self._store, session, unreadable)
-
-    def _survey(self, session: SourceSession) -> int:
-        """Look at every message of a session, and remember which hold no item; how many it has."""
+    def _check(self, session: SourceSession) -> frozenset[int]:
+        """Decode every message of a session; the rows that are not JSON."""
         bad: set[int] = set()
-        messages = 0
         for row in self._database.messages(session):
-            messages += 1
             try:
                 self._database.item(row)
             except UnreadableItemError as exc:
                 bad.add(row)
-                if len(self.unreadable_items) < _TOLD_UNREADABLE:
-                    self.unreadable_items.append(UnreadableItem(session.id, row, exc.reason))
-        if bad:
-            self._unreadable[session.id] = frozenset(bad)
-        self.unreadable += len(bad)
-        self.unlinked += sum(row not in bad for row in self._database.unlinked(session))
-        return messages
-
-    def _wrote(self, items: int) -> None:
-        self.imported += items
-        self._done += items
-        self._tell("copy", self._total)
-
-    def _tell(self, phase: str, total: int) -> None:
-        if self._progress is not None:
-            self._progress(Step(phase, self._done, total, "items"))
+                named = f"message {row} of session {session.id}: {exc.reason}"
+                self._notes.add(UNREADABLE, named)
+        for row in self._database.unlinked(session):
+            if row not in bad:
+                self._notes.add(UNLINKED, f"message {row} of session {session.id}")
+        return frozenset(bad)
 
 
-class _Conversation:
-    """One session of the source, on its way into the store."""
+class _Conversation(Unit):
+    """One session of the source."""
 
     def __init__(
         self,
@@ -271,17 +232,41 @@ class _Conversation:
         tree = BranchTree(lambda name: (each.row for each in self._path(name)))
         self._branches = [(each, tree.add(each.name)) for each in database.branches(session)]
         self._view = self._look()
-        self.is_new = not self._view.revision
+        self._plans: list[_Plan] = []
+        self._outcome = UNCHANGED
+        self.size = sum(1 for _ in database.messages(session))
+
+    def session(self) -> ImportedSession:
+        return ImportedSession(self._session.id, self._outcome, "")
+
+    def compare(self) -> Sequence[PartReport]:
+        self._plans = plans = self._plan()
+        items = sum(each.fork.length - each.fork.at for each in plans)
+        missing = sum(each.fork.length - each.start for each in plans)
+        is_new = not self._view.revision
+        # A new session has a branch main already.
+        new_branches = sum(is_new or each.stored is None for each in plans)
+        if is_new:
+            self._outcome = IMPORTED
+        elif missing or new_branches or not self._is_settled():
+            self._outcome = UPDATED
+        else:
+            self._outcome = UNCHANGED
+        return [
+            PartReport("sessions", 1, self._outcome == IMPORTED, self._outcome == UPDATED),
+            PartReport("branches", len(plans), new_branches),
+            PartReport("items", items, missing),
+        ]
 
     def _path(self, branch: str, start: int = 0) -> Iterator[Message]:
         return islice(self._database.path(self._session, branch, self._unreadable), start, None)
 
     def _look(self) -> View:
-        """The session as the store has it; as the source has it in the beginning, if it has not."""
+        """The session as the store holds it; a new one with the source's count of clears."""
         try:
             view = self._conversation.view()
         except InvalidInputError as exc:
-            raise self._conflict(f"is in the store as something else ({exc})") from exc
+            raise self._conflict(f"is not a conversation in the store ({exc})") from exc
         clears = self._database.clears(self._session.id)
         if not view.revision:
             return view._replace(branches=view.branches._replace(clears=clears))
@@ -294,8 +279,8 @@ class _Conversation:
 
     # --- comparing ----------------------------------------------------------------------------
 
-    def plan(self) -> list[_Plan]:
-        """What the store has of each branch; ConflictError if that is something else."""
+    def _plan(self) -> list[_Plan]:
+        """What the store holds of each branch; ConflictError if it holds other items."""
         plans: dict[str | None, _Plan] = {}
         for source, fork in self._branches:
             stored = self._view.branches.by_name.get(source.name)
@@ -311,11 +296,11 @@ class _Conversation:
     def _compare(
         self, source: SourceBranch, fork: Fork, stored: Branch, plans: dict[str | None, _Plan]
     ) -> int:
-        """How many items of a branch the store has; ConflictError if it has others."""
+        """The number of items of a branch that the store holds; ConflictError if one differs."""
         both = min(len(self._nodes(stored)), fork.length)
         start, base = 0, plans.get(fork.base)
         if base is not None and base.stored is not None and fork.at <= min(both, base.have):
-            # Compared with the branch that it shares them with, if it does so here, too.
+            # The shared items were compared with the base, if the store shares them as well.
             last = fork.at - 1
             if self._nodes(stored)[last].digest == self._nodes(base.stored)[last].digest:
                 start = fork.at
@@ -335,7 +320,7 @@ class _Conversation:
         return self._conversation.path(branch, payloads=False)
 
     def _require_never_there(self, plan: _Plan) -> None:
-        """ConflictError if what is to be written was there once: taken away, it stays so."""
+        """Raise ConflictError if items to be written were deleted in the store."""
         name = plan.source.name
         own = next(self._path(name, plan.start), None)
         if own is None:
@@ -344,50 +329,43 @@ class _Conversation:
             gone = self._handle.node(own.node) is not None
         if gone:
             what = f"branch {name!r}" if plan.stored is None else f"items of branch {name!r}"
-            raise self._conflict(f"was in the store with {what} that were taken away there")
+            raise self._conflict(f"had {what} in the store that were deleted there")
 
     # --- writing ------------------------------------------------------------------------------
 
-    def write(self, plans: Sequence[_Plan], wrote: Callable[[int], None]) -> None:
-        """Put everything into the store that it does not have; told after each commit."""
-        attempts = Attempts(f"session {self._session.id!r}")
+    def write(self, wrote: Wrote) -> None:
+        attempts = Attempts(f"session {self._session.id!r}", "import it when no agent uses it")
         while True:
             attempts.begin()
             try:
-                for plan in plans:
+                for plan in self._plans:
                     self._write_branch(plan, wrote)
                 self._settle()
             except HeadConflictError:
-                # Somebody else goes on with it; whether that fits is seen from the beginning.
+                # Another process continued the session; compare it again.
                 self._view = self._look()
-                plans = self.plan()
+                self._plans = self._plan()
                 continue
             except DuplicateNodeError as exc:
-                raise self._conflict(f"has node {exc.node!r} for something else") from exc
+                raise self._conflict(f"has another node {exc.node!r}") from exc
             return
 
-    def _write_branch(self, plan: _Plan, wrote: Callable[[int], None]) -> None:
+    def _write_branch(self, plan: _Plan, wrote: Wrote) -> None:
         if plan.stored is not None and plan.start >= plan.fork.length:
             return
         branch = self._begin(plan)
-        drafts: list[NodeDraft] = []
-        size, leaf, turns = 0, branch.leaf, branch.turns
-        for message in self._path(plan.source.name, plan.start):
-            item = self._database.item(message.row)
-            turns += is_user(restored(item.payload))
-            drafts.append(
-                NodeDraft(message.node, item.payload, leaf, frame=str(turns), time=message.time_ms)
-            )
-            leaf, size = message.node, size + item.size_bytes
-            if len(drafts) >= _BATCH_NODES or size >= _BATCH_BYTES:
-                branch = self._append(branch, drafts, turns, wrote)
-                drafts, size = [], 0
-        # A branch that has no items of its own is written, too.
-        if drafts or branch.name not in self._view.branches.by_name:
-            self._append(branch, drafts, turns, wrote)
+        items = (
+            (message, self._database.item(message.row))
+            for message in self._path(plan.source.name, plan.start)
+        )
+        for page in paged(items, lambda pair: pair[1].size_bytes):
+            branch = self._append(branch, page, wrote)
+        # A branch without items of its own is written as well.
+        if branch.name not in self._view.branches.by_name:
+            self._append(branch, [], wrote)
 
     def _begin(self, plan: _Plan) -> Branch:
-        """The branch to go on with: as it is in the store, or as it leaves its base."""
+        """The branch to continue: as the store holds it, or where it leaves its base."""
         created_at_ms = plan.source.created_at_ms or self._now_ms()
         if plan.stored is not None:
             return plan.stored._replace(created_at_ms=plan.stored.created_at_ms or created_at_ms)
@@ -403,15 +381,21 @@ class _Conversation:
             turns = sum(is_user(item) for item in islice(items, plan.fork.at))
         return begun._replace(leaf=last.id, turns=turns)
 
-    def _append(
-        self, branch: Branch, drafts: list[NodeDraft], turns: int, wrote: Callable[[int], None]
-    ) -> Branch:
+    def _append(self, branch: Branch, items: list[tuple[Message, Item]], wrote: Wrote) -> Branch:
+        drafts: list[NodeDraft] = []
+        leaf, turns = branch.leaf, branch.turns
+        for message, item in items:
+            turns += is_user(restored(item.payload))
+            drafts.append(
+                NodeDraft(message.node, item.payload, leaf, frame=str(turns), time=message.time_ms)
+            )
+            leaf = message.node
         grown = branch._replace(
-            leaf=drafts[-1].id if drafts else branch.leaf,
+            leaf=leaf,
             items=branch.items + len(drafts),
             turns=turns,
         )
-        # What a picker shows, and where a new object begins, is main.
+        # The session shows main, and a new CasstoreSession continues there.
         follows = branch.name == MAIN and self._view.leaf == branch.leaf
         self._commit(
             self._view.branches.put(grown),
@@ -422,13 +406,18 @@ class _Conversation:
         return grown
 
     def _settle(self) -> None:
-        """Note usage and names that are taken; and that there is a session, if it is empty."""
+        """Write usage and reserved names; create the session, if it is empty."""
+        if self._view.revision and self._is_settled():
+            return
         branches = self._view.branches
         used = branches.used | self._database.reserved(self._session.id)
         usage, ledger = self._missing_usage()
-        if self._view.revision and used == branches.used and usage is None:
-            return
         self._commit(branches._replace(used=used), usage=usage, ledger=ledger, leaf=self._view.leaf)
+
+    def _is_settled(self) -> bool:
+        """Whether the store holds the usage of all turns, and all reserved names."""
+        reserved = self._database.reserved(self._session.id)
+        return reserved <= self._view.branches.used and self._missing_usage()[0] is None
 
     def _commit(self, branches: Branches, **parts: Any) -> None:
         result = self._handle.commit(step(self._view, branches, **parts))
@@ -438,17 +427,10 @@ class _Conversation:
 
     # --- usage --------------------------------------------------------------------------------
 
-    def verify_usage(self) -> None:
-        """ConflictError unless the store has the usage of all turns."""
-        if self._missing_usage()[0] is not None:
-            raise ConflictError(
-                f"the usage of session {self._session.id!r} changed while it was compared"
-            )
-
     def _missing_usage(self) -> tuple[dict[str, Any] | None, Usage | None]:
         """All usage with that of the source, and what that adds; None if nothing is missing.
 
-        Where a branch has gone on in the store, what is noted there is the later.
+        If a branch continued in the store, the usage recorded there is the later.
         """
         usage = dict(self._conversation.usage(self._view))
         added: list[Usage] = []
@@ -477,7 +459,7 @@ class _Conversation:
     def _anchored(
         self, branch: Branch, rows: Sequence[TurnUsage]
     ) -> Iterator[tuple[str, TurnUsage]]:
-        """Usage by the node that its turn begins with, and numbered as turns are here."""
+        """Usage by the first node of its turn, with the turn number of the store."""
         wanted = {row.turn for row in rows}
         begins: dict[int, int] = {}
         for at, message in enumerate(self._path(branch.name)):
@@ -486,7 +468,7 @@ class _Conversation:
         nodes = self._nodes(branch)
         for row in rows:
             if row.turn not in begins:
-                # Nothing is left of the turn, and the SDK still tells what it has used.
+                # The turn was deleted, and the SDK still reports its usage.
                 yield f"turn {row.turn}", row
                 continue
             node = nodes[begins[row.turn]]
@@ -495,12 +477,12 @@ class _Conversation:
 
 
 def _same(stored: Any, payload: Any) -> bool:
-    """Are two items the same JSON, but for the order of keys?"""
-    return _spelled(stored) == _spelled(payload)
+    """Whether two items are equal as JSON, apart from the order of keys."""
+    return _as_json(stored) == _as_json(payload)
 
 
-def _spelled(payload: Any) -> str:
-    # 1, 1.0 and true are equal to Python, and not a number is not equal to itself.
+def _as_json(payload: Any) -> str:
+    # To Python 1, 1.0 and True are equal, and NaN is not equal to itself.
     return json.dumps(restored(payload), sort_keys=True)
 
 
