@@ -85,7 +85,7 @@ def test_caring_for_it(team: str, tmp_path: Path) -> None:
     assert run("check", "--level", "full", "--json", store=team).json["sound"] is True
     file = str(tmp_path / "agent.bundle")
     run("export", "agent", file, store=team)
-    assert "created theirs" in run("import", file, "--name", "theirs", store=team).out
+    assert "imported: theirs" in run("import", "bundle", file, "--name", "theirs", store=team).out
     run("backup", str(tmp_path / "backup"), store=team)
     assert "the same" in run("diff", "agent", f"{team}::agent", store=str(tmp_path / "backup")).out
 
