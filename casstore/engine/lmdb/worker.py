@@ -1,8 +1,8 @@
 """The background thread of a process: flushes and applies the logs of all open stores.
 
-One thread for all stores, started with the first. Nothing depends on it: a commit that finds
-the log full applies it itself, and what a process leaves in a log is read when the store is
-opened next. Commits wake the thread only when there is something to do.
+One thread for all stores, started with the first. Nothing depends on it: a commit that finds the
+log full applies it itself, and the next process that opens a store reads its log. Commits wake
+the thread only when there is something to do.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Final
 
 from casstore.errors import CasstoreError
 
-# How long commits gather before the thread looks: the most that a power loss undoes of commits
-# that do not wait for the disk, but for the time of a flush.
+# How long commits gather before the thread runs: a power loss undoes at most the ``relaxed``
+# commits of this time and of one flush.
 GATHER_S: Final = 0.005
-# After a failure the thread tries again, each time after twice as long.
+# After a failure the thread retries, each time after twice as long.
 _MAX_RETRY_S: Final = 60.0
 
 
 class Wake:
-    """Wakes the one thread that waits for it; a wake that comes early is kept.
+    """Wakes the one thread that waits for it; an early wake is remembered.
 
     An Event does the same with Python code around its lock, and an interrupt inside that code
     leaves the lock held for ever.
@@ -41,7 +41,7 @@ class Wake:
         try:
             self._lock.release()
         except RuntimeError:
-            # Not locked: it is set already.
+            # Not locked: it is already set.
             return
 
     def wait(self, timeout_s: float) -> None:
@@ -50,31 +50,31 @@ class Wake:
 
 
 class Task:
-    """What the thread does for one store. ``work`` returns after how long to call it again."""
+    """The work of the thread for one store. ``work`` returns the seconds until its next call."""
 
     def __init__(self, work: Callable[[], float]) -> None:
-        """Begin; RuntimeError if no thread can be started."""
+        """Start; RuntimeError if no thread can be started."""
         self._work = work
         self._asked = False
         self._retry_s = GATHER_S
-        #: When the thread looks at it next, in seconds of the monotonic clock.
+        #: When the thread runs it next, in seconds of the monotonic clock.
         self.at_s = inf
-        #: The last error. Whoever commits next meets it, too, if it lasts.
+        #: The last error. If it lasts, the next commit raises it, too.
         self.last_error: CasstoreError | None = None
         _worker.add(self)
 
     def wake(self) -> None:
-        """Have the thread look soon, unless it does so anyway: waking it costs a commit's time."""
+        """Run it soon, unless that is due anyway: waking the thread costs a commit time."""
         if not self._asked and self.at_s > time.monotonic() + GATHER_S:
             self._asked = True
             _worker.wake.set()
 
     def stop(self) -> None:
-        """Let the thread finish with this store and forget it."""
+        """Wait until the thread has finished with this store, and remove it."""
         _worker.remove(self)
 
     def run(self) -> None:
-        """Look, if it is time. Called by the thread."""
+        """Run the work if it is due. Called by the thread."""
         if self._asked:
             self._asked = False
             self.at_s = min(self.at_s, time.monotonic() + GATHER_S)
@@ -101,7 +101,7 @@ class _Worker:
         self._thread: threading.Thread | None = None
 
     def add(self, task: Task) -> None:
-        """Take over a task, and start the thread if there is none."""
+        """Add a task, and start the thread if it is not running."""
         with self._lock:
             self._tasks.append(task)
             if self._thread is None:
@@ -110,7 +110,7 @@ class _Worker:
                 self._thread = thread
 
     def remove(self, task: Task) -> None:
-        """Forget a task; it is not being run any more when this returns."""
+        """Remove a task; it is not running any more when this returns."""
         with self._lock:
             if task in self._tasks:
                 self._tasks.remove(task)
