@@ -1,14 +1,14 @@
-"""The bytes of a bundle: objects and rows of a session in one file that proves itself.
+"""The bytes of a bundle: objects and rows of a session in one file with checksums.
 
     bundle  = magic ‖ block … ‖ trailer
     block   = type (1) ‖ codec (1) ‖ count (4) ‖ raw size (4) ‖ stored size (4) ‖ checksum (8)
               ‖ payload
 
-Numbers are big-endian. The checksum covers the block's offset in the file, its header and
-its payload, so a block that was moved or repeated is noticed like one that was changed.
-Objects carry no names: a reader computes them, and what nothing named by a row leads to, or
-what a link names and is not there, is refused. Only a rope, which is named by the content
-that it stands for, brings its name along. ``docs/format.md`` is the normative description.
+Numbers are big-endian. The checksum covers the block's offset in the file, its header and its
+payload, so a block that was moved or repeated is noticed like one that was changed. Objects carry
+no names: a reader computes them. It refuses objects that no row leads to, and links to objects
+that are missing. Only a rope, whose name is that of its content, carries its name.
+``docs/format.md`` is the normative description.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ BLOCK_HEADER_BYTES: Final = _BLOCK.size + _CHECKSUM_BYTES
 _OBJECT: Final = Struct(">BI")
 _OFFSET_BYTES: Final = 8
 
-# What a writer gathers before it closes a block.
+# A writer closes a block at this size.
 BLOCK_TARGET_BYTES: Final = 256 << 10
-# An object of the largest size, and what stands before it.
+# An object of the largest size, and its header.
 MAX_BLOCK_BYTES: Final = (16 << 20) + 64
 # 16 MiB of rows could be as many empty lists, which take a gigabyte when they are decoded.
 MAX_ROW_CONTAINERS: Final = 1 << 21
-# The header and the trailer say little; a longer one is no header.
+# The header and the trailer are short; a longer one is invalid.
 MAX_EDGE_BYTES: Final = 64 << 10
 
 
 class BlockHeader(NamedTuple):
-    """What stands before a block's payload."""
+    """The header of a block."""
 
     type: int
     codec: int
@@ -59,7 +59,7 @@ class BlockHeader(NamedTuple):
 
 
 class BundleHeader(NamedTuple):
-    """What a bundle says of itself before anything else."""
+    """The header of a bundle."""
 
     version: int
     kind: str
@@ -68,7 +68,7 @@ class BundleHeader(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """What a bundle must have held when its trailer is reached."""
+    """The trailer of a bundle: what it must have held."""
 
     objects: int
     object_bytes: int
@@ -78,30 +78,30 @@ class Totals(NamedTuple):
 
 
 class PackedObject(NamedTuple):
-    """An object as it lies in a block. ``name`` is None where it is to be computed."""
+    """An object in a block. ``name`` is None if it is to be computed."""
 
     kind: int
     name: bytes | None
     data: bytes
-    #: Where it starts in the inflated block.
+    #: The offset of its data in the inflated block.
     at: int
 
 
 def checksum(offset: int, fields: bytes, payload: bytes) -> bytes:
-    """What proves a block at this offset."""
+    """The checksum of a block at this offset."""
     return plain_hash(offset.to_bytes(_OFFSET_BYTES, "big") + fields + payload, _CHECKSUM_BYTES)
 
 
 def encode_block(
     offset: int, type_: int, codec: int, count: int, raw_bytes: int, payload: bytes
 ) -> bytes:
-    """Spell a block that starts at ``offset`` of its file."""
+    """Encode a block that starts at ``offset`` of its file."""
     fields = _BLOCK.pack(type_, codec, count, raw_bytes, len(payload))
     return fields + checksum(offset, fields, payload) + payload
 
 
 def decode_block_header(data: bytes) -> BlockHeader:
-    """Take apart what stands before a payload; ValueError if its claims cannot be."""
+    """Decode the header of a block; ValueError if it is invalid."""
     type_, codec, count, raw_bytes, stored_bytes = _BLOCK.unpack_from(data)
     if not HEADER <= type_ <= TRAILER:
         raise ValueError(f"a block of type {type_}")
@@ -116,17 +116,17 @@ def is_proven(offset: int, head: bytes, payload: bytes) -> bool:
 
 
 def encode_object(kind: int, name: bytes, data: bytes) -> bytes:
-    """Spell an object of a block."""
+    """Encode an object of a block."""
     return _OBJECT.pack(kind, len(data)) + (name if kind == Kind.ROPE else b"") + data
 
 
 def packed_bytes(kind: int, size_bytes: int) -> int:
-    """How long an object of this size is in a block."""
+    """The length of an object of this size in a block."""
     return _OBJECT.size + (DIGEST_BYTES if kind == Kind.ROPE else 0) + size_bytes
 
 
 def object_at(raw: bytes, start: int) -> PackedObject:
-    """The object that starts here in an inflated block; ValueError if it is cut off."""
+    """The object that starts here in an inflated block; ValueError if it is truncated."""
     at = start + _OBJECT.size
     if len(raw) < at:
         raise ValueError("a block that ends within an object")
@@ -152,14 +152,14 @@ def iter_objects(raw: bytes, count: int) -> Iterator[PackedObject]:
 
 
 def encode_header(header: BundleHeader) -> bytes:
-    """Spell the header."""
+    """Encode the header."""
     return canonical.encode({"format": header.version, "kind": header.kind, "thin": header.thin})
 
 
 def decode_header(data: bytes) -> BundleHeader:
-    """Read the header; ValueError if it is none. Whether it can be read on is for others to say."""
+    """Decode the header; ValueError if it is invalid. The caller checks the version."""
     value = canonical.decode(data)
-    # A later version may say more; which version it is must stay readable.
+    # A later version may add fields; its version number must stay readable.
     if type(value) is not dict or type(value.get("format")) is not int:
         raise NotCanonicalError("a header that names no version")
     kind, thin = value.get("kind"), value.get("thin")
@@ -171,12 +171,12 @@ def decode_header(data: bytes) -> BundleHeader:
 
 
 def encode_totals(totals: Totals) -> bytes:
-    """Spell the trailer."""
+    """Encode the trailer."""
     return canonical.encode(list(totals))
 
 
 def decode_totals(data: bytes) -> Totals:
-    """Read the trailer; ValueError if it is none."""
+    """Decode the trailer; ValueError if it is invalid."""
     value = canonical.decode(data)
     if (
         type(value) is not list
@@ -189,12 +189,12 @@ def decode_totals(data: bytes) -> Totals:
 
 
 def encode_rows(rows: Sequence[bytes]) -> bytes:
-    """Spell a block of rows, each spelled already."""
+    """Encode a block of rows that are already encoded."""
     return canonical.list_header(len(rows)) + b"".join(rows)
 
 
 def decode_rows(raw: bytes, count: int) -> list[list[Any]]:
-    """Read a block of rows; ValueError if it is none."""
+    """Decode a block of rows; ValueError if it is invalid."""
     if canonical.most_containers(raw) > MAX_ROW_CONTAINERS:
         raise LimitError("a block of rows with more lists and maps than rows have")
     rows = canonical.decode(raw)

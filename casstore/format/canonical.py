@@ -1,14 +1,14 @@
-"""One value, one spelling: msgpack narrowed until equal values give equal bytes (P4).
+"""One encoding for each value: msgpack, restricted until equal values give equal bytes (P4).
 
-``encode`` refuses what has no single spelling, naming the path to it; ``decode``
-refuses any bytes that ``encode`` would not have written. msgpack itself promises
-neither: it keeps the key order it is given, accepts repeated keys and padded
-integers, and reads 32-bit floats. The profile:
+``encode`` refuses values without a single encoding, naming the path to them; ``decode``
+refuses all bytes that ``encode`` would not have written. msgpack itself guarantees neither: it
+preserves the key order it is given, accepts repeated keys and padded integers, and reads 32-bit
+floats. The profile:
 
 * ``dict`` with ``str`` keys only, in UTF-8 byte order; ``list``; a ``tuple`` is
   stored as a list and comes back as one;
 * integers from -2**63 to 2**64 - 1 in their shortest form; floats always in 64
-  bits, finite, with -0.0 kept; ``1``, ``1.0`` and ``True`` are different values;
+  bits, finite, with -0.0 preserved; ``1``, ``1.0`` and ``True`` are different values;
 * ``str`` as it is, not normalised, no lone surrogates; ``bytes``; ``None``;
 * a ``Link`` as extension type 1. Nothing else, and no subclass of these: a
   subclass would come back as its base, and the value would not round-trip.
@@ -27,9 +27,8 @@ from casstore.format.digest import Digest
 from casstore.format.hashing import DIGEST_BYTES
 from casstore.format.limits import DEFAULT_MAX_BYTES, MAX_DEPTH, MAX_ENTRIES, MAX_KEY_BYTES
 
-# Extension type 1 holds a role byte, for items a size, and a digest. The role says
-# what stands in this place of the value; what kind of object the digest names is the
-# engine's to tell.
+# Extension type 1 holds a role byte, for items a size, and a digest. The role says what the link
+# replaces in the value; the engine knows the kind of the object that the digest names.
 LINK_EXT_TYPE: Final = 1
 ROLE_LINK: Final = 0  # a link that the user stored; decodes to Link
 ROLE_TEXT: Final = 1  # a str that lives in a blob
@@ -64,17 +63,17 @@ class Link(NamedTuple):
 
 
 def link_bytes(role: int, digest: bytes) -> bytes:
-    """Spell a link of any role but ``ROLE_ITEM``."""
+    """Encode a link of any role but ``ROLE_ITEM``."""
     return _LINK_HEADERS[role] + digest
 
 
 def item_link_bytes(size_bytes: int, digest: bytes) -> bytes:
-    """Spell the link to a list item that left; its size lets an edit know if it may return."""
+    """Encode the link to an outlined list item; its size lets an edit know if it may return."""
     return _ITEM_HEADER + size_bytes.to_bytes(_ITEM_SIZE_BYTES, "big") + digest
 
 
 def item_size(entry: bytes) -> int:
-    """How long a list item is when it stands in its list, whether or not it does."""
+    """The length of a list item's encoding in place, whether or not it is outlined."""
     if entry.startswith(_ITEM_HEADER):
         start = len(_ITEM_HEADER)
         return int.from_bytes(entry[start : start + _ITEM_SIZE_BYTES], "big")
@@ -82,7 +81,7 @@ def item_size(entry: bytes) -> int:
 
 
 def read_link(code: int, payload: bytes) -> tuple[int, bytes]:
-    """Take an extension apart into role and digest, or refuse it."""
+    """Decode an extension into role and digest, or refuse it."""
     role = payload[0] if payload else -1
     extra = _ITEM_SIZE_BYTES if role == ROLE_ITEM else 0
     if code != LINK_EXT_TYPE or role > LAST_ROLE or len(payload) != 1 + extra + DIGEST_BYTES:
@@ -91,7 +90,7 @@ def read_link(code: int, payload: bytes) -> tuple[int, bytes]:
 
 
 def list_header(count: int) -> bytes:
-    """Spell the start of a list of ``count`` items."""
+    """Encode the header of a list of ``count`` items."""
     if count < 16:
         return bytes((0x90 | count,))
     if count < 65_536:
@@ -102,7 +101,7 @@ def list_header(count: int) -> bytes:
 
 
 def map_header(count: int) -> bytes:
-    """Spell the start of a map of ``count`` entries."""
+    """Encode the header of a map of ``count`` entries."""
     if count < 16:
         return bytes((0x80 | count,))
     if count < 65_536:
@@ -124,15 +123,15 @@ _NO_PLAIN: Final = frozenset((dict, list, slice))
 _ROLE_BYTES: Final = {role: bytes((role,)) for role in (ROLE_LINK, ROLE_TEXT, ROLE_BYTES)}
 
 
-# Packers that wait to be used again: making one costs more than most packing does. One that is
-# in use is not in the list, so neither another thread nor a finaliser can come between.
+# Packers to be reused: creating one costs more than most packing does. A packer in use is not in
+# the list, so neither another thread nor a finaliser can use it.
 _idle_packers: Final[list[msgpack.Packer]] = []
-# A packer keeps room for the longest that it has packed.
+# A packer keeps a buffer as long as the longest value that it has packed.
 _PACKER_ROOM: Final = 65_536
 
 
 def pack_checked(value: Any) -> bytes:
-    """Spell a structure that is canonical by construction, at the speed of C."""
+    """Encode a structure that is canonical by construction, at the speed of C."""
     try:
         packer = _idle_packers.pop()
     except IndexError:
@@ -148,7 +147,7 @@ _pack: Final[Callable[[Any], bytes]] = pack_checked
 
 
 def unpack_checked(data: bytes) -> Any:
-    """Read back what ``pack_checked`` wrote; its reader knows the shape and checks that."""
+    """Decode what ``pack_checked`` encoded; the caller knows the structure and checks it."""
     value = _unpack(data, read_link)
     _require_same(value, data)
     return value
@@ -165,7 +164,7 @@ def _require_same(value: Any, data: bytes) -> None:
 
 
 def text_bytes(text: str) -> bytes:
-    """The UTF-8 of a text, or a refusal."""
+    """The UTF-8 of a text; InvalidValueError if it has none."""
     try:
         return text.encode()
     except UnicodeEncodeError as exc:
@@ -177,7 +176,7 @@ def _refuse_surrogate(exc: UnicodeEncodeError) -> InvalidValueError:
 
 
 def scalar_bytes(value: Any) -> bytes:
-    """Spell anything that is not a list or a map, or refuse it.
+    """Encode anything that is not a list or a map, or refuse it.
 
     The type tests compare exactly and are ordered by how often sessions hold each.
     """
@@ -216,17 +215,17 @@ def scalar_bytes(value: Any) -> bytes:
 
 
 class _NotPlainError(Exception):
-    """A value that only the careful way can spell, or refuse by name."""
+    """A value that only the careful path can encode, or refuse by name."""
 
 
 def pack_plain(
     value: Any, room: int, max_bytes: int, long_bytes: int, name: Callable[[bytes], bytes]
 ) -> tuple[bytes, list[bytes]] | None:
-    """Spell a list or map of at most ``max_bytes`` in one go, at the speed of C.
+    """Encode a list or map of at most ``max_bytes`` in one call, at the speed of C.
 
-    Gives its bytes and the digests it links to, in order. None if it is longer, or cannot
-    be spelled: the careful way then says what is wrong where. Texts and bytes from
-    ``long_bytes`` on are given to ``name`` and stand as links to what that returns.
+    Returns its bytes and the digests it links to, in order. None if it is longer, or cannot
+    be encoded: the careful path then reports the error and its location. Texts and bytes from
+    ``long_bytes`` on are passed to ``name`` and replaced with links to the digest it returns.
     """
     walk = _PlainWalk(max_bytes, long_bytes)
     try:
@@ -243,12 +242,12 @@ def pack_plain(
 
 
 def pack_flat(value: dict[Any, Any], max_bytes: int, *, nested: bool = False) -> bytes | None:
-    """Spell a map of texts, whole numbers, booleans and nulls of at most ``max_bytes``.
+    """Encode a map of texts, integers, booleans and nulls of at most ``max_bytes``.
 
-    As most messages are. ``nested``: it may hold such maps, too. None if it is anything else:
-    ``pack_plain`` then has a closer look.
+    Most messages are such maps. ``nested``: it may hold such maps, too. None if it is anything
+    else: ``pack_plain`` then tries.
     """
-    # What is looked at is what is packed, whoever changes the value meanwhile.
+    # A copy is checked and packed, in case another thread changes the value meanwhile.
     plain = value.copy()
     length = 0
     for key, item in plain.items():
@@ -258,7 +257,7 @@ def pack_flat(value: dict[Any, Any], max_bytes: int, *, nested: bool = False) ->
         if kind is str:
             length += len(item)
         elif kind is dict and nested:
-            # Held apart only until it is packed, with its own keys in order.
+            # A copy with its own keys in order, needed only until it is packed.
             inner = _flat_map(item, max_bytes)
             if inner is None:
                 return None
@@ -276,7 +275,7 @@ def pack_flat(value: dict[Any, Any], max_bytes: int, *, nested: bool = False) ->
 
 
 def _flat_map(value: dict[Any, Any], max_bytes: int) -> dict[str, Any] | None:
-    """The same map with its keys in order, if it is flat, and short."""
+    """The same map with its keys in order, if it is flat and short."""
     value = value.copy()
     length = 0
     for key, item in value.items():
@@ -291,24 +290,24 @@ def _flat_map(value: dict[Any, Any], max_bytes: int) -> dict[str, Any] | None:
 
 
 class _PlainWalk:
-    """Checks and sorts a value; stops as soon as it is surely too long."""
+    """Checks and sorts a value; stops as soon as it is certainly too long."""
 
     __slots__ = ("_left", "_long_bytes", "away")
 
     def __init__(self, max_bytes: int, long_bytes: int) -> None:
         self._left = max_bytes
         self._long_bytes = long_bytes
-        #: What stands elsewhere: its container, its place there, its role, and its bytes, or
-        #: the digest of what a user's link points at.
+        #: Outlined parts: the container, the place in it, the role, and the bytes, or the digest
+        #: that a user's link points at.
         self.away: list[tuple[Any, Any, int, bytes]] = []
 
     def value(self, value: Any, room: int) -> Any:
-        """A list or map as msgpack may have it."""
+        """A list or map in the form that msgpack packs."""
         if not room or len(value) > self._left:
             raise _NotPlainError
         plain: Any
         places: Any
-        # As it stands at one moment: another thread may be changing it.
+        # A copy of one state: another thread may be changing it.
         if type(value) is dict:
             value = value.copy()
             plain = {}
@@ -367,7 +366,7 @@ def _link_target(link: Link) -> bytes:
 
 
 def key_bytes(key: Any) -> bytes:
-    """Spell a map key, or refuse it."""
+    """Encode a map key, or refuse it."""
     if type(key) is not str:
         raise InvalidValueError(f"a map key of type {type(key).__name__}; only str is allowed")
     encoded = scalar_bytes(key)
@@ -394,7 +393,7 @@ def refuse_depth() -> LimitError:
 
 
 def encode(value: Any, *, max_bytes: int = DEFAULT_MAX_BYTES) -> bytes:
-    """Spell ``value`` in the one way that casstore reads back.
+    """Encode ``value`` in the one way that casstore reads back.
 
     LimitError if that takes more than ``max_bytes``: lists that hold one list twice, and so on
     down, would take any number.
@@ -406,7 +405,7 @@ def encode(value: Any, *, max_bytes: int = DEFAULT_MAX_BYTES) -> bytes:
 
 
 class _Budget:
-    """How many bytes an encoding may still take."""
+    """The number of bytes that an encoding may still take."""
 
     __slots__ = ("_left", "_limit")
 
@@ -426,7 +425,7 @@ def _encode(value: Any, room: int, budget: _Budget) -> bytes:
     if kind is dict:
         if not room:
             raise refuse_depth()
-        # As it stands at one moment, so that it has as many entries as its header says.
+        # A copy of one state, so that it has as many entries as its header says.
         value = value.copy()
         parts = [budget.spend(map_header(len(value)))]
         keys = sorted_keys(value)
@@ -457,20 +456,20 @@ def _refuse_outline(role: int, digest: bytes) -> Any:
 
 
 def decode(data: bytes, resolve: Resolver = _refuse_outline) -> Any:
-    """Read back what ``encode`` wrote; refuse every other spelling.
+    """Decode what ``encode`` wrote; refuse every other encoding.
 
-    ``resolve(role, digest)`` supplies what stands outside this encoding; without
-    it a split value is refused.
+    ``resolve(role, digest)`` returns the parts that are stored elsewhere; without it a split
+    value is refused.
     """
     value, links = inspect(data)
     return rebuild(data, resolve) if links else value
 
 
 def inspect(data: bytes) -> tuple[Any, list[tuple[int, bytes]]]:
-    """Check that ``data`` is canonical; give its value and its links as (role, digest).
+    """Check that ``data`` is canonical; returns its value and its links as (role, digest).
 
-    If there are links, the value only serves for looking at: ``rebuild`` makes the
-    real one.
+    If there are links, the value is only for inspection: ``rebuild`` makes the complete
+    one.
     """
     links: list[tuple[int, bytes]] = []
 
@@ -495,11 +494,11 @@ def inspect(data: bytes) -> tuple[Any, list[tuple[int, bytes]]]:
 
 
 def open_trusted(data: bytes) -> tuple[Any, list[tuple[int, bytes]]]:
-    """What ``inspect`` gives, for bytes that their digest has just proven, in half the time.
+    """The result of ``inspect`` for bytes that their digest has just proven, in half the time.
 
-    They are the bytes that somebody has hashed, and whatever lets objects into a store either
-    spells them itself or has them inspected. So the spelling is not tried once more. What
-    could do harm still is: an extension that is no link, and too deep a nesting.
+    The digest proves that these bytes were stored, and every path into a store either encodes
+    objects itself or inspects them. So the encoding is not checked again. Harmful input is
+    still refused: an extension that is not a link, and nesting that is too deep.
     """
     links: list[tuple[int, bytes]] = []
 
@@ -522,10 +521,10 @@ def open_trusted(data: bytes) -> tuple[Any, list[tuple[int, bytes]]]:
 
 
 def unpack_trusted(data: bytes) -> Any:
-    """The value of bytes that something has just proven; nothing else about them is checked.
+    """The value of bytes that were just proven; nothing else about them is checked.
 
-    A link is a ``slice`` of extension type and payload, the one pair that C makes of what
-    msgpack hands over: see ``is_plain`` and ``trusted_link``.
+    A link is a ``slice`` of extension type and payload, the one pair that C can make of what
+    msgpack passes: see ``is_plain`` and ``trusted_link``.
     """
     try:
         return _unpackb(data, ext_hook=slice, timestamp=1)
@@ -563,7 +562,7 @@ def trusted_link(value: Any) -> bytes | None:
 
 
 def _may_hold_strange_float(data: bytes) -> bool:
-    """Is there a place in the bytes that a NaN or infinity could start at?"""
+    """Could a NaN or infinity start anywhere in these bytes?"""
     # One byte is found many times faster than two.
     at = data.find(0xCB)
     while at >= 0:
@@ -574,12 +573,12 @@ def _may_hold_strange_float(data: bytes) -> bool:
 
 
 def is_link(value: Any) -> bool:
-    """Is this place of an inspected value a link?"""
+    """Is this part of an inspected value a link?"""
     return type(value) is _ExtType
 
 
 def fill_links(value: Any, resolve: Resolver) -> Any:
-    """Put the real thing in place of every link of an inspected value, which is changed."""
+    """Replace every link of an inspected value with its content, in place."""
     kind = type(value)
     if kind is dict:
         for key, item in value.items():
@@ -653,7 +652,7 @@ def nests_within(data: bytes, room: int) -> bool:
 
 
 def most_containers(data: bytes) -> int:
-    """At most how many lists and maps canonical bytes hold."""
+    """An upper bound on the number of lists and maps in canonical bytes."""
     return len(data.translate(None, _OTHER_BYTES))
 
 
@@ -676,12 +675,12 @@ def _nests(value: Any, room: int) -> bool:
 
 
 def is_map_piece(data: bytes) -> bool:
-    """Do these canonical bytes spell a map?"""
+    """Do these canonical bytes encode a map?"""
     return 0x80 <= data[0] <= 0x8F or data[0] in (0xDE, 0xDF)
 
 
 def cut_items(data: bytes) -> list[bytes]:
-    """The encoded items of a canonical list, uncut and undecoded."""
+    """The encoded items of a canonical list."""
     unpacker = msgpack.Unpacker(max_buffer_size=len(data))
     unpacker.feed(data)
     count = unpacker.read_array_header()
@@ -698,7 +697,7 @@ def cut_items(data: bytes) -> list[bytes]:
 def cut_some(data: bytes, most: int) -> list[bytes] | None:
     """The encoded items of a list, or keys and values of a map, of bytes not yet checked.
 
-    None if these are neither, or there are more than ``most``: nothing is decoded to find out.
+    None if these are neither, or there are more than ``most``; nothing is decoded for that.
     """
     unpacker = msgpack.Unpacker(max_buffer_size=len(data))
     unpacker.feed(data)
@@ -721,7 +720,7 @@ def cut_some(data: bytes, most: int) -> list[bytes] | None:
 
 
 def cut_map(data: bytes) -> list[tuple[str, bytes]]:
-    """The entries of a canonical map: each key, and key and value together still encoded."""
+    """The entries of a canonical map: each key, and key and value together, still encoded."""
     unpacker = msgpack.Unpacker(max_buffer_size=len(data))
     unpacker.feed(data)
     count = unpacker.read_map_header()
@@ -743,8 +742,8 @@ def _unpack(data: bytes, ext_hook: Callable[[int, bytes], Any]) -> Any:
             object_hook=_checked_map,
             ext_hook=ext_hook,
             strict_map_key=True,
-            # msgpack keeps extension -1 for itself and never shows it to ext_hook.
-            # Read as a float it cannot re-encode to the same bytes, so it is refused.
+            # msgpack reserves extension -1 and never passes it to ext_hook. Read as a float, it
+            # cannot be re-encoded to the same bytes, so it is refused.
             timestamp=1,
         )
     except InvalidInputError:

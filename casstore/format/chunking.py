@@ -1,8 +1,8 @@
-"""Long bytes into chunks that survive edits, and the rope that holds them together.
+"""Cuts long bytes into chunks that survive edits, and joins the chunks in a rope.
 
-Cutting is content-defined (FastCDC 2020), so an insertion moves only the chunks
-around it. The profile is frozen and has golden vectors: a blob cut otherwise would
-still read the same and keep its digest, but share fewer chunks with its past.
+Cutting is content-defined (FastCDC 2020), so an insertion moves only the chunks around it. The
+profile is frozen and has golden vectors: a blob cut otherwise would have the same content and
+digest, but share fewer chunks with earlier versions.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ def cut(content: bytes) -> Iterator[bytes]:
 
 
 def cut_stream(source: BinaryIO) -> Iterator[bytes]:
-    """The chunks of everything ``source`` has to give, reading only a little ahead."""
+    """The chunks of everything that ``source`` returns, reading only a little ahead."""
     for chunk in _cutter().cut_stream(source):
         yield bytes(chunk.data)
 
 
 class RopeBuilder:
-    """Collects the chunks of one blob into a rope, in little memory."""
+    """Collects the chunks of one blob into a rope, with little memory."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit

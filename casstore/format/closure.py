@@ -1,9 +1,9 @@
-"""What must be true between an object and those it links to, told object by object.
+"""Checks that an object fits the objects it links to, object by object.
 
-Reading a value, a rope or a path finds out on the way whether its pieces fit together.
-``examine`` finds out without building anything: children come first, of each a few numbers
-are kept, and a parent is held against those. So a whole file of objects is checked in one
-pass, in memory that does not grow with what they would build (P7).
+Reading a value, a rope or a path finds out whether its pieces fit together. ``examine`` finds
+out without building anything: children come first, a few numbers are stored for each, and a
+parent is compared with them. So a whole file of objects is checked in one pass, in memory that
+does not grow with the values they would build (P7).
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from casstore.format.manifest import cut_components, decode_manifest, link_targe
 from casstore.format.node import open_node
 from casstore.format.piece_size import check_piece_size
 
-# What a value is: a list, a map, or anything else.
+# The type of a value: a list, a map, or anything else.
 PLAIN: Final = 0
 LIST: Final = 1
 MAP: Final = 2
-#: What costs nothing to build.
+#: The cost of a part that needs no building.
 FREE: Final = expansion.Expansion(0, 0)
 _ITEM_LINK_BYTES: Final = len(canonical.item_link_bytes(0, bytes(32)))
 
 
 class BlobFact(NamedTuple):
-    """A blob: how long it is, and whether it may stand for a text."""
+    """A blob: its length, and whether it may be the content of a text."""
 
     size: int
     is_text: bool
@@ -53,11 +53,11 @@ class ValueFact(NamedTuple):
     size: int
     #: The bytes of the object itself.
     length: int
-    #: How deep lists and maps nest in it, all that stands elsewhere included.
+    #: How deep lists and maps nest in it, including all outlined parts.
     depth: int
     #: A number for the last key, to compare with.
     key: int
-    #: What building it costs a reader, with every part at each of its places, and alone.
+    #: The cost of building it, with every part at each of its places, and alone.
     cost: expansion.Expansion = FREE
 
 
@@ -72,7 +72,7 @@ class NodeFact(NamedTuple):
 
 
 class PieceFact(NamedTuple):
-    """A part of a node index: its shape, and how many pages it covers; of a bucket, its parts."""
+    """A part of a node index: its shape, and how many pages it covers; for a bucket, its parts."""
 
     shape: str
     level: int
@@ -80,14 +80,14 @@ class PieceFact(NamedTuple):
 
 
 class ManifestFact(NamedTuple):
-    """A manifest. Nothing is held against it but that it is one."""
+    """A manifest. Only its kind matters here."""
 
     cost: expansion.Expansion = FREE
 
 
 Fact = BlobFact | ChunksFact | ValueFact | NodeFact | PieceFact | ManifestFact
-#: What is known of a child; None if it is stored elsewhere and was proven there. Raises if it
-#: is nowhere.
+#: The facts about a child; None if it is stored elsewhere and was checked there. Raises if it is
+#: missing.
 Known = Callable[[bytes], Fact | None]
 
 
@@ -103,10 +103,10 @@ def links_of(kind: int, data: bytes) -> list[bytes]:
 
 
 def examine(digest: bytes, kind: int, data: bytes, known: Known) -> Fact:
-    """Hold an object whose bytes are proven against its children.
+    """Compare an object whose bytes are proven with its children.
 
-    Raises CorruptionError, NotCanonicalError or LimitError. Whether a rope's name is that of
-    its content only its content tells: see ``objects.blobs``.
+    Raises CorruptionError, NotCanonicalError or LimitError. Whether a rope has the name of its
+    content can be checked only with the content: see ``objects.blobs``.
     """
     if kind == Kind.BLOB:
         return BlobFact(len(data), _is_text(data))
@@ -130,7 +130,7 @@ def examine(digest: bytes, kind: int, data: bytes, known: Known) -> Fact:
 
 
 def key_number(key: str) -> int:
-    """A number that stands for a key or an id within this process."""
+    """A number that represents a key or an id within this process."""
     return hash(key)
 
 
@@ -173,7 +173,7 @@ def _value(digest: bytes, data: bytes, known: Known) -> ValueFact:
 
 
 def _check_items(digest: bytes, data: bytes, links: list[tuple[int, bytes]], known: Known) -> int:
-    """How much longer the items of a leaf are than the links that stand for them."""
+    """How much longer the items of a leaf are than the links that replace them."""
     left = [name for role, name in links if role == ROLE_ITEM]
     if not left:
         return 0
@@ -195,7 +195,7 @@ def _check_items(digest: bytes, data: bytes, links: list[tuple[int, bytes]], kno
 
 
 def _refuse_items(digest: bytes, links: list[tuple[int, bytes]]) -> None:
-    """Raise if there are any: only a list has items that leave it, and a size that counts them."""
+    """Raise if there are any: only lists have outlined items, and sizes that count them."""
     if any(role == ROLE_ITEM for role, _ in links):
         raise _stray_item(digest)
 
@@ -213,10 +213,10 @@ def _inside(
     *,
     outer: int,
 ) -> tuple[int, expansion.Expansion]:
-    """Check what the links of an inspected value of ``size`` bytes lead to.
+    """Check the targets of the links of an inspected value of ``size`` bytes.
 
-    Returns how deep it nests and what it costs, with all of that. ``outer`` levels of it are not
-    the value's own: those of a node or manifest.
+    Returns how deep it nests and what it costs, including the targets. ``outer`` levels of it
+    are not the value's own: those of a node or manifest.
     """
     deepest = _nesting(value) - outer
     own = cost = expansion.part_cost(expansion.memory_bytes(value, size), len(links))

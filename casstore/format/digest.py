@@ -24,7 +24,7 @@ class Digest(bytes):
 
     @classmethod
     def known(cls, raw: bytes) -> Digest:
-        """What is a digest for sure, because it was hashed or looked up as one.
+        """A digest that was hashed or looked up as one, and needs no check.
 
         >>> Digest.known(bytes(32)) == Digest(bytes(32))
         True
@@ -33,7 +33,7 @@ class Digest(bytes):
 
     @classmethod
     def from_hex(cls, text: str) -> Digest:
-        """Read 64 hexadecimal digits; anything else is refused by name.
+        """Decode 64 hexadecimal digits; InvalidInputError for anything else.
 
         >>> digest = Digest.of_blob(b"hello")
         >>> Digest.from_hex(str(digest)) == digest
@@ -70,7 +70,7 @@ class BlobHasher:
         self._state = plain_hasher()
 
     def update(self, part: bytes) -> None:
-        """Take the next part."""
+        """Add the next part."""
         self._state.update(part)
 
     def digest(self) -> Digest:

@@ -78,14 +78,14 @@ def most_cost(size: int) -> int:
 
 
 def part_cost(memory: int, links: int) -> int:
-    """What one place of a part costs that takes so much memory and has so many links."""
+    """The cost of one place of a part that takes this much memory and has this many links."""
     return memory + _PART_BYTES + _LINK_BYTES * links
 
 
 def own_cost(kind: int, data: bytes) -> tuple[int, list[bytes]]:
-    """What one place of an object costs without its parts, and those, once for each place.
+    """The cost of one place of an object without its parts, and the parts, once for each place.
 
-    Only lists and maps, and the nodes and manifests that hold them, have any.
+    Only lists and maps, and the nodes and manifests that hold them, have parts.
     """
     if kind in (Kind.LIST, Kind.MAP):
         parts = tree.decode_branch(kind, data).digests
@@ -104,8 +104,8 @@ def expand(
 ) -> Expansion:
     """What parts cost with all that is below them.
 
-    ``below`` has the parts that a part links to, once for each place. A part that it does not
-    have links to none.
+    ``below`` maps a part to the parts that it links to, once for each place. A part without an
+    entry links to none.
     """
     costs: dict[bytes, int] = {}
     begun: set[bytes] = set()
@@ -123,7 +123,7 @@ def expand(
             if name not in costs:
                 own = cost(name)
                 once += own
-                # No part contains itself: its name is the hash of what is in it.
+                # No part contains itself: its name is the hash of its content.
                 costs[name] = own + sum([costs[part] for part in parts])
         everywhere += costs[root]
     return Expansion(everywhere, once)

@@ -29,7 +29,7 @@ def plain_hash(data: bytes, length: int = DIGEST_BYTES) -> bytes:
 
 
 class Kind:
-    """What an object is. The number is stored beside it and decides its digest context."""
+    """The kind of an object. The number is stored with it and selects its digest context."""
 
     BLOB: Final = 0
     ROPE: Final = 1
@@ -67,21 +67,21 @@ _CONTEXTS: Final = {
     Kind.INDEX: "casstore 2026-11 index v1",
 }
 
-# Other hashes that stand for content without naming an object.
+# Contexts of hashes that do not name an object.
 TURN_CONTEXT: Final = "casstore 2026-11 turn v1"
 SUBJECT_CONTEXT: Final = "casstore 2026-11 subject v1"
 
-#: Deriving a key costs a compression of its own; a copied hasher has done it already.
+#: Deriving a key costs an extra compression, which copying a hasher avoids.
 HASHERS: Final = {kind: blake3(derive_key_context=text) for kind, text in _CONTEXTS.items()}
-# A rope carries the name of another content.
+# A rope carries the name of its content.
 _HASHERS_OF_CONTENT: Final = {kind: hasher for kind, hasher in HASHERS.items() if kind != Kind.ROPE}
 
 
 def digest_of(kind: int, data: bytes) -> bytes:
     """Name an object of ``kind``.
 
-    A rope is the exception: it stands for its content and carries that content's
-    name, so what this gives for a rope is the seal of its body (see ``tree``).
+    A rope is the exception: it represents its content and carries that content's name, so the
+    result for a rope is the seal of its body (see ``tree``).
     """
     if kind == Kind.BLOB:
         return plain_hash(data)
@@ -101,14 +101,14 @@ def turn_hash(data: bytes) -> bytes:
 
 
 def subject_hash(secret: bytes, subject: bytes) -> bytes:
-    """What stands for a person in rows: one way, and with a secret not to be guessed either."""
+    """The pseudonym of a person in rows: a one-way hash, with a secret that prevents guessing."""
     hasher = blake3(derive_key_context=SUBJECT_CONTEXT)
     hasher.update(len(secret).to_bytes(4, "big") + secret + subject)
     return hasher.digest()
 
 
 def check_objects(digests: Sequence[bytes], objects: Sequence[tuple[int, bytes] | None]) -> None:
-    """``check_object`` for many; where there is None there is nothing to check."""
+    """``check_object`` for many objects; None is skipped."""
     hashers = _HASHERS_OF_CONTENT
     for digest, item in zip(digests, objects, strict=True):
         if item is None:
@@ -116,7 +116,7 @@ def check_objects(digests: Sequence[bytes], objects: Sequence[tuple[int, bytes] 
         kind, data = item
         hasher = hashers.get(kind)
         if hasher is not None:
-            # As ``digest_of`` does; spelled out because everything read comes through here.
+            # As ``digest_of`` does; inlined because everything read comes through here.
             hasher = hasher.copy()
             hasher.update(data)
             if hasher.digest() == digest:
@@ -129,7 +129,7 @@ def check_object(digest: bytes, kind: int, data: bytes) -> None:
     if kind in _HASHERS_OF_CONTENT:
         sound = digest_of(kind, data) == digest
     elif kind == Kind.ROPE:
-        # Its name is that of the content it stands for; its own proof is the seal.
+        # Its name is that of its content; the seal proves the rope itself.
         body = data[DIGEST_BYTES:]
         sound = digest_of(kind, body) == data[:DIGEST_BYTES]
     else:

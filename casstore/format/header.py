@@ -1,8 +1,8 @@
-"""What a store says of itself: its family and format version.
+"""The store header: family and format version.
 
-The two stand in the store from its first transaction on. An environment without
-them belongs to somebody else and is never adopted; another version is refused by
-name in both directions.
+Both are in the store from its first transaction on. An environment without them belongs to
+another program and is never adopted; another version is refused with an error that names it,
+whether it is older or newer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def header_rows(created_at_ms: int) -> dict[bytes, bytes]:
 
 
 def require_header(find: Callable[[bytes], bytes | None], place: str) -> None:
-    """Raise unless the rows that ``find`` sees are those of a store this release reads."""
+    """Raise unless the rows that ``find`` returns are those of a store this release reads."""
     family, version = find(FAMILY_KEY), find(FORMAT_KEY)
     if family is None and version is None:
         raise ForeignStoreError(f"{place} is an LMDB environment, but not a casstore store")

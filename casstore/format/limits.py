@@ -9,16 +9,16 @@ from __future__ import annotations
 
 # --- shape: part of the format ------------------------------------------------
 
-# A string or bytes this long leaves its container and becomes a blob of its own.
-# Below it a link (36 bytes, incompressible) costs more than sharing gains.
+# A string or bytes this long leaves its container and becomes a blob of its own. Below it, a link
+# (36 bytes, incompressible) costs more than sharing gains.
 OUTLINE_MIN_BYTES = 512
 
 # A list or map whose encoding is this long becomes an object of its own. The same
 # number as for strings: with it, every item and every value in a piece is short.
 CONTAINER_OUTLINE_MIN_BYTES = 512
 
-# Inside a list that is a tree, a list or map leaves already at this size: the last
-# leaf is stored again at every append, and a link costs less there than the item.
+# Inside a list that is a tree, a list or map is outlined from this size on: the last leaf is
+# stored again at every append, and a link costs less there than the item.
 LIST_ITEM_OUTLINE_MIN_BYTES = 96
 
 # A list or map up to this size stays in one piece; above it, it becomes a tree.
@@ -27,7 +27,7 @@ SINGLE_PIECE_MAX_BYTES = 2048
 # A node's payload up to this size stays in the node whole, long texts included.
 NODE_PAYLOAD_MAX_BYTES = 2048
 
-# One in so many entries ends a piece.
+# On average, one of this many entries ends a piece.
 FANOUT = 16
 
 # No piece holds more entries, whatever their hashes say; nor fewer than two,
@@ -48,7 +48,7 @@ CHUNKED_BLOB_MIN_BYTES = 65_536
 
 # --- bounds on one answer -------------------------------------------------------
 
-# What get_blob and get_value put into memory unless the caller allows more.
+# What get_blob and get_value load into memory unless the caller allows more.
 DEFAULT_MAX_BYTES = 1 << 30
 
 # How much memory the repeated parts of a value may take beyond its distinct parts, by the estimate

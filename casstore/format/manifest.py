@@ -1,12 +1,12 @@
-"""A manifest as bytes: one checkpoint of a session, with everything that it is made of.
+"""A manifest as bytes: one checkpoint of a session, and links to all its parts.
 
     manifest = [leaf_id, nodes, next_seq, leaf, tips, index, ledger, components]
 
 ``leaf`` is a link or nil. ``tips`` maps the id of each branch's last node to a link; nil if the
-leaf is the only end. ``index`` lists all nodes (``format.node_index``); it follows from them, and
-links to each. ``components`` maps names to links or values; nil if there are none. What the
-names mean is the business of the layer above. A long value lives in objects of its own. A
-manifest names no session and no revision: forks share it.
+leaf is the only end. ``index`` lists all nodes (``format.node_index``); it is derived from them,
+and links to each. ``components`` maps names to links or values; nil if there are none. The layer
+above gives the names their meaning. A long value is stored in objects of its own. A manifest
+names no session and no revision: forks share it.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ _NIL: Final = b"\xc0"
 _LINK: Final = link_bytes(ROLE_LINK, b"")
 _LINK_BYTES: Final = len(_LINK) + DIGEST_BYTES
 NOTHING: Final = NULL
-# A field stands one list deep, a component one map deeper.
+# A field is nested one list deep, a component one map deeper.
 FIELD_ROOM: Final = MAX_DEPTH - 1
 COMPONENT_ROOM: Final = MAX_DEPTH - 2
 
 
 class Manifest(NamedTuple):
-    """One checkpoint. Values stay in the form in which they are stored."""
+    """One checkpoint. Values stay in their encoded form."""
 
     leaf_id: str | None = None
-    #: How many nodes the graph has, and the place in insertion order of the next.
+    #: The number of nodes in the graph, and the ``seq`` of the next node.
     nodes: int = 0
     next_seq: int = 0
     leaf: bytes | None = None
     tips: Spelled = NOTHING
     node_index: Tail = NO_NODES
-    #: What the turns of the session have used.
+    #: The usage of the session's turns.
     ledger: Spelled = NOTHING
     #: See ``encode_components``.
     components: Spelled = NOTHING
@@ -101,14 +101,14 @@ def link_target(component: Spelled) -> bytes | None:
 
 
 def spell_field(value: Any, name: str, emit: Emit, room: int = FIELD_ROOM) -> Spelled:
-    """Spell a value of a manifest; a refusal names the place from ``name`` on.
+    """Encode a value of a manifest; an error names the path from ``name`` on.
 
-    What is long leaves: the next manifest links to it again.
+    Long parts are outlined: the next manifest links to them again.
     """
     if value is None:
         return NOTHING
     if type(value) is dict:
-        # As ``spell`` does for a short map, which most are.
+        # As ``spell`` does for a short map, the common case.
         flat = pack_flat(value, CONTAINER_OUTLINE_MIN_BYTES - 1)
         if flat is not None:
             return Spelled(flat, [])
@@ -130,9 +130,9 @@ def encode_manifest(manifest: Manifest) -> tuple[bytes, list[bytes]]:
 
 
 def decode_manifest(digest: bytes, data: bytes) -> Manifest:
-    """Take a manifest's bytes apart; CorruptionError if they are not a manifest's."""
+    """Decode a manifest's bytes; CorruptionError if they are not a manifest's."""
     inspect(data)
-    # Only the shape is of interest; nothing outside these bytes is asked for.
+    # Only the structure is checked; nothing outside these bytes is read.
     fields = rebuild(data, lambda role, name: None)
     if type(fields) is not list or len(fields) != _FIELDS:
         raise _not_a_manifest(digest)
@@ -173,7 +173,7 @@ def decode_manifest(digest: bytes, data: bytes) -> Manifest:
 
 
 def _without_links(field: Any) -> Any:
-    """The field of the index with digests in place of its links, and False for what is none."""
+    """The field of the index with digests in place of its links; False for anything invalid."""
     if type(field) is not list or len(field) != _INDEX_FIELDS:
         return field
     spine, hashes, distances, links = field

@@ -3,10 +3,10 @@
     node = [id, seq, depth, users, frame, time, parent_id,
             parent, cause, payload]
 
-A node links to its parent, so the digest of a leaf names its whole path. ``seq`` is the
-node's place in insertion order, always above its parent's; ``depth`` the number of nodes
-on the path that ends in it, and ``users`` how many of those are messages of the user. So
-two paths are compared from their ends, and a picker counts without a walk.
+A node links to its parent, so the digest of a leaf names its whole path. ``seq`` is the node's
+number in insertion order, always above its parent's; ``depth`` the number of nodes on the path
+that ends in it, and ``users`` how many of those are messages of the user. So two paths are
+compared from their ends, and a session list counts messages without walking the path.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _NIL: Final = b"\xc0"
 _LINK: Final = link_bytes(ROLE_LINK, b"")
 NULL: Final = Spelled(_NIL, [])
 _TIMES: Final = frozenset((str, int, float))
-# The payload stands one list deep.
+# The payload is nested one list deep.
 PAYLOAD_ROOM: Final = MAX_DEPTH - 1
 
 
 class NodeHeader(NamedTuple):
-    """What the next node, a picker and a comparison need to know of a node."""
+    """The part of a node that the next node, a session list and a comparison need."""
 
     id: str
     seq: int
@@ -61,7 +61,7 @@ class NodeHeader(NamedTuple):
 
 
 class DecodedNode(NamedTuple):
-    """A node taken apart; what stands outside its bytes is as the resolver gave it."""
+    """A decoded node; parts stored elsewhere are as the resolver returned them."""
 
     header: NodeHeader
     cause: Any
@@ -69,10 +69,10 @@ class DecodedNode(NamedTuple):
 
 
 def spell_payload(value: Any, name: str, emit: Emit) -> Spelled:
-    """Spell a payload or cause; a refusal names the place from ``name`` on.
+    """Encode a payload or cause; an error names the path from ``name`` on.
 
-    A short one stays whole. A path is read node by node, and an object of its own for each
-    text would cost more, in bytes and in time, than sharing so little could save.
+    A short one is not split. A path is read node by node, and a separate object for each text
+    would cost more bytes and time than sharing short texts could save.
     """
     if value is None:
         return NULL
@@ -88,7 +88,7 @@ def spell_payload(value: Any, name: str, emit: Emit) -> Spelled:
 
 
 def _spell_whole(value: Any) -> Spelled | None:
-    """Spell a value without moving anything out; None if it is too long, or cannot be spelled."""
+    """Encode a value without outlining anything; None if it is too long, or cannot be encoded."""
     kind = type(value)
     if kind is dict or kind is list or kind is tuple:
         whole = pack_plain(
@@ -106,7 +106,7 @@ def _name_nothing(content: bytes) -> bytes:
 
 
 def check_time(time: object) -> None:
-    """Refuse what a node's time cannot be."""
+    """Refuse an invalid time of a node."""
     if time is None:
         return
     if type(time) not in (str, int, float):
@@ -125,12 +125,12 @@ def encode_node(header: NodeHeader, cause: Spelled, payload: Spelled) -> tuple[b
     if parent is not None:
         links = [parent, *links]
         above = _LINK + parent
-    # The first byte of the seven plain fields is their own list's header.
+    # The first byte of the seven plain fields is the header of their own list.
     return b"".join((_HEADER, pack_checked(header[:7])[1:], above, cause[0], payload[0])), links
 
 
 def fill_node(opened: DecodedNode, resolve: Resolver) -> DecodedNode:
-    """Put what lives elsewhere in its place; what was opened is changed."""
+    """Replace the links in a decoded node with their content, in place."""
     cause, payload = fill_links(opened.cause, resolve), fill_links(opened.payload, resolve)
     return DecodedNode(opened.header, cause, payload)
 
@@ -138,11 +138,11 @@ def fill_node(opened: DecodedNode, resolve: Resolver) -> DecodedNode:
 def open_node(
     digest: bytes, data: bytes, *, trusted: bool = False
 ) -> tuple[DecodedNode, list[tuple[int, bytes]]]:
-    """Take a node's bytes apart; also the links in its cause and payload, as (role, digest).
+    """Decode a node's bytes; also returns the links in its cause and payload, as (role, digest).
 
-    CorruptionError if they are not a node's bytes. If there are links, the two only serve for
-    looking at until ``fill_node`` has filled them. ``trusted``: a store has given them and its
-    reader has proven them, so the spelling is taken for what it must be.
+    CorruptionError if they are not a node's bytes. If there are links, the two are only for
+    inspection until ``fill_node`` has filled them. ``trusted``: the bytes come from a store and
+    their reader has proven them, so the encoding is not checked again.
     """
     fields, links = open_trusted(data) if trusted else inspect(data)
     if type(fields) is not list or len(fields) != _FIELDS:
@@ -150,7 +150,7 @@ def open_node(
     node_id, seq, depth, users, frame, time, parent_id, above, cause, payload = fields
     parent: bytes | None = None
     if above is not None:
-        # Nothing before it can be a link, so it is the first.
+        # No field before it can be a link, so it is the first.
         role, parent = links[0] if links else (ROLE_TEXT, None)
         if role != ROLE_LINK or not is_link(above):
             raise _not_a_node(digest)
@@ -173,10 +173,10 @@ def open_node(
 
 
 def open_whole(data: bytes) -> list[Any] | None:
-    """The ten fields of a node that keeps nothing elsewhere; of its parent, the digest.
+    """The ten fields of a node without outlined parts; for its parent, the digest.
 
-    For bytes that their digest has just proven. None if something lives elsewhere, or these are
-    no node's bytes: ``open_node``, trusted, then gives it, or says what is wrong.
+    For bytes that their digest has just proven. None if a part is outlined, or these are not a
+    node's bytes: ``open_node``, trusted, then returns the node or raises.
     """
     fields: Any = unpack_trusted(data)
     if type(fields) is not list or len(fields) != _FIELDS:
@@ -203,7 +203,7 @@ def open_whole(data: bytes) -> list[Any] | None:
 
 
 def cut_node(data: bytes) -> tuple[Spelled, Spelled]:
-    """The cause and the payload of a node that was opened, as they are spelled in it."""
+    """The encoded cause and payload of a decoded node."""
     cause, payload = cut_items(data)[-2:]
     return Spelled(cause, links_in(cause)), Spelled(payload, links_in(payload))
 

@@ -69,7 +69,7 @@ _TAIL_FIELDS: Final = 4
 
 
 class Tail(NamedTuple):
-    """The index as a manifest holds it: the spine, and the nodes behind its last page."""
+    """The index as a manifest holds it: the spine, and the nodes after its last page."""
 
     spine: bytes | None = None
     hashes: bytes = b""
@@ -102,7 +102,7 @@ class Bucket(NamedTuple):
 class Spine(NamedTuple):
     """All whole pages of a graph: its runs by level, level 0 (pages) first."""
 
-    #: Of the pages of level 0.
+    #: The hashes of the pages of level 0.
     hashes: bytes
     runs: tuple[tuple[bytes, ...], ...]
 
@@ -199,7 +199,7 @@ def split_hashes(hashes: bytes) -> list[Bucket]:
 def tail_from(fields: Any, node_count: int) -> Tail:
     """The index in the unpacked field of a manifest; InvalidInputError if it is invalid.
 
-    Digests stand where it has links.
+    Digests are in the place of its links.
     """
     pages, rest = divmod(node_count, PAGE_NODES)
     if fields is None:
@@ -224,8 +224,8 @@ def tail_from(fields: Any, node_count: int) -> Tail:
 def decode_piece(digest: bytes, data: bytes, *, trusted: bool = False) -> Piece:
     """Read an object of the index; CorruptionError if it is invalid.
 
-    ``trusted``: the digest has just proven the bytes, and whatever let them into the store has
-    checked their encoding.
+    ``trusted``: the digest has just proven the bytes, and their encoding was checked when they
+    were stored.
     """
     try:
         if trusted:
@@ -309,7 +309,7 @@ def _are_distances(items: Any, count: int) -> bool:
 
 
 def _are_entries(parts: tuple[bytes, ...]) -> bool:
-    """Do these entries belong into one bucket, and is each part in order of position?"""
+    """Do these entries belong to one bucket, and is each part in order of position?"""
     first: int | None = None
     for part in parts:
         last = -1

@@ -2,8 +2,8 @@
 
 An object of 16 MiB may be 16 million empty lists, which compress to a kilobyte and take more than
 a gigabyte when they are decoded. Splitting makes no such object: lists and maps from
-CONTAINER_OUTLINE_MIN_BYTES on leave their piece, and a piece has at most PIECE_MAX_ENTRIES entries
-unless it is short. ``check_piece_size`` holds long objects against that before they are decoded.
+CONTAINER_OUTLINE_MIN_BYTES on are outlined, and a piece has at most PIECE_MAX_ENTRIES entries
+unless it is short. ``check_piece_size`` checks that for long objects before they are decoded.
 """
 
 from __future__ import annotations

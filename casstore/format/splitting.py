@@ -1,9 +1,9 @@
-"""A value into shared pieces: long strings leave, long lists and maps become trees.
+"""Splits a value into shared pieces: long strings become blobs, long lists and maps trees.
 
-Equal values give equal pieces on every platform, so each piece is stored once
-whoever stores it; a changed value shares all pieces the change did not touch.
-``split`` hands every piece to ``emit`` with its direct links, children before
-parents, and returns the digest that names the whole value.
+Equal values give equal pieces on every platform, so each piece is stored once, whichever client
+stores it; a changed value shares all pieces the change did not touch. ``split`` passes every
+piece to ``emit`` with its direct links, children before parents, and returns the digest that
+names the whole value.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from casstore.format.limits import (
     SINGLE_PIECE_MAX_BYTES,
 )
 
-# emit(kind, data, children) stores one piece and gives its digest. A blob of any
-# length goes through it whole; cutting long ones is the blob layer's business.
+# emit(kind, data, children) stores one piece and returns its digest. Blobs of any length are
+# passed whole; the blob layer cuts long ones.
 Emit = Callable[[int, bytes, list[bytes]], bytes]
 
 # UTF-8 takes at most four bytes a character: a shorter string than this needs no measuring.
@@ -73,7 +73,7 @@ class Spelled(NamedTuple):
 
     data: bytes
     links: list[bytes]
-    # The object that `data` links to, if the value is a container that moved out.
+    # The object that ``data`` links to, if the value is an outlined container.
     outlined: bytes | None = None
 
 
@@ -83,18 +83,18 @@ def split(value: Any, emit: Emit) -> bytes:
 
 
 def root_object(spelled: Spelled, emit: Emit) -> bytes:
-    """The object that stands for a whole value, made if it has none yet."""
+    """The object that represents a whole value, created if it has none yet."""
     if spelled.outlined is not None:
         return spelled.outlined
     return emit(Kind.VALUE, spelled.data, spelled.links)
 
 
-#: Long containers that a value has in several places, by identity and room: how each is spelled.
+#: Long containers that a value has in several places, by identity and room, with their encoding.
 _Known = dict[tuple[int, int], tuple[Any, Spelled]]
 
 
 class _Parts:
-    """Takes the pieces of one value on their way to ``emit``, to measure what they expand to."""
+    """Passes the pieces of one value to ``emit``, and measures their expanded size."""
 
     __slots__ = ("_below", "_data", "_emit")
 
@@ -113,7 +113,7 @@ class _Parts:
 
     def require_bounded(self, spelled: Spelled) -> None:
         """Raise ExpansionError if shared parts of the value repeat to more than a reader builds."""
-        # Texts and what users link to are among the children, and cost nothing.
+        # Texts and the targets of users' links are among the children, and cost nothing.
         data = self._data
         below = {
             name: [child for child in children if child in data]
@@ -133,10 +133,10 @@ class _Parts:
 
 
 def spell(value: Any, room: int, emit: Emit, known: _Known | None = None) -> Spelled:
-    """Bring one value into the form its container holds, moving long parts out.
+    """Encode one value as its container holds it, outlining long parts.
 
-    ``known`` is what was spelled before as a part of the same value. ExpansionError if shared
-    parts of the value, written out at every place, take more memory than a reader allows.
+    ``known`` has the encodings of parts of the same value. ExpansionError if shared parts of the
+    value, written out at every place, take more memory than a reader allows.
     """
     kind = type(value)
     if kind is str:
@@ -161,8 +161,8 @@ def spell(value: Any, room: int, emit: Emit, known: _Known | None = None) -> Spe
             spelled = _spell_map(value, room, emit, known)
         else:
             spelled = _spell_list(value, room, emit, known)
-        # A list that holds one list twice, and so on down, would take for ever otherwise. With the
-        # value itself: as long as it is there, no other has its identity.
+        # A list that holds one list twice, and so on down, would take exponential time otherwise.
+        # The value itself is stored, too: while it exists, no other value has its identity.
         known[id(value), room] = value, spelled
         return spelled
     if kind is bytes and len(value) >= OUTLINE_MIN_BYTES:
@@ -173,13 +173,13 @@ def spell(value: Any, room: int, emit: Emit, known: _Known | None = None) -> Spe
 
 
 def _spell_short(value: Any, room: int, emit: Emit) -> Spelled | None:
-    """Spell a list or map that stays in its container, as most do; None if it does not.
+    """Encode a list or map that stays in its container, the common case; None if it does not.
 
-    A container this short holds none that would have to leave, so all of it is spelled in
-    one go.
+    A container this short holds nothing that would be outlined, so it is encoded in one
+    call.
     """
     if room and type(value) is dict:
-        # In so few bytes no text is long enough to leave.
+        # In so few bytes no text is long enough to be outlined.
         flat = pack_flat(value, CONTAINER_OUTLINE_MIN_BYTES - 1)
         if flat is not None:
             return Spelled(flat, [])
@@ -201,7 +201,7 @@ def _spell_list(
     parts: list[bytes] = []
     links: list[list[bytes]] = []
     try:
-        # As it stands at one moment: another thread may be changing it.
+        # A copy of one state: another thread may be changing it.
         for item in list(items):
             spelled = spell(item, room - 1, emit, known)
             parts.append(spelled.data)
@@ -254,12 +254,12 @@ def value_data(entry: Entry) -> bytes:
 
 
 def list_leaf_entries(data: bytes) -> list[Entry]:
-    """The entries of an encoded list, as they stand in it."""
+    """The entries of an encoded list, in place."""
     return [Entry(item, links_in(item), item_size(item)) for item in cut_items(data)]
 
 
 def map_leaf_entries(data: bytes) -> list[Entry]:
-    """The entries of an encoded map, as they stand in it."""
+    """The entries of an encoded map, in place."""
     return [
         Entry(item, links_in(item[len(key_bytes(key)) :]), len(item), key)
         for key, item in cut_map(data)
@@ -267,12 +267,12 @@ def map_leaf_entries(data: bytes) -> list[Entry]:
 
 
 def pack(kind: int, entries: list[Entry], emit: Emit) -> Spelled:
-    """Spell a list or map from its entries."""
+    """Encode a list or map from its entries."""
     return pack_map(entries, emit) if kind == Kind.MAP else pack_list(entries, emit)
 
 
 def piece_bytes(kind: int, count: int, entry_bytes: int) -> int:
-    """How long a container of so many entries would be in one piece."""
+    """The length of a container with this many entries in one piece."""
     header = map_header(count) if kind == Kind.MAP else list_header(count)
     return len(header) + entry_bytes
 
@@ -288,10 +288,10 @@ def pack_list(entries: list[Entry], emit: Emit) -> Spelled:
 
 
 def outline_item(entry: Entry, emit: Emit) -> Entry:
-    """Give a list or map inside a list tree an object of its own, unless it is tiny.
+    """Outline a list or map inside a list tree, unless it is tiny.
 
-    A session grows at the end of a list, and each append stores the last leaf
-    again: links to the items before cost a few bytes there, their text hundreds.
+    A session grows at the end of a list, and each append stores the last leaf again: links to
+    the items before cost a few bytes there, their text hundreds.
     """
     if len(entry.data) < LIST_ITEM_OUTLINE_MIN_BYTES or entry.data[0] not in CONTAINER_BYTES:
         return entry
@@ -332,7 +332,7 @@ def _one_piece(data: bytes, links: list[bytes], emit: Emit) -> Spelled:
 
 
 def link_part(digest: bytes) -> Spelled:
-    """Spell a container that lives in an object of its own."""
+    """Encode a container that is an object of its own."""
     return Spelled(link_bytes(ROLE_PART, digest), [digest], digest)
 
 
@@ -347,7 +347,7 @@ def leaf(kind: int, entries: list[Entry], emit: Emit) -> tree.Child:
 def grow(kind: int, children: list[tree.Child], emit: Emit, level: int = 1) -> bytes:
     """Store branches over ``children`` until one is left: the root.
 
-    A root always is a branch, so that its kind tells a tree from a single piece.
+    A root always is a branch, so that its kind distinguishes a tree from a single piece.
     """
     builder = tree.Builder(kind, lambda at, piece: branch(kind, at, piece, emit), level)
     for child in children:
@@ -357,7 +357,7 @@ def grow(kind: int, children: list[tree.Child], emit: Emit, level: int = 1) -> b
 
 
 def branch(kind: int, level: int, children: list[tree.Child], emit: Emit) -> tree.Child:
-    """Store one branch and give its entry in the branch above."""
+    """Store one branch and return its entry in the branch above."""
     data = tree.encode_branch(kind, level, children)
     digest = emit(kind, data, [child.digest for child in children])
     return tree.Child(

@@ -1,14 +1,13 @@
 """The shape of a large list, map or blob: leaves in order, branches above them.
 
 A leaf of a list or map is an ordinary value object holding a short list or map;
-a leaf of a rope is a chunk, an ordinary blob. A branch names its children in
-order and says of each how many entries lie below it and how many bytes they
-take, so that one item is found, and a size known, by reading one branch a level.
+a leaf of a rope is a chunk, an ordinary blob. A branch names its children in order, with the
+number of entries below each and their bytes, so that one item is found, and a size known, by
+reading one branch for each level.
 
-Where a piece ends is decided by the entry that ends it and by nothing else
-before it (``ends_*``), so an edit moves no boundary but those it touches (P8).
-The cap and the floor on entries are the exceptions; both heal at the next
-natural boundary.
+The entry that ends a piece decides where it ends, and nothing before it (``ends_*``), so an edit
+moves only the boundaries it touches (P8). The cap and the floor on entries are the exceptions;
+after both, boundaries agree again at the next natural one.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from casstore.format.limits import FANOUT, MAX_ENTRIES, PIECE_MAX_ENTRIES, PIECE
 
 Entry = TypeVar("Entry")
 
-# 64 levels of at least two children each hold more than any count can say.
+# 64 levels of at least two children each hold more entries than any count can express.
 MAX_LEVEL: Final = 64
 
-# What a file may be long.
+# The longest possible file.
 MAX_TOTAL_BYTES: Final = (1 << 63) - 1
 
 
 class Branch(NamedTuple):
-    """One inner piece. ``level`` 1 lies just above the leaves.
+    """One inner piece. ``level`` 1 is just above the leaves.
 
     ``counts`` are list items or map entries below each child (for ropes: bytes,
     the same as ``sizes``); ``sizes`` the bytes of their encoding; ``keys`` the
@@ -59,7 +58,7 @@ class Branch(NamedTuple):
 
 
 class Child(NamedTuple):
-    """One entry of a branch, on its way into one."""
+    """One entry of a branch that is being built."""
 
     digest: bytes
     entries: int
@@ -75,9 +74,9 @@ def ends_list_leaf(entry: bytes) -> bool:
 def ends_map_piece(key: str, level: int) -> bool:
     """Does this key end its piece at ``level``? (0: a leaf.)
 
-    Only the key is asked, so a changed value moves no boundary at any level.
+    Only the key is used, so a changed value moves no boundary at any level.
     """
-    # 32 bytes have a nibble for 64 levels; no honest tree has a tenth of that.
+    # 32 bytes have a nibble for 64 levels; no valid tree has a tenth of that.
     nibble = plain_hash(key.encode())[level // 2 % DIGEST_BYTES] >> (4 * (level % 2))
     return nibble % FANOUT == 0
 
@@ -112,10 +111,10 @@ def branch_ends(kind: int, level: int) -> Callable[[Child], bool]:
 
 
 class Builder:
-    """Builds the branches over a sequence of leaves as they arrive, in little memory.
+    """Builds the branches over a sequence of leaves as they arrive, with little memory.
 
-    ``emit_branch(level, children)`` stores one branch and gives its entry in the
-    branch above. ``finish`` gives the root, unstored: its level and children.
+    ``emit_branch(level, children)`` stores one branch and returns its entry in the branch
+    above. ``finish`` returns the root, unstored: its level and children.
     """
 
     def __init__(
@@ -129,7 +128,7 @@ class Builder:
         self._open: list[list[Child]] = []
 
     def add(self, child: Child) -> None:
-        """Take the next leaf."""
+        """Add the next leaf."""
         self._add(0, child)
 
     def _add(self, depth: int, child: Child) -> None:
@@ -145,7 +144,7 @@ class Builder:
     def finish(self) -> tuple[int, list[Child]]:
         """Close all levels but the highest."""
         depth = 0
-        # Closing a level may open the one above it, so the end is looked up each time.
+        # Closing a level may open the one above it, so the highest is read each time.
         while depth + 1 < len(self._open):
             self._add(depth + 1, self._emit(self._first_level + depth, self._open[depth]))
             depth += 1
@@ -153,7 +152,7 @@ class Builder:
 
 
 def encode_branch(kind: int, level: int, children: list[Child]) -> bytes:
-    """Spell a branch: columns, because they pack and unpack at the speed of C."""
+    """Encode a branch: as columns, because they pack and unpack at the speed of C."""
     columns: list[Any] = [level, b"".join([child.digest for child in children])]
     if kind in (Kind.LIST, Kind.MAP):
         columns.append([child.entries for child in children])
@@ -164,7 +163,7 @@ def encode_branch(kind: int, level: int, children: list[Child]) -> bytes:
 
 
 def decode_branch(kind: int, data: bytes) -> Branch:
-    """Read a branch back; anything but the one spelling of a sound one is refused."""
+    """Decode a branch; every encoding but the one of a valid branch is refused."""
     columns = canonical.unpack_checked(data)
     names = 3 + (kind in (Kind.LIST, Kind.MAP)) + (kind == Kind.MAP)
     if type(columns) is not list or len(columns) != names:
@@ -183,7 +182,7 @@ def decode_branch(kind: int, data: bytes) -> Branch:
             raise NotCanonicalError("a branch whose columns differ in length")
         if any(type(number) is not int or number < 1 for number in column):
             raise NotCanonicalError("a branch with an empty child")
-    # Repeated children make any total out of a few pieces; lengths and offsets must stay such.
+    # Repeated children can give any total from a few pieces; lengths and offsets must stay valid.
     if sum(sizes) > MAX_TOTAL_BYTES or (kind != Kind.CHUNKS and sum(counts) > MAX_ENTRIES):
         raise NotCanonicalError("a branch with more below it than there can be")
     if kind == Kind.MAP and (
@@ -200,9 +199,8 @@ def decode_branch(kind: int, data: bytes) -> Branch:
 def seal_rope(body: bytes) -> bytes:
     """Prefix a rope's body with its own hash.
 
-    A rope is found under the digest of the content it stands for, so its digest
-    proves it only when all of that content has been read. The seal proves the rope
-    itself, before its first chunk is fetched.
+    A rope is found under the digest of its content, so its digest proves it only when all of that
+    content has been read. The seal proves the rope itself, before its first chunk is read.
     """
     return digest_of(Kind.ROPE, body) + body
 

@@ -1,18 +1,16 @@
 """The embedded engine: an index, slabs of compressed objects, and rows, in one LMDB file.
 
-Read from the bottom up: ``slab`` (several objects as one value), ``compression`` and
-``rows`` (what lies in the file); ``directory`` (the files and their locks), ``creation``,
-``guard`` (is this file safe to map?), ``gate`` (who is inside?) and ``environment`` (LMDB
-itself and its errors); ``log`` (the redo log), ``memtable`` (its commits in memory),
-``applying`` (its commits on their way into the tables), ``recent`` (all three together) and
-``worker`` (the thread behind the writers); ``reader``, ``transaction``, ``batches`` and
-``group`` (one read, one write, many writes that share a flush); ``reserve`` (disk space for
-deleting); ``watching`` (who waits for a commit?); ``collection``,
-``marking`` and ``notes`` (what nobody reaches); ``packing``, ``tidying`` and
-``compaction`` (the same content in less room), ``measuring`` and ``page_arithmetic``
-(how much room); ``engine`` (the protocol) and ``sharing`` (one engine for all who open
-a store in this process). For damage: ``pages`` (the file without LMDB), ``examination``
-(what is wrong?), ``reindexing`` (the index made anew) and ``excavation`` (what still
-proves itself in a damaged file). Beside all that, ``disk_cache`` keeps objects that
-were read from a server in stores of this engine.
+Read from the bottom up: ``slab`` (several objects as one value), ``compression`` and ``rows`` (the
+content of the file); ``directory`` (the files and their locks), ``creation``, ``guard`` (checks a
+file before it is mapped), ``gate`` (counts the threads inside LMDB) and ``environment`` (LMDB
+itself and its errors); ``log`` (the redo log), ``memtable`` (its commits in memory), ``applying``
+(from the log into the tables), ``recent`` (all three together) and ``worker`` (the background
+thread); ``reader``, ``transaction``, ``batches`` and ``group`` (one read, one write, many writes
+that share a flush); ``reserve`` (disk space for deleting); ``watching`` (waiting for a commit);
+``collection``, ``marking`` and ``notes`` (unreachable objects); ``packing``, ``tidying`` and
+``compaction`` (the same content in less space), ``measuring`` and ``page_arithmetic`` (how much
+space); ``engine`` (the protocol) and ``sharing`` (one engine for all handles on a store in this
+process). For damage: ``pages`` (the file without LMDB), ``examination`` (finds faults),
+``reindexing`` (rebuilds the index) and ``excavation`` (salvages valid content from a damaged
+file). In addition, ``disk_cache`` caches objects of a server in stores of this engine.
 """

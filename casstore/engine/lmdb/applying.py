@@ -1,13 +1,13 @@
-"""Applying the log: what its commits changed goes into the tables, in one LMDB transaction.
+"""Applying the log: writes the changes of its commits to the tables, in one LMDB transaction.
 
 A row that changed a hundred times is written once, and the objects of many small commits become
-slabs of full size. LMDB flushes the transaction, and the row ``log`` in it says which commit it
-goes up to; from then on the space of those records can be used again.
+slabs of full size. LMDB flushes the transaction. The row ``log`` in it names the last commit that
+the tables hold; from then on the log can reuse the space of those records.
 
     log    in use 1 ‖ log id 8 ‖ LSN 8 ‖ offset 8 ‖ checksum of the last record 16 ‖ checksum 8
 
-The row stands in the unnamed database, whose page every transaction writes anyway. While the
-log is not in use, the tables hold everything, and whatever file lies there is ignored.
+The row is in the unnamed database, whose page every transaction writes anyway. While the log is
+not in use, the tables hold everything, and a log file that exists is ignored.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class LogState(NamedTuple):
     applied: Position
 
     def encode(self) -> bytes:
-        """The row that says so."""
+        """The row ``log`` for this state."""
         state = _STATE.pack(self.in_use, self.log_id, *self.applied)
         return state + plain_hash(state)[:_STATE_CHECKSUM_BYTES]
 
@@ -59,7 +59,7 @@ class LogState(NamedTuple):
 
 
 def new_log_state() -> LogState:
-    """That of a new store."""
+    """The state of a new store."""
     return LogState(False, _NO_LOG, first_position(0, _NO_LOG))
 
 
@@ -82,7 +82,7 @@ def decode_log_state(row: bytes) -> LogState | None:
 
 
 def next_free_id(txn: AnyTransaction, env: Environment) -> int:
-    """Ids start at 1 and go on behind the last slab, which is never removed."""
+    """The next id: ids start at 1 and continue after the last slab, which is never removed."""
     cursor: lmdb.Cursor[bytes] | lmdb.Cursor[memoryview] = txn.cursor(db=env.slabs)
     return int.from_bytes(cursor.key(), "big") + 1 if cursor.last() else 1
 
@@ -118,14 +118,14 @@ def full_slabs(entries: Iterable[Entry], compressor: Compressor) -> list[tuple[b
             columns.add_new(own, item, links)
             next_id = own + 1
             raw_bytes += size
-            # The time of the youngest: to a collector no object may look older than it is.
+            # The time of the youngest: to the collector no object may look older than it is.
             stored_at_ms = max(stored_at_ms, entry.now_ms)
     close()
     return stored
 
 
 def _compressed(raw: bytes, compressor: Compressor) -> tuple[int, int, bytes]:
-    """Compress, and prove that it can be undone: the log forgets these commits."""
+    """Compress and verify by inflating: once applied, these commits are dropped from the log."""
     codec, dictionary, payload = compressor.compress(raw)
     if compressor.inflate(codec, dictionary, payload, len(raw)) != raw:
         raise CorruptionError("a slab would not have survived being compressed")
@@ -185,7 +185,7 @@ def _apply_rows(
         elif stored is not None:
             txn.delete(key, db=database)
     for table, changed in puts.items():
-        # In order, neighbours share the way down the tree.
+        # In key order, neighbouring rows share the descent of the tree.
         changed.sort()
         txn.cursor(env.tables[table]).putmulti(changed)
     txn.put(SUM_KEY, total.encode())
@@ -204,5 +204,5 @@ def _apply_names(env: Environment, txn: lmdb.Transaction[bytes], entries: Sequen
         keys = sorted([(index_key(*name), b"") for name in added])
         _, number = txn.cursor(env.index).putmulti(keys, overwrite=False)
         if number != len(keys):
-            # Each was looked up before it was named, and was not there.
+            # Each name was looked up before it was added, and was absent.
             raise CorruptionError(f"{env.path}: the index names an object of the log already")

@@ -1,10 +1,10 @@
-"""Packing now and then, in a thread of its own, for stores that were opened to do so.
+"""Periodic packing in a background thread, for stores that were opened with ``auto_pack``.
 
-The thread looks once in a while how many slabs have come, and packs what has become cold
-when there are enough of them. It ends with the store: a step under way is finished, no other
-is begun. A round that fails is reported the way Python reports errors of threads
-(``threading.excepthook``), kept in ``last_error``, and tried again after a pause that
-doubles. A forked child has no such thread; it opens the store anew.
+The thread counts the new slabs at intervals, and packs those that have become cold when there
+are enough of them. When the store closes, the thread finishes the current step and begins no
+other. A round that fails is reported as Python reports errors of threads
+(``threading.excepthook``), stored in ``last_error``, and retried after a pause that doubles. A
+forked child has no such thread; it must open the store itself.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-# What the thread runs is imported before there is one. Python keeps a lock for each module that
-# is being imported: a process that forks while a thread holds one leaves its child waiting for it.
+# Imported before the thread starts. Python holds a lock for each module that is being imported:
+# a child forked while a thread holds one would wait for it for ever.
 import casstore.engine.lmdb.cold_dictionary
 import casstore.engine.lmdb.packing  # noqa: F401
 from casstore.engine.protocol import PackReport
@@ -54,7 +54,7 @@ class BackgroundPacker:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and wait for it; in a forked child there is none."""
+        """Stop the thread and wait for it; a forked child has no thread to stop."""
         if os.getpid() != self._pid:
             return
         self._stop.set()
@@ -75,7 +75,7 @@ class BackgroundPacker:
             except (_StoppedError, ClosedError):
                 return
             except Exception as exc:
-                # Nobody waits for this thread, so nobody would be told by raising.
+                # No caller waits for this thread: an exception raised here would be lost.
                 self.last_error = exc
                 pause_s = min(2 * pause_s, MAX_INTERVAL_S)
                 threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), self._thread)))

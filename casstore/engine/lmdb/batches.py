@@ -1,8 +1,8 @@
-"""Writes on their way in: looked up, checked and committed, a batch at a time.
+"""A batch of writes: looked up, checked and committed as one commit.
 
-A batch holds the log's lock from the first check to the commit, so nothing that it finds can
-change in between. All that is slow is done elsewhere: objects were hashed before, and they are
-compressed when the log is applied.
+A batch holds the log's lock from the first check to the commit, so no lookup can become stale
+in between. Slow work happens elsewhere: callers hash objects before the batch, and applying the
+log compresses them after it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Batches:
                         known = proven.get(digest)
                         if known is not None and names.set_key(index_key(digest, known)):
                             continue
-                        # Mostly nothing begins like it: every put of something new comes here.
+                        # The common case: a new object, and no digest in the index has its prefix.
                         if names.set_range(digest[:PREFIX_BYTES]) and (
                             names.key()[:PREFIX_BYTES] == digest[:PREFIX_BYTES]
                         ):
@@ -86,7 +86,7 @@ class Batches:
                 # next call finds out.
                 return
             if isinstance(exc, StorageError) and len(batch.tickets) > 1:
-                # One oversized write must not fail its neighbours.
+                # A write that is too large must not fail the other writes of the batch.
                 for ticket in batch.tickets:
                     self.run(WriteBatch([ticket]))
             else:
@@ -100,7 +100,7 @@ class Batches:
         try:
             try:
                 recent.acquire()
-                # Before the tables are read: what is applied meanwhile must be in one of them.
+                # Before the tables are read: an entry that is applied meanwhile is in one of both.
                 memtable = recent.memtable
                 with env.reading_bytes() as txn:
                     transaction = Transaction(
@@ -113,11 +113,11 @@ class Batches:
                     env.require_present()
                     recent.commit(entry, batch, answers, durable=durable)
                 elif durable:
-                    # What the callers were told of must survive, whoever committed it.
+                    # The answers may rely on commits that were not flushed, of any process.
                     recent.flush()
                 batch.answers = answers
             finally:
-                # The system's own call, without one of ours around it that an interrupt could hit.
+                # A direct system call: an interrupt could hit a Python function around it.
                 flock(lock, LOCK_UN)
         except lmdb.Error as exc:
             raise translate(exc, env.path) from exc

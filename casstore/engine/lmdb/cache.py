@@ -1,4 +1,4 @@
-"""Decoded slabs kept in memory up to a number of bytes, the least recently used going first.
+"""An LRU cache of decoded slabs, bounded in bytes.
 
 An id always means the same object, so a cached slab can never be stale; it can only
 be shorter than the stored one, when neighbours were merged into it since.
@@ -31,7 +31,7 @@ class SlabCache:
             return slab
 
     def put(self, last_id: int, slab: Slab) -> None:
-        """Keep a slab, unless it alone exceeds the limit."""
+        """Cache a slab, unless it alone exceeds the limit."""
         size_bytes = slab.size_bytes
         if size_bytes > self._limit_bytes:
             return

@@ -1,9 +1,9 @@
-"""A fresh dictionary for packing, if there is enough to pack that it pays.
+"""A dictionary for packing, trained when there is enough to pack.
 
-Large slabs have context of their own, so a dictionary gains less on them than on small
-ones; but it is learned from the whole store and not from what came last, it may be larger,
-and packed slabs stay for long. It is judged on slabs that it has not seen, against what
-packing would do without it, and has to save twice its own length.
+Large slabs have context of their own, so a dictionary gains less on them than on small slabs.
+But this one is trained on the whole store, not only on the latest commits; it may be larger; and
+packed slabs stay for long. It is measured on slabs that it was not trained on, against packing
+without it, and must save twice its own length.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MIN_RAW_BYTES: Final = 32 << 20
 MIN_GAIN: Final = 0.03
 _MIN_RETURN: Final = 2
 _SIZE_BYTES: Final = 112 << 10
-# So many places, evenly spread, each as long as a packed slab. Every fourth is held out.
+# The number of samples, evenly spread, each as long as a packed slab. Every fourth is held out.
 PLACES: Final = 32
 _HELD_OUT: Final = 4
 _MAX_SAMPLE_BYTES: Final = 32 << 10
@@ -32,7 +32,7 @@ _BATCH: Final = 1024
 def try_cold_dictionary(
     env: Environment, compressor: Compressor, packed_to: int, newest: int
 ) -> Trial | None:
-    """A dictionary for the slabs above ``packed_to``; None unless it is worth keeping."""
+    """A dictionary for the slabs above ``packed_to``; None unless it saves enough."""
     raw_bytes = _raw_bytes(env, packed_to, newest)
     if raw_bytes < MIN_RAW_BYTES:
         return None
@@ -72,7 +72,7 @@ def _raw_bytes(env: Environment, packed_to: int, newest: int) -> int:
 
 
 def _objects_at(env: Environment, compressor: Compressor, object_id: int) -> list[bytes]:
-    """The objects of the slabs from this id on, as much as goes into one packed slab."""
+    """The objects of the slabs from this id on, as many as fit into one packed slab."""
     objects: list[bytes] = []
     room = slabs.PACKED_RAW_BYTES
     with env.reading() as txn:

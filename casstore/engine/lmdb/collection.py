@@ -1,6 +1,6 @@
-"""Collection: what no row reaches loses its name, in small steps beside running writers.
+"""Collection: deletes the names of unreachable objects, in small steps, concurrently with writers.
 
-Three rules make it safe, whatever writers in any process do meanwhile (P6):
+Three rules make it safe, whatever writers in any process do at the same time (P6):
 
 1. A commit checks inside its own transaction that everything it relies on is still there:
    each child of a new object, each object it found stored (``transaction``).
@@ -10,7 +10,7 @@ Three rules make it safe, whatever writers in any process do meanwhile (P6):
 3. Parents go before children, by falling id. So whatever is left at any moment is whole:
    no object that is named links to one that is not.
 
-An object without a name is gone for everybody; its bytes go when its slab is packed.
+An object without a name is deleted for every reader; packing its slab reclaims its bytes.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from casstore.engine.lmdb.marking import Candidates, Marks, Pulse
 from casstore.engine.protocol import MarkReport, Roots, SweepReport
 from casstore.errors import CollectionOvertakenError, InvalidInputError
 
-# How often a collector says that it is still there, while it marks.
+# How often a collector renews its announcement while it marks.
 _REFRESH_S: Final = notes.OPEN_MS / 1000 / 20
-# How often a step may find that too much has happened to catch up while others wait.
+# How often a step may fail to catch up within its limit, while writers wait.
 _MAX_CATCH_UPS: Final = 64
 
 
@@ -59,13 +59,13 @@ class Collection:
         self._token = os.urandom(notes.TOKEN_BYTES)
         self._marks: Marks | None = None
         self._below = self._drop_below = 0
-        # Does everything that slabs hold have a name?
+        # Does every object in the slabs have a name?
         self._clean = False
         # Is there nothing left to sweep?
         self._done = False
         self._lock: Descriptor | None = None
         self._refreshed_s = 0.0
-        # How long the last step kept writers waiting, at the most.
+        # The longest time for which the last step made writers wait.
         self._held_s = 0.0
 
     def __enter__(self) -> Self:
@@ -73,7 +73,7 @@ class Collection:
             self._env.require_writable()
             self._lock = self._env.lock_collector()
             try:
-                # Before anything is read: from here on nothing is written unnoticed.
+                # Before anything is read: from here on writers note the rows that they write.
                 self._announce(first=True)
             except BaseException:
                 self._lock.unlock()
@@ -107,7 +107,7 @@ class Collection:
     # --- marking --------------------------------------------------------------------------
 
     def mark(self, *, only: bytes | None = None, pulse: Pulse | None = None) -> MarkReport:
-        """Find out what nobody reaches. ``only`` bounds what a sweep may take, by ``unreached``.
+        """Find the unreachable objects. ``only``: sweep only those that ``unreached`` returned.
 
         CorruptionError if a row or a directory is damaged, or names an object that is not
         there: then nothing may be removed.
@@ -116,7 +116,7 @@ class Collection:
         if not self._env.readonly:
             self._env.apply_log()
         else:
-            # A plan on a store that cannot be changed: the log is read, and not applied.
+            # A dry run on a read-only store: the log is read, and not applied.
             with self._env.snapshot() as (_, view):
                 pass
         self._marks = Marks(self._env, self._roots, self._keep_after_ms, view)
@@ -136,7 +136,7 @@ class Collection:
         return report
 
     def unreached(self) -> bytes:
-        """What nobody reaches, by id."""
+        """The ids of the unreachable objects."""
         return self._marked().unreached()
 
     def _marked(self) -> Marks:
@@ -147,7 +147,7 @@ class Collection:
     # --- sweeping -------------------------------------------------------------------------
 
     def sweep(self, limit: int) -> SweepReport:
-        """Take the names of at most ``limit`` objects away, in one short transaction."""
+        """Delete the names of at most ``limit`` objects, in one short transaction."""
         if self._dry_run:
             raise InvalidInputError("a dry run sweeps nothing")
         marks = self._marked()
@@ -159,7 +159,7 @@ class Collection:
                 swept, size_bytes = self._remove(marks, candidates, limit)
             self._below = candidates.down_to
             return SweepReport(swept, size_bytes, 0, self._held_s, done=False)
-        # All names are gone that had to go. Slabs without any go now; others when packed.
+        # All names are deleted. Slabs without any name are deleted now, the others when packed.
         keys, self._drop_below = marks.dead_slabs(self._drop_below)
         freed = self._drop(marks, keys) if keys else 0
         self._done = self._drop_below <= 1
@@ -172,7 +172,7 @@ class Collection:
             nonlocal freed
             for key in keys:
                 value = txn.get(key, db=self._env.slabs)
-                # It may have been packed since, and then be joined with others.
+                # Packing may have joined it with other slabs since.
                 if value is not None and marks.is_dead(slabs.read_directory(key, value)):
                     freed += len(value)
                     txn.delete(key, db=self._env.slabs)
@@ -183,7 +183,7 @@ class Collection:
     def _remove(self, marks: Marks, candidates: Candidates, limit: int) -> tuple[int, int]:
         for _ in range(_MAX_CATCH_UPS):
             # Most of it without the lock, so that writers wait only for the rest. Not from the log:
-            # the transaction below applies that, and would find all of it new every time.
+            # the transaction below applies it, and would find all of it new every time.
             self._env.apply_log()
             with self._env.reading() as reading:
                 marks.catch_up(reading)
@@ -201,7 +201,7 @@ class Collection:
                     for object_id, digest in zip(candidates.ids, candidates.digests, strict=True)
                     if not marks.is_reached(object_id)
                 ]
-                # All at once, so the order is free here: neighbours share the way down the tree.
+                # One transaction deletes all, so any order is safe; key order is the fastest.
                 for digest, object_id in sorted(doomed):
                     if txn.delete(index_key(digest, object_id), db=self._env.index):
                         removed.append(object_id)
@@ -238,7 +238,7 @@ class Collection:
         self._refreshed_s = monotonic()
 
     def _change(self, work: Callable[[lmdb.Transaction[bytes]], bool | None]) -> bool:
-        """Run one short write transaction; ``work`` gives False to leave it undone."""
+        """Run one short write transaction; ``work`` returns False to abort it."""
         with self._env.writing() as txn:
             started = perf_counter()
             done = work(txn) is not False

@@ -1,14 +1,13 @@
-"""Compacting: the whole store written anew, in order, into a file without a gap.
+"""Compacting: rewrites the whole store, in key order, into a file without free pages.
 
-LMDB's file never becomes shorter, and rows that came out of order leave its pages half
-empty. So the store is copied: slabs packed as they pass, every table in the order of its
-keys, so that each page is filled before the next. Ids, digests, rows, creation time and
-LMDB's format stay what they are.
+LMDB's file never shrinks, and rows inserted out of order leave its pages half empty. So the
+store is copied: slabs are packed on the way, every table is written in key order, and each page
+is filled before the next. Ids, digests, rows, creation time and LMDB's format do not change.
 
-Nobody else may have the store open, in this process or another. The opening mutex is held
-from the first look to the last; every open of the store passes through it, so no process can
-open the old file and write to it unseen. Should something that knows nothing of our locks
-have written to it, its transaction number tells, and the copy is thrown away.
+No other user may have the store open, in this process or another. The opening mutex is held
+throughout; every open of the store takes it, so no process can open the old file and write to
+it unseen. If a program that ignores our locks writes to the old file, its transaction number
+shows that, and the copy is deleted.
 
     compact/            the copy, a store of its own, while it is made
     1. apply the log; copy, each transaction flushed; verify the copy: structure, digests, rows,
@@ -17,8 +16,8 @@ have written to it, its transaction number tells, and the copy is thrown away.
     3. flush the file, rename it over the old one, flush the directory
     4. remove compact/
 
-Until the rename the old store is untouched, and after it the new one is complete. What a
-killed process leaves in compact/ is removed by the next that opens or compacts.
+Until the rename the old store is untouched, and after it the new one is complete. If the process
+is killed, the next process that opens or compacts the store removes compact/.
 """
 
 from __future__ import annotations
@@ -46,12 +45,12 @@ from casstore.errors import BusyError, CorruptionError, InvalidInputError
 _BATCH_BYTES: Final = 8 << 20
 _BATCH_ROWS: Final = 65_536
 
-#: Told what is being done, how much of it is, and of how much.
+#: Called with the phase, the amount done and the total.
 Tell = Callable[[str, int, int], None]
 
 
 class Compacted(NamedTuple):
-    """What compacting did: the file before and after, and what stands in it."""
+    """The result of compacting: the file before and after, and its content."""
 
     file_bytes_before: int
     file_bytes_after: int
@@ -65,9 +64,9 @@ class Compacted(NamedTuple):
 
 
 def compact(path: str, *, wait_s: float, tell: Tell) -> Compacted:
-    """Write the store at ``path`` anew and put the new file in the place of the old.
+    """Rewrite the store at ``path`` and replace its file with the new one.
 
-    BusyError if somebody has the store open and does not close it within ``wait_s``;
+    BusyError if the store is open and is not closed within ``wait_s``;
     CorruptionError, StorageFullError and whatever ``tell`` raises leave it as it was.
     """
     directory = StoreDirectory(path)
@@ -78,7 +77,7 @@ def compact(path: str, *, wait_s: float, tell: Tell) -> Compacted:
             "leads. Compact the directory that holds the file itself"
         )
     with directory.alone(wait_s):
-        # Removes what is left of an earlier attempt, and flushes what a killed writer left.
+        # Removes the rest of an earlier attempt, and flushes the writes of a killed process.
         old = Environment(path, create=False, prove=verify_content, directory=directory)
         try:
             old.retire_log()
@@ -87,7 +86,7 @@ def compact(path: str, *, wait_s: float, tell: Tell) -> Compacted:
                 try:
                     report = _copy(old, place, before, tell)
                 except CorruptionError:
-                    # What does not fit together may be of two moments.
+                    # Parts that do not match may be from two different states.
                     _require_unchanged(directory, before)
                     raise
                 old.close()
@@ -119,7 +118,7 @@ def _copy(old: Environment, place: str, before: guard.Extent, tell: Tell) -> Com
 
 
 def _require_unchanged(directory: StoreDirectory, before: guard.Extent) -> None:
-    """Raise unless the old file is still what was copied."""
+    """Raise unless the old file is still the one that was copied."""
     if guard.read_extent(directory.data_path).transactions != before.transactions:
         raise BusyError(
             f"{directory.path} was written to while it was compacted, by something that "
@@ -128,9 +127,9 @@ def _require_unchanged(directory: StoreDirectory, before: guard.Extent) -> None:
 
 
 def _swap(directory: StoreDirectory, place: str) -> None:
-    """Put the new file in the place of the old one.
+    """Replace the old file with the new one.
 
-    The log goes first: nothing needs it any more, and it may hold what was erased.
+    The log is removed first: nothing needs it any more, and it may hold erased content.
     """
     try:
         directory.remove_log()
@@ -140,9 +139,9 @@ def _swap(directory: StoreDirectory, place: str) -> None:
 
 
 class _Batch:
-    """Rows on their way into the new store, as few transactions as can be.
+    """Rows on their way into the new store, in as few transactions as possible.
 
-    Each leaves pages behind that the next ones replace.
+    Each transaction leaves pages behind that the next ones replace.
     """
 
     def __init__(self, env: Environment) -> None:
@@ -152,7 +151,7 @@ class _Batch:
         self.content_bytes = 0
 
     def begin(self, database: Any) -> None:
-        """The rows to come are for this database."""
+        """Direct the following rows to this database."""
         self._rows.append((database, []))
 
     def add(self, key: bytes, value: bytes) -> None:
@@ -210,7 +209,7 @@ class _Copier:
         self.objects = 0
 
     def copy(self) -> None:
-        """Everything, the slabs first: they say which dictionaries are still needed."""
+        """Copy everything, the slabs first: they name the dictionaries that are still needed."""
         old, new = self._old, self._new
         self._copy_slabs()
         shelf = DictionaryShelf(old)
@@ -224,7 +223,7 @@ class _Copier:
         self._copy_meta()
 
     def report(self) -> Compacted:
-        """What was done; how long the files are is the caller's to say."""
+        """The result, without the lengths of the files, which the caller knows."""
         return Compacted(
             0, 0, self._batch.content_bytes, self._slabs_before, self._slabs_after,
             self.objects, self._dropped, self._dictionaries_dropped,
@@ -234,7 +233,7 @@ class _Copier:
         old, batch = self._old, self._batch
         compressor = Compressor(DictionaryShelf(old).load)
         compressor.use(DictionaryShelf(old).newest())
-        # Whatever is dead goes, however little: who compacts may want it gone.
+        # All dead objects are dropped, however few: erasure may depend on it.
         scope = packing.scope_of(old, None)._replace(many_dead=0)
         next_id = 1
         batch.begin(self._new.slabs)
@@ -285,7 +284,7 @@ class _Copier:
         return count
 
     def _copy_meta(self) -> None:
-        """All rows of ``meta``, in the place of those that a new store begins with; and the sum."""
+        """Copy all rows of ``meta``, replacing those of a new store; and the sum."""
         old, new = self._old, self._new
         with old.reading() as txn:
             rows = [(bytes(key), bytes(value)) for key, value in txn.cursor(db=old.meta)]
@@ -312,7 +311,7 @@ class _Copier:
 def _compare(old: Environment, new: Environment, tell: Tell) -> None:
     """Raise unless both stores name the same objects and hold the same rows.
 
-    That the copy's names lead to the right bytes is for its own verification to say.
+    The copy's own verification checks that its names lead to the right bytes.
     """
     names = _copied(old)
     for at, name in enumerate(names):
@@ -327,5 +326,5 @@ def _equal(one: Iterable[tuple[bytes, bytes]], other: Iterable[tuple[bytes, byte
     try:
         return all(first == second for first, second in zip(one, other, strict=True))
     except ValueError:
-        # One of them ended before the other.
+        # One store ended before the other.
         return False

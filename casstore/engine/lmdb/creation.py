@@ -1,7 +1,7 @@
-"""Making a new store: complete, or not there at all.
+"""Creating a store: complete, or not at all.
 
 LMDB writes a file's first pages without a flush, and a crash in between leaves a
-file that does not open. So a store is built beside its place and renamed into it
+file that does not open. So a store is built under a temporary name and renamed
 when its first transaction is durable.
 """
 
@@ -45,7 +45,7 @@ def create_store(directory: StoreDirectory, map_bytes: int, lmdb_version: int) -
             if os.path.lexists(leftover):
                 os.unlink(leftover)
         directory.reserve_lock_file(NEW_LOCK_FILE, _NEW_READERS)
-        # LMDB would follow a link. An empty file is as good to it as none.
+        # LMDB would follow a symbolic link. It treats an empty file like a missing one.
         os.close(open_regular(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
         _build(new, map_bytes, lmdb_version)
         os.unlink(new_lock)

@@ -1,9 +1,9 @@
-"""Trained zstd dictionaries: kept for ever, numbered, adopted only for a real gain.
+"""Trained zstd dictionaries: numbered, stored permanently, adopted only for a measured gain.
 
 Small commits make small slabs, and a small slab alone gives a compressor little to
-learn from. A dictionary trained on the store's own content stands in for the context.
-It costs memory in every thread and must be kept as long as any slab names it, so it
-has to earn its place on samples that it has not seen.
+learn from. A dictionary trained on the store's own content replaces that context.
+It costs memory in every thread and must be stored as long as any slab names it, so it
+is adopted only if it saves enough on samples that it was not trained on.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from casstore.engine.lmdb.environment import Environment
 
 MIN_GAIN: Final = 0.10
-# More teach nothing: on real sessions and on made-up ones, 8 MiB gave the same sizes.
+# More samples do not help: on real and on generated sessions, 8 MiB gave the same sizes.
 SAMPLE_BYTES: Final = 2 << 20
 SAMPLE_MAX_OBJECT_BYTES: Final = 32 << 10
 
@@ -45,7 +45,7 @@ _MIN_SAMPLE_BYTES: Final = 4 * _SIZE_BYTES
 _NUMBER_DIGITS: Final = 9
 _NEWEST: Final = b"current_dictionary"
 _CHECKSUM_BYTES: Final = 8
-# Far more than any that is trained here; what a damaged row claims is not believed (P7).
+# Far above any that is trained here: a damaged row may claim any size (P7).
 _MAX_BYTES: Final = 1 << 20
 
 
@@ -64,7 +64,7 @@ class DictionaryReport(NamedTuple):
 def try_dictionary(
     samples: list[bytes], compress: Callable[[bytes], tuple[int, int, bytes]]
 ) -> Trial | None:
-    """Train on ``samples`` and judge against today's way; None if there are too few."""
+    """Train on ``samples`` and compare with current compression; None if there are too few."""
     if sum(map(len, samples)) < _MIN_SAMPLE_BYTES:
         return None
     return train(samples, _SIZE_BYTES, compress)
@@ -84,7 +84,7 @@ def open_dictionary(number: int, row: bytes | None, path: str) -> bytes:
 
 
 def store_dictionary(content: bytes) -> bytes:
-    """A dictionary as it is stored: two thirds of it are text, which compresses."""
+    """The stored form of a dictionary: two thirds of it are text, which compresses."""
     return plain_hash(content, _CHECKSUM_BYTES) + compress_alone(content)
 
 
@@ -125,7 +125,7 @@ class DictionaryShelf:
         return open_dictionary(number, row, env.path)
 
     def add(self, content: bytes) -> int:
-        """Keep a dictionary and make it the newest; its number."""
+        """Store a dictionary and make it the newest; returns its number."""
         env = self._env
         row = store_dictionary(content)
         with env.writing() as txn:

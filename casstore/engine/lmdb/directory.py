@@ -7,9 +7,9 @@
     locks/               empty files, locked with flock
     reserve              disk space for deleting (see ``reserve``)
 
-flock belongs to the open file, not to the process, so an unrelated close elsewhere
-in the program cannot drop it, and the kernel lets go when the holder dies. A forked child has
-the same open files, so it closes its copies at once (``forks``).
+flock belongs to the open file, not to the process: an unrelated close elsewhere in the program
+cannot drop it, and the kernel releases it when the holder dies. A forked child has the same
+open files, so it closes its copies at once (``forks``).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _OWN_NAMES: Final = frozenset(
 )
 
 FILE_MODE: Final = 0o600
-#: How many may read a store at once: places in LMDB's lock file.
+#: How many readers a store may have at once: slots in LMDB's lock file.
 MAX_READERS: Final = 2048
 DIRECTORY_MODE: Final = 0o700
 
@@ -72,7 +72,7 @@ _APPLIER_LOCK: Final = "applier"
 # LMDB's lock file: two cache lines of its own, and one for each reader.
 _LOCK_HEADER_BYTES: Final = 4096
 _READER_BYTES: Final = 64
-# How often one who waits for a store looks whether it is free.
+# How often a process that waits for a store checks whether it is free.
 _WAIT_PAUSE_S: Final = 0.05
 
 
@@ -84,16 +84,16 @@ class StoreDirectory:
         self._readonly = readonly
         self.data_path = os.path.join(path, DATA_FILE)
         self._held: list[forks.Descriptor] = []
-        # Does this very object hold the mutex for longer than an opening?
+        # Does this object hold the mutex for longer than one opening?
         self._alone = False
 
     def prepare(self, *, create: bool) -> None:
-        """See that this is, or may become, a store's directory; raise a typed error if not."""
+        """Check that this is, or may become, a store's directory; raise a typed error if not."""
         if os.path.exists(self.data_path):
             self._require_file()
             return
         if os.path.islink(self.data_path):
-            # A new store in its place would be empty, and the way to the old one gone.
+            # A new store here would be empty, and would hide the broken link to the old one.
             raise StorageError(
                 f"{self.data_path} is a link to {os.readlink(self.data_path)}, which is not there"
             )
@@ -126,7 +126,7 @@ class StoreDirectory:
             raise storage_error(f"cannot read {self.data_path}", exc) from exc
 
     def _require_not_lost(self) -> None:
-        """Refuse a directory whose store has lost its data file; a new store would hide that.
+        """Refuse a directory whose data file is missing; a new store would hide the loss.
 
         LMDB's lock file appears when a complete store is first opened. It is looked for first:
         another process may be creating the store.
@@ -155,10 +155,10 @@ class StoreDirectory:
 
     @contextmanager
     def alone(self, wait_s: float) -> Iterator[None]:
-        """Hold the mutex while nobody has the store open, in this process or another.
+        """Hold the mutex while the store is not open, in this process or another.
 
-        Whoever opens the store meanwhile waits. BusyError if it does not become free within
-        ``wait_s``; the mutex is not held while waiting, or nobody could close.
+        A process that opens the store meanwhile waits. BusyError if the store is not closed within
+        ``wait_s``; the mutex is released while waiting, because closing needs it.
         """
         deadline = time.monotonic() + wait_s
         while (handle := self._lock_alone()) is None:
@@ -167,7 +167,7 @@ class StoreDirectory:
                 raise BusyError(
                     f"{self.path} is open, in this process or another; close it there, or wait"
                 )
-            # A lock that is waited for in the system could not be given up after a while.
+            # Polls: a blocking flock could not be given up after a while.
             time.sleep(min(_WAIT_PAUSE_S, left_s))
         self._alone = True
         try:
@@ -193,10 +193,10 @@ class StoreDirectory:
         return handle
 
     def _lmdb_is_open(self) -> bool:
-        """Has a program that does not keep our locks opened the file with LMDB itself?
+        """Has a program that ignores our locks opened the file with LMDB itself?
 
-        LMDB keeps a lock on the first byte of its lock file. Those of this process it
-        would not show, but there are none: ours are held under our own locks too.
+        LMDB holds a lock on the first byte of its lock file. The query does not show locks of this
+        process, but there are none: our own are held under our locks, too.
         """
         try:
             handle = os.open(os.path.join(self.path, LOCK_FILE), os.O_RDWR)
@@ -236,7 +236,7 @@ class StoreDirectory:
         return self._lock_handle(_APPLIER_LOCK)
 
     def open_log(self, max_bytes: int, *, create: bool = False) -> RedoLog | None:
-        """The log, which may become ``max_bytes`` long; None if there is none."""
+        """The log, limited to ``max_bytes``; None if the file does not exist."""
         flags = os.O_RDONLY if self._readonly else os.O_RDWR
         flags |= os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         path = os.path.join(self.path, LOG_FILE)
@@ -269,13 +269,13 @@ class StoreDirectory:
             handle.close()
             return None
         except BaseException:
-            # Ctrl-C came with the lock, and nobody else would ever get it from this process.
+            # Ctrl-C came with the lock: held here, no other process could ever take it.
             handle.unlock()
             raise
         return handle
 
     def release(self) -> None:
-        """Let go of everything held."""
+        """Release all locks."""
         for handle in self._held:
             handle.unlock()
         self._held.clear()
@@ -289,7 +289,7 @@ class StoreDirectory:
     def _others_hold(self, name: str) -> bool | None:
         handle = self._lock_handle(name)
         if handle is None:
-            # Nobody writes on a medium on which nobody can.
+            # A read-only medium has no writers.
             return False if os.statvfs(self.path).f_flag & os.ST_RDONLY else None
         try:
             self._flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -300,7 +300,7 @@ class StoreDirectory:
         return False
 
     def _flock(self, handle: forks.Descriptor, operation: int) -> None:
-        """Lock, or raise BlockingIOError if another has it who was not to be waited for."""
+        """Lock, or raise BlockingIOError if another process holds it and the call must not wait."""
         try:
             fcntl.flock(handle, operation)
         except BlockingIOError:
@@ -318,7 +318,7 @@ class StoreDirectory:
         try:
             with suppress(FileExistsError):
                 os.mkdir(folder, mode=DIRECTORY_MODE)
-            # A link would have locks made, and waited for, elsewhere.
+            # Through a symbolic link, locks would be created and awaited in another directory.
             inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 flags = os.O_RDWR | os.O_CREAT
@@ -331,11 +331,11 @@ class StoreDirectory:
             raise storage_error(f"cannot lock {self.path}", exc) from exc
 
     def reserve_lock_file(self, name: str, readers: int) -> os.stat_result | None:
-        """Give LMDB's lock file its disk space before LMDB maps it; which file that is.
+        """Allocate LMDB's lock file before LMDB maps it; returns which file it is.
 
-        LMDB makes the file long without writing it; on a full disk the first touch of
-        such a page kills the process. Here the same shortage is an error. None: a reader on a
-        medium on which nobody can write has none.
+        LMDB lengthens the file without writing it; on a full disk the first access to such a page
+        kills the process. Here the same shortage is an error. None: on a read-only medium, a reader
+        has no lock file.
         """
         size = _LOCK_HEADER_BYTES + _READER_BYTES * readers
         try:
@@ -373,7 +373,7 @@ class StoreDirectory:
 
     @contextmanager
     def beside(self) -> Iterator[str]:
-        """A place for a store that may take over from this one; gone afterwards."""
+        """A directory for a store that may replace this one; removed afterwards."""
         place = os.path.join(self.path, _COMPACT)
         try:
             os.mkdir(place, mode=DIRECTORY_MODE)
@@ -385,9 +385,9 @@ class StoreDirectory:
             self.remove_leftovers()
 
     def take_over(self, place: str) -> None:
-        """Put the data file of the store at ``place`` in the place of this one's, durably.
+        """Replace this store's data file with that of the store at ``place``, durably.
 
-        Raises OSError. Before the rename nothing has happened, and after it all.
+        Raises OSError. Before the rename nothing has changed, and after it everything.
         """
         new = os.path.join(place, DATA_FILE)
         self.make_alike(new)
@@ -395,13 +395,13 @@ class StoreDirectory:
         sync_directory(self.path)
 
     def make_alike(self, new: str) -> None:
-        """Give a file that takes the data file's place its owner and mode, durably; or OSError."""
+        """Give a file the owner and mode of the data file that it replaces, durably; or OSError."""
         old = os.stat(self.data_path)
         handle = os.open(new, os.O_RDWR)
         try:
             made = os.fstat(handle)
             if (made.st_uid, made.st_gid) != (old.st_uid, old.st_gid):
-                # Who compacts or backs up for others must not lock them out.
+                # Compacting or backing up as another user must not lock the owner out.
                 os.fchown(handle, old.st_uid, old.st_gid)
             os.fchmod(handle, stat.S_IMODE(old.st_mode))
             os.fsync(handle)
@@ -409,7 +409,7 @@ class StoreDirectory:
             os.close(handle)
 
     def remove_leftovers(self) -> None:
-        """Remove what a compaction left that did not come to its end. Hold the mutex."""
+        """Remove the files of a compaction that did not finish. Hold the mutex."""
         place = os.path.join(self.path, _COMPACT)
         if not os.path.lexists(place):
             return

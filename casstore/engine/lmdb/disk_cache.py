@@ -1,18 +1,18 @@
-"""Objects of a store on a server, kept on this machine's disk up to a number of bytes.
+"""A cache of a server's objects on the local disk, bounded in bytes.
 
-    PATH/objects-1/STORE/EPOCH-NUMBER/      a store of this engine's own, without a row
-    PATH/objects-1/STORE/lock               held while any of them is made or thrown away; holds
-                                            a word that is another whenever objects have gone
+    PATH/objects-1/STORE/EPOCH-NUMBER/      a store of this engine, without rows (a shelf)
+    PATH/objects-1/STORE/lock               held while a shelf is created or deleted; holds a
+                                            random word that changes when objects are deleted
 
-Nothing here is needed: an object that is not found, or does not prove itself, is asked for at the
-server. So no trouble with the files is ever a caller's; it is told of once, as a warning, and
-the files are made anew. Objects never change and are named by their content, so what is kept is
-true for ever. It may be gone from the store: whoever removes objects, or hears of a collection,
-throws everything away, and every process that uses the same directory notices.
+The cache is optional: an object that is absent or fails its check is read from the server. So no
+fault of the files reaches a caller; it is reported once, as a warning, and the files are
+recreated. Objects never change and are named by their content, so a cached object is always
+right. But the store may have deleted it: a process that deletes objects, or learns of a
+collection, empties the cache, and every process that uses the same directory notices.
 
-Two shelves at the most, each half of what is allowed: when the newer is full the older goes, with
-all that nobody has asked for since it was the newer one. Whole files go, so there is no room to be
-won back inside of them.
+There are at most two shelves, each of half the limit. When the newer is full, the older is
+deleted, with all objects that were not read since the newer began. Whole files are deleted, so
+no space has to be reclaimed inside them.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ from casstore.engine.protocol import NewObject, StoredObject, Write
 from casstore.errors import CasstoreError, ClosedError, CorruptionError
 from casstore.format.hashing import KIND_NAMES, Kind, check_object
 
-#: The least that may be allowed: an empty shelf takes a quarter of a megabyte.
+#: The smallest limit: an empty shelf takes a quarter of a megabyte.
 MIN_LIMIT_BYTES: Final = 4 << 20
 
-# The layout; whoever changes it takes another name, and lets the old one lie.
+# The layout. A new layout gets a new name, and leaves the old directory alone.
 _LAYOUT: Final = "objects-1"
 _SHELF: Final = re.compile(r"(\d{1,19})-(\d{1,19})")
 _GONE: Final = re.compile(r"\.gone-[0-9a-f]{16}")
@@ -58,12 +58,12 @@ _LOCK_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 _OTHERS_WRITE: Final = 0o022
 _WORD_BYTES: Final = 16
 _SHELVES: Final = 2
-# In memory objects are kept by the engine that asks us; here only a few slabs are.
+# The engine above caches objects in memory; here a few slabs are enough.
 _SLAB_BYTES: Final = 1 << 20
 _BATCH_BYTES: Final = 1 << 20
 # One object may not push out all others.
 _LARGEST_PART: Final = 16
-# How often the files are made anew before it is left alone.
+# How often the files are recreated before the cache is switched off.
 _MAX_TROUBLES: Final = 3
 
 
@@ -71,11 +71,11 @@ class _Shelf(NamedTuple):
     number: int
     path: str
     engine: LmdbEngine
-    #: Which file it is: another may have taken its place.
+    #: Identifies the file: another may have replaced it.
     inode: int
 
     def size_bytes(self) -> int | None:
-        """How long its files are; None if somebody has thrown it away."""
+        """The length of its files; None if another process has deleted it."""
         try:
             found = os.stat(os.path.join(self.path, DATA_FILE))
         except OSError:
@@ -101,7 +101,7 @@ class DiskCache:
         self._shelves: list[_Shelf] = []
         self._highest = 0
         self._generation = 0
-        # What the lock's file said when it was last held; None: nothing was read since.
+        # The word in the lock file when it was last held; None: nothing was read since.
         self._word: bytes | None = None
         self._troubles = 0
         self._is_open = False
@@ -110,18 +110,18 @@ class DiskCache:
 
     def _renew(self) -> None:
         self._lock = threading.RLock()
-        # The file's lock, while it is held: it is not one that a thread may take twice.
+        # The descriptor while the file lock is held: a thread must not take that lock twice.
         self._held: forks.Descriptor | None = None
 
     def begin(self, store: int, epoch: int) -> None:
-        """Use what is kept of a store since the collection of this number began."""
+        """Use the objects cached since the collection of this number began."""
         with self._lock:
             self._root = os.path.join(self._path, _LAYOUT, f"{store:016x}")
             self._epoch = epoch
             self._word = None
             self._is_open = True
         with self._alone():
-            # What comes from a later collection than there was is of a state that was lost.
+            # A later collection than the server knows belongs to a state that the server has lost.
             for name in self._listed():
                 if _SHELF.fullmatch(name) and not name.startswith(f"{epoch}-"):
                     self._throw_away(os.path.join(self._root, name))
@@ -129,13 +129,13 @@ class DiskCache:
 
     @property
     def generation(self) -> int:
-        """Changes whenever objects may have gone; ask before reading, and tell ``put``."""
+        """Changes when objects may have been deleted; get it before reading, pass it to ``put``."""
         return self._generation
 
     def find(self, digests: Sequence[bytes]) -> dict[bytes, StoredObject]:
-        """Those of ``digests`` that are kept, each proven."""
+        """Those of ``digests`` that are cached, each checked."""
         found: dict[bytes, StoredObject] = {}
-        # Asked first: what is read next may be among what goes meanwhile.
+        # Before reading: objects read next may be among those deleted meanwhile.
         generation = self._generation
         for place, shelf in enumerate(self._at_hand()):
             wanted = [digest for digest in digests if digest not in found]
@@ -144,16 +144,16 @@ class DiskCache:
             read = self._read(shelf, wanted)
             found.update(read)
             if place and read:
-                # Asked for again, it outlives the older shelf.
+                # Copied to the newer shelf, it survives the older one.
                 self.put(read.items(), generation)
         return found
 
     def put(self, items: Iterable[tuple[bytes, StoredObject]], generation: int) -> None:
-        """Keep objects that were read since ``generation``, unless some have gone since."""
+        """Cache objects that were read since ``generation``, unless some were deleted since."""
         batch: list[NewObject] = []
         size_bytes = 0
         for digest, (kind, data) in items:
-            # A rope carries the name of what it stands for, and proves itself only with that.
+            # A rope has the digest of its content, and can be checked only with all of it.
             if kind == Kind.ROPE or kind not in KIND_NAMES:
                 continue
             if len(data) > self._limit_bytes // _LARGEST_PART:
@@ -167,7 +167,7 @@ class DiskCache:
             self._write(batch, generation)
 
     def pass_on_to(self, epoch: int) -> None:
-        """Throw away what was kept before the collection of this number began."""
+        """Delete the objects cached before the collection of this number began."""
         with self._alone():
             if epoch > self._epoch:
                 self._say_gone()
@@ -175,7 +175,7 @@ class DiskCache:
                 self._refresh()
 
     def clear(self) -> None:
-        """Throw everything away."""
+        """Delete everything."""
         with self._alone():
             self._say_gone()
             self._let_go()
@@ -184,7 +184,7 @@ class DiskCache:
                     self._throw_away(os.path.join(self._root, name))
 
     def close(self) -> None:
-        """Let go of the files. What is kept stays, for the next."""
+        """Close the files. Their content stays for the next process."""
         with self._alone():
             self._let_go()
             self._is_open = False
@@ -217,7 +217,7 @@ class DiskCache:
     def _write(self, batch: list[NewObject], generation: int) -> None:
         with self._alone():
             shelf = self._newest()
-            # Asked last: looking for a shelf may have told us of a collection.
+            # Compared last: looking for a shelf may have shown that objects were deleted.
             if shelf is None or generation != self._generation:
                 return
             try:
@@ -226,7 +226,7 @@ class DiskCache:
                 self._give_up(shelf.path, exc)
 
     def _newest(self) -> _Shelf | None:
-        """The shelf to put things on, made if there is none or it is full."""
+        """The shelf to write to, created if the newest is full or does not exist."""
         if not self._is_open:
             return None
         self._refresh()
@@ -240,7 +240,7 @@ class DiskCache:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep other threads out, and other processes from changing which shelves there are."""
+        """Exclude other threads, and keep other processes from creating or deleting shelves."""
         with self._lock:
             if self._held is not None or not self._is_open:
                 yield
@@ -257,23 +257,23 @@ class DiskCache:
                     self._give_up(self._root, exc)
                 yield
             finally:
-                # Also if Ctrl-C came with the lock: everybody else would wait for ever.
+                # Also if Ctrl-C came with the lock: all other processes would wait for ever.
                 handle, self._held = self._held, None
                 if handle is not None:
                     handle.unlock()
 
     def _hear(self, lock: forks.Descriptor) -> None:
-        """Notice that another process has thrown objects away; raises OSError."""
+        """Notice that another process has deleted objects; raises OSError."""
         word = os.pread(lock.fileno(), _WORD_BYTES, 0)
         if self._word is not None and self._word != word:
             self._generation += 1
         self._word = word
 
     def _say_gone(self) -> None:
-        """Keep nothing that anybody has read so far, in this process or another.
+        """Invalidate everything that was read so far, in this process or another.
 
-        What they read just before may be among what is gone, and no file tells them of it: there
-        may be none yet.
+        Objects read just before may be among those deleted, and no shelf shows that: there may be
+        none yet.
         """
         self._generation += 1
         if self._held is None:
@@ -294,7 +294,7 @@ class DiskCache:
             return []
 
     def _refresh(self) -> None:
-        """Have open what is to be used, and throw away what is not: others do so as well."""
+        """Open the shelves in use and delete the others; other processes do the same."""
         if not self._is_open:
             return
         there: dict[int, list[int]] = {}
@@ -303,10 +303,10 @@ class DiskCache:
             if match is not None and os.path.exists(os.path.join(self._root, name, DATA_FILE)):
                 there.setdefault(int(match[1]), []).append(int(match[2]))
             elif match is not None or _GONE.fullmatch(name):
-                # Whoever made it or threw it away was killed over it.
+                # The process that created or deleted it was killed meanwhile.
                 shutil.rmtree(os.path.join(self._root, name), ignore_errors=True)
         if any(epoch > self._epoch for epoch in there):
-            # Somebody on this machine has heard of a collection that we have not.
+            # Another process of this machine knows of a later collection.
             self._epoch = max(there)
             self._generation += 1
         numbers = sorted(there.get(self._epoch, ()), reverse=True)
@@ -329,7 +329,7 @@ class DiskCache:
                 self._add(number)
 
     def _add(self, number: int) -> None:
-        """Open a shelf, or make it."""
+        """Open a shelf, or create it."""
         path = self._shelf_path(self._epoch, number)
         try:
             _require_sound(path)
@@ -358,12 +358,12 @@ class DiskCache:
         try:
             sharing.release(shelf.engine)
         except (CasstoreError, OSError) as exc:
-            # One that was thrown away has no directory any more to leave in good order.
+            # A deleted shelf has no directory in which closing could leave files.
             if shelf.size_bytes() is not None:
                 self._tell(exc)
 
     def _throw_away(self, path: str) -> None:
-        """Remove a shelf at once for everybody, and then file by file."""
+        """Remove a shelf at once for all processes by renaming it, then file by file."""
         gone = os.path.join(os.path.dirname(path), f".gone-{secrets.token_hex(8)}")
         try:
             os.rename(path, gone)
@@ -376,14 +376,14 @@ class DiskCache:
     # --- trouble ----------------------------------------------------------------------------
 
     def _give_up(self, path: str, exc: Exception) -> None:
-        """Go on without a shelf that is of no use; it is made anew when there is need."""
+        """Continue without a shelf that cannot be used; it is recreated when needed."""
         with self._lock:
             used = [shelf for shelf in self._shelves if shelf.path == path]
             self._shelves = [shelf for shelf in self._shelves if shelf.path != path]
             for shelf in used:
                 self._release(shelf)
             if used and used[0].size_bytes() is None:
-                # Thrown away by another process while we used it: that is no trouble.
+                # Another process deleted it while it was in use here: not a fault.
                 return
             self._tell(exc)
             self._troubles += 1
@@ -414,12 +414,12 @@ def _require_own(path: str) -> None:
 
 
 def _require_sound(path: str) -> None:
-    """CorruptionError if LMDB must not be shown a file: it trusts what it maps, and dies of it."""
+    """CorruptionError if LMDB must not map a file: a damaged page would kill the process."""
     directory = StoreDirectory(path)
     if not os.path.exists(directory.data_path):
         return
     with directory.exclusive():
-        # Whoever has it open has found it sound.
+        # A process that has it open has verified it.
         if not directory.others_present():
             try:
                 guard.verify_structure(directory.data_path)

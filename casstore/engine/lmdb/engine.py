@@ -7,7 +7,7 @@
     …             one database for each table of rows
 
 A write joins a batch (``group``), which is checked (``transaction``) and appended to the redo
-log (``recent``, ``log``). Behind the writers the log is applied to the tables (``applying``).
+log (``recent``, ``log``). A background thread applies the log to the tables (``applying``).
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ if TYPE_CHECKING:
 
 DEFAULT_CACHE_BYTES: Final = 32 << 20
 
-# Now and then a writer clears the slots of killed readers, which stop pages from being
-# reused, and learns of dictionaries that other processes have trained.
+# At this interval a writer clears the reader slots of killed processes, which keep pages from
+# being reused, and loads dictionaries that other processes have trained.
 _HOUSEKEEPING_COMMITS: Final = 1024
-# How long commits stay in the log alone, if no others come.
+# After this time without a commit, the log is applied.
 _IDLE_S: Final = 10.0
 
 
@@ -135,7 +135,7 @@ class LmdbEngine:
         self._commits = 0
         self._committed_at_s = 0.0
         self._pid = os.getpid()
-        # How much was stored when a dictionary was last tried, and after how much more one is next.
+        # The bytes stored at the last dictionary trial, and how many more until the next trial.
         self._auto_train = auto_train
         self._tried_at_bytes = 0
         self._try_after_bytes = FIRST_TRIAL_BYTES
@@ -152,7 +152,7 @@ class LmdbEngine:
         self._reserve = Reserve(path, self._env.place)
         if not readonly:
             self._reserve.allocate(self._env.file_bytes(), self._env.recent.log_bytes)
-        #: The thread that packs now and then, if this engine was opened with one.
+        #: The packing thread, if this engine was opened with one.
         self.packer: BackgroundPacker | None = None
         self._behind: Task | None = None
         if not readonly:
@@ -173,7 +173,7 @@ class LmdbEngine:
         )
 
     def with_durability(self, durability: str) -> LmdbEngine:
-        """The same engine with another default of what writes wait for. Both close together."""
+        """The same engine with another default durability. Both close together."""
         if durability == self.durability:
             return self
         same = copy(self)
@@ -213,7 +213,7 @@ class LmdbEngine:
         return sorted(found)[:limit]
 
     def get_many(self, digests: Sequence[bytes]) -> list[StoredObject | None]:
-        """The objects in the order asked for; None where there is none."""
+        """The objects in the order asked for; None for one that is not stored."""
         self._env.gate.check()
         conditions.check_digests(digests)
         found: list[StoredObject | None] = []
@@ -251,7 +251,7 @@ class LmdbEngine:
                 first_id = slabs.read_directory(key, value).first_id
                 before = first_id if before is None else min(before, first_id)
             cursor = txn.cursor(db=self._env.slabs)
-            # The slab that holds the id wanted last is the first that ends at or above it.
+            # The first slab that ends at or above ``before`` holds the highest id wanted.
             inside = before is not None and before <= slabs.MAX_ID
             more = inside and cursor.set_range(slabs.slab_key(max(before or 0, 0)))
             more = more or cursor.last()
@@ -293,7 +293,7 @@ class LmdbEngine:
     # --- reading rows ----------------------------------------------------------------------
 
     def get_rows(self, keys: Sequence[RowKey]) -> list[bytes | None]:
-        """Rows of one moment, in the order asked for; None where there is none."""
+        """Rows from one snapshot, in the order asked for; None for one that does not exist."""
         for table, key in keys:
             conditions.check_key(table, key)
         env = self._env
@@ -351,7 +351,7 @@ class LmdbEngine:
     # --- writing ------------------------------------------------------------------------------
 
     def write(self, write: Write) -> WriteResult:
-        """Run one write, wholly or not at all; when it returns it is as durable as promised."""
+        """Run one write, wholly or not at all; when this returns, it is as durable as asked for."""
         self._env.gate.check()
         self._env.require_writable()
         durable = self.durability == FULL if write.durable is None else write.durable
@@ -368,7 +368,7 @@ class LmdbEngine:
                 return self._queue.submit(job)
 
     def _committed(self, durable: bool) -> None:
-        """See to what is due now and then; called after every commit of ours."""
+        """Run periodic work that is due; called after every commit of this engine."""
         self._commits += 1
         self._committed_at_s = time.monotonic()
         data_bytes, log_bytes = self._env.covered_bytes, self._env.recent.log_bytes
@@ -396,13 +396,13 @@ class LmdbEngine:
             self._env.handle.reader_check()
             self._compressor.use(self._shelf.newest())
         except (lmdb.Error, CasstoreError):
-            # The commit before it is done and must not look failed. Slots of killed
-            # readers stay for another round, which costs pages, not data; a dictionary
-            # that cannot be read is reported by the first read that needs it.
+            # The commit is done and must not look failed. Slots of killed readers stay until
+            # the next time, which costs pages, not data; a dictionary that cannot be read is
+            # reported by the first read that needs it.
             return
 
     def _train_aside(self) -> None:
-        """Try a dictionary in a thread of its own, rarely: nobody waits for it."""
+        """Try a dictionary in a thread of its own, rarely: no caller waits for it."""
         self._tried_at_bytes = self._batches.stored_bytes
         self._try_after_bytes *= TRIAL_GROWTH
         if self._training is None or not self._training.is_alive():
@@ -412,23 +412,23 @@ class LmdbEngine:
             try:
                 training.start()
             except RuntimeError:
-                # The system gives no more threads, or the interpreter is about to end. The commit
-                # before it is done and must not look failed; nothing is lost without a dictionary.
+                # The system allows no more threads, or the interpreter is shutting down. The commit
+                # is done and must not look failed; compression works without a dictionary.
                 return
             self._training = training
 
     def _train_quietly(self) -> None:
         try:
             if not self.train_dictionary().before_bytes:
-                # Too little to learn from so far: most of it was long. Try again soon.
+                # Too few samples so far: most objects were long. Try again soon.
                 self._try_after_bytes = FIRST_TRIAL_BYTES
         except CasstoreError:
-            # Closed meanwhile, out of space, damaged: nothing is lost without a dictionary,
-            # and whoever reads or writes next is told what is wrong.
+            # Closed, out of space or damaged: compression works without a dictionary, and the
+            # next read or write reports the fault.
             return
 
     def used_bytes(self) -> int:
-        """The pages that objects, rows and indexes take; the file is longer by its free ones."""
+        """The pages that objects, rows and indexes take; the file also has free pages."""
         env = self._env
         with env.reading() as txn:
             stats = [txn.stat(database) for database in env.databases.values()]
@@ -438,7 +438,7 @@ class LmdbEngine:
         )
 
     def watch(self) -> Watch:
-        """A watch that tells when anybody, in any process, may have written to the store."""
+        """A watch that becomes readable when any process may have written to the store."""
         with importing():
             from casstore.engine.lmdb.watching import open_watch
 
@@ -450,17 +450,17 @@ class LmdbEngine:
         self._env.flush()
 
     def _work_behind(self) -> float:
-        """Flush the log and apply it, as far as that is due; how long the next time can wait."""
+        """Flush and apply the log if that is due; returns the seconds until the next call."""
         recent = self._env.recent
         unflushed = self._env.flush()
         idle_s = time.monotonic() - self._committed_at_s
         if recent.is_due:
-            # Perhaps another process was quicker.
+            # Another process may have applied it.
             recent.learn_applied()
         if recent.is_due or idle_s >= _IDLE_S:
             recent.apply_behind()
         if unflushed:
-            # More commits that do not wait are likely to come, and should not have to wake anybody.
+            # More ``relaxed`` commits are likely to follow, and should not have to wake the thread.
             return GATHER_S
         return _IDLE_S if recent.memtable.entries else inf
 
@@ -470,10 +470,10 @@ class LmdbEngine:
         self._env.apply_log()
 
     def close(self) -> None:
-        """Let go of all resources. Closing twice is allowed; every other call then fails."""
+        """Release all resources. Closing twice is allowed; every other call then fails."""
         if os.getpid() != self._pid:
-            # A forked child has let go already, and has none of the threads. One of them may
-            # have held a lock at that moment, which nobody will ever release here.
+            # A forked child has released them already, and has none of the threads. A thread may
+            # have held a lock during the fork, and no thread here can release it.
             return
         if self._behind is not None:
             self._behind.stop()
@@ -490,7 +490,7 @@ class LmdbEngine:
     def pack(
         self, progress: Callable[[PackReport], None] | None = None, *, min_age_ms: int = 0
     ) -> PackReport:
-        """Join slabs older than ``min_age_ms`` into large ones, in short steps beside writers."""
+        """Join slabs older than ``min_age_ms``, in short steps, concurrently with writers."""
         with importing():
             from casstore.engine.lmdb.packing import pack
 
@@ -515,7 +515,7 @@ class LmdbEngine:
         try:
             trial = try_cold_dictionary(self._env, self._compressor, scope.packed_to, scope.newest)
         except CorruptionError:
-            # Packing itself meets the damage next, and reports where it is.
+            # Packing meets the damage next, and reports its location.
             return
         if trial is not None:
             self._compressor.use(self._shelf.add(trial.dictionary), trial.dictionary)
@@ -527,7 +527,7 @@ class LmdbEngine:
     # --- measuring --------------------------------------------------------------------------------
 
     def measure_space(self, progress: Callable[[int, int], None] | None = None) -> EngineSpace:
-        """What the file's pages are used for; ``progress`` is told rows done, of how many."""
+        """What the file's pages are used for; ``progress`` gets the rows done and their total."""
         with importing():
             from casstore.engine.lmdb.measuring import measure
 
@@ -536,7 +536,7 @@ class LmdbEngine:
     # --- collecting -------------------------------------------------------------------------------
 
     def collection(self, roots: Roots, *, grace_ms: int, dry_run: bool = False) -> Collection:
-        """A collection that keeps what roots reach and what was put within the grace."""
+        """A collection that keeps objects that roots reach or that are within the grace period."""
         with importing():
             from casstore.engine.lmdb.collection import Collection
 
@@ -544,14 +544,14 @@ class LmdbEngine:
         return Collection(self._env, roots, self._clock, grace_ms=grace_ms, dry_run=dry_run)
 
     def commits_since_collection(self) -> int:
-        """How many transactions there were since a collection last came to its end."""
+        """How many commits there were since a collection last completed."""
         with self._env.snapshot() as (txn, view):
             return view.lsn - notes.collected_at(self._env, txn)
 
     # --- rebuilding -------------------------------------------------------------------------------
 
     def rebuild_index(self, roots: Roots, *, grace_ms: int = 0) -> IndexReport:
-        """Make the index anew from the slabs: what roots reach, and what is younger."""
+        """Rebuild the index from the slabs: all that roots reach, and younger objects."""
         with importing():
             from casstore.engine.lmdb.reindexing import rebuild_index
 
@@ -559,7 +559,7 @@ class LmdbEngine:
         return rebuild_index(self._env, roots, keep_after_ms=keep_after_ms)
 
     def sum_rows(self) -> None:
-        """Rebuild the sum over all rows from the rows as they are."""
+        """Rebuild the sum over all rows from the stored rows."""
         with importing():
             from casstore.engine.lmdb.reindexing import sum_rows
 
@@ -568,14 +568,14 @@ class LmdbEngine:
     # --- checking ---------------------------------------------------------------------------------
 
     def check_header(self) -> list[Fault]:
-        """Look at what the store says of itself, and that its parts fit together in number."""
+        """Check the store header, and that the numbers in it match the content."""
         with importing():
             from casstore.engine.lmdb import examination
 
         return examination.check_header(self._env)
 
     def check_structure(self) -> Structure:
-        """Walk the pages of all tables, as one snapshot has them, without LMDB."""
+        """Walk the pages of all tables, in one snapshot, without LMDB."""
         with importing():
             from casstore.engine.lmdb import examination
 
@@ -584,7 +584,7 @@ class LmdbEngine:
     def check_rows(
         self, tables: Sequence[str], told: Told | None = None, *, whole: bool = True
     ) -> list[Fault]:
-        """Prove every row of these tables; ``whole``: these are all, so the sum over them, too."""
+        """Check every row of these tables; ``whole``: these are all, so check the sum, too."""
         with importing():
             from casstore.engine.lmdb import examination
 
@@ -593,7 +593,7 @@ class LmdbEngine:
         return examination.check_rows(self._env, tables, told, whole=whole)
 
     def readable_rows(self, table: str, *, start: bytes, limit: int) -> list[Row]:
-        """Rows from ``start`` on, in order, without those that are damaged."""
+        """Rows from ``start`` on, in order, without damaged ones."""
         with importing():
             from casstore.engine.lmdb import examination
 
@@ -609,7 +609,7 @@ class LmdbEngine:
         return examination.examine(self._env, compressor, after, content)
 
     def find_ids(self, digests: Sequence[bytes]) -> list[int | None]:
-        """The ids of objects, all of one moment; None where there is none."""
+        """The ids of objects, from one snapshot; None for one that is not stored."""
         with importing():
             from casstore.engine.lmdb import examination
 
@@ -617,28 +617,28 @@ class LmdbEngine:
         return examination.find_ids(self._env, digests)
 
     def find_names(self, ids: Sequence[int]) -> list[bytes | None]:
-        """The digests by which objects are found, all of one moment; None: by none."""
+        """The digests under which the index names these ids, from one snapshot; None: unnamed."""
         with importing():
             from casstore.engine.lmdb import examination
 
         return examination.find_names(self._env, ids)
 
     def check_index(self, excused: Callable[[int], bool], told: Told | None = None) -> list[Fault]:
-        """Look for names that lead nowhere, but not to ids that are ``excused``."""
+        """Find names in the index that lead to no object, except ids that are ``excused``."""
         with importing():
             from casstore.engine.lmdb import examination
 
         return examination.check_index(self._env, excused, told)
 
     def read_mark(self) -> bytes | None:
-        """What the last check left behind."""
+        """The mark that the last check stored."""
         with importing():
             from casstore.engine.lmdb import examination
 
         return examination.read_mark(self._env)
 
     def write_mark(self, mark: bytes) -> None:
-        """Leave something for the next check."""
+        """Store a mark for the next check."""
         with importing():
             from casstore.engine.lmdb import examination
 
@@ -654,7 +654,7 @@ class LmdbEngine:
         replace: bool = False,
         pulse: Callable[[int, int | None], None] | None = None,
     ) -> HotCopyReport:
-        """Make ``target`` a store of its own, as of one moment, beside running writers."""
+        """Copy one snapshot of the store to ``target``, concurrently with writers."""
         with importing():
             from casstore.engine.lmdb.hot_copy import copy_store
 
@@ -672,9 +672,9 @@ class LmdbEngine:
     def train_dictionary(self) -> DictionaryReport:
         """Train a dictionary on the store's own content; adopt it if it saves enough.
 
-        New slabs use the newest dictionary; each slab names its own, and none is ever
-        removed while a slab may name it. Another process goes on with the one it knows,
-        reads both, and learns of the new one after a while.
+        New slabs use the newest dictionary. Each slab names its own, and none is removed while a
+        slab may name it. Another process continues with the dictionary it knows, can read both, and
+        loads the new one later.
         """
         self._env.require_writable()
         self._env.apply_log()

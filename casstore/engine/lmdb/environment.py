@@ -1,10 +1,9 @@
-"""LMDB, opened with care: the one module that begins transactions.
+"""An LMDB environment: the one module that begins transactions.
 
-What it adds to py-lmdb: a file that is checked before it is mapped; creation that
-is complete or absent; a gate that closes for ``close`` and for ``fork``; typed
-errors; the commits that are still in the log (``recent``). LMDB's own rules are kept here:
-one environment for each file and process, never used after a fork, write transactions bound
-to their thread, read transactions short.
+It adds to py-lmdb: a check of the file before it is mapped; creation that is complete or
+absent; a gate that ``close`` and ``fork`` shut; typed errors; the commits that are still in the
+log (``recent``). It also enforces LMDB's rules: one environment for each file and process, no
+use after a fork, write transactions bound to their thread, short read transactions.
 """
 
 from __future__ import annotations
@@ -64,21 +63,21 @@ if TYPE_CHECKING:
 
 # Address space, not disk. A process has 128 TiB of it, and may open a thousand stores.
 FIRST_MAP_BYTES: Final = 64 << 30
-# An automatic map has space for the file to become this many times as long.
+# An automatic map lets the file grow to this many times its length.
 _MAP_GROWTH: Final = 4
 
-# A commit is logged only while a bounded map has space for so many times the length of the log.
+# A commit is logged only while a bounded map has space for this many times the log's length.
 _MAP_SHARE: Final = 4
 
-# How long an opener waits for a short file to be covered by its writer.
+# How often an opener checks whether the writer has lengthened a short file.
 _COVER_TRIES: Final = 50
-# How often a read begins anew because commits came in between.
+# How often a read transaction is restarted because commits came while it began.
 _BEGIN_TRIES: Final = 16
 _COVER_PAUSE_S: Final = 0.002
-# How often a snapshot begins again because the log was applied meanwhile.
+# How often a snapshot is restarted because the log was applied meanwhile.
 _SNAPSHOT_TRIES: Final = 64
-# Beginning to read takes less, mostly a tenth of it, and two commits take more: each writes to
-# the file twice at the least. Asking every time would make the shortest reads a fifth longer.
+# Beginning a read transaction takes less, mostly a tenth of it; two commits take more, because
+# each writes to the file at least twice. Checking every time would cost the shortest reads a fifth.
 _HELD_UP_S: Final = 5e-6
 
 
@@ -99,12 +98,11 @@ class Environment:
         prove: Callable[[Environment], object],
         directory: StoreDirectory | None = None,
     ) -> None:
-        """Open; ``prove`` verifies all content, and is called if that was asked for or is due.
+        """Open; ``prove`` verifies all content, and is called if ``verify`` is set.
 
-        ``map_bytes`` bounds the file; None: as long as the disk allows. ``log_bytes`` bounds the
-        log. ``instead_of_log``: what
-        to apply in the place of a log that is lost, or was not copied. ``directory``: the store's
-        own, by a caller that holds its mutex already.
+        ``map_bytes`` bounds the file; None: the disk does. ``log_bytes`` bounds the log.
+        ``instead_of_log``: entries to apply in place of a log that is lost, or was not copied.
+        ``directory``: the store's own, from a caller that already holds its mutex.
         """
         self.path = path
         self.readonly = readonly
@@ -116,13 +114,13 @@ class Environment:
         self.gate = Gate()
         #: Held by the one thread that commits.
         self.write_lock = threading.Lock()
-        #: Held by the one thread that has a write transaction of LMDB's; taken after the other.
+        #: Held by the one thread that has an LMDB write transaction; taken after ``write_lock``.
         self.tables_lock = threading.Lock()
         #: The length that the file is known to have.
         self.covered_bytes = 0
         #: Compresses slabs with the store's dictionaries, and inflates them.
         self.compressor = Compressor(DictionaryShelf(self).load)
-        # To be woken when this closes; they belong to those who wait. Add inside the gate.
+        # Woken when this closes; the waiting callers own them. Add inside the gate.
         self.watches: WeakSet[DescriptorWatch] = WeakSet()
 
         self._directory.prepare(create=create and not readonly)
@@ -134,7 +132,7 @@ class Environment:
             writers = self._directory.writers_present()
             try:
                 self._directory.hold()
-                # A child would inherit what it cannot find and close, and LMDB opens nothing twice.
+                # A child forked meanwhile could neither close the handle nor reopen the file.
                 with _fork_lock:
                     self._open()
                     self.data_handle = self._directory.open_data()
@@ -156,12 +154,12 @@ class Environment:
                         )
                     self._replace_log(instead_of_log)
                 self.recent.open(writers=writers)
-                # Still under the mutex: whoever opens meanwhile waits for the proof.
+                # Still under the mutex: other processes that open the store wait for the result.
                 if verify:
                     prove(self)
                 if not readonly:
-                    # What a killed writer left short was verified just now. Others who open it
-                    # could not do that beside this one, which may not commit for long.
+                    # A file that a killed writer left short was verified just now. Later openers
+                    # could not verify it while this process has it open.
                     self.cover()
             except BaseException:
                 with self.write_lock, self.tables_lock:
@@ -188,8 +186,8 @@ class Environment:
         try:
             self._directory.remove_leftovers()
         except StorageError:
-            # It may be somebody else's, who was killed while compacting. It takes room, and is
-            # no reason to keep the store shut.
+            # It may belong to another user, whose compaction was killed. It takes space, but
+            # does not prevent opening the store.
             return
 
     # --- opening ---------------------------------------------------------------------
@@ -209,7 +207,7 @@ class Environment:
             if self._directory.others_present():
                 raise BusyError(f"{self.path} is in use; its file can be verified only when closed")
             guard.verify_structure(path)
-        # Who only reads it changes nothing, and covers nothing either.
+        # A reader does not change the file, and does not lengthen it either.
         written = self._directory.writers_present()
         extent = guard.read_extent(path)
         tries = 0
@@ -224,7 +222,7 @@ class Environment:
                 f"{path} has meta pages of transactions {extent.transactions[0]} and "
                 f"{extent.transactions[1]}, which do not follow each other: one is damaged"
             )
-        # LMDB 1.0 as py-lmdb builds it refuses pages that are newer than the transaction.
+        # LMDB 1.0, as py-lmdb builds it, refuses pages that are newer than the transaction.
         self.refuses_newer = extent.lmdb_version == 1
         self.page_header_bytes = extent.header_bytes
         if extent.is_short:
@@ -242,7 +240,7 @@ class Environment:
         self._lock_file = self._directory.reserve_lock_file(LOCK_FILE, MAX_READERS)
         try:
             handle = lmdb.open(
-                # A path of the operating system may be no text in any encoding.
+                # A path of the operating system need not be text in any encoding.
                 os.fsencode(self.path),
                 map_size=self.map_bytes,
                 readonly=self.readonly,
@@ -254,8 +252,8 @@ class Environment:
                 readahead=False,
             )
         except lmdb.ReadonlyError as exc:
-            # What LMDB makes of a refusal by the operating system.
-            # Who reads writes down there which pages must stay: not a thing one expects.
+            # LMDB's error for a refusal by the operating system. Readers need write access to
+            # lock.mdb: LMDB records the pages in use there.
             also = "; who reads must be able to write to its lock.mdb" if self.readonly else ""
             raise StorageError(f"no right to open {exc}{also}") from exc
         except lmdb.Error as exc:
@@ -275,7 +273,7 @@ class Environment:
         self._page_bytes = handle.stat()["psize"]
 
     def _automatic_map(self) -> int:
-        """Address space for the file as it is now, and for what may come."""
+        """Address space for the file and its growth."""
         try:
             file_bytes = os.stat(self._directory.data_path).st_size
         except OSError as exc:
@@ -286,15 +284,15 @@ class Environment:
         return map_bytes
 
     def _require_first(self) -> None:
-        """Raise if this process has the store open already, under whatever name.
+        """Raise if this process has the store open already, under any path.
 
         The system drops all locks that a process has on a file when it closes any descriptor of
-        it, and LMDB relies on such locks: others would take the readers here for dead.
+        it. LMDB relies on such locks: other processes would take the readers here for dead.
         """
         try:
             there = os.stat(os.path.join(self.path, LOCK_FILE))
         except OSError:
-            # Nobody can have it open, or whoever opens it next says why not.
+            # The store cannot be open; if it exists, opening it reports the error.
             return
         for other in list(_OPEN):
             known = other._lock_file
@@ -302,8 +300,8 @@ class Environment:
                 raise BusyError(f"{self.path} is already open in this process, as {other.path}")
 
     def _open_databases(self, handle: lmdb.Environment) -> None:
-        # Without a transaction of ours: py-lmdb resets a read transaction where LMDB
-        # would have to commit it for the handle to stay valid.
+        # Outside a transaction: py-lmdb resets a read transaction where LMDB requires a commit
+        # for the handle to stay valid.
         try:
             try:
                 meta = handle.open_db(META.encode(), create=False)
@@ -317,7 +315,7 @@ class Environment:
             raise CorruptionError(f"{self.path} lacks a table: {exc}") from exc
         except lmdb.Error as exc:
             raise translate(exc, self.path) from exc
-        #: All of them by name, whatever they are for.
+        #: All databases by name.
         self.databases = dict(databases)
         self.index = databases.pop(INDEX)
         self.slabs = databases.pop(SLABS)
@@ -339,13 +337,13 @@ class Environment:
     # --- transactions -------------------------------------------------------------------
 
     def begin_write(self) -> lmdb.Transaction[bytes]:
-        """Begin the process's one write transaction; hold ``tables_lock``."""
+        """Begin this process's one write transaction; hold ``tables_lock``."""
         self.require_present()
         try:
             return self.handle.begin(write=True)
         except (lmdb.PanicError, lmdb.MapResizedError):
             # Panic: an earlier commit could not write its meta page, and LMDB takes no more
-            # writes until it is opened again. The file holds the last good commit. Resized:
+            # writes until it is reopened. The file holds the last good commit. Resized:
             # another process has made the file longer than the map of this one.
             self.reopen()
             return self.handle.begin(write=True)
@@ -353,15 +351,15 @@ class Environment:
     def _is_present(self) -> bool:
         """Is the open file still the store's?"""
         try:
-            # By the open directory, which may have been renamed, and the process may have
-            # changed its own.
+            # Relative to the open directory: it may have been renamed, and the process may have
+            # changed its working directory.
             there = os.stat(DATA_FILE, dir_fd=self.place.fileno())
         except OSError:
             return False
         return (there.st_dev, there.st_ino) == self._data_identity
 
     def require_present(self) -> None:
-        """Raise if the open file is no longer the store's: what is written would be lost."""
+        """Raise if the open file is no longer the store's: writes to it would be lost."""
         if not self._is_present():
             raise StorageError(
                 f"{self.data_path} was deleted or replaced while it was open, and nothing more is "
@@ -372,7 +370,7 @@ class Environment:
     def writing(self) -> Iterator[lmdb.Transaction[bytes]]:
         """One short write transaction on the tables, with the whole log applied: for maintenance.
 
-        Committed and flushed at the end; aborted inside, it leaves everything as it was.
+        Committed and flushed at the end. If it is aborted inside, nothing changes.
         """
         with self.write_lock:
             self.gate.check()
@@ -403,16 +401,16 @@ class Environment:
                 pass
 
     def retire_log(self) -> None:
-        """Apply the log, and let the tables say that they need none. Nobody else may write."""
+        """Apply the log and mark it unused. No other process may write."""
         with self.write_lock, self.recent.locked():
             self.recent.take_out_of_use()
 
     def reading(self) -> Reading[memoryview]:
-        """A short read transaction; nothing may leave it as a view."""
+        """A short read transaction; no view of its data may outlive it."""
         return Reading(self, buffers=True)
 
     def reading_bytes(self) -> Reading[bytes]:
-        """One that gives bytes: quicker, if there are many and they are small."""
+        """A read transaction that returns bytes: faster for many small values."""
         return Reading(self, buffers=False)
 
     def require_writable(self) -> None:
@@ -425,21 +423,21 @@ class Environment:
         return Snapshot(self)
 
     def lock_collector(self) -> Descriptor:
-        """A descriptor that holds the right to collect; closing it gives that back."""
+        """A descriptor that holds the collector lock; closing it releases the lock."""
         handle = self._directory.lock_collector()
         if handle is None:
             raise BusyError(f"{self.path} is being collected already")
         return handle
 
     def cover(self) -> None:
-        """After a commit to the tables, and inside ``tables_lock``: wake those who watch the file,
-        and see that it is as long as its meta page says.
+        """After a commit to the tables, inside ``tables_lock``: wake the watches on the file, and
+        make the file as long as its meta page says.
         """
         try:
             os.utime(self.data_handle)
         except OSError:
-            # The commit is done and must not look failed. Its writes have woken them too, if
-            # perhaps a moment early (see ``watching``).
+            # The commit is done and must not look failed. Its writes have woken the watches, too,
+            # perhaps a moment too early (see ``watching``).
             pass
         needed_bytes = (self.handle.info()["last_pgno"] + 1) * self._page_bytes
         if (
@@ -449,14 +447,14 @@ class Environment:
         ):
             # Early, so that no transaction finds the map full.
             self.reopen()
-        # A file never gets shorter, so what was long enough once need not be asked for again.
+        # A file never shrinks, so a length that was sufficient once stays sufficient.
         if needed_bytes > self.covered_bytes and guard.cover(self.data_handle, needed_bytes):
             self.covered_bytes = needed_bytes
 
     def may_be_full(self, log_bytes: int) -> bool:
-        """Could a map that the caller has bounded lack space for what a log of this length holds?
+        """Could a map that the caller has bounded lack space for the content of the log?
 
-        The tables may need some times as much: each row that changes has pages above it.
+        The tables may need several times as much: each changed row also changes branch pages.
         """
         return (
             self._map_limit is not None
@@ -472,7 +470,7 @@ class Environment:
             self.gate.leave()
 
     def reopen(self) -> None:
-        """Open LMDB anew, after an error that left it unusable; hold ``tables_lock``."""
+        """Reopen LMDB after an error that left it unusable; hold ``tables_lock``."""
         self.gate.pause()
         try:
             self.handle.close()
@@ -481,7 +479,7 @@ class Environment:
             self.gate.resume()
 
     def close(self) -> None:
-        """Wait for transactions to end, apply the log if this is the last to close, and let go."""
+        """Wait for transactions to end, apply the log if this is the last process, and close."""
         with self.write_lock:
             if self.gate.is_shut:
                 return
@@ -497,17 +495,17 @@ class Environment:
         try:
             self._settle()
         except StorageError:
-            # The disk is full, or no descriptor is left. Whoever opens the store next applies the
-            # log: all is well if that is on the disk.
+            # The disk is full, or no descriptor is left. The next process that opens the store
+            # applies the log, so it is enough that the log is on the disk.
             self.recent.flush()
 
     def _settle(self) -> None:
-        """Leave a store behind that needs no log, or others that have it open."""
+        """Mark the log unused, unless other processes have the store open."""
         if not self._is_present():
             # The directory was deleted, or the file replaced: there is nothing to settle.
             return
         with self._directory.exclusive():
-            # Whoever opens the store meanwhile waits.
+            # Processes that open the store meanwhile wait for the mutex.
             self._directory.release()
             if self._directory.others_present():
                 self.recent.flush()
@@ -516,7 +514,7 @@ class Environment:
                     self.recent.take_out_of_use()
 
     def _let_go(self) -> None:
-        """Close everything; hold both locks, so that no fork comes in between."""
+        """Close everything; hold both locks, so that no fork happens in between."""
         for watch in list(self.watches):
             watch.wake()
         self.handle.close()
@@ -529,7 +527,7 @@ class Environment:
     # --- fork ------------------------------------------------------------------------------
 
     def before_fork(self) -> None:
-        """Let no thread be inside LMDB while the process is copied.
+        """Keep all threads out of LMDB while the process is copied.
 
         The child must close its copy of the environment, or py-lmdb will not let it
         open the store again; and closing with a transaction open would hand the
@@ -544,17 +542,17 @@ class Environment:
             raise
 
     def after_fork_in_parent(self) -> None:
-        """Go on."""
+        """Resume after the fork."""
         self.gate.resume()
         self.tables_lock.release()
         self.write_lock.release()
 
     def after_fork_in_child(self) -> None:
-        """Drop the copy; from here on every use is refused by name."""
+        """Close the copy; from here on every call raises ForkedError."""
         self.write_lock = threading.Lock()
         self.tables_lock = threading.Lock()
         if self.gate.is_shut:
-            # Closed while the fork waited. The number of its file may be another's by now.
+            # Closed while the fork waited. Its descriptor number may belong to another file by now.
             return
         self.gate.shut_in_child(
             ForkedError(
@@ -566,7 +564,7 @@ class Environment:
         if self._lock_file is None or unshare_readers(self.path, self._lock_file.st_ino):
             self.handle.close()
         else:
-            # The parent's readers before all. This process cannot open the store a second time.
+            # Closing would endanger the parent's readers. This process cannot reopen the store.
             leave_open(self.handle)
         os.close(self.data_handle)
 
@@ -618,16 +616,16 @@ class Reading(Generic[Stored]):
         return self._txn
 
     def _begin(self) -> lmdb.Transaction[Stored]:
-        # What ``buffers`` says at run time, ``Stored`` says to the type checker.
+        # ``buffers`` decides at run time what ``Stored`` declares to the type checker.
         begin: Callable[..., lmdb.Transaction[Stored]] = self._env.handle.begin
         return begin(buffers=self._buffers)
 
     def _require_newest(self) -> None:
-        """Begin again if commits came while the transaction began.
+        """Restart if commits came while the transaction began.
 
-        LMDB takes the number of the newest transaction and then reads its meta page. Held up
-        in between while others commit twice, it finds newer roots there under the older
-        number; with format 1 every read then fails with MDB_BAD_TXN.
+        LMDB takes the number of the newest transaction and then reads its meta page. If other
+        writers commit twice in between, it finds newer roots there under the older number; with
+        format 1 every read then fails with MDB_BAD_TXN.
         """
         handle = self._env.handle
         for _ in range(_BEGIN_TRIES):
@@ -651,7 +649,7 @@ class Reading(Generic[Stored]):
 
 
 class Snapshot:
-    """``with env.snapshot() as (txn, view)``: the tables, and the commits since, of one moment."""
+    """``with env.snapshot() as (txn, view)``: one state of the tables, and the commits since."""
 
     __slots__ = ("_env", "_reading")
 
@@ -686,7 +684,7 @@ class Snapshot:
 
 # Environments that a fork must quiesce: all that were opened and not closed.
 _OPEN: set[Environment] = set()
-# Those that were, just now.
+# The environments that the current fork has paused.
 _forking: list[Environment] = []
 _fork_lock = threading.Lock()
 
@@ -694,12 +692,12 @@ _fork_lock = threading.Lock()
 def _before_fork() -> None:
     _fork_lock.acquire()
     if _OPEN:
-        # For the child, which must not wait for whoever imports it just now. Not at the top of
+        # For the child, which must not wait for a thread that was importing it. Not at the top of
         # this module: ctypes takes as long to load as casstore does, and few programs fork.
         import casstore.engine.lmdb.inheritance  # noqa: F401
     for env in list(_OPEN):
         env.before_fork()
-        # One by one: Ctrl-C does not stop a fork, and what was not acquired must not be released.
+        # One by one: Ctrl-C does not stop a fork, and only acquired locks may be released.
         _forking.append(env)
 
 

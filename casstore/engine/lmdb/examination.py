@@ -1,9 +1,9 @@
 """What is wrong with a store, fault by fault: structure, rows, slabs, index.
 
-Everything is read in snapshots. LMDB trusts its pages, so they are looked at first, without
-LMDB but under a read transaction, which keeps writers from using them again; tables whose
-pages are damaged are not to be read through LMDB at all. Commits that are only in the log
-come after what the tables hold; they were proven when the log was read.
+Everything is read in snapshots. LMDB trusts its pages, so they are checked first, without LMDB
+but under a read transaction, which keeps writers from reusing them. Tables with damaged pages
+must not be read through LMDB at all. Commits that are only in the log follow the content of the
+tables; they were checked when the log was read.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ from casstore.format.hashing import check_object
 from casstore.format.header import CREATED_KEY, require_header
 
 MARK_KEY: Final = b"checked"
-# What findings call the unnamed database, which leads to all others.
+# The name of the unnamed database in findings; it leads to all others.
 _UNNAMED: Final = "main"
-# What one read transaction looks at, so that none is open long.
+# The work of one read transaction, so that none is open long.
 _SLABS_A_BATCH: Final = 64
 _BYTES_A_BATCH: Final = 8 << 20
 _NAMES_A_BATCH: Final = 4096
@@ -59,7 +59,7 @@ _TOLD_EVERY: Final = 4096
 
 
 def check_header(env: Environment) -> list[Fault]:
-    """What the store says of itself, its dictionaries, and how its slabs follow each other."""
+    """Check the store header, the dictionaries, and the order of the slabs."""
     faults: list[Fault] = []
     with env.reading() as txn:
         try:
@@ -122,7 +122,7 @@ def check_structure(env: Environment, data_path: str) -> Structure:
             metas = [meta for meta in pages.metas() if meta.transaction == txn.id()]
             if metas:
                 return _walk_tables(pages, metas[0].main.root)
-        # Two commits came between beginning and looking: the meta page was used again.
+        # Two commits since the transaction began: its meta page was overwritten.
     raise BusyError(f"commits to {env.path} come faster than its meta pages can be read")
 
 
@@ -173,7 +173,7 @@ def _walk_tables(pages: PageFile, root: int) -> Structure:
 def check_rows(
     env: Environment, tables: Sequence[str], told: Told | None, *, whole: bool
 ) -> list[Fault]:
-    """Prove rows, and their sum if these are all: one snapshot, so no false alarm."""
+    """Check rows, and their sum if these are all tables: one snapshot, so no false alarm."""
     faults: list[Fault] = []
     total = RowSum()
     seen = 0
@@ -214,7 +214,7 @@ def _readable(
         try:
             yield key, open_row(table, key, cursor.value())
         except CorruptionError:
-            # ``check_rows`` has told of it.
+            # ``check_rows`` has reported it.
             pass
         more = cursor.next()
 
@@ -234,7 +234,7 @@ def examine(
         reader = SlabReader(txn.cursor(db=env.slabs), SlabCache(0), compressor, view)
         cursor = txn.cursor(db=env.slabs)
         more = cursor.set_range(slabs.slab_key(after + 1))
-        # Where the slab before ends: it may have been joined to this one since the last call.
+        # The end of the slab before: packing may have joined it to this one since the last call.
         above = int.from_bytes(cursor.key(), "big") if more and cursor.prev() else 0
         if more:
             cursor.set_range(slabs.slab_key(after + 1))
@@ -302,7 +302,7 @@ def _with_content(reader: SlabReader, one: Examined) -> Examined:
 
 
 def find_ids(env: Environment, digests: Sequence[bytes]) -> list[int | None]:
-    """What the log and the index say of these, in one snapshot."""
+    """The ids of these digests by the log and the index, in one snapshot."""
     ids: list[int | None] = []
     with env.snapshot() as (txn, view):
         index = Index(env, txn)
@@ -316,12 +316,12 @@ def _indexed(index: Index, digest: bytes) -> int | None:
     try:
         return index.find(digest)
     except CorruptionError:
-        # Found when the index is checked; nobody gets at the object through it.
+        # The check of the index reports it; no read reaches the object through this row.
         return None
 
 
 def find_names(env: Environment, ids: Sequence[int]) -> list[bytes | None]:
-    """The digests under which these ids are known, in one snapshot."""
+    """The digests under which the index names these ids, in one snapshot."""
     names: list[bytes | None] = []
     with env.snapshot() as (txn, view):
         cursor = txn.cursor(db=env.slabs)
@@ -342,7 +342,7 @@ def check_index(env: Environment, excused: Callable[[int], bool], told: Told | N
     faults: list[Fault] = []
     start = b""
     seen = 0
-    # Digests that begin alike, with what names them: of two that are equal, one is too many.
+    # Digests with a common prefix, and the rows that name them: two equal digests are a fault.
     alike: dict[bytes, bytes] = {}
     while True:
         with env.reading() as txn:
@@ -353,7 +353,7 @@ def check_index(env: Environment, excused: Callable[[int], bool], told: Told | N
                 if not more:
                     return faults
                 key = bytes(cursor.key())
-                # Asked in the same snapshot as the name itself: nothing comes in between.
+                # In the same snapshot as the name, so that no commit comes in between.
                 faults += _check_name(slab, key, bytes(cursor.value()), excused, alike)
                 start = key + b"\0"
                 more = cursor.next()
@@ -369,7 +369,7 @@ def _check_name(
     excused: Callable[[int], bool],
     alike: dict[bytes, bytes],
 ) -> list[Fault]:
-    """What is wrong with one row of the index."""
+    """The faults of one row of the index."""
     prefix = key[:PREFIX_BYTES]
     try:
         object_id = read_key(key)
@@ -393,7 +393,7 @@ def _check_name(
 
 
 def _digest_at(cursor: lmdb.Cursor[memoryview], object_id: int) -> bytes | None:
-    """The digest that a slab lists under an id, if the entry is alive."""
+    """The digest that a slab lists under an id, unless the entry is dead."""
     if not 0 < object_id <= slabs.MAX_ID or not cursor.set_range(slabs.slab_key(object_id)):
         return None
     value = cursor.value()
@@ -410,18 +410,18 @@ def _digest_at(cursor: lmdb.Cursor[memoryview], object_id: int) -> bytes | None:
 
 
 def read_mark(env: Environment) -> bytes | None:
-    """What the last check left behind."""
+    """The mark that the last check stored."""
     with env.reading() as txn:
         return _bytes_of(txn.get(MARK_KEY, db=env.meta))
 
 
 def write_mark(env: Environment, mark: bytes) -> None:
-    """Leave something for the next check."""
+    """Store a mark for the next check."""
     env.require_writable()
     with env.writing() as txn:
         txn.put(MARK_KEY, mark, db=env.meta)
 
 
 def fresh_compressor(env: Environment) -> Compressor:
-    """One that has loaded no dictionary yet: everything comes from the file."""
+    """A compressor that has loaded no dictionary yet: everything is read from the file."""
     return Compressor(DictionaryShelf(env).load)

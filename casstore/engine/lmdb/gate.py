@@ -1,10 +1,10 @@
-"""Who is inside LMDB right now, and may anybody enter?
+"""The gate: counts the threads that are inside LMDB, and can keep threads out.
 
-Closing an environment, opening it anew and forking the process all need a moment in
-which no thread is inside a transaction. Entering must cost next to nothing, so it
-takes no lock: a thread announces itself and then looks whether the gate is open;
-whoever shuts the gate does it the other way round, so one of the two always sees
-the other.
+Closing an environment, reopening it and forking the process all need a moment in which no
+thread is inside a transaction. Entering must be cheap, so it takes no lock: a thread registers
+itself and then checks whether the gate is open. A thread that shuts the gate does the reverse:
+it shuts the gate and then checks for registered threads. So one of the two always sees the
+other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _DRAIN_PAUSE_S: Final = 0.0001
 
 
 class Gate:
-    """Lets threads in and out, and can be shut for a while or for good."""
+    """Counts threads in and out, and can be shut temporarily or permanently."""
 
     def __init__(self) -> None:
         # Setting and deleting a key of a dict are atomic.
@@ -28,7 +28,7 @@ class Gate:
         self._paused = False
 
     def enter(self) -> None:
-        """Count this thread as inside, or raise if the gate is shut for good.
+        """Register this thread as inside, or raise if the gate is shut permanently.
 
         A thread must leave before it enters again.
         """
@@ -44,7 +44,7 @@ class Gate:
                 time.sleep(_DRAIN_PAUSE_S)
 
     def leave(self) -> None:
-        """Count this thread out."""
+        """Unregister this thread."""
         del self._inside[threading.get_ident()]
 
     @property
@@ -53,45 +53,45 @@ class Gate:
         return threading.get_ident() in self._inside
 
     def check(self) -> None:
-        """Raise if the gate is shut for good."""
+        """Raise if the gate is shut permanently."""
         if self._refusal is not None:
             raise type(self._refusal)(*self._refusal.args)
 
     @property
     def is_awaited(self) -> bool:
-        """Does somebody wait for all to be out? Then who stays long inside should leave."""
+        """True while ``close`` or a fork waits; long-running readers should then leave."""
         return self._paused or self._refusal is not None
 
     @property
     def is_shut(self) -> bool:
-        """Is the gate shut for good?"""
+        """Is the gate shut permanently?"""
         return self._refusal is not None
 
     def shut(self, refusal: CasstoreError) -> None:
-        """Refuse everybody from now on, with this error, and wait until all are out."""
+        """Refuse all threads from now on, with this error, and wait until none is inside."""
         self._refusal = refusal
         self._drain()
 
     def pause(self) -> None:
-        """Let nobody in until ``resume``, and wait until all are out."""
+        """Keep threads waiting until ``resume``, and wait until none is inside."""
         self._paused = True
         self._drain()
 
     def resume(self) -> None:
-        """Let those in who wait."""
+        """Let the waiting threads enter."""
         self._paused = False
 
     def shut_in_child(self, refusal: CasstoreError) -> None:
-        """Refuse everybody in a forked child, where nobody else is left."""
+        """Refuse all calls in a forked child, which has no other threads."""
         self._refusal = refusal
         self._inside.clear()
         self._paused = False
 
     def _drain(self) -> None:
-        # The caller is outside by definition; an interruption between its last entering
-        # and leaving may have left its mark behind.
+        # The caller is never inside here; an interrupt between its last ``enter`` and ``leave``
+        # may have left it registered.
         self._inside.pop(threading.get_ident(), None)
         while self._inside:
-            # Transactions are short and this is rare, so waiting costs less than a lock
-            # in every transaction would.
+            # Transactions are short and this is rare, so polling costs less than a lock in every
+            # transaction would.
             time.sleep(_DRAIN_PAUSE_S)

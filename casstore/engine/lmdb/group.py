@@ -10,7 +10,7 @@ An interrupt (Ctrl-C) may hit the leader anywhere. Three rules keep the other wr
 1. One assignment, ``Batch.answers``, answers a whole batch. A batch is never half-answered.
 2. The lead is a lock that is only ever taken by a ``with`` statement, so an interrupt cannot
    leave it held. Python handles signals after calls, not between them and the next operation.
-3. A sleeping writer looks up now and then. An interrupted leader may not have woken it.
+3. A sleeping writer wakes at intervals. An interrupted leader may not have woken it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 # A batch is bounded so that no writer waits for the work of thousands.
 MAX_BATCH: Final = 64
-# How often a sleeping writer looks whether its leader was interrupted.
+# How often a sleeping writer checks whether its leader was interrupted.
 _RECHECK_S: Final = 0.05
 
 
@@ -70,7 +70,7 @@ class Batch(Generic[Work, Result]):
         #: One result or error for each ticket, in their order.
         self.answers: Sequence[Result | CasstoreError] | None = None
         for place, ticket in enumerate(tickets):
-            # The place first: whoever sees the batch must see the ticket's place in it.
+            # ``place`` first: a thread that sees the batch must see the ticket's place in it.
             ticket.place = place
             ticket.batch = self
 
@@ -137,7 +137,7 @@ class CommitQueue(Generic[Work, Result]):
             self._waiting = waiting
             if waiting and waiting[0].wake:
                 wakes.insert(0, waiting[0])
-        # Outside the lock, which the woken writers will want at once.
+        # Outside the lock, which the woken writers need at once.
         for ticket in wakes:
             assert ticket.wake is not None
             with suppress(RuntimeError):  # another thread has woken it

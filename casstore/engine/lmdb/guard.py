@@ -1,14 +1,13 @@
-"""Is this file safe to hand to LMDB? Asked before it is mapped.
+"""Checks a file before LMDB maps it.
 
-LMDB trusts its file. On a file that lost its end it dies of SIGBUS, taking the
-process along, where a store should raise. So the newest meta page's idea of the
-file's length is compared with the file first.
+LMDB trusts its file. If the end of the file is missing, LMDB raises SIGBUS, which kills the
+process where a store should raise an error. So the length that the newest meta page claims is
+compared with the file first.
 
-A short file is not always a damaged one: LMDB counts pages that it took and gave
-back within one transaction, and does not write them, so after about one commit in
-a hundred the file ends early and is sound. The engine closes that gap after each
-commit (``cover``); where a killed writer left it open, py-lmdb's offline verifier
-walks the file and decides.
+A short file is not always damaged: LMDB counts pages that it allocated and freed within one
+transaction, and does not write them, so after about one commit in a hundred the file ends early
+and is sound. The engine lengthens the file after each commit (``cover``). Where a killed writer
+left it short, py-lmdb's offline verifier walks the file and decides.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ _MAX_PAGES: Final = 1 << 47
 
 
 class Extent(NamedTuple):
-    """How long the newest committed state says the file is, and whether it is the newest.
+    """The file length that the newest commit claims, and whether that commit is the newest.
 
-    Every commit writes the older of the two meta pages, so their transactions follow each
-    other. If they do not, one is damaged, and LMDB may take an older state for the newest.
+    Every commit writes the older of the two meta pages, so their transaction numbers are
+    consecutive. If they are not, one is damaged, and LMDB may take an older state for the newest.
     """
 
     needed_bytes: int
@@ -46,29 +45,29 @@ class Extent(NamedTuple):
     transactions: tuple[int, int]
     #: LMDB's format of the file: 0 for that of 0.9, 1 for that of 1.0.
     lmdb_version: int
-    #: How long a page's header is in that format.
+    #: The length of a page header in that format.
     header_bytes: int
-    #: What the file was last allowed to grow to.
+    #: The map size that the file was last opened with.
     map_bytes: int
 
     @property
     def is_short(self) -> bool:
-        """Is the file shorter than it should be?"""
+        """Is the file shorter than its meta page claims?"""
         return self.file_bytes < self.needed_bytes
 
     @property
     def is_in_order(self) -> bool:
-        """Do the meta pages follow each other?"""
+        """Are the transaction numbers of the meta pages consecutive?"""
         first, second = self.transactions
         return abs(first - second) == 1 or first == second == 0
 
 
 def read_extent(path: str) -> Extent:
-    """Parse both meta pages the way LMDB picks one; raise if neither makes sense."""
+    """Parse both meta pages and choose as LMDB does; raise if neither is valid."""
     try:
         with open(open_regular(path, follow=True), "rb") as source:
-            # The meta page is read before the length: a writer that commits in between
-            # can only make the file longer than needed.
+            # The meta page is read before the length: a commit in between can only make the file
+            # longer than needed.
             head = source.read(2 << 16)
             file_bytes = os.fstat(source.fileno()).st_size
     except OSError as exc:
@@ -93,7 +92,7 @@ def read_extent(path: str) -> Extent:
         map_sizes.append(map_bytes)
     newest = 0 if transactions[0] > transactions[1] else 1
     if last_pages[newest] < last_pages[1 - newest]:
-        # The file never shrinks, so the older state cannot reach further than the newer.
+        # The file never shrinks, so the older state needs no more than the newer.
         raise CorruptionError(f"{path} has a damaged meta page: the older one is the longer")
     needed_bytes = (last_pages[newest] + 1) * page_bytes
     lmdb_version = list(META_VERSIONS).index(header_bytes)
@@ -116,21 +115,21 @@ def _find_header(head: bytes, path: str) -> int:
 
 
 def read_root(handle: int, metas: bytes) -> bytes:
-    """The page that the tree of all tables begins with, in the state that two meta pages say.
+    """The root page of the tree of all tables, in the state that two meta pages describe.
 
-    Every commit writes it anew, so it tells a state from others, and a file. Raises OSError, and
-    CorruptionError if these are no meta pages.
+    Every commit rewrites that page, so it identifies a state and a file. Raises OSError, and
+    CorruptionError if these are not meta pages.
     """
     header_bytes = _find_header(metas, "a state")
     page_bytes = len(metas) // 2
     found = [_META.unpack_from(metas, start + header_bytes) for start in (0, page_bytes)]
     root = max(found, key=lambda meta: meta[-1])[-3]
-    # Of a strange file, the number may be anything.
+    # In an unknown file the page number may be anything.
     return os.pread(handle, page_bytes, root * page_bytes) if root < _MAX_PAGES else b""
 
 
 def write_metas(path: str, pages: bytes) -> None:
-    """Put both meta pages back as they were once, durably; nobody may have the file open."""
+    """Restore both meta pages to an earlier state, durably; no process may have the file open."""
     try:
         handle = os.open(path, os.O_RDWR)
         try:
@@ -145,17 +144,17 @@ def write_metas(path: str, pages: bytes) -> None:
 def verify_structure(path: str, metas: bytes = b"") -> None:
     """Walk the whole file without LMDB; raise with the first findings if it is not sound.
 
-    As if it began with ``metas``, if they are given. Reads everything and must run while nobody
-    writes.
+    With ``metas``, as if the file began with them. Reads everything; no process may write
+    meanwhile.
     """
-    # Only damaged or suspect files are worth its import.
+    # Imported only for damaged or suspect files.
     from lmdb import verify
 
     class Verifier(verify._Verifier):
-        """Also misses the later pages of a long value, if the file ends before them.
+        """Also checks the later pages of a long value, if the file ends before them.
 
-        py-lmdb looks at the first one alone; LMDB would read on and die. (Its verifier has no
-        type hints, hence what is ignored here.)
+        py-lmdb checks only the first; LMDB would read on and crash. (The verifier has no type
+        hints, hence the ignored errors.)
         """
 
         def _read_at(self, off: int, n: int) -> bytes:
@@ -182,9 +181,9 @@ def verify_structure(path: str, metas: bytes = b"") -> None:
 
 
 def cover(handle: int, needed_bytes: int) -> bool:
-    """Lengthen the file to what its meta page says, without touching a byte of it; is it so long?
+    """Lengthen the file to what its meta page says, without changing a byte; False if that fails.
 
-    posix_fallocate only ever extends, so this is safe beside a writer in another process.
+    posix_fallocate only ever extends, so this is safe while another process writes.
     """
     if os.fstat(handle).st_size >= needed_bytes:
         return True
@@ -193,7 +192,7 @@ def cover(handle: int, needed_bytes: int) -> bool:
     try:
         os.posix_fallocate(handle, needed_bytes - 1, 1)
     except OSError:
-        # The commit it follows is complete and durable, and must not look failed. A file
-        # that stays short is sound; it only costs the next open a walk by the verifier.
+        # The commit before it is complete and durable, and must not look failed. A file that stays
+        # short is sound; the next process that opens it has to run the verifier.
         return False
     return True

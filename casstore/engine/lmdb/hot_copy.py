@@ -1,13 +1,12 @@
-"""A store copied while it is in use: one moment of it, in a directory of its own.
+"""Copies a store while it is in use: one snapshot of it, in a directory of its own.
 
 LMDB copies a snapshot under a read transaction, which may take long. Two threads do that
-through a pipe, so that the caller can be told how far it has come and can stop it, and so
-that closing the store or forking the process need not wait: the copy gives way. After a fork
-it starts anew.
+through a pipe. So the caller gets progress and can stop the copy, and closing the store or
+forking the process need not wait: the copy is aborted. After a fork it is restarted.
 
-The copy is built beside its place. It is opened there, and everything in it is verified; what
-belonged to the running store alone is removed: the notes for its collector, who is not at
-work here, and LMDB's lock file. Then it is flushed and renamed.
+The copy is built under a temporary name. It is opened there, and everything in it is verified.
+State of the running store is removed: the notes for its collector, which does not run on the
+copy, and LMDB's lock file. Then the copy is flushed and renamed.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ from casstore.errors import (
 
 _CHUNK_BYTES: Final = 1 << 20
 _PULSE_S: Final = 0.05
-# How often a copy starts anew because it had to give way.
+# How often a copy is restarted because it was aborted.
 _MAX_ATTEMPTS: Final = 16
 
 Pulse = Callable[[int, int | None], None]
@@ -67,9 +66,9 @@ def copy_store(
     if os.path.lexists(target):
         if not replace:
             raise TargetExistsError(target)
-        # Only a store may be replaced by one.
+        # Only a store may be replaced with a store.
         StoreDirectory(target).prepare(create=False)
-    # What the copy of the tables may not hold yet.
+    # Commits that the copy of the tables may lack.
     with env.snapshot() as (_, view):
         entries = view.entries()
     with part_directory(place) as part:
@@ -106,14 +105,14 @@ class _Copy:
         self._error: CasstoreError | None = None
         self._gave_way = False
         self._done = 0
-        # Held while whether writers are kept out is asked or changed.
+        # Guards ``_keeps_out``.
         self._turn = threading.Lock()
         self._keeps_out = False
 
     def run(self, pulse: Pulse | None) -> bool:
-        """Copy everything; False if it had to give way."""
-        # Only this one is begun here, where Ctrl-C may come at any moment: the other would wait
-        # inside LMDB for somebody to read, and whoever closes the store or forks for it.
+        """Copy everything; False if the copy was aborted for a close or a fork."""
+        # Ctrl-C may come here at any moment, so only the saving thread starts here: a dumping
+        # thread without it would wait inside LMDB for the pipe, and block closing and forking.
         save = threading.Thread(target=self._save, name="casstore-copy", daemon=True)
         try:
             copying = True
@@ -121,7 +120,7 @@ class _Copy:
             while copying:
                 save.join(_PULSE_S)
                 copying = save.is_alive()
-                # At least once, however quick it was.
+                # Called at least once, however fast the copy is.
                 if pulse is not None:
                     pulse(self._done, None if self._compact else self._total())
         except RuntimeError as exc:
@@ -129,9 +128,9 @@ class _Copy:
                 raise
             raise StorageError(f"{self._env.path} cannot be copied: {exc}") from exc
         finally:
-            # Also if the caller is interrupted: both end at the next chunk.
+            # Also if the caller is interrupted: both threads end at the next chunk.
             self._stop.set()
-            # One that was interrupted as it began finds that out before it does anything.
+            # A thread that was interrupted while starting sees the stop before it does anything.
             if save.ident is not None:
                 save.join()
         if self._gave_way:
@@ -144,14 +143,14 @@ class _Copy:
         try:
             return os.fstat(self._env.data_handle).st_size
         except OSError:
-            # Closed meanwhile; the copy says so itself.
+            # Closed meanwhile; the copy reports that itself.
             return None
 
     def _dump(self, into: Descriptor) -> None:
         """Have LMDB write the snapshot into the pipe."""
-        # Who stops reading must not kill the process, whatever it does with this signal.
+        # A closed pipe must not kill the process, whatever its handler for this signal.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
-        # LMDB waits for writers before it takes its snapshot, and a transaction that is given up in
+        # LMDB waits for writers before it takes its snapshot, and a transaction that is aborted in
         # this process would wait for the copy in turn. Writers here wait until it has begun.
         self._env.tables_lock.acquire()
         self._keeps_out = True
@@ -179,11 +178,11 @@ class _Copy:
                 self._env.tables_lock.release()
 
     def _save(self) -> None:
-        """Have LMDB write, and what comes out of the pipe into the file."""
+        """Have LMDB write into the pipe, and copy from the pipe into the file."""
         if self._stop.is_set():
             return
         try:
-            # A copy in a child would keep the pipe open, and who reads from it waiting.
+            # No child may inherit these: it would hold the pipe open, and its reader would wait.
             out, into = open_pipe()
         except OSError as exc:
             self._error = storage_error(f"cannot copy {self._env.path}", exc)
@@ -199,12 +198,12 @@ class _Copy:
         try:
             self._write(out)
         finally:
-            # Who writes into it is told that nobody reads any more.
+            # The dumping thread sees that the pipe is closed.
             out.close()
             dump.join()
 
     def _write(self, out: Descriptor) -> None:
-        """Write what comes out of the pipe into the file, until it ends or must end."""
+        """Copy from the pipe into the file, until it ends or is stopped."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         try:
             with open(open_regular(self._path, flags), "wb", buffering=0) as target:
@@ -213,7 +212,7 @@ class _Copy:
                         self._gave_way = True
                         return
                     chunk = os.read(out.fileno(), _CHUNK_BYTES)
-                    # Whatever comes is of a snapshot that LMDB has.
+                    # The snapshot exists: all that follows comes from it.
                     self._let_writers_in()
                     if not chunk:
                         os.fsync(target.fileno())
@@ -259,13 +258,13 @@ def _make_sound(part: str, source: Environment, entries: Sequence[tuple[Position
 
 
 def _replace(data: str, target: str) -> None:
-    """Put a data file in the place of another store's, which nobody may have open."""
+    """Replace another store's data file, which no process may have open."""
     directory = StoreDirectory(target)
     with directory.exclusive():
         if directory.others_present():
             raise BusyError(f"{target} is open; close it before it is replaced")
-        # Before anything else: if that cannot be, the old store is what it was.
+        # First: if this fails, the old store is unchanged.
         directory.make_alike(data)
-        # It says that it needs no log: what lies there belongs to the old file.
+        # The new file is marked as needing no log: a log that exists belongs to the old file.
         os.replace(data, directory.data_path)
         directory.sync_names()

@@ -3,11 +3,11 @@
     key      first 6 bytes of the digest ‖ id, big-endian, without zeros in front
     value    none
 
-A whole digest stands in the directory of the object's slab, where links and reads need it
-anyway; a second copy here would be most of the index. So a look-up finds a candidate, mostly
-one, and asks its slab. Two digests that begin alike are two rows: no answer depends on a
-prefix alone, whoever chose the content. Where a candidate is not the one, its directory must
-prove that it is another, or damage would look like absence.
+The whole digest is in the directory of the object's slab, where links and reads need it anyway;
+a second copy here would be most of the index. So a lookup finds a candidate, rarely several,
+and compares the digest in its slab. Two digests with the same prefix are two rows: no answer
+depends on a prefix alone, even if an attacker chose the content. If a candidate does not match,
+its directory must pass its checksum, or damage would look like absence.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def read_key(key: bytes) -> int:
 class Proven:
     """Ids whose digests were compared with their slabs.
 
-    No id is given twice, so that stays true; whether an object still has its name is asked
-    every time. A session links to the same objects again and again.
+    No id is given twice, so an entry stays true; whether an object still has its name is looked
+    up every time. A session links to the same objects again and again.
     """
 
     __slots__ = ("ids",)
@@ -75,14 +75,14 @@ class Index:
         digest_of: Callable[[int], bytes] | None = None,
         proven: Proven | None = None,
     ) -> None:
-        """``digest_of`` gives the digest that a slab lists under an id; for those who read
+        """``digest_of`` returns the digest that a slab lists under an id, for callers that read
         slabs anyway.
         """
         self._proven = proven
         self._env = env
         self._txn = txn
         self._names: AnyCursor = txn.cursor(db=env.index)
-        #: Is there this row (see ``index_key``)? For those who know the id already.
+        #: Does this row exist (see ``index_key``)? For callers that know the id already.
         self.has_row: Callable[[bytes], bool] = self._names.set_key
         self._slabs: AnyCursor | None = None
         self._digest_of = digest_of
@@ -91,7 +91,7 @@ class Index:
         """The id of an object; None if it is certainly not named."""
         prefix = digest[:PREFIX_BYTES]
         names, proven = self._names, self._proven
-        # Mostly nothing begins like it: every write of something new comes here.
+        # The common case: a new object, and no digest in the index has its prefix.
         if not names.set_range(prefix) or names.key()[:PREFIX_BYTES] != prefix:
             return None
         if proven is not None:
@@ -109,7 +109,7 @@ class Index:
                 if proven is not None:
                     proven.note(digest, object_id)
                 return object_id
-            # Another that begins alike? A damaged directory looks just the same.
+            # Another digest with this prefix, or a damaged directory? They look the same.
             self._require_prefix(object_id, prefix)
             more = names.next()
         return None
@@ -137,20 +137,20 @@ class Index:
         yield from sorted(alike)
 
     def _listed(self, object_id: int) -> bytes:
-        """What a slab lists under an id, unchecked."""
+        """The digest that a slab lists under an id, unchecked."""
         if self._digest_of is not None:
             return self._digest_of(object_id)
         _, value, position = self._seek(object_id)
         return slabs.digest_at(value, position)
 
     def _require_prefix(self, object_id: int, prefix: bytes) -> None:
-        """Raise unless a directory that is in order lists such a digest under this id."""
+        """Raise unless a directory with a valid checksum lists such a digest under this id."""
         key, value, position = self._seek(object_id)
         if slabs.read_directory(key, value).digest(position)[:PREFIX_BYTES] != prefix:
             raise self._astray(object_id)
 
     def _seek(self, object_id: int) -> tuple[bytes | memoryview, bytes | memoryview, int]:
-        """The slab that holds this id, and where in it."""
+        """The slab that holds this id, and the position in it."""
         cursor = self._slabs
         if cursor is None:
             cursor = self._slabs = self._txn.cursor(db=self._env.slabs)
@@ -168,14 +168,14 @@ class Index:
 
 
 def find_id(env: Environment, txn: AnyTransaction, digest: bytes) -> int | None:
-    """The id by which the index names an object; None if it does not."""
+    """The id that the index has for a digest; None if it has none."""
     return Index(env, txn).find(digest)
 
 
 def is_named(
     txn: AnyTransaction, env: Environment, view: View | None, digest: bytes, object_id: int
 ) -> bool:
-    """Is an object, whose digest this is, known by its id? Without a view, by the index alone."""
+    """Does this id name the object with this digest? Without a view, by the index alone."""
     if view is not None:
         recent = view.find_id(digest)
         if not isinstance(recent, Unchanged):

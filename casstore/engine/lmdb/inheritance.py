@@ -1,16 +1,17 @@
-"""LMDB's table of readers, as a forked child inherits it: made the child's own.
+"""LMDB's reader table in a forked child: replaced with a private copy.
 
-LMDB keeps in ``lock.mdb``, which all processes map together, who reads which state: writers reuse
-no page that a reader may still see. A reader that has ended keeps its place there as long as its
-object lives, and closing an environment frees the places of all such objects. A forked child has
-copies of its parent's, and would free places that the parent still takes for its own: the next
-reader to take one would lose it when the first object goes, and read pages that are written over.
+LMDB records in ``lock.mdb``, which all processes map, which reader uses which state: writers
+reuse no page that a reader may still see. A reader that has ended keeps its slot as long as its
+Python object lives, and closing an environment frees the slots of all such objects. A forked
+child has copies of its parent's objects, and would free slots that the parent still uses: the
+next reader to take such a slot would lose it when the older object is deleted, and then read
+pages that are overwritten.
 
-So the child first lays a copy of the table over the shared one, for itself alone. After that it
-can close what it inherited.
+So the child first maps a private copy of the table over the shared one. After that it can close
+the environment that it inherited.
 
-Imported before a fork, by the parent: a child must not wait for a module that another thread
-was importing.
+The parent imports this module before a fork: a child must not wait for a module that another
+thread was importing.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _libc.mmap.argtypes = (
 
 
 def unshare_readers(directory: str, inode: int) -> bool:
-    """Have the table of readers of a store to this process alone; False if that cannot be.
+    """Make a store's reader table private to this process; False if that is impossible.
 
     The file is known by its inode, because the directory may have been renamed, and by its path,
     because some file systems give a mapping another number.
@@ -70,5 +71,5 @@ def _unshare(start: int, length: int) -> bool:
 
 
 def leave_open(handle: object) -> None:
-    """Let an object live for ever: not even the end of the interpreter closes it."""
+    """Keep an object alive for ever: not even the end of the interpreter closes it."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(handle))

@@ -1,7 +1,7 @@
 """A watch by inotify, for Linux.
 
-In a module of its own, imported when somebody watches: a fork waits for whoever is importing a
-module of ours, and not for those who import others (``forks``).
+A separate module, imported when a watch is opened: a fork waits for a thread that imports one
+of our modules, but not for imports of others (``forks``).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _IN_ATTRIB: Final = 0x4
 
 
 class InotifyWatch(DescriptorWatch):
-    """A watch by inotify. Waking it is the end of it: it sees no more changes."""
+    """A watch by inotify. ``wake`` is final: afterwards it sees no more changes."""
 
     def __init__(self, find_files: Callable[[], list[int]], check: Callable[[], None]) -> None:
-        """``find_files`` gives the descriptors of the files to watch; more may come later."""
+        """``find_files`` returns the descriptors of the files to watch; more may come later."""
         self._find_files = find_files
         self._watched: dict[int, int] = {}
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -39,7 +39,7 @@ class InotifyWatch(DescriptorWatch):
     def _watch_files(self) -> None:
         for number in self._find_files():
             if number not in self._watched:
-                # By descriptor: the path may be relative to a directory that was left since.
+                # By descriptor: the path may be relative to an earlier working directory.
                 path = b"/proc/self/fd/%d" % number
                 watch = self._libc.inotify_add_watch(self._handle, path, _IN_MODIFY | _IN_ATTRIB)
                 if watch < 0:
@@ -47,7 +47,7 @@ class InotifyWatch(DescriptorWatch):
                 self._watched[number] = watch
 
     def drain(self) -> None:
-        """Take note of all changes so far, and watch a log that has been created since."""
+        """Consume all changes so far, and watch a log that has been created since."""
         super().drain()
         self._watch_files()
 

@@ -54,10 +54,10 @@ _ALIGNMENT: Final = 64
 _PADDING: Final = [bytes(length) for length in range(_ALIGNMENT)]
 
 FIRST_LOG_BYTES: Final = 512 << 10
-#: How long the log may become, if nothing else is said. When it is full, a commit first applies
-#: it to the tables.
+#: The default limit on the length of the log. When the log is full, a commit first applies it to
+#: the tables.
 MAX_LOG_BYTES: Final = 16 << 20
-# However long a damaged log is.
+# A limit for reading a damaged log, whatever its length.
 _MAX_SURVIVING_BYTES: Final = 1 << 30
 # The log grows only while the disk has this many times its new length left.
 _FREE_SHARE: Final = 4
@@ -69,10 +69,10 @@ _WRITE_AND_FLUSH: Final = getattr(os, "RWF_DSYNC", 0)
 
 
 class Position(NamedTuple):
-    """A place between two records: the number of the record before, and where it ends."""
+    """A position between two records: the number of the record before, and where it ends."""
 
     lsn: int
-    #: Where the next record begins, unless it has to begin at the first offset.
+    #: Where the next record begins, unless it begins at the first offset.
     offset: int
     #: The checksum of the record before.
     chain: bytes
@@ -95,24 +95,24 @@ class RedoLog:
     """The log file of a store, open. Writers must hold the store's log lock."""
 
     def __init__(self, handle: Descriptor, path: str, max_bytes: int) -> None:
-        """``max_bytes``: how long it may become. Raises OSError."""
+        """``max_bytes``: the limit on its length. Raises OSError."""
         self._handle = handle
         self.path = path
         self._max_bytes = max_bytes
-        #: The id in the header; empty if there is none, or it is damaged.
+        #: The id in the header; empty if the header is absent or damaged.
         self.id = b""
-        # A failed flush says nothing of what reached the disk: nothing more may be written.
+        # A failed flush leaves unknown what reached the disk: nothing more may be written.
         self._failure: StorageError | None = None
         self.read_header()
 
     def read_header(self) -> None:
-        """Read the id and map what the processes share. Raises OSError."""
+        """Read the id, and map the page that the processes share. Raises OSError."""
         self.size_bytes = os.fstat(self._handle.fileno()).st_size
         header = os.pread(self._handle.fileno(), _HEADER_BYTES, 0)
         content, checksum = header[:-_HEADER_CHECKSUM_BYTES], header[-_HEADER_CHECKSUM_BYTES:]
         whole = content.startswith(_MAGIC) and checksum == plain_hash(content)[: len(checksum)]
         log_id = content[len(_MAGIC) :] if whole and self.size_bytes >= _FIRST_OFFSET else b""
-        # The id last: whoever finds it right relies on the map.
+        # The id last: a thread that finds the right id uses the map.
         self._shared: mmap.mmap | bytes = (
             mmap.mmap(self._handle.fileno(), _FIRST_OFFSET, prot=mmap.PROT_READ)
             if log_id
@@ -145,29 +145,29 @@ class RedoLog:
 
     @property
     def applying_lsn(self) -> int:
-        """No table holds the work of a record with a higher number."""
+        """No table holds changes of a record with a higher number."""
         number: int = _NUMBER.unpack_from(self._shared, _APPLYING_AT)[0]
         return number
 
     @property
     def generation(self) -> bytes:
-        """What the first writer after a crash changes, when it has read the log to its end."""
+        """A random value that the first writer after a crash changes, once it has read the log."""
         return bytes(self._shared[_GENERATION_AT : _GENERATION_AT + _GENERATION_BYTES])
 
     def publication(self, lsn: int, *, flushed: bool) -> tuple[int, bytes, int]:
         """The arguments of the ``os.pwrite`` that lets readers see a record.
 
-        A write to the file, not to the map: the kernel wakes those who watch the file. The
-        caller makes the call itself, so that no interrupt comes between it and what follows.
+        A write to the file, not to the map: the kernel then wakes the watches on the file. The
+        caller makes the call itself, so that no interrupt comes between it and the next statement.
         """
-        # The flushed number stands behind the published one.
+        # The flushed number follows the published one in the file.
         numbers = _NUMBER.pack(lsn) * 2 if flushed else _NUMBER.pack(lsn)
         return self._handle.fileno(), numbers, _PUBLISHED_AT
 
     def note_applying(self, lsn: int) -> None:
-        """Announce, durably, that tables are about to hold the work of records up to this one.
+        """Announce, durably, that tables are about to hold the changes of records up to this one.
 
-        So tables that hold more than their log announces are newer than it.
+        So tables that hold more than their log announces are newer than the log.
         """
         number = self._handle.fileno()
         try:
@@ -178,9 +178,9 @@ class RedoLog:
             raise storage_error(f"cannot write {self.path}", exc) from exc
 
     def share(self, lsn: int, applied_lsn: int) -> None:
-        """Begin to share numbers after a crash: no other process may have the store open to write.
+        """Publish numbers after a crash: no other process may have the store open for writing.
 
-        The log is flushed, because nobody knows how much of it is.
+        The log is flushed, because it is unknown how much of it was.
         """
         shared = _SHARED.pack(lsn, lsn, applied_lsn, os.urandom(_GENERATION_BYTES))
         try:
@@ -194,7 +194,7 @@ class RedoLog:
     def begin(self, log_id: bytes, lsn: int) -> Position:
         """Begin a new log, durably; the position before its first record.
 
-        What stands in the file belongs to another id, and counts no more.
+        Records in the file belong to another id, and are ignored.
         """
         content = _MAGIC + log_id
         header = content + plain_hash(content)[:_HEADER_CHECKSUM_BYTES]
@@ -210,7 +210,7 @@ class RedoLog:
         return first_position(lsn, log_id)
 
     def _fill(self, size_bytes: int) -> None:
-        """Make the file this long, of zeros that were written.
+        """Lengthen the file to this size by writing zeros.
 
         Space that is only allocated costs a flush of metadata when it is first written to.
         """
@@ -224,15 +224,15 @@ class RedoLog:
     def find_space(self, end: Position, oldest: int | None, body_bytes: int) -> int | None:
         """The offset for a record of this length, or None if the log has no space for it.
 
-        ``end`` is the position behind the last record, ``oldest`` the offset of the first that
-        is not applied yet; None: all are.
+        ``end`` is the position after the last record, ``oldest`` the offset of the first record
+        that is not applied yet; None: all are applied.
         """
         length = _padded(_RECORD_BYTES + body_bytes)
         offset = end.offset
         if oldest is None:
             offset = oldest = _FIRST_OFFSET
         elif offset <= oldest:
-            # Gone round: the records behind the oldest end at the end of the file.
+            # Wrapped around: the records from the oldest on end at the end of the file.
             return offset if offset + length <= oldest else None
         if offset + length <= self.size_bytes:
             return offset
@@ -251,21 +251,21 @@ class RedoLog:
             self._fill(wanted)
             os.fsync(self._handle.fileno())
         except OSError:
-            # The disk is full. What was added so far is zeros, and may stay.
+            # The disk is full. The zeros added so far may stay.
             self.size_bytes = os.fstat(self._handle.fileno()).st_size
             return self.size_bytes >= needed_bytes
         return True
 
     def _is_disk_low(self, wanted_bytes: int) -> bool:
-        """Could what a log of this length holds perhaps not be applied for lack of space?"""
+        """Might the disk lack the space for applying a log of this length?"""
         free = os.fstatvfs(self._handle.fileno())
         return free.f_bavail * free.f_frsize < _FREE_SHARE * wanted_bytes
 
     def append(self, end: Position, offset: int, body: bytes, *, flush: bool) -> Position:
-        """Write a record behind ``end``, at ``offset``; the position behind it.
+        """Write a record after ``end``, at ``offset``; returns the position after it.
 
-        It is not published. Raises StorageError; then the record does not count, not even
-        after a crash, or the error says that the outcome is unknown.
+        It is not published. Raises StorageError; then the record is ignored, even after a crash,
+        or the error says that the outcome is unknown.
         """
         self.require_sound()
         if offset != end.offset:
@@ -279,7 +279,7 @@ class RedoLog:
         padded = _padded(length)
         parts = (unsealed, checksum, body, _PADDING[padded - length])
         number = self._handle.fileno()
-        # The flag flushes what this call writes, and nothing before it.
+        # The flag flushes the bytes of this call, and none before them.
         at_once = _WRITE_AND_FLUSH if flush and flushed_lsn >= end.lsn else 0
         try:
             if os.pwritev(number, parts, offset, at_once) != padded:
@@ -295,7 +295,7 @@ class RedoLog:
         return Position(lsn, offset + padded, checksum)
 
     def _clear(self, end: Position) -> None:
-        """Remove a record that was written behind ``end`` and never published, durably.
+        """Remove a record that was written after ``end`` and never published, durably.
 
         Its writer was killed or interrupted. A reader would look there first, and take it for
         the record that is about to be written elsewhere.
@@ -308,7 +308,7 @@ class RedoLog:
             raise storage_error(f"cannot write {self.path}", exc) from exc
 
     def cancel(self, offset: int, reason: OSError) -> None:
-        """Make sure that a record which could not be flushed or published never counts."""
+        """Make sure that a record that could not be flushed or published is ignored for ever."""
         try:
             write_at(self._handle.fileno(), bytes(_RECORD_BYTES), offset)
             flush_file(self._handle.fileno())
@@ -344,7 +344,7 @@ class RedoLog:
     # --- reading ------------------------------------------------------------------------------
 
     def read_next(self, end: Position) -> Record | None:
-        """The record behind a position; None if there is none."""
+        """The record after a position; None at the end of the log."""
         try:
             record = self._read_at(end.offset, end)
             if record is None and end.offset != _FIRST_OFFSET:
@@ -373,10 +373,10 @@ class RedoLog:
         return Record(offset, Position(lsn, behind, checksum), body)
 
     def require_end(self, end: Position) -> None:
-        """Raise CorruptionError if the log says that a record behind ``end`` was flushed."""
+        """Raise CorruptionError if the log says that a record after ``end`` was flushed."""
         flushed_lsn = max(
             [
-                # Written after each flush, so whatever of it is on the disk is true.
+                # Written after each flush, so any value on the disk is true.
                 self.flushed_lsn,
                 *(each.flushed_lsn for each in _scan(self._read_all()) if each.log_id == self.id),
             ]
@@ -396,7 +396,7 @@ class RedoLog:
 
 
 class Survivor(NamedTuple):
-    """A record that proves itself, wherever it stands."""
+    """A record with a valid checksum, wherever it is in the file."""
 
     log_id: bytes
     flushed_lsn: int
@@ -405,7 +405,7 @@ class Survivor(NamedTuple):
 
 
 def _scan(content: bytes) -> Iterator[Survivor]:
-    """All records in a log that prove themselves, in the order in which they stand there."""
+    """All records of a log with valid checksums, in file order."""
     at = content.find(_RECORD_MAGIC, _FIRST_OFFSET)
     while at >= 0:
         header = content[at : at + _RECORD_BYTES]

@@ -1,14 +1,14 @@
-"""Marking: which objects are reached, by their ids alone.
+"""Marking: finds the reachable objects, by their ids alone.
 
-A child's id is always lower than its parent's, so one pass over the slabs from the newest
-to the oldest marks everything, without a stack: when the pass comes to an object, all that
-could reach it have been seen. Each id has a byte with two bits, "it is reached" and "the
+A child's id is always lower than its parent's, so one pass over the slabs from the newest to the
+oldest marks everything, without a stack: when the pass comes to an object, all objects that
+could link to it have been visited. Each id has a byte with two bits, "it is reached" and "the
 index names it". The pass reads directories, never the objects themselves.
 
-Nothing here has to be of one moment. Objects are never changed, ids never given twice, and
-what appears while the pass runs has a higher id than any it looks at; ``catch_up`` sees to
-that, and to rows that were written meanwhile (``notes``). The tables alone are read: commits
-that are only in the log are applied before anything is removed, and then count as new.
+The pass needs no single snapshot. Objects never change, ids are never given twice, and objects
+stored while the pass runs have higher ids than any it visits; ``catch_up`` marks those, and
+follows rows that were written meanwhile (``notes``). Only the tables are read: commits that are
+only in the log are applied before anything is removed, and then count as new.
 """
 
 from __future__ import annotations
@@ -32,46 +32,46 @@ from casstore.engine.lmdb.slab import Directory
 from casstore.engine.protocol import MarkReport, Roots, Row
 from casstore.errors import CorruptionError
 
-# One read transaction looks at so many rows of the index, or slabs: some tens of milliseconds.
+# The index rows, or slabs, of one read transaction: some tens of milliseconds.
 _INDEX_BATCH: Final = 4096
 _INDEX_BATCHES: Final = 32
 _SLAB_BATCH: Final = 512
-# How many ids are looked at at once.
+# How many ids are processed at once.
 _CHUNK_IDS: Final = 1 << 20
 
-# What is known of an id, a byte each.
+# The state of an id, one byte each.
 _REACHED: Final = 1
 _NAMED: Final = 2
-# Reached and without a name: that is damage.
+# Reached, but unnamed: that is damage.
 _STRAY: Final = bytes([_REACHED])
 _REACHED_STATES: Final = (_STRAY, bytes([_REACHED | _NAMED]))
-# These turn such bytes into 0 and 1: is it reached, named, named and not reached?
+# These translate such bytes to 0 and 1: is it reached, named, named and not reached?
 _IS_REACHED: Final = bytes([state & _REACHED for state in range(256)])
 _IS_NAMED: Final = bytes([state >> 1 & 1 for state in range(256)])
 _IS_LEFT: Final = bytes([state == _NAMED for state in range(256)])
-# Everything that has a name counts as reached.
+# Every named id counts as reached.
 _ALL_REACHED: Final = bytes([state | state >> 1 & _REACHED for state in range(256)])
 
-# Turns kinds into "named", but for those that stand for an object that has no name any more.
+# Translates kinds to "named", except dead entries.
 _NAMES: Final = bytes([_NAMED * (kind & ~slabs.KEEPS_LINKS != slabs.DEAD) for kind in range(256)])
 _HAS_NAME: Final = bytes([_NAMED])
 
-# Told how many objects were looked at.
+# Called with the number of objects visited.
 Pulse = Callable[[int], None]
 
 
 class Candidates(NamedTuple):
-    """Unreached objects, by falling id."""
+    """Unreached objects, by descending id."""
 
     ids: list[int]
     digests: list[bytes]
     sizes_bytes: list[int]
-    #: Nothing below this id was looked at.
+    #: No id below this one was visited.
     down_to: int
 
 
 class Marks:
-    """What is named and what is reached, for all ids up to ``last_id``."""
+    """Which ids are named and which are reached, up to ``last_id``."""
 
     def __init__(
         self,
@@ -80,41 +80,41 @@ class Marks:
         keep_after_ms: int,
         view: View | None = None,
     ) -> None:
-        """``view``: commits that are only in the log and cannot be applied, for plans."""
+        """``view``: commits that are only in the log and cannot be applied, for dry runs."""
         self._view = view
         self._env = env
         self._roots = roots
-        #: Once marked: does everything that slabs hold have a name?
+        #: After marking: does every object in the slabs have a name?
         self.is_clean = False
         self._keep_after_ms = keep_after_ms
         with env.reading() as txn:
             self.last_id = next_free_id(txn, env) - 1
-            # Nothing but a collection takes a name away, and this is the only one.
+            # Only a collection deletes names, and no other runs.
             self._names = txn.stat(env.index)["entries"]
         self._begin()
 
     def _begin(self) -> None:
-        # Pages that are never touched take no memory: long dead ids cost nothing.
+        # Pages that are never written take no memory: long ranges of dead ids cost nothing.
         private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         self._states = mmap.mmap(-1, self.last_id + 1, flags=private)
         self._scanned_id = self.last_id
         self._changes_seen = 0
         self._touches_seen = 0
-        # Reached since the pass, and their children not looked at yet; by falling id.
+        # Reached since the pass, with children not yet visited; by descending id.
         self._open: list[int] = []
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         self._states.close()
 
     # --- the pass -------------------------------------------------------------------------
 
     def mark(self, pulse: Pulse | None) -> MarkReport:
-        """Mark from all rows, young objects and touches. CorruptionError names what is missing.
+        """Mark from all rows, young objects and touches. CorruptionError names a missing object.
 
-        Where no collected objects are left in slabs, the index need not be read: all that
-        the slabs hold is named. Counting tells whether that is so. A mark that is left when
-        names are taken away saves trying in vain.
+        If no collected objects are left in slabs, the index need not be read: every object in the
+        slabs is named. Comparing the counts verifies that. A flag that is set when names are
+        deleted avoids futile attempts.
         """
         if not notes.has_leftovers(self._env):
             report = self._pass(pulse, trusting=True)
@@ -128,7 +128,7 @@ class Marks:
         return report
 
     def _pass(self, pulse: Pulse | None, *, trusting: bool) -> MarkReport | None:
-        """Mark; None if it trusted that everything is named, and that is not so."""
+        """Mark; None if it assumed that every object is named, and that is false."""
         roots = self._mark_roots()
         kept = kept_bytes = names = names_bytes = held = 0
         below = self.last_id + 1
@@ -154,13 +154,13 @@ class Marks:
             if pulse is not None:
                 pulse(self.last_id + 1 - below)
         if trusting and names != self._names:
-            # Some of these have no name: what was marked may be too much.
+            # Some of these have no name: too much may have been marked.
             return None
         self.is_clean = held == names
         return MarkReport(roots, kept, names - kept, kept_bytes, names_bytes - kept_bytes)
 
     def _add(self, first: int, states: bytes) -> None:
-        """Note these, beside what is known already, from this id on."""
+        """Set these states from this id on, in addition to those already set."""
         count = len(states)
         both = int.from_bytes(self._states[first : first + count], "big")
         both |= int.from_bytes(states, "big")
@@ -178,7 +178,7 @@ class Marks:
                 keys = cursor.iternext(values=False)
                 for _ in range(_INDEX_BATCHES):
                     rows = list(islice(keys, _INDEX_BATCH))
-                    # As ``read_key`` does, for many at once.
+                    # As ``read_key`` does, for many keys at once.
                     ids = [from_bytes(key[PREFIX_BYTES:], "big") for key in rows]
                     if rows and not min(ids):
                         raise CorruptionError(f"{self._env.path} has a damaged row in its index")
@@ -188,7 +188,7 @@ class Marks:
                         states[object_id] = _NAMED
                     if len(rows) < _INDEX_BATCH:
                         return
-                # The cursor stands on the row that it would give next, or is through.
+                # The cursor is on the next row, or past the last.
                 at = cursor.key()
                 if not at:
                     return
@@ -209,8 +209,8 @@ class Marks:
                 self._reach_touched(txn, touch)
             if self._view is not None:
                 self._reach_recent(txn, self._view)
-        # What was written since the collection was announced may be older than these rows;
-        # catching up looks at it once more.
+        # Rows that were noted since the announcement may be older than these; catching up reads
+        # them again.
         self._open.clear()
         return len(digests)
 
@@ -233,7 +233,7 @@ class Marks:
         if touch.at_ms < self._keep_after_ms or own > self.last_id:
             return
         cursor = txn.cursor(db=self._env.slabs)
-        # What was touched may be gone since, if its time was up for an earlier collection.
+        # A touched object may have been deleted by an earlier collection after its grace period.
         if cursor.set_range(slabs.slab_key(own)):
             directory = slabs.read_directory(cursor.key(), cursor.value())
             position = own - directory.first_id
@@ -246,20 +246,20 @@ class Marks:
             heapq.heappush(self._open, -object_id)
 
     def _spread(self, directory: Directory, first: int, count: int, names: bytes | None) -> None:
-        """Mark the children of every reached object of a slab. Most of the time goes here.
+        """Mark the children of every reached object of a slab. Most of the time is spent here.
 
-        ``names`` are those of its objects, if they are noted now, and not by the index before.
+        ``names`` are the states of its objects, if they are set now and not from the index before.
         """
         states = self._states
         if directory.stored_at_ms >= self._keep_after_ms:
-            # Young: all that have a name count as reached.
+            # Young: every named object counts as reached.
             named = states[first : first + count] if names is None else names
             self._add(first, named.translate(_ALL_REACHED))
         distances = directory.distances
         if distances:
             sound = max(distances) < first and 0 not in distances
-            # Until their names are noted nothing is known of this slab's objects, and of those
-            # below, than that they are reached: that is written without reading it before.
+            # Before their names are set, ids in and below this slab can only have the state
+            # "reached", so it is written without reading the old state.
             unnamed = sound and names is not None
             counts = directory.child_counts[:count]
             at = len(distances) if count == directory.objects else sum(counts)
@@ -285,7 +285,7 @@ class Marks:
         self._require_named(directory, states[first : first + count])
 
     def _require_named(self, directory: Directory, states: bytes) -> None:
-        """Raise if something is reached that the index does not name."""
+        """Raise if an object is reached that the index does not name."""
         position = states.find(_STRAY)
         if position >= 0:
             raise CorruptionError(
@@ -294,7 +294,7 @@ class Marks:
             )
 
     def _require_nothing_between(self, start: int, stop: int) -> None:
-        """Raise if something is reached in a range of ids without slabs."""
+        """Raise if an id is reached in a range without slabs."""
         if start == stop:
             return  # one slab follows the other, as nearly always
         found = max(self._states.find(each, start, stop) for each in _REACHED_STATES)
@@ -304,7 +304,7 @@ class Marks:
             )
 
     def _directories(self, txn: Txn, below: int) -> Iterator[tuple[Directory, int]]:
-        """Some slabs that hold ids below this one, newest first; and where each ends."""
+        """Some slabs that hold ids below this one, newest first; and the end of each."""
         cursor = txn.cursor(db=self._env.slabs)
         more = cursor.set_range(slabs.slab_key(below - 1)) or cursor.last()
         for _ in range(_SLAB_BATCH):
@@ -312,7 +312,7 @@ class Marks:
                 return
             directory = slabs.read_directory(cursor.key(), cursor.value())
             if directory.first_id < below:
-                # Slabs may have been joined since the last one was looked at.
+                # Packing may have joined slabs since the last one was visited.
                 yield directory, min(directory.first_id + directory.objects, below)
             more = cursor.prev()
 
@@ -327,7 +327,7 @@ class Marks:
     # --- catching up ----------------------------------------------------------------------
 
     def _reach_recent(self, txn: Txn, view: View) -> None:
-        """Mark what commits that are only in the log rely on."""
+        """Mark the objects that commits that are only in the log rely on."""
         for key, value in view.slabs():
             directory = slabs.read_directory(key, value)
             start = 0
@@ -344,11 +344,11 @@ class Marks:
                         self._reach_root(txn, table, key, digest)
 
     def catch_up(self, txn: Txn, limit: int | None = None) -> bool:
-        """Mark from all that was stored and written since; False if ``limit`` was too little.
+        """Mark from all objects and rows written since; False if ``limit`` was not enough.
 
-        The second rule of collection: nothing is removed in a transaction that has not
-        caught up. New objects count as reached, so what they link to is; rows noted since
-        may name what was unreached before.
+        The second rule of collection: a transaction that has not caught up removes nothing. New
+        objects count as reached, and so do their children; rows noted since may name objects that
+        were unreached before.
         """
         budget = _Budget(limit)
         done = (
@@ -439,7 +439,7 @@ class Marks:
     # --- what is left -----------------------------------------------------------------------
 
     def candidates(self, below: int, limit: int) -> Candidates:
-        """The next ``limit`` unreached objects under ``below``, by falling id."""
+        """The next ``limit`` unreached objects below ``below``, by descending id."""
         ids: list[int] = []
         digests: list[bytes] = []
         sizes: list[int] = []
@@ -458,12 +458,12 @@ class Marks:
         return Candidates(ids, digests, sizes, below)
 
     def _unreached_in(self, first: int, stop: int) -> list[int]:
-        """Which of these ids, counted from the first, are named and not reached."""
+        """Which of these ids, relative to the first, are named and not reached."""
         left = self._states[first:stop].translate(_IS_LEFT)
         return list(compress(range(stop - first), left))
 
     def dead_slabs(self, below: int) -> tuple[list[bytes], int]:
-        """The keys of some slabs under ``below`` in which nothing is named; where to go on."""
+        """The keys of some slabs below ``below`` without a name, and the id to continue from."""
         found: list[bytes] = []
         with self._env.reading() as txn:
             for directory, stop in self._directories(txn, below):
@@ -475,18 +475,18 @@ class Marks:
         return found, below
 
     def is_dead(self, directory: Directory) -> bool:
-        """Is nothing named in this slab? Never the newest: ids go on after it."""
+        """Is nothing in this slab named? Never the newest: new ids follow its last id."""
         stop = directory.first_id + directory.objects
         if stop > self.last_id:
             return False
         return not any(self._states[directory.first_id : stop].translate(_IS_NAMED))
 
     def is_reached(self, object_id: int) -> bool:
-        """Was this object reached after all?"""
+        """Was this object reached?"""
         return bool(self._states[object_id] & _REACHED)
 
     def forget(self, object_ids: Iterable[int]) -> None:
-        """These have lost their names."""
+        """Record that these have lost their names."""
         for object_id in object_ids:
             self._states[object_id] &= ~_NAMED
 
@@ -500,10 +500,10 @@ class Marks:
         return b"".join((*parts, packer.flush()))
 
     def restrict(self, unreached: bytes) -> None:
-        """Take only what was unreached at an earlier time as well.
+        """Sweep only objects that were unreached at an earlier time as well.
 
-        The rest keeps its name, so all it links to must stay, too: it counts as reached, and
-        ``catch_up`` sees to what it links to.
+        The others keep their names, so everything they link to must stay, too: they count as
+        reached, and ``catch_up`` marks what they link to.
         """
         unpacker = decompressobj()
         data = unreached
@@ -524,13 +524,13 @@ class Marks:
 
 
 class _Budget:
-    """How much may still be looked at while others wait; None: as much as it takes."""
+    """How much work is allowed while writers wait; None: no limit."""
 
     def __init__(self, limit: int | None) -> None:
         self._left = limit
 
     def spend(self, amount: int) -> bool:
-        """Take so much; False if nothing was left."""
+        """Spend this amount; False if the budget was used up."""
         if self._left is None:
             return True
         if self._left <= 0:
@@ -540,7 +540,7 @@ class _Budget:
 
 
 def _size_of(directory: Directory, chosen: bytes) -> int:
-    """The bytes of those of a slab's first objects that are chosen: often all of them."""
+    """The bytes of the chosen objects of a slab, counted from its first: often all of them."""
     if len(chosen) == directory.objects and b"\0" not in chosen:
         return directory.size_bytes
     return sum(compress(directory.lengths, chosen))

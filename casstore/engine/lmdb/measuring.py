@@ -1,7 +1,7 @@
 """What the file's pages are used for, counted table by table and slab by slab.
 
-Everything is read but the contents of objects, in short transactions: beside writers the
-figures are those of several moments.
+Everything but the contents of objects is read, in short transactions: with concurrent writers
+the figures come from several snapshots.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from casstore.format.hashing import DIGEST_BYTES
 _BATCH_ROWS: Final = 4096
 _BATCH_SLABS: Final = 256
 _META_PAGES: Final = 2
-# What even a new file has besides: a table of its free pages, and those of its last commits.
+# Pages that even a new file has: a table of free pages, and the pages of the last commits.
 _FREE_LIST_PAGES: Final = 4
 
 _Lengths = tuple[int, int]
@@ -35,7 +35,7 @@ def measure(env: Environment, progress: Callable[[int, int], None] | None) -> En
     with env.snapshot() as (_, view):
         log_commits = len(view.entries())
     if not env.readonly:
-        # What is only in the log has no place in the tables yet.
+        # Commits that are only in the log take no pages of the tables yet.
         env.apply_log()
     databases: dict[str, Any] = env.databases
     with env.reading() as txn:
@@ -77,7 +77,7 @@ def measure(env: Environment, progress: Callable[[int, int], None] | None) -> En
 
 
 def _lengths(env: Environment, database: Any) -> Iterator[_Lengths]:
-    """How long the keys and values of a table are, in order."""
+    """The lengths of the keys and values of a table, in order."""
     above: bytes | None = None
     while True:
         batch: list[_Lengths] = []
@@ -146,7 +146,7 @@ def _measure_slabs(env: Environment) -> SlabSpace:
 
 
 def _cut_links(piece: packing.Piece) -> int:
-    """How many links were cut out of the objects that are alive."""
+    """The number of links that were cut out of live objects."""
     first = piece.directory.first_id
     gaps = piece.directory.gap_counts()
     return sum([gaps[object_id - first] for object_id in piece.live])

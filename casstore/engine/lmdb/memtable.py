@@ -1,10 +1,10 @@
 """The commits that are in the log and not yet in the tables, in memory.
 
-An ``Entry`` is the content of one record of the log: new objects, row changes, names that were
-deleted, objects whose grace period restarts. The memtable keeps every version of a row with the
-number of its commit, so that a reader sees one moment while commits go on. A memtable only ever
-grows. When its first entries have been applied to the tables, a new memtable replaces it; readers
-that began with the old one keep it.
+An ``Entry`` is the content of one record of the log: new objects, row changes, deleted names,
+objects whose grace period restarts. The memtable has every version of a row with the LSN of its
+commit, so that a reader sees one state while commits continue. A memtable only ever grows. When
+its first entries have been applied to the tables, a new memtable replaces it; readers that began
+with the old one continue with it.
 
     body of a record   [time in ms, first id, objects, rows, unnamed, touched]
     objects            digest, kind, bytes, digests of the children joined, ids of the children or
@@ -30,10 +30,10 @@ from casstore.format.hashing import DIGEST_BYTES
 _TABLES: Final = frozenset(TABLES)
 _NAME_BYTES: Final = DIGEST_BYTES + slabs.ID_BYTES
 _OBJECT_FIELDS: Final = 5
-# When a memtable knows this many objects that have been applied, the next one forgets them.
+# A memtable that knows this many applied objects does not pass them on to the next one.
 _MAX_APPLIED_IDS: Final = 32_768
 
-#: In the place of the next free id: the table of slabs is damaged.
+#: In place of the next free id: the table of slabs is damaged.
 UNKNOWN_ID: Final = 0
 
 #: A table, a key, and the value; None: the row is deleted.
@@ -42,7 +42,7 @@ RowVersion = tuple[str, bytes, bytes | None]
 Name = tuple[bytes, int]
 #: The ids that an object links to; None: the object was deleted in the batch that stored it.
 Links = Sequence[int] | None
-#: What was changed in a table, by key; None: the row is deleted.
+#: Changed rows of a table, by key; None: the row is deleted.
 Changed = list[tuple[bytes, bytes | None]]
 
 
@@ -65,7 +65,7 @@ class Entry:
         touched: Sequence[int],
     ) -> None:
         self.now_ms = now_ms
-        #: The id of the first new object; of the next one that will come, if there is none.
+        #: The id of the first new object; without new objects, the next free id.
         self.first_id = first_id
         #: New objects with consecutive ids, and the ids that each links to.
         self.objects = objects
@@ -73,7 +73,7 @@ class Entry:
         self.rows = rows
         self.unnamed = unnamed
         self.touched = touched
-        #: The first id behind the new objects.
+        #: The first id after the new objects.
         self.next_id = first_id + len(objects)
         self.size_bytes = sum([len(item[2]) for item in objects])
         self._slab: tuple[bytes, bytes] | None = None
@@ -87,7 +87,7 @@ class Entry:
                 yield item[0], own
 
     def slab(self) -> tuple[bytes, bytes] | None:
-        """The new objects as a slab, for readers; None if there are none."""
+        """The new objects as a slab, for readers; None without new objects."""
         if self._slab is None and self.objects:
             self._slab = slabs.encode(
                 self.objects, self.links, self.first_id, self.now_ms, slabs.uncompressed
@@ -108,7 +108,7 @@ def encode_entry(entry: Entry) -> bytes:
 
 
 def decode_entry(lsn: int, body: bytes) -> Entry:
-    """The body of a record as an entry; CorruptionError if it makes no sense."""
+    """The body of a record as an entry; CorruptionError if it is invalid."""
     try:
         now_ms, first_id, flat, cells, unnamed, touched = unpack_checked(body)
         objects: list[NewObject] = []
@@ -140,7 +140,7 @@ def _cut(joined: bytes, length: int) -> list[bytes]:
 
 
 class Memtable:
-    """Entries since ``base``, and what they say of each row and name."""
+    """Entries since ``base``, and the versions of each row and name in them."""
 
     __slots__ = (
         "_offsets", "_rows", "applied_ids", "base", "changes", "entries", "ids", "last",
@@ -148,9 +148,9 @@ class Memtable:
     )  # fmt: skip
 
     def __init__(self, base: Position, next_id: int) -> None:
-        #: The position behind the last record that the tables hold, and behind the last one here.
+        #: The position after the last record that the tables hold, and after the last one here.
         self.base = self.last = base
-        #: Each entry with the position behind its record.
+        #: Each entry with the position after its record.
         self.entries: list[tuple[Position, Entry]] = []
         #: The id that the next new object gets, or UNKNOWN_ID.
         self.next_id = next_id
@@ -159,7 +159,7 @@ class Memtable:
         self._offsets: list[int] = []
         self._rows: dict[tuple[str, bytes], list[tuple[int, bytes | None]]] = {}
         #: The id of each object that an entry names; None: the name was deleted. Ids ascend, so a
-        #: view tells by the id itself whether its moment has the object.
+        #: view compares the id with its own next id to decide whether it has the object.
         self.ids: dict[bytes, int | None] = {}
         #: Ids of objects that have been applied, for writers: the index names them until a
         #: transaction removes names from it, and that begins a new memtable.
@@ -167,12 +167,12 @@ class Memtable:
 
     @property
     def oldest_offset(self) -> int | None:
-        """Where the record of the first entry begins; None if there is none."""
+        """Where the record of the first entry begins; None without entries."""
         return self._offsets[0] if self._offsets else None
 
     def add(self, offset: int, position: Position, entry: Entry) -> None:
-        """Take over an entry, whose record begins at ``offset``; readers see it when ``last``
-        says so. Hold the write lock.
+        """Add an entry whose record begins at ``offset``. Readers see it once ``last`` is updated.
+        Hold the write lock.
         """
         lsn = position.lsn
         rows, ids = self._rows, self.ids
@@ -214,7 +214,7 @@ class Memtable:
         return rest
 
     def view(self) -> View:
-        """All that it holds now."""
+        """A view of everything that it holds now."""
         return View(self, self.last.lsn, self.next_id)
 
     # --- for views ----------------------------------------------------------------------------
@@ -225,12 +225,12 @@ class Memtable:
 
     def places(self, table: str) -> list[bytes]:
         """The keys of all changed rows of a table."""
-        # In one call, because a commit may add to it meanwhile.
+        # A copy in one call, because a commit may add to it meanwhile.
         return [key for name, key in list(self._rows) if name == table]
 
 
 class Unchanged:
-    """What a view says of a row that the tables alone know."""
+    """The answer of a view for a row or name that only the tables have."""
 
 
 UNCHANGED: Final = Unchanged()
@@ -257,7 +257,7 @@ class View:
         return UNCHANGED
 
     def find_id(self, digest: bytes) -> int | Unchanged | None:
-        """The id of an object, None if its name is gone, UNCHANGED if the index knows."""
+        """The id of an object, None if its name was deleted, UNCHANGED if the index decides."""
         found = self._memtable.ids.get(digest, UNCHANGED)
         if isinstance(found, int) and found >= self._next_id:
             # A later commit stored it.
@@ -267,7 +267,7 @@ class View:
     def changed_between(
         self, table: str, start: bytes, stop: bytes | None, *, reverse: bool
     ) -> Changed:
-        """What changed in a part of a table, in the order of keys or its reverse."""
+        """The changed rows of a part of a table, in key order or its reverse."""
         changed: Changed = []
         for key in self._memtable.places(table):
             if key >= start and (stop is None or key < stop):
@@ -278,7 +278,7 @@ class View:
         return changed
 
     def names(self) -> dict[bytes, int | None]:
-        """The objects that commits in the log name: digest and id, None if the name is gone."""
+        """The objects that commits in the log name: digest and id, None if the name was deleted."""
         names: dict[bytes, int | None] = {}
         for _, entry in self.entries():
             names.update(dict.fromkeys([digest for digest, _ in entry.unnamed]))
@@ -294,7 +294,7 @@ class View:
         return entries[at][1].slab() if at < len(entries) else None
 
     def entries(self) -> list[tuple[Position, Entry]]:
-        """All commits, each with the position behind its record."""
+        """All commits, each with the position after its record."""
         return [pair for pair in self._memtable.entries.copy() if pair[0].lsn <= self.lsn]
 
     def slabs(self) -> Iterator[tuple[bytes, bytes]]:
@@ -306,14 +306,14 @@ class View:
 
 
 def _last_id(numbered: tuple[Position, Entry]) -> int:
-    """The last id of an entry, for searching: ids of an entry without objects lie behind it."""
+    """The last id of an entry, for bisection: an entry without objects covers no id."""
     return numbered[1].next_id - 1
 
 
 def merge(
     stored: Iterable[tuple[bytes, bytes]], changed: Changed, *, reverse: bool
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Rows of a table with what changed since; both in the order of keys, or its reverse."""
+    """Rows of a table, merged with later changes; both in key order, or its reverse."""
     ahead = iter(changed)
     change = next(ahead, None)
     for key, value in stored:

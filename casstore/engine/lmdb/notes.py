@@ -1,4 +1,4 @@
-"""What writers leave for a collector: rows changed while it works, and objects put again.
+"""Notes of writers for the collector: rows changed while it works, and objects put again.
 
     collection   "open" → token (16) ‖ until (8)         a collector is at work
                  "c" ‖ number (8) → table (1) ‖ key       a row that was written meanwhile
@@ -6,13 +6,13 @@
                  "collected" → LSN (8)                    the commit at which one last ended
     touches      number (8) → id (8) ‖ time (8)           an object that was put again
 
-A collector reads rows and objects in many short transactions, and commits go on beside it.
-It announces itself first; from then on every transaction that writes a row notes where, and
-the collector looks at those rows again before it removes anything. One look-up tells a
-writer that nobody is collecting, which is what it usually finds.
+A collector reads rows and objects in many short transactions, and commits continue meanwhile. It
+announces itself first. From then on every transaction that writes a row notes its key, and the
+collector reads those rows again before it removes anything. Without a collector, the usual case,
+a writer needs one lookup to see that.
 
-A put that finds its object stored leaves nothing in a slab that would tell its time, so it
-leaves a touch: what was put again is as young as what was put for the first time.
+A put that finds its object stored adds nothing to a slab, which would have the time. So it leaves
+a touch: putting an object again restarts its grace period.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _BEHIND_CHANGES: Final = b"d"
 _NUMBER_BYTES: Final = 8
 _TIME_BYTES: Final = 8
 _TABLE_NUMBERS: Final = {table: bytes((number,)) for number, table in enumerate(TABLES)}
-# A collector that was killed must not make writers take notes for ever. One that is alive
-# says so again long before this is over.
+# A collector that was killed must not make writers take notes for ever. A live one renews its
+# announcement long before it expires.
 OPEN_MS: Final = 3_600_000
 # An object is touched at most this often.
 TOUCH_INTERVAL_MS: Final = 60_000
@@ -62,12 +62,12 @@ class Touch(NamedTuple):
 def note_rows(
     env: Environment, txn: lmdb.Transaction[bytes], places: Iterable[tuple[str, bytes]], now_ms: int
 ) -> None:
-    """Tell a collector, if one is at work, that these rows were written."""
+    """Note for the collector, if one is announced, that these rows were written."""
     is_open = txn.get(_OPEN, None, env.collection)
     if is_open is None:
         return
     if int.from_bytes(is_open[TOKEN_BYTES:], "big") <= now_ms:
-        # Not seen for long: it is dead, or will find out that its notes have gaps.
+        # Expired: the collector is dead, or will see that its announcement is gone.
         txn.delete(_OPEN, db=env.collection)
         return
     number = _next_change(env, txn)
@@ -89,14 +89,14 @@ def _next_change(env: Environment, txn: lmdb.Transaction[bytes]) -> int:
 
 
 class RecentTouches:
-    """What this process knows to be young, so that it is not touched again and again."""
+    """Objects that this process knows to be young, so that they are not touched repeatedly."""
 
     def __init__(self) -> None:
         self._at_ms: dict[int, int] = {}
 
     def is_young(self, object_id: int, now_ms: int, stored_at_ms: Callable[[int], int]) -> bool:
-        """Was this object stored or touched a moment ago? ``stored_at_ms`` is asked for the time
-        of an object that this process has not seen lately.
+        """Was this object stored or touched within the interval? ``stored_at_ms`` returns the time
+        of an object that is not in this cache.
         """
         at_ms = self._at_ms.get(object_id)
         if at_ms is None:
@@ -105,9 +105,9 @@ class RecentTouches:
         return at_ms <= now_ms < at_ms + TOUCH_INTERVAL_MS
 
     def remember(self, object_id: int, at_ms: int) -> None:
-        """Note when an object was stored or touched."""
+        """Record when an object was stored or touched."""
         if len(self._at_ms) >= _REMEMBERED_TOUCHES:
-            # Forgetting costs a look into the slab, or a touch too many.
+            # Clearing costs a read of the slab, or a superfluous touch.
             self._at_ms.clear()
         self._at_ms[object_id] = at_ms
 
@@ -115,7 +115,7 @@ class RecentTouches:
 def touch(
     env: Environment, txn: lmdb.Transaction[bytes], object_ids: Iterable[int], now_ms: int
 ) -> None:
-    """Note that these objects were put again just now."""
+    """Record that these objects were put again now."""
     with txn.cursor(env.touches) as cursor:
         number = int.from_bytes(cursor.key(), "big") + 1 if cursor.last() else 1
     for object_id in object_ids:
@@ -133,20 +133,20 @@ def touch(
 def announce(
     env: Environment, txn: lmdb.Transaction[bytes], token: bytes, now_ms: int, *, first: bool
 ) -> None:
-    """Have rows noted from this transaction on; ``first`` drops what was noted before."""
+    """Have writers note rows from this transaction on; ``first`` drops earlier notes."""
     if first:
         txn.drop(env.collection, delete=False)
     txn.put(_OPEN, token + (now_ms + OPEN_MS).to_bytes(_TIME_BYTES, "big"), db=env.collection)
 
 
 def is_announced(env: Environment, txn: Txn, token: bytes) -> bool:
-    """Are rows still being noted for the collector with this token?"""
+    """Do writers still note rows for the collector with this token?"""
     is_open = txn.get(_OPEN, None, env.collection)
     return is_open is not None and bytes(is_open[:TOKEN_BYTES]) == token
 
 
 def end(env: Environment, txn: lmdb.Transaction[bytes]) -> None:
-    """Have no more rows noted."""
+    """Have writers note no more rows."""
     txn.drop(env.collection, delete=False)
 
 
@@ -183,10 +183,10 @@ def touches_after(env: Environment, txn: Txn, number: int) -> Iterator[tuple[int
 def forget_touches(
     env: Environment, txn: lmdb.Transaction[bytes], before_ms: int, limit: int
 ) -> None:
-    """Remove the oldest touches, as far as they are from before this time.
+    """Remove the oldest touches, if they are from before this time.
 
-    Never the last: numbers go on after it, and a collector asks for those that are higher than
-    any it has seen.
+    Never the last: numbering continues from it, and a collector asks for numbers above the
+    highest it has seen.
     """
     with txn.cursor(env.touches) as cursor:
         last = cursor.key() if cursor.last() else b""
@@ -194,19 +194,19 @@ def forget_touches(
         while more and limit and cursor.key() != last:
             if int.from_bytes(cursor.value()[slabs.ID_BYTES :], "big") >= before_ms:
                 return
-            # After deleting, the cursor stands on the next.
+            # After a deletion, the cursor is on the next row.
             more = cursor.delete()
             limit -= 1
 
 
 def has_leftovers(env: Environment) -> bool:
-    """May slabs hold objects that have lost their names?"""
+    """May slabs hold objects without names?"""
     with env.reading() as txn:
         return txn.get(_LEFTOVERS, None, env.meta) is not None
 
 
 def note_leftovers(env: Environment, txn: lmdb.Transaction[bytes], *, there: bool) -> None:
-    """Say whether slabs may hold objects that have lost their names."""
+    """Set whether slabs may hold objects without names."""
     if there:
         txn.put(_LEFTOVERS, b"", db=env.meta)
     else:
@@ -214,11 +214,11 @@ def note_leftovers(env: Environment, txn: lmdb.Transaction[bytes], *, there: boo
 
 
 def note_collected(env: Environment, txn: lmdb.Transaction[bytes], lsn: int) -> None:
-    """Say that a collection came to its end at this commit."""
+    """Record that a collection completed at this commit."""
     txn.put(COLLECTED_KEY, lsn.to_bytes(_NUMBER_BYTES, "big"), db=env.meta)
 
 
 def collected_at(env: Environment, txn: Txn) -> int:
-    """The commit at which a collection last came to its end; 0: none ever did."""
+    """The commit at which a collection last completed; 0: none has."""
     found = txn.get(COLLECTED_KEY, None, env.meta)
     return 0 if found is None else int.from_bytes(found, "big")

@@ -1,21 +1,20 @@
 """Packing: small slabs become large ones. No id, digest or index row changes.
 
-Small commits leave small slabs, and a slab costs the same to find and open whatever it
-holds. A slab is a run of ids, so neighbours can be joined: their objects are inflated,
-laid end to end and compressed together, harder than when they were new. Objects that the
-index no longer names keep their place in the run and lose their bytes.
+Small commits leave small slabs, and a slab costs the same to find and open whatever its size. A
+slab is a run of ids, so neighbours can be joined: their objects are inflated, concatenated and
+compressed together, at a higher level than when they were new. Objects that the index no longer
+names keep their position in the run and lose their bytes.
 
-The work is done in steps. A step reads a few slabs and compresses without any lock; then
-one short transaction puts the joined slab in their place, if they are still what was read.
-Readers see either, whole. Whoever stops between two steps has lost nothing.
+The work is done in steps. A step reads a few slabs and compresses without any lock; then one
+short transaction replaces them with the joined slab, if they are unchanged. Readers see either
+state, complete. Stopping between two steps loses nothing.
 
-Every object is proven before it is written anew. A slab that cannot be proven is reported
-and left exactly as it is: rewriting it would turn damage that a backup can mend into
-content with a checksum.
+Every object is checked before it is rewritten. A slab that fails is reported and left exactly as
+it is: rewriting it would give damage, which a backup can repair, a valid checksum.
 
-A slab stays as it was written until it is cold (``cold_before_ms``): what was committed
-last is what a running agent reads next, from small slabs that are cheap to open, and the
-slab at the end would be rewritten by every round as long as the session grows.
+A slab is not packed until it is cold (``cold_before_ms``): a running agent reads its latest
+commits next, and small slabs are cheap to open. Also, every round would rewrite the last slab as
+long as the session grows.
 """
 
 from __future__ import annotations
@@ -38,24 +37,24 @@ from casstore.engine.protocol import DamagedSlab, PackReport
 from casstore.errors import CorruptionError, StorageFullError
 from casstore.format.hashing import check_object
 
-# A slab with this much in it is left as it is, unless part of it is dead: joining it with
-# another would make one that is too large.
+# A slab of this size is left as it is, unless part of it is dead: joined with another, it would
+# be too large.
 SMALL_RAW_BYTES: Final = slabs.PACKED_RAW_BYTES // 2
 # On a full disk slabs are joined into smaller ones, down to this size. LMDB stores a slab in
-# neighbouring pages, and finds short runs of free ones where it finds no long run.
+# contiguous pages, and finds short runs of free pages where it finds no long run.
 _LEAST_RAW_BYTES: Final = slabs.PACKED_RAW_BYTES // 16
-# One part in so many of a slab must be dead for a slab to be rewritten for that alone.
+# A slab is rewritten for its dead bytes alone if they are at least 1/_MANY_DEAD of it.
 _MANY_DEAD: Final = 4
-# A slab that is not joined is written anew only if it becomes smaller by one part in so many.
+# A slab that is not joined is rewritten only if it becomes smaller by 1/_MIN_SAVING.
 _MIN_SAVING: Final = 20
-# How many slabs one read transaction may look at.
+# How many slabs one read transaction may read.
 _MAX_SLABS: Final = 1024
-# So many ids in a row that name nothing end a slab: each would cost it the length of a digest.
-# Fewer are carried along, or slabs between which others were collected could never be joined.
+# This many consecutive ids without a name end a slab: each would cost it the length of a digest.
+# Fewer are included, or slabs with collected slabs between them could never be joined.
 _LONG_GAP: Final = 64
 
-# Up to which id slabs were packed, in decimal. What lies below is compressed hard already
-# and is looked at again only if part of it has died, or a neighbour can be joined to it.
+# The id up to which slabs were packed, in decimal. Slabs below it are compressed at the high level
+# already, and are read again only if part of them is dead, or a neighbour can be joined to them.
 PACKED_TO_KEY: Final = b"packed_to"
 _ID_DIGITS: Final = 20
 
@@ -63,7 +62,7 @@ NOTHING: Final = PackReport(0, 0, 0, 0, 0)
 
 
 class Piece(NamedTuple):
-    """A slab as it lies in the file, and the ids in it that the index names."""
+    """A slab as stored, and the ids in it that the index names."""
 
     key: bytes
     value: bytes
@@ -91,7 +90,7 @@ class Run(NamedTuple):
 
     @property
     def dead_bytes(self) -> int:
-        """How much lies in it that nobody can find."""
+        """The bytes of its objects without names."""
         return sum([piece.dead_bytes for piece in self.pieces])
 
     @property
@@ -101,21 +100,21 @@ class Run(NamedTuple):
 
 
 class Scope(NamedTuple):
-    """Which slabs to look at, and when one alone is worth the work."""
+    """Which slabs to read, and when a single slab is worth rewriting."""
 
     newest: int
-    #: Leave slabs alone that were stored at this time or later.
+    #: Skip slabs that were stored at this time or later.
     cold_before_ms: int | None
-    #: Slabs that end above this id have not been compressed hard.
+    #: Slabs that end above this id have not been compressed at the high level.
     packed_to: int
-    #: One part dead in so many makes a slab worth rewriting; 0: any.
+    #: A slab is rewritten if at least 1/many_dead of it is dead; 0: if any of it is.
     many_dead: int = _MANY_DEAD
-    #: How much one slab is to hold.
+    #: The size to which slabs are joined.
     target_bytes: int = slabs.PACKED_RAW_BYTES
 
 
 class Look(NamedTuple):
-    """What was found from an id on: slabs to be rewritten as one, or to be left, or damaged."""
+    """Result from an id on: slabs to be rewritten as one, slabs to be left, damaged slabs."""
 
     run: Run | None
     #: Slabs that gain nothing, or are too young.
@@ -134,9 +133,9 @@ def pack(
     prepare: Callable[[Scope], None],
     progress: Callable[[PackReport], None] | None,
 ) -> PackReport:
-    """Join small slabs, from the oldest to the newest there was at the beginning.
+    """Join small slabs, from the oldest to the one that was newest at the beginning.
 
-    ``prepare`` is told what will be looked at, before it is.
+    ``prepare`` is called with the scope before anything is read.
     """
     env.require_writable()
     env.apply_log()
@@ -148,7 +147,7 @@ def pack(
     while next_id <= scope.newest:
         look = read_run(env, compressor, next_id, scope)
         if packed_to is None and look.young:
-            # Times grow with ids, but for clocks that were set back.
+            # Times ascend with ids, unless a clock was set back.
             packed_to = look.left[0].directory.first_id - 1
         if look.damaged:
             report = report.plus(NOTHING._replace(damaged=tuple(look.damaged)))
@@ -174,7 +173,7 @@ def pack(
 
 
 def scope_of(env: Environment, cold_before_ms: int | None) -> Scope:
-    """Everything there is now."""
+    """All slabs that exist now."""
     with env.reading() as txn:
         cursor = txn.cursor(db=env.slabs)
         newest = int.from_bytes(cursor.key(), "big") if cursor.last() else 0
@@ -217,7 +216,7 @@ def read_run(
                 and piece.directory.stored_at_ms >= scope.cold_before_ms
             )
             full = young or piece.live_bytes > SMALL_RAW_BYTES
-            # Where slabs were dropped ids are missing, and a slab is a run of ids without a gap.
+            # Dropped slabs leave gaps in the ids, and a slab is a run of ids without a gap.
             missing = piece.directory.first_id - next_id if pieces else 0
             room = (
                 raw_bytes + piece.live_bytes <= scope.target_bytes
@@ -266,7 +265,7 @@ def look_at(
     key: bytes,
     value: bytes,
 ) -> Piece:
-    """A slab as it lies in the file, its directory checked, and what of it is alive."""
+    """A slab as stored, its directory checked, and its live ids."""
     directory = slabs.read_directory(key, value)
     live: list[int] = []
     live_bytes = 0
@@ -282,7 +281,7 @@ def look_at(
 def _prove(
     env: Environment, compressor: Compressor, txn: lmdb.Transaction[memoryview], piece: Piece
 ) -> Slab:
-    """The slab, every object in it that counts checked against its digest."""
+    """The slab, with every live object checked against its digest."""
     reader = SlabReader(txn.cursor(db=env.slabs), SlabCache(0), compressor)
     slab = reader.decode_at(piece.last_id)
     for object_id in sorted(piece.live):
@@ -292,7 +291,7 @@ def _prove(
 
 
 def rewritten(run: Run, compressor: Compressor, scope: Scope) -> list[tuple[bytes, bytes]]:
-    """What is to stand in the place of a run: one slab, none, or what stands there already."""
+    """The replacement of a run: one slab, none, or the slab that is already stored."""
     if run.is_dead and run.pieces[-1].last_id < scope.newest:
         return []
     joined = _encode(run, compressor, newest=scope.newest)
@@ -305,9 +304,9 @@ def rewritten(run: Run, compressor: Compressor, scope: Scope) -> list[tuple[byte
 
 
 def _encode(run: Run, compressor: Compressor, *, newest: int) -> tuple[bytes, bytes]:
-    """The one slab that stands for a run of them, from its first live object to its last.
+    """The one slab that replaces a run of slabs, from its first live object to its last.
 
-    The last of the store ends in the newest id, alive or not: ids go on after it.
+    The last slab of the store ends in the newest id, live or not: new ids follow it.
     """
     columns = slabs.Columns()
     live = [object_id for piece in run.pieces for object_id in piece.live]
@@ -317,7 +316,7 @@ def _encode(run: Run, compressor: Compressor, *, newest: int) -> tuple[bytes, by
     stored_at_ms = 0
     next_id = run.decoded[0].first_id
     for piece, slab in zip(run.pieces, run.decoded, strict=True):
-        # The youngest counts: nothing may look older than it is to a collector.
+        # The time of the youngest: to the collector no object may look older than it is.
         stored_at_ms = max(stored_at_ms, slab.directory.stored_at_ms)
         columns.add_gap(len(range(max(first, next_id), min(last + 1, slab.first_id))))
         next_id = slab.last_id + 1
@@ -329,7 +328,7 @@ def _encode(run: Run, compressor: Compressor, *, newest: int) -> tuple[bytes, by
 
 
 def _require_same(run: Run, joined: tuple[bytes, bytes], compressor: Compressor) -> None:
-    """Raise unless each live object stands in the new slab under its id, as it was."""
+    """Raise unless each live object is in the new slab under its id, unchanged."""
     directory = slabs.read_directory(*joined)
     new = Slab(
         directory,
@@ -341,7 +340,7 @@ def _require_same(run: Run, joined: tuple[bytes, bytes], compressor: Compressor)
         for object_id in piece.live:
             before, after = object_id - old.first_id, object_id - new.first_id
             if not 0 <= after < directory.objects or _entry(old, before) != _entry(new, after):
-                # A mistake of ours, or of the memory; what is stored stays as it is.
+                # A bug, or faulty memory; the stored slabs stay as they are.
                 raise CorruptionError(f"object {object_id} would not have survived packing")
 
 
@@ -352,7 +351,7 @@ def _entry(slab: Slab, position: int) -> tuple[object, ...]:
 
 
 def dead_objects(piece: Piece) -> int:
-    """How many objects of a slab have bytes that nobody can find."""
+    """How many objects of a slab have bytes but no name."""
     first = piece.directory.first_id
     return sum(
         length > 0 and object_id not in piece.live
@@ -361,7 +360,7 @@ def dead_objects(piece: Piece) -> int:
 
 
 def _replace(env: Environment, run: Run, new: list[tuple[bytes, bytes]]) -> PackReport:
-    """Exchange the slabs in one transaction, unless somebody else has changed them."""
+    """Replace the slabs in one transaction, unless another transaction has changed them."""
     with env.writing() as txn:
         started = time.perf_counter()
         unchanged = all(txn.get(piece.key, db=env.slabs) == piece.value for piece in run.pieces)

@@ -1,9 +1,9 @@
 """How many pages rows take when they are written in order: LMDB's own arithmetic.
 
-A leaf page holds a header, two bytes for each row and the rows: eight bytes, the key, the
-value, to an even number (LMDB 1.0: both to even numbers). A value too long for half a page
-lies on pages of its own, with one header. Rows that come in order fill each page before the
-next one is begun.
+A leaf page holds a header, two bytes for each row and the rows: eight bytes, the key, the value,
+padded to an even number (LMDB 1.0: both padded). A value too long for half a page is stored in
+overflow pages, with one header. Rows written in key order fill each page before the next one is
+begun.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Final, NamedTuple
 
 _ROW_BYTES: Final = 8
 _POINTER_BYTES: Final = 2
-# What stands for a long value in its row, by the length of a page header: LMDB 1.0 writes more.
+# The reference to a long value in its row, by the length of a page header: LMDB 1.0 writes more.
 _HEADER_BYTES_1_0: Final = 24
 _REFERENCE_BYTES: Final = {16: 8, _HEADER_BYTES_1_0: 24}
-# A page must have room for two rows.
+# A page must have space for two rows.
 _MIN_ROWS: Final = 2
 
 

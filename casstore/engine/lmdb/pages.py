@@ -1,13 +1,13 @@
-"""LMDB's pages, read without LMDB: what is damaged here costs a page, not the process.
+"""LMDB's pages, read without LMDB: damage costs a page, not the process.
 
-LMDB trusts its file and dies of a damaged page. Whoever looks for damage, or wants to save
-what is left, reads the pages with this module. Nothing is mapped, nothing is believed: each
-page must say that it is itself, and everything in it must lie inside it.
+LMDB trusts its file and crashes on a damaged page. Checks and salvage read the pages with this
+module. It maps nothing and trusts nothing: each page must have its own number, and everything
+that it refers to must be inside it.
 
     page      header (16 bytes in format 0, 24 in format 1: number … flags, lower, upper),
-              then offsets of the entries, which lie at the end
+              then offsets of the entries, which are at the end
     branch    entries: key → page;  the first key is left out
-    leaf      entries: key → value, or → where a long value lies
+    leaf      entries: key → value, or → the page of a long value
     overflow  a run of pages with one header, which holds one long value
 """
 
@@ -27,7 +27,7 @@ BRANCH: Final = 0x01
 LEAF: Final = 0x02
 OVERFLOW: Final = 0x04
 _META: Final = 0x08
-# A page at rest has exactly one of these, and nothing else, in its flags.
+# The flags of a page at rest are exactly one of these.
 _KINDS: Final = frozenset((BRANCH, LEAF, OVERFLOW))
 
 _LONG: Final = 0x01
@@ -35,13 +35,13 @@ _DATABASE: Final = 0x02
 
 NO_PAGE: Final = (1 << 64) - 1
 _META_PAGES: Final = 2
-# LMDB goes no deeper.
+# LMDB's trees are not deeper.
 _MAX_DEPTH: Final = 32
 _PAGE_SIZES: Final = tuple(1 << shift for shift in range(9, 17))
 _USUAL_PAGE_BYTES: Final = 4096
-# How many pages are looked at to find out how long a page is.
+# How many pages are read to find out the page size.
 _PROBES: Final = 256
-# How many pages are read at once where all are read.
+# How many pages are read at once in a scan of the whole file.
 _READ_AHEAD: Final = 256
 
 _U16: Final = Struct("=H")
@@ -54,7 +54,7 @@ _META_BODY: Final = Struct("=IIQQ48s48sQQ")
 
 
 class Record(NamedTuple):
-    """What LMDB writes down of a database: where its tree starts, and how many entries it has."""
+    """LMDB's record of a database: the root of its tree, and its number of entries."""
 
     depth: int
     entries: int
@@ -70,10 +70,10 @@ class Meta(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """An entry of a leaf. A long value lies in its own run of pages."""
+    """An entry of a leaf. A long value is stored in its own run of pages."""
 
     key: bytes
-    #: The value, or None if it lies elsewhere.
+    #: The value, or None if it is in overflow pages.
     value: bytes | None
     size: int
     run: int
@@ -81,11 +81,11 @@ class Entry(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A page taken apart."""
+    """A decoded page."""
 
     number: int
     kind: int
-    #: The transaction that wrote it; 0 where the format does not say.
+    #: The transaction that wrote it; 0 if the format does not record it.
     transaction: int
     entries: list[Entry]
     #: Of a branch: the lowest key below each child, and the child.
@@ -117,7 +117,7 @@ def read_record(data: bytes) -> Record:
 
 
 class PageFile:
-    """An LMDB data file as pages. Reads only; safe on any bytes, and beside a writer."""
+    """An LMDB data file as pages. Only reads; safe on any bytes, and while a writer works."""
 
     def __init__(self, path: str) -> None:
         try:
@@ -133,7 +133,7 @@ class PageFile:
             raise
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         os.close(self._handle)
 
     def __enter__(self) -> PageFile:
@@ -150,7 +150,7 @@ class PageFile:
     # --- layout -------------------------------------------------------------------------
 
     def _find_layout(self) -> tuple[int, int]:
-        """The length of a header and of a page: from a meta page, else by trying."""
+        """The length of a header and of a page: from a meta page, else by trial."""
         for start in (0, *_PAGE_SIZES):
             for header_bytes, version in META_VERSIONS.items():
                 data = self._read_at(start + header_bytes, _META_BODY.size)
@@ -160,7 +160,7 @@ class PageFile:
                 page_bytes = _U32.unpack_from(free)[0]
                 if magic == META_MAGIC and found == version and page_bytes in _PAGE_SIZES:
                     return header_bytes, page_bytes
-        # Both meta pages are gone: pages that say their own number tell.
+        # Both meta pages are damaged: pages that hold their own number show the layout.
         best = max(
             ((header, size) for size in _PAGE_SIZES for header in META_VERSIONS),
             key=lambda layout: (self._count_sound(*layout), layout[1] == _USUAL_PAGE_BYTES),
@@ -179,7 +179,7 @@ class PageFile:
         return sound
 
     def metas(self) -> list[Meta]:
-        """The meta pages that make sense, newest first."""
+        """The valid meta pages, newest first."""
         found: list[Meta] = []
         for number in range(_META_PAGES):
             page = self._read_at(number * self.page_bytes, self.header_bytes + _META_BODY.size)
@@ -193,7 +193,7 @@ class PageFile:
                 and version == META_VERSIONS[self.header_bytes]
                 and _U64.unpack_from(page)[0] == number
                 and _U16.unpack_from(page, self.header_bytes - 6)[0] == _META
-                # A transaction writes the page whose number is its own, modulo two.
+                # A transaction writes the meta page with its own number modulo two.
                 and (transaction % _META_PAGES == number or not transaction)
             ):
                 found.append(Meta(transaction, last_page, read_record(main)))
@@ -205,7 +205,7 @@ class PageFile:
         try:
             return os.pread(self._handle, size, start)
         except OSError as exc:
-            # A bad sector is damage like any other: what it held is lost, not the rest.
+            # A bad sector is damage like any other: only its content is lost.
             if start == 0:
                 raise storage_error(f"cannot read {self.path}", exc) from exc
             return b""
@@ -219,12 +219,12 @@ class PageFile:
         return data if len(data) == size else None
 
     def page(self, number: int) -> Page | None:
-        """One page taken apart; None if it is not what LMDB would have written there."""
+        """A decoded page; None if LMDB could not have written it there."""
         data = self.read(number)
         return None if data is None else self.parse(number, data)
 
     def pages(self) -> Iterator[Page]:
-        """Every page that makes sense, in order, whether or not anything leads to it."""
+        """Every valid page, in order, whether or not a tree refers to it."""
         total, step = self.page_count, _READ_AHEAD
         for start in range(_META_PAGES, total, step):
             count = min(step, total - start)
@@ -239,7 +239,7 @@ class PageFile:
                     yield page
 
     def parse(self, number: int, data: bytes) -> Page | None:
-        """The parts of a page; None if it is not what LMDB would have written there."""
+        """The parts of a page; None if LMDB could not have written it there."""
         header = self.header_bytes
         kind = _U16.unpack_from(data, header - 6)[0]
         if kind not in _KINDS or _U64.unpack_from(data)[0] != number:
@@ -250,7 +250,7 @@ class PageFile:
             if not 0 < run_pages <= self.page_count - number:
                 return None
             return Page(number, kind, transaction, [], [], run_pages)
-        # Format 1 counts offsets from behind the header.
+        # Format 1 counts offsets from the end of the header.
         base = 0 if header == 16 else header
         lower, upper = _U16.unpack_from(data, header - 4)[0], _U16.unpack_from(data, header - 2)[0]
         count = (lower - header + base) >> 1
@@ -297,7 +297,7 @@ class PageFile:
         return (self.header_bytes - 1 + size) // self.page_bytes + 1
 
     def value(self, entry: Entry) -> bytes | None:
-        """The value of an entry; None if its run of pages is not there."""
+        """The value of an entry; None if its run of pages is missing."""
         if entry.value is not None:
             return entry.value
         pages = self.run_length(entry.size)
@@ -310,7 +310,7 @@ class PageFile:
         return data[self.header_bytes : self.header_bytes + entry.size]
 
     def run_content(self, page: Page) -> bytes | None:
-        """All that a run of overflow pages holds; its value may be shorter."""
+        """The content of a run of overflow pages; its value may be shorter."""
         data = self.read(page.number, page.run_pages)
         return None if data is None else data[self.header_bytes :]
 
@@ -324,8 +324,8 @@ class PageFile:
     ) -> Iterator[Reached]:
         """The entries of a tree in order, as far as it can be read.
 
-        ``lost`` is told of each part that cannot. ``visit(page, pages)`` is told of each page
-        or run on the way, and says False if it must not be there.
+        ``lost`` is called with each part that cannot be read. ``visit(page, pages)`` is called with
+        each page or run on the way, and returns False if it must not be there.
         """
         if root == NO_PAGE:
             return

@@ -51,12 +51,12 @@ class SlabReader:
         self._cursor = cursor
         self._cache = cache
         self._compressor = compressor
-        # Objects are often asked for in the order in which they link to each other.
+        # Objects are often read in the order in which they link to each other.
         self._slab: Slab | None = None
         self._slab_before: Slab | None = None
-        # Where in the digests of the slab the next object is likely to stand.
+        # The likely offset of the next object in the slab's digests.
         self._behind = 0
-        # The slab the cursor stands on. Links often point at neighbours.
+        # The slab at the cursor. Links often point at neighbours.
         self._near_first, self._near_last = 1, 0
         self._near_key = self._near_value = memoryview(b"")
 
@@ -72,16 +72,16 @@ class SlabReader:
         return _new_tuple(StoredObject, (kind, slab.data(position, self.digest)))
 
     def next(self, digest: bytes, has_row: Callable[[bytes], bool]) -> StoredObject | None:
-        """The object with this digest, if the slab read last lists it behind the one read last.
+        """The object with this digest, if the last slab lists it after the last object read.
 
-        What is read in the order in which it was stored is found here. ``has_row`` is asked
-        whether the index still names it: what a slab lists may be gone.
+        Objects that are read in the order in which they were stored are found here. ``has_row``
+        checks whether the index still names the object: a slab may list deleted ones.
         """
         slab = self._slab
         if slab is None:
             return None
         at = slab.digests.find(digest, self._behind)
-        # Between two digests it would be chance, or somebody's choice.
+        # A match across two digests is an accident, or was crafted.
         if at < 0 or at % DIGEST_BYTES:
             return None
         position = at // DIGEST_BYTES
@@ -148,7 +148,7 @@ class SlabReader:
         return slabs.digest_at(self._near_value, object_id - self._near_first)
 
     def _seek(self, object_id: int) -> int:
-        """Put the cursor on the slab that holds this id; give the slab's last id."""
+        """Move to the slab that holds this id; returns the slab's last id."""
         if self._near_first <= object_id <= self._near_last:
             return self._near_last
         recent = None if self._view is None else self._view.slab_of(object_id)

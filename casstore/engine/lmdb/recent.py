@@ -1,17 +1,17 @@
 """Recent commits: from the log into memory, and from there into the tables.
 
-A commit is a record in the log (``log``) and an entry in memory (``memtable``). Readers see
-both together: the tables as of one LMDB transaction, and over them the entries since. Behind
-the writers, or when the log is full, the entries are applied to the tables (``applying``).
+A commit is a record in the log (``log``) and an entry in memory (``memtable``). Readers see both
+together: the tables as of one LMDB transaction, and over them the entries since. A background
+thread applies the entries to the tables (``applying``); so does a commit that finds the log full.
 
-Two locks order the processes that write to a store. Who appends to the log holds the file
-lock ``locks/log``; who changes tables holds LMDB's write lock. Applying the log needs only the
-second, so commits go on meanwhile. What removes anything from the tables needs both, the file
-lock first.
+Two locks order the processes that write to a store. A process that appends to the log holds the
+file lock ``locks/log``; a process that changes tables holds LMDB's write lock. Applying the log
+needs only the second, so commits continue meanwhile. A transaction that removes anything from
+the tables needs both, the file lock first.
 
-The number that readers start from is published in the log's first page. Before tables change,
-the number that they will then hold is written there as well (``applying``). A reader whose
-tables may hold more than its entries begins again.
+The LSN that readers start from is published in the log's first page. Before tables change, the
+LSN that they will hold is written there as well (``applying``). A reader whose tables may hold
+more than its entries begins again.
 """
 
 from __future__ import annotations
@@ -58,24 +58,24 @@ if TYPE_CHECKING:
     from casstore.engine.lmdb.environment import Environment
     from casstore.engine.lmdb.index import AnyTransaction
 
-#: A batch of more than this goes straight into the tables: LMDB flushes it as quickly.
+#: A larger batch goes straight into the tables: LMDB flushes it as quickly.
 MAX_LOGGED_BYTES: Final = 1 << 20
-# A process that writes once should not have to take the log into use and out again.
+# A process that writes once should not have to begin and retire a log.
 _DIRECT_COMMITS: Final = 1
-#: When this much has gathered, the log is applied behind the writers.
+#: The background thread applies the log when this much has gathered.
 APPLY_BYTES: Final = 256 << 10
 APPLY_CHANGES: Final = 2048
 _FOLLOW_TRIES: Final = 64
 
 
 class _Ground(NamedTuple):
-    """What is known of the tables, and what came since. Replaced as one: an interrupt may come
-    between any two assignments.
+    """The known state of the tables, and the commits since. Replaced as one: an interrupt may
+    come between any two assignments.
     """
 
     state: LogState
     memtable: Memtable
-    #: The LMDB transaction that both were read from; -1 if that is not known.
+    #: The LMDB transaction that both were read from; -1 if unknown.
     transaction: int
 
 
@@ -83,7 +83,7 @@ class Recent:
     """The log and the memtable of one open store."""
 
     def __init__(self, env: Environment, directory: StoreDirectory, log_bytes: int) -> None:
-        """``log_bytes``: how long the log may become."""
+        """``log_bytes``: the limit on the length of the log."""
         self._env = env
         self._directory = directory
         self._max_log_bytes = log_bytes
@@ -93,16 +93,16 @@ class Recent:
         self._ground: _Ground
         # Guards the memtable against a reader that reads the log while a writer adds to it.
         self._following = threading.Lock()
-        # The LMDB transaction in which the log was last seen to be out of use.
+        # The LMDB transaction in which the log was last seen to be unused.
         self._unused_at = -1
         self._direct_commits = 0
-        # What the log shared when this reader found that its last writer had crashed.
+        # The log's generation when this reader found that its last writer had crashed.
         self._crashed = b""
         #: How many records were read from the log of a store that was not closed.
         self.recovered = 0
 
     def log_number(self) -> int | None:
-        """The descriptor of the log; None if there is none yet."""
+        """The descriptor of the log; None if it does not exist yet."""
         if self._log is None:
             self._log = self._directory.open_log(self._max_log_bytes)
         return None if self._log is None else self._log.fileno()
@@ -114,7 +114,7 @@ class Recent:
 
     @property
     def _state(self) -> LogState:
-        """What the tables that ``memtable`` began with say of the log."""
+        """The state of the log in the tables that ``memtable`` began with."""
         return self._ground.state
 
     @property
@@ -123,9 +123,9 @@ class Recent:
         return 0 if self._log is None else self._log.size_bytes
 
     def open(self, *, writers: bool | None) -> None:
-        """Read the log; ``writers``: other processes have the store open to write.
+        """Read the log; ``writers``: other processes have the store open for writing.
 
-        Without them, a log that is in use was left by a crash. None: this process may not look.
+        Without them, a log in use was left by a crash. None: this process may not check.
         """
         self._reset()
         if not self._env.readonly:
@@ -143,7 +143,7 @@ class Recent:
                 self._recover()
 
     def _reset(self) -> None:
-        """Begin with what the tables hold."""
+        """Begin with the content of the tables."""
         with self._env.reading_bytes() as txn:
             self._begin(txn)
 
@@ -152,7 +152,7 @@ class Recent:
         try:
             next_id = next_free_id(txn, self._env)
         except lmdb.CorruptedError:
-            # Whoever writes is told. Whoever reads or checks the rest is not held up.
+            # Writes report the damage. Reads and checks of the rest must stay possible.
             next_id = UNKNOWN_ID
         self._ground = _Ground(state, Memtable(state.applied, next_id), txn.id())
 
@@ -196,7 +196,7 @@ class Recent:
             self.recovered += 1
         log.require_end(self.memtable.last)
         if self._env.readonly:
-            # Until a writer comes, the log does not change, and what it shares counts for nothing.
+            # Until a writer opens the store, the log stays, and its shared numbers are invalid.
             self._crashed = log.generation
         else:
             log.share(self.memtable.last.lsn, self.memtable.base.lsn)
@@ -224,11 +224,11 @@ class Recent:
         return self.memtable
 
     def _is_live(self, log: RedoLog) -> bool:
-        """Does what the log shares count? Not after a crash, until a writer has come."""
+        """Are the log's shared numbers valid? Not after a crash, until a writer has opened it."""
         return not self._crashed or log.generation != self._crashed
 
     def view(self, txn: AnyTransaction, memtable: Memtable) -> View | None:
-        """What to read over the tables of ``txn``; None if they hold more than the memtable.
+        """The view over the tables of ``txn``; None if they hold more than the memtable.
 
         ``memtable`` was current before ``txn`` began.
         """
@@ -237,7 +237,7 @@ class Recent:
             log = self._log
             assert log is not None
             if (
-                # Announced, and perhaps done.
+                # Announced, and perhaps committed.
                 log.applying_lsn > last and read_log_state(txn, self._env.path).applied.lsn > last
             ):
                 return None
@@ -248,7 +248,7 @@ class Recent:
         return memtable.view()
 
     def catch_up(self) -> None:
-        """Read what other processes have committed, from the log or from the tables."""
+        """Read the commits of other processes, from the log or from the tables."""
         with self._following:
             log = self._log
             if (
@@ -291,7 +291,7 @@ class Recent:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the file lock of the log; hold the environment's ``write_lock`` before.
+        """Hold the file lock of the log; the caller holds the environment's ``write_lock``.
 
         Inside, the memtable is current and stays so.
         """
@@ -300,7 +300,7 @@ class Recent:
             self.acquire()
             yield
         finally:
-            # The system's own call, without one of ours around it that an interrupt could hit.
+            # A direct system call: an interrupt could hit a Python function around it.
             flock(lock, LOCK_UN)
 
     @property
@@ -320,7 +320,7 @@ class Recent:
         self._see_others()
 
     def _see_others(self) -> None:
-        """Learn what other processes have committed and applied."""
+        """Read what other processes have committed and applied."""
         if not self._state.in_use:
             with self._env.reading_bytes() as txn:
                 if txn.id() == self._ground.transaction:
@@ -344,11 +344,11 @@ class Recent:
                 self._ground = self._ground._replace(memtable=self.memtable.after(applied))
 
     def commit(self, entry: Entry, batch: WriteBatch, answers: Answers, *, durable: bool) -> None:
-        """Make an entry a commit and answer its batch. Hold the file lock.
+        """Commit an entry and answer its batch. Hold the file lock.
 
-        Raises without having changed anything, or answers. An interrupt may come after any
-        call; once the record is published, or LMDB's transaction committed, it finds the
-        batch answered.
+        Raises without having changed anything, or answers. An interrupt may come after any call;
+        once the record is published, or LMDB's transaction committed, the batch is answered even
+        then.
         """
         log = self._log
         if (
@@ -408,14 +408,14 @@ class Recent:
                 except lmdb.Error:
                     raise
                 except BaseException:
-                    # py-lmdb raises nothing else: the commit is done, and this came after it.
+                    # py-lmdb raises nothing else: the commit is done, and an interrupt followed.
                     batch.answers = answers
                     raise
             self._begin_behind(state, entry.next_id)
             self._env.cover()
 
     def _take_into_use(self, lsn: int) -> LogState:
-        """Begin a log; it is in use when the tables say so."""
+        """Begin a log; it is in use once the tables name it."""
         assert self._log is not None
         log_id = os.urandom(ID_BYTES)
         return LogState(True, log_id, self._log.begin(log_id, lsn))
@@ -429,7 +429,7 @@ class Recent:
 
     @property
     def is_due(self) -> bool:
-        """Has enough gathered to apply the log behind the writers?"""
+        """Has enough gathered for the background thread to apply the log?"""
         memtable = self.memtable
         return memtable.changes >= APPLY_CHANGES or memtable.size_bytes >= APPLY_BYTES
 
@@ -448,10 +448,10 @@ class Recent:
             raise translate(exc, self._env.path) from exc
 
     def apply_behind(self) -> bool:
-        """Apply the log up to its present end, beside commits; False if there is nothing to do.
+        """Apply the log up to its present end, concurrently with commits; False if it is empty.
 
-        Without the file lock: nothing is removed from the tables, and a commit needs nothing
-        that is only half there. One process at a time: the others would compress the same
+        Without the file lock: nothing is removed from the tables, and no commit depends on a
+        transaction in progress. One process at a time: the others would compress the same
         entries for nothing.
         """
         assert self._applier_lock is not None
@@ -490,7 +490,7 @@ class Recent:
                 with self._env.begin_write() as txn:
                     applied = read_log_state(txn, self._env.path).applied
                     if applied.lsn >= last.lsn:
-                        # Another process was first, and may have come further.
+                        # Another process was first, and may have applied more.
                         txn.abort()
                     else:
                         self._write_entries(txn, state, entries, stored)
@@ -503,9 +503,9 @@ class Recent:
     def apply_into(self, txn: lmdb.Transaction[bytes]) -> LogState:
         """Apply the whole log within a transaction that changes tables. Hold the file lock.
 
-        The transaction gets a number of its own. It may remove what entries in the memory of
-        other processes say is there, and by the number they learn that they are out of date.
-        After it is committed, ``begin_behind`` must be called with what this returns.
+        The transaction gets an LSN of its own. It may remove objects that entries in the memory of
+        other processes name, and by the LSN they notice that their entries are out of date. After
+        the commit, call ``begin_behind`` with the state that this returns.
         """
         state = self._state
         if state.in_use:
@@ -515,7 +515,7 @@ class Recent:
         return state
 
     def begin_behind(self, state: LogState) -> None:
-        """Take note that the tables hold everything."""
+        """Begin a new memtable after the tables have been brought up to date."""
         self._begin_behind(state, self.memtable.next_id)
 
     def _apply_into(
@@ -534,7 +534,7 @@ class Recent:
         entries: Sequence[tuple[Position, Entry]],
         stored: Sequence[tuple[bytes, bytes]],
     ) -> None:
-        """Write those entries into the tables that are not there yet."""
+        """Write those entries that the tables do not hold yet."""
         env = self._env
         applied = read_log_state(txn, env.path).applied
         todo = [entry for position, entry in entries if position.lsn > applied.lsn]
@@ -559,7 +559,7 @@ class Recent:
     # --- closing ------------------------------------------------------------------------------
 
     def take_out_of_use(self) -> None:
-        """Apply everything, and let the tables say that no log is needed. Hold the file lock."""
+        """Apply everything, and mark the log unused. Hold the file lock."""
         if not self._state.in_use:
             return
         state = self._state._replace(applied=self.memtable.last).closed()

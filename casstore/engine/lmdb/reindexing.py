@@ -1,11 +1,10 @@
-"""The index, made anew from the slabs; damaged rows of a derived table, taken away.
+"""Rebuilds the index from the slabs, and the sum over all rows from the rows.
 
-A slab may still hold objects that were collected: their bytes go when it is packed. The
-index alone tells them from the living, so without it reachability decides, as it did for
-the collector. If a digest stands in several slabs, the highest id is the living one: an
-object is stored again only when it is not there. But a writer that did not find it, because
-the row of the index was lost, has stored it again as well; then the one that reached objects
-link to is needed, and links name ids.
+A slab may still hold objects that were collected: packing the slab reclaims their bytes. Only the
+index distinguishes them from live objects, so without it reachability decides, as it did for the
+collector. If a digest is in several slabs, the highest id is the live one: an object is stored
+again only if it is absent. But if the index row was lost, a writer has stored the object again as
+well; then the id that reached objects link to is needed, because links name ids.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from casstore.errors import CorruptionError
 
 
 def rebuild_index(env: Environment, roots: Roots, *, keep_after_ms: int) -> IndexReport:
-    """Name all that roots reach, and what was stored since ``keep_after_ms`` and is whole."""
+    """Name all objects that roots reach, and complete ones stored since ``keep_after_ms``."""
     env.require_writable()
-    # A collection that is going on goes by the names that it has seen.
+    # A running collection relies on the names that it has seen.
     lock = env.lock_collector()
     try:
         with env.writing() as txn:
@@ -48,7 +47,7 @@ def _rebuild(
             wanted.update(roots.named(table, row))
     before = txn.stat(env.index)["entries"]
     found = _Found()
-    # Descending: parents come before children, and of equal digests the living one.
+    # Descending: parents come before children, and of equal digests the live one first.
     for directory in _directories(env, txn, reverse=True):
         child_at = len(directory.distances)
         for position in range(directory.objects - 1, -1, -1):
@@ -74,7 +73,7 @@ def _rebuild(
             elif directory.stored_at_ms >= keep_after_ms:
                 found.young.add(object_id)
     named = _name(env, txn, found)
-    # Whatever was collected and not packed yet is left without a name again.
+    # Objects that were collected and not packed yet have no name again.
     notes.note_leftovers(env, txn, there=True)
     missing = len(wanted) + sum([object_id not in named for object_id in found.linked])
     new = sum([object_id not in found.known for object_id in named])
@@ -82,14 +81,14 @@ def _rebuild(
 
 
 class _Found:
-    """What a look at all slabs tells of the objects in them."""
+    """The objects found in all slabs."""
 
     def __init__(self) -> None:
         self.held = IdSet()
-        #: Under this id in the old index.
+        #: Named by the old index.
         self.known = IdSet()
         self.reached = IdSet()
-        #: By an object, which names an id, and not only by a row, which names a digest.
+        #: Reached by an object, which names an id, and not only by a row, which names a digest.
         self.linked = IdSet()
         self.young = IdSet()
 
@@ -112,12 +111,12 @@ def _directories(
 
 
 def _name(env: Environment, txn: lmdb.Transaction[bytes], found: _Found) -> IdSet:
-    """Write the index, every digest once; the ids that have a name now."""
+    """Write the index, every digest once; returns the ids that have a name now."""
     txn.drop(env.index, delete=False)
     index = Index(env, txn)
     named = IdSet()
     for wanted in (found.linked, found.reached, found.young):
-        # Descending: of two with the same digest the higher one stays.
+        # Descending: of two equal digests the higher id stays.
         for directory in _directories(env, txn, reverse=True):
             for position in range(directory.objects - 1, -1, -1):
                 object_id = directory.first_id + position
@@ -126,8 +125,8 @@ def _name(env: Environment, txn: lmdb.Transaction[bytes], found: _Found) -> IdSe
                     if index.find(digest) is None:
                         txn.put(index_key(digest, object_id), b"", db=env.index)
                         named.add(object_id)
-    # Ascending: children come first, so it is known of a young object whether all it links to
-    # has a name. One without all its parts stays unnamed (P3).
+    # Ascending: children come first, so it is known whether everything that a young object links
+    # to has a name. An object without all its parts stays unnamed (P3).
     for directory in _directories(env, txn, reverse=False):
         child_at = 0
         for position in range(directory.objects):
@@ -142,7 +141,7 @@ def _name(env: Environment, txn: lmdb.Transaction[bytes], found: _Found) -> IdSe
 
 
 def sum_rows(env: Environment) -> None:
-    """Rebuild the sum over all rows from the rows as they are."""
+    """Rebuild the sum over all rows from the stored rows."""
     env.require_writable()
     with env.writing() as txn:
         total = RowSum()

@@ -1,4 +1,4 @@
-"""Disk space that is kept for deleting.
+"""Disk space reserved for deleting.
 
 LMDB writes changed pages to new places, so even a deletion needs space. On a full disk nothing
 could be deleted, and no space be reclaimed. So a store holds a file of allocated blocks,
@@ -38,11 +38,11 @@ class Reserve:
         self._path = path
         self._place = place
         self._wanted_bytes = MIN_RESERVE_BYTES
-        #: A longer data file wants a larger reserve.
+        #: The reserve is sufficient for a data file of this length,
         self.enough_for_bytes = 0
-        #: And so does a longer log.
+        #: and for a log of this length.
         self.enough_for_log_bytes = 0
-        # The threads that reclaim space, each as often as it has begun to.
+        # The threads that reclaim space, once for each nested call.
         self._reclaiming: list[int] = []
         #: Were the blocks freed, and not yet allocated again?
         self.is_released = False
@@ -59,9 +59,8 @@ class Reserve:
     def allocate(self, data_bytes: int, log_bytes: int) -> None:
         """Allocate the reserve for files of these lengths, as far as the disk has space.
 
-        What is only in the log has to find a place in the data file before anything can be
-        removed from there. Without a reserve the store works, but may be unable to delete on a
-        full disk.
+        Commits that are only in the log must fit into the data file before anything can be removed
+        from it. Without a reserve the store works, but may be unable to delete on a full disk.
         """
         wanted = min(data_bytes // 2, data_bytes // _SHARE + _STEP_BYTES, MAX_RESERVE_BYTES)
         self._wanted_bytes = max(wanted, MIN_RESERVE_BYTES) + log_bytes

@@ -1,10 +1,9 @@
-"""Rows that prove themselves, one by one and all together.
+"""Rows with a checksum each, and one sum over all rows.
 
-Objects are proven by their digests; rows have none, and they are what says which
-objects count. So each row carries a checksum over its table, key and value: a damaged
-row is never returned as data (P1). And the store keeps one sum over all rows: a page
-that a crash threw back to an older state holds rows that are each in order, and only
-the sum tells that they are not the latest.
+Digests prove objects; rows have no digest, and they decide which objects are reachable. So each
+row has a checksum over its table, key and value: a damaged row is never returned as data (P1).
+The store also has one sum over all rows: if a crash reverts a page to an older state, each of
+its rows is valid, and only the sum shows that they are not the latest.
 
     stored row  =  value ‖ first 8 bytes of h
     h           =  BLAKE3(length of table, 1 byte ‖ table ‖ length of key, 2 bytes ‖ key ‖ value)
@@ -34,11 +33,11 @@ _KEY_LENGTHS: Final = [length.to_bytes(2, "big") for length in range(MAX_ROW_KEY
 
 
 def row_hash(table: str, key: bytes, value: bytes) -> bytes:
-    """The hash that stands for one row."""
+    """The hash of one row."""
     return plain_hash(b"".join((_TABLE_PREFIXES[table], _KEY_LENGTHS[len(key)], key, value)))
 
 
-#: The value of a stored row that was checked, and the hash that stands for the row.
+#: The value of a stored row, checked, and the hash of the row.
 ProvenRow = tuple[bytes, bytes]
 
 
@@ -49,12 +48,12 @@ def prove_row(table: str, key: bytes, stored: bytes | memoryview) -> ProvenRow:
     try:
         length = _KEY_LENGTHS[len(key)]
     except IndexError as exc:
-        # LMDB believes what a page says of a key's length.
+        # LMDB trusts the key length that a page claims.
         raise CorruptionError(f"a row of table {table} has a key of {len(key)} bytes") from exc
-    # As ``row_hash`` does; spelled out because every look-up of a row comes through here.
+    # As ``row_hash`` does; inlined because every lookup of a row comes through here.
     hashed = plain_hash(b"".join((_TABLE_PREFIXES[table], length, key, value)))
     if whole[-CHECKSUM_BYTES:] != hashed[:CHECKSUM_BYTES]:
-        # Also if it is too short to have one.
+        # Also if the row is too short to have a checksum.
         raise CorruptionError(f"row {key.hex()} of table {table} is damaged")
     return value, hashed
 
@@ -64,7 +63,7 @@ def open_row(table: str, key: bytes, stored: bytes | memoryview) -> bytes:
     return prove_row(table, key, stored)[0]
 
 
-#: Two keys between which a table has no row. Nothing: the first key of all, and the last.
+#: Two keys between which a table has no row; the defaults are before the first and after the last.
 Gap = tuple[bytes, bytes]
 _FIRST_KEY: Final = b""
 _BEHIND_ALL: Final = b"\xff" * (MAX_ROW_KEY_BYTES + 1)
@@ -73,12 +72,12 @@ _BEHIND_ALL: Final = b"\xff" * (MAX_ROW_KEY_BYTES + 1)
 def find_row(
     cursor: lmdb.Cursor[bytes] | lmdb.Cursor[memoryview], table: str, key: bytes
 ) -> bytes | Gap:
-    """The row under ``key``; if it is certainly not there, the gap it is missing from.
+    """The row under ``key``; if it certainly does not exist, the gap in its place.
 
-    Give a new cursor. A damaged key leads a search astray, but never far: on a leaf to the side
-    of the damaged row itself, on a branch to where the order of keys is broken. So where nothing
-    is found, both neighbours must be in order. A used cursor would search its own page
-    first, and not the way that the tree leads.
+    Pass a new cursor. A damaged key misleads a search, but never far: on a leaf to the
+    neighbour of the damaged row, on a branch to where the order of keys is broken. So where
+    nothing is found, both neighbours must be valid. A used cursor would search its own page
+    first instead of descending from the root.
     """
     below, above = _FIRST_KEY, _BEHIND_ALL
     if cursor.set_range(key):
@@ -105,7 +104,7 @@ def likely_row(
     table: str,
     key: bytes,
 ) -> bytes | None:
-    """The row under ``key``, which is probably there; None if it is certainly not."""
+    """The row under ``key``, which probably exists; None if it certainly does not."""
     stored = txn.get(key, None, database)
     if stored is not None:
         return prove_row(table, key, stored)[0]
@@ -117,19 +116,19 @@ def _out_of_order(table: str, key: bytes) -> CorruptionError:
     return CorruptionError(f"the keys of table {table} are out of order around {key.hex()}")
 
 
-# A bound may be longer than any key can be (the last key of a page and one byte more),
-# and LMDB refuses to seek to it. Its first 511 bytes are where to look; only a key of
-# exactly those bytes lies between the two.
+# A bound may be longer than any key (the last key of a page and one byte more), and LMDB refuses
+# to seek to it. Its first 511 bytes are sought instead; only a key of exactly those bytes is
+# between the two.
 
 
 def seek_first(cursor: lmdb.Cursor[memoryview], start: bytes) -> bool:
-    """Go to the first key that is not below ``start``."""
+    """Move to the first key that is not below ``start``."""
     found = cursor.set_range(start[:MAX_ROW_KEY_BYTES]) if start else cursor.first()
     return cursor.next() if found and bytes(cursor.key()) < start else found
 
 
 def seek_last(cursor: lmdb.Cursor[memoryview], stop: bytes | None) -> bool:
-    """Go to the last key below ``stop``."""
+    """Move to the last key below ``stop``."""
     if stop is None:
         return cursor.last()
     found = cursor.set_range(stop[:MAX_ROW_KEY_BYTES]) if stop else cursor.first()
@@ -139,7 +138,7 @@ def seek_last(cursor: lmdb.Cursor[memoryview], stop: bytes | None) -> bool:
 
 
 class RowSum:
-    """The sum over all rows of a store, kept up to date by what changes."""
+    """The sum over all rows of a store, updated by each change."""
 
     __slots__ = ("_total",)
 
@@ -147,11 +146,11 @@ class RowSum:
         self._total = 0 if stored is None else int.from_bytes(stored, "big")
 
     def add(self, hashed: bytes) -> None:
-        """A row came."""
+        """Add a row."""
         self._total += int.from_bytes(hashed, "big")
 
     def subtract(self, hashed: bytes) -> None:
-        """A row went."""
+        """Subtract a row."""
         self._total -= int.from_bytes(hashed, "big")
 
     def equals(self, other: RowSum) -> bool:

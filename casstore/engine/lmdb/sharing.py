@@ -1,8 +1,7 @@
-"""One environment per file and process, however often the program opens the store.
+"""One environment for each file and process, however often the program opens the store.
 
-LMDB forbids a second one, and a program may well open the same store in two places.
-They share an engine here, and the last to release it closes the files. Each has a durability
-of its own.
+LMDB forbids a second one, and a program may open the same store in two places. Here they share
+an engine, and the last to release it closes the files. Each has a durability of its own.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def acquire(
 
 
 def release(engine: LmdbEngine) -> None:
-    """Give an acquired engine back."""
+    """Release an acquired engine."""
     with _lock:
         for place, held in _shared.items():
             if held.engine.shares_files_with(engine):
@@ -70,7 +69,7 @@ def release(engine: LmdbEngine) -> None:
 
 
 def _forget() -> None:
-    """Start afresh in a forked child: its copies of the engines are closed already."""
+    """Reset in a forked child: its copies of the engines are closed already."""
     global _lock
     _lock = threading.Lock()
     _shared.clear()

@@ -8,12 +8,11 @@
 Layout 1 has all columns as they are: quick to write and to read. In layout 2, for slabs that
 are packed, all but the digests are one zstd frame behind its length.
 
-Links are not stored as digests. A digest is 32 bytes that no compressor shrinks,
-and a list that grows by one item names its other items again; so each link is cut
-out of its object, leaving a gap, and comes back from the child's own slab, where
-its digest stands once. The child's id, which the collector needs anyway, says
-where to look. A read then checks the rebuilt bytes against the object's digest
-(P1), which also vouches for every id and gap used on the way.
+Links are not stored as digests. A digest is 32 bytes that no compressor shrinks, and a list that
+grows by one item names its other items again. So each link is cut out of its object, leaving a
+gap, and is restored from the child's own slab, where its digest is stored once. The child's id,
+which the collector needs anyway, leads to that slab. A read then checks the rebuilt bytes
+against the object's digest (P1), which also proves every id and gap that was used.
 
 Everything is little-endian; a column is as wide as its largest number needs.
 """
@@ -36,10 +35,9 @@ from casstore.format.hashing import DIGEST_BYTES, plain_hash
 LAYOUT: Final = 1
 PACKED_LAYOUT: Final = 2
 
-# A kind is at most 126. The high bit says that the object keeps its links as they are.
+# A kind is at most 126. The high bit marks an object whose links were not cut out.
 KEEPS_LINKS: Final = 0x80
-# An entry that nothing may find: by the time its slab was written, the same object
-# had been stored by somebody else. It keeps its place in the run and its columns.
+# An entry without a name: its object was deleted. It keeps its position in the run of ids.
 DEAD: Final = 0x7F
 
 # layout, codec, widths of (lengths, child counts), widths of (child ids, gaps),
@@ -48,14 +46,13 @@ _HEADER: Final = Struct("<BBBBIIQ")
 _CHECKSUM_BYTES: Final = 8
 HEADER_BYTES: Final = _HEADER.size + _CHECKSUM_BYTES
 _CODES: Final = "BHIQ"
-# A width is one of four; in a byte that holds two, these bits are never set.
+# A width is one of four; in a byte that holds two widths, these bits are never set.
 _NO_WIDTH: Final = 0xCC
 _COUNT: Final = Struct("<I")
 _COUNT_AT: Final = 4
 
-# How many raw bytes and objects a slab collects before the next one starts. A read
-# inflates a whole slab, so this trades the size of the store against the cost of
-# reading one object from it.
+# How many raw bytes and objects a slab collects before the next one starts. A read inflates a
+# whole slab, so this balances the size of the store against the cost of reading one object.
 TARGET_RAW_BYTES: Final = 65_536
 MAX_OBJECTS: Final = 4096
 # The same for slabs that are packed. Large ones compress better, waste less of their last
@@ -83,10 +80,10 @@ def read_id(row: bytes | memoryview) -> int:
 
 
 def _cut_links(data: bytes, children: Sequence[bytes], parts: list[bytes], gaps: list[int]) -> bool:
-    """Add the data without its links to ``parts``, and how far each is from the one before.
+    """Add the data without its links to ``parts``, and the distances between links to ``gaps``.
 
-    False, and nothing is added, if the links do not all stand in the data in the order
-    given; the object then keeps them.
+    False, and nothing is added, if the data does not contain all links in the order given; the
+    object then keeps them.
     """
     before = len(gaps)
     cut: list[bytes] = []
@@ -135,16 +132,15 @@ class Columns:
         self._kinds: list[int] = []
         self._lengths: list[int] = []
         self._counts: list[int] = []
-        # Small where ids are large, and never negative: a child is older.
+        # Small where ids are large, and never negative: a child's id is lower.
         self._distances: list[int] = []
         self._gaps: list[int] = []
         self._parts: list[bytes] = []
 
     def add_new(self, own: int, item: NewObject, links: Sequence[int] | None) -> None:
-        """Take a new object with its id and the ids that it links to.
+        """Add a new object with its id and the ids that it links to.
 
-        Without links, it is dead: it keeps as many columns as it has children, all pointing at
-        itself.
+        Without links, it is dead: it has a link to itself for each child.
         """
         digest, kind, data, children = item
         size = len(data)
@@ -165,7 +161,7 @@ class Columns:
         self._counts.append(len(links))
 
     def add_stored(self, slab: Slab, position: int, *, alive: bool) -> None:
-        """Take the next object of another slab; if it is not alive, only its id."""
+        """Add the next object of another slab; if it is not alive, only its id."""
         self._digests.append(slab.directory.digest(position))
         if not alive:
             self._kinds.append(DEAD)
@@ -282,14 +278,14 @@ def is_dead_at(value: bytes | memoryview, position: int) -> bool:
         if at >= len(value):
             raise CorruptionError("a slab is shorter than its directory")
         return value[at] & ~KEEPS_LINKS == DEAD
-    # Packed, the columns may take less than a byte for each entry. Which ids these are does
-    # not matter here.
+    # In a packed slab the columns may take less than a byte for each entry. Which ids these are
+    # does not matter here.
     directory = read_directory(slab_key(MAX_ID), value, check=False)
     return directory.kinds[position] & ~KEEPS_LINKS == DEAD
 
 
 class Directory(NamedTuple):
-    """What a slab says of its objects."""
+    """The directory of a slab."""
 
     first_id: int
     objects: int
@@ -297,7 +293,7 @@ class Directory(NamedTuple):
     kinds: bytes
     lengths: Sequence[int]
     child_counts: Sequence[int]
-    # How far back the children of all objects lie, in one row; child_counts divides it.
+    # The distances to the children of all objects, in one column; child_counts divides it.
     distances: Sequence[int]
     gap_width: int
     codec: int
@@ -314,7 +310,7 @@ class Directory(NamedTuple):
     def gap_counts(self) -> Sequence[int]:
         """How many links were cut out of each object."""
         if self.kinds.isascii():
-            # None has the high bit, as mostly.
+            # The common case: no kind has the high bit.
             return self.child_counts
         return [
             0 if kind & KEEPS_LINKS else number
@@ -322,7 +318,7 @@ class Directory(NamedTuple):
         ]
 
     def children(self, position: int, start: int) -> tuple[int, ...]:
-        """The ids that an object links to; ``start`` is where its distances begin."""
+        """The ids that an object links to; its distances begin at ``start``."""
         own = self.first_id + position
         number = self.child_counts[position]
         return tuple([own - far for far in self.distances[start : start + number]])
@@ -333,9 +329,9 @@ def read_directory(
 ) -> Directory:
     """Read everything of a slab but its payload.
 
-    ``check`` compares the checksum. A reader of objects may leave that out: what it
-    takes from here it proves by the digest of the object. Who follows ids without
-    reading objects may not.
+    ``check`` compares the checksum. A reader of objects may leave that out: the digest of the
+    object proves everything it takes from here. Code that follows ids without reading objects
+    must check.
     """
     if len(value) < HEADER_BYTES:
         raise CorruptionError(f"a slab of {len(value)} bytes is shorter than its header")
@@ -377,7 +373,7 @@ def read_directory(
         raise CorruptionError(f"the slab ending in id {last_id} has a damaged directory") from exc
     size_bytes = sum(lengths)
     if size_bytes > _MAX_RAW_BYTES:
-        # The frame may well agree; no slab that was ever written is this long (P7).
+        # The frame may agree with the claim; but no valid slab is this long (P7).
         raise CorruptionError(f"the slab ending in id {last_id} claims {size_bytes} bytes")
     if check:
         covered = bytes(key) + bytes(value[: _HEADER.size]) + bytes(value[HEADER_BYTES:at])
@@ -418,11 +414,11 @@ class Slab:
     )
 
     def __init__(self, directory: Directory, inflate: Callable[[int], bytes]) -> None:
-        """Decode; ``inflate`` gives the payload if it has exactly so many bytes."""
+        """Decode; ``inflate`` returns the payload, given its exact length."""
         self.directory = directory
         self.first_id = directory.first_id
         self.last_id = directory.first_id + directory.objects - 1
-        # Those of the directory that every object needs, closer at hand.
+        # Columns that every object needs, as attributes for speed.
         self.digests, self.kinds = directory.digests, directory.kinds
         self._distances = directory.distances
         self._child_counts = counts = directory.child_counts
@@ -434,7 +430,7 @@ class Slab:
         self._starts = [*accumulate(directory.lengths, initial=gaps << directory.gap_width)]
         self.raw = inflate(self._starts[-1])
         self._gaps = _read_column(self.raw, 0, gaps, directory.gap_width)
-        #: What keeping this slab in memory costs, roughly.
+        #: The approximate memory that this slab takes.
         self.size_bytes = len(self.raw) + (DIGEST_BYTES + 64) * directory.objects + 256
 
     def kind(self, position: int) -> int:
@@ -446,17 +442,17 @@ class Slab:
         return self.directory.children(position, self._child_starts[position])
 
     def links(self, position: int) -> tuple[Sequence[int], Sequence[int]]:
-        """How far back the children of one object lie, and the gaps they left in it."""
+        """The distances to the children of one object, and the gaps of their links."""
         start, stop = self._child_starts[position], self._child_starts[position + 1]
         gap_start, gap_stop = self._gap_starts[position], self._gap_starts[position + 1]
         return self.directory.distances[start:stop], self._gaps[gap_start:gap_stop]
 
     def stripped(self, position: int) -> bytes:
-        """One object's bytes as they lie here, without its links."""
+        """One object's bytes as stored, without its links."""
         return self.raw[self._starts[position] : self._starts[position + 1]]
 
     def data(self, position: int, digest_of_id: Callable[[int], bytes]) -> bytes:
-        """One object's bytes, its links put back in."""
+        """One object's bytes, with its links restored."""
         number = self._child_counts[position]
         raw = self.raw
         at = self._starts[position]
@@ -466,8 +462,7 @@ class Slab:
         first_gap = self._gap_starts[position]
         first_link = self._child_starts[position]
         if number == 1:
-            # As below; most nodes link to their parent and to nothing else, mostly in the
-            # same slab.
+            # As below; most nodes link only to their parent, mostly in the same slab.
             cut = min(at + self._gaps[first_gap], end)
             distance = self._distances[first_link]
             if distance <= position:
@@ -482,7 +477,7 @@ class Slab:
         for gap, distance in zip(
             self._gaps[first_gap : first_gap + number], distances, strict=True
         ):
-            # Gaps that are damaged may run over the end of the object, not into the next one.
+            # Damaged gaps may exceed the end of the object, but never reach into the next one.
             parts.append(raw[at : min(at + gap, end)])
             parts.append(digest_of_id(own_id - distance))
             at += gap

@@ -1,9 +1,9 @@
-"""Tidying: a small table whose pages are half empty is written anew, in order.
+"""Tidying: rewrites a small table whose pages are half empty, in key order.
 
-Rows that come out of order split pages, and both halves wait for rows that may never come.
-LMDB fills pages only at the end of a table, so a table cannot be tidied piece by piece; it is
-written anew whole, in one transaction, if it is short enough not to keep writers waiting.
-Longer ones are left to compacting. Keys and values stay what they are, byte for byte.
+Rows inserted out of order split pages, and both halves have space for rows that may never come.
+LMDB fills pages only at the end of a table, so a table cannot be tidied in parts; it is
+rewritten as a whole, in one transaction, if it is short enough not to delay writers. Compacting
+handles longer ones. Keys and values do not change.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MIN_PAGES: Final = 8
 
 
 def tidy(env: Environment) -> PackReport:
-    """Write anew each table that becomes shorter by it; what was saved."""
+    """Rewrite each table that becomes shorter by it; returns what was saved."""
     report = PackReport(0, 0, 0, 0, 0)
     for database in (env.index, *env.tables.values()):
         if _is_untidy(env, database):

@@ -1,8 +1,8 @@
-"""A batch of writes, checked against one moment of the store and turned into one entry.
+"""A batch of writes, checked against one state of the store and turned into one entry.
 
-Every write is checked as a whole before any of it counts, so a refused one leaves nothing
-behind and the next of the batch goes on. A write sees what the writes before it in the batch
-have changed. Nothing is stored here: the entry goes to the log, or straight into the tables.
+Every write is checked as a whole before any of it counts, so a refused write changes nothing,
+and the next of the batch continues. A write sees the changes of the writes before it in the
+batch. Nothing is stored here: the entry goes to the log, or straight into the tables.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Job:
-    """A write on its way: the write, and whether its caller waits for the disk."""
+    """A write in the queue, and whether its caller waits for the disk."""
 
     __slots__ = ("durable", "size_bytes", "write")
 
@@ -41,7 +41,7 @@ class Job:
 class Transaction:
     """Checks writes one after the other, and collects what they change.
 
-    ``txn`` and ``memtable`` are of one moment, which no other writer changes meanwhile.
+    ``txn`` and ``memtable`` are one state, which no other writer changes meanwhile.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Transaction:
         self._proven = proven
         self._index: Index | None = None
         self._first_id = memtable.next_id or next_free_id(txn, env)
-        # What this batch changes. A row or a name that it deletes is None.
+        # The changes of this batch. A deleted row or name is None.
         self._rows: dict[tuple[str, bytes], bytes | None] = {}
         self._ids: dict[bytes, int | None] = {}
         self._objects: list[NewObject] = []
@@ -72,14 +72,14 @@ class Transaction:
         self._touched: dict[int, None] = {}
 
     def run(self, job: Job) -> WriteResult | CasstoreError:
-        """Check a write and take over its changes, or say why it is refused."""
+        """Check a write and add its changes, or return the error that refuses it."""
         write = job.write
         try:
             if write.conditions:
                 conditions.require(write.conditions, self._find_row, self._has_object, self._now_ms)
             new, hits = self._sort_objects(write.objects) if write.objects else ((), ())
         except CasstoreError as exc:
-            # Refused before anything was changed: the others of the batch go on.
+            # Refused before anything was changed: the others of the batch continue.
             return exc
         for item, links in new:
             own = self._first_id + len(self._objects)
@@ -100,7 +100,7 @@ class Transaction:
         return WriteResult(self._now_ms, len(new))
 
     def entry(self) -> Entry | None:
-        """All that the batch changes; None if that is nothing."""
+        """All changes of the batch; None if it changes nothing."""
         if not (self._objects or self._rows or self._unnamed or self._touched):
             return None
         ids, links = self._ids, self._links
@@ -186,7 +186,7 @@ class Transaction:
 
     def _touch(self, write: Write, hits: Sequence[bytes]) -> None:
         """Restart the grace period of objects that were put again and that no row names yet."""
-        # What another object of this write links to lives as long as that does.
+        # An object that another object of this write links to lives as long as that one.
         linked = {child for item in write.objects for child in item.children}
         for digest in hits:
             object_id = self._ids[digest]

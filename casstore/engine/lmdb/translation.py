@@ -1,4 +1,4 @@
-"""What LMDB's errors mean to those who use a store."""
+"""Translates LMDB's errors to casstore's."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from casstore.errors import (
     StorageFullError,
 )
 
-# What LMDB says of a file that is not as it left it. No handle of a database is ever closed
-# here: one that does not fit any more was changed in the file.
+# LMDB's errors for a damaged file. No database handle is ever closed here: if one does not match
+# any more, the file was changed.
 _DAMAGE: Final = (
     lmdb.BadDbiError,
     lmdb.CorruptedError,
@@ -47,7 +47,7 @@ def translate(exc: lmdb.Error, path: str) -> CasstoreError:
     if exc.code in FULL_DISK or "SHORT_WRITE" in str(exc):
         return StorageFullError(f"no room for {path}: {exc}")
     if exc.code == errno.EIO and _is_full(path):
-        # What LMDB calls it if the system wrote a part, and had no room for the rest.
+        # LMDB's error if the system wrote a part, and had no space for the rest.
         return StorageFullError(f"no room for {path}: {exc}")
     if exc.code == errno.ENOMEM:
         return AddressSpaceError(

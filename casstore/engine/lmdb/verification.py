@@ -1,4 +1,4 @@
-"""Everything stored against its proof: objects and digests, the index, rows and their sum."""
+"""Verifies everything stored: objects by their digests, the index, rows and their sum."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _BATCH: Final = 64
 
 
 def verify_content(env: Environment) -> int:
-    """Prove all objects and rows; the number of objects, or CorruptionError at the first fault.
+    """Check all objects and rows; the number of objects, or CorruptionError at the first fault.
 
-    What is cached is not believed: everything comes from the files. The rows of commits that are
-    only in the log were proven when they were read from there.
+    Caches are bypassed: everything is read from the files. The rows of commits that are only in
+    the log were checked when they were read from there.
     """
     _verify_rows(env)
     compressor = Compressor(DictionaryShelf(env).load)
@@ -33,7 +33,7 @@ def verify_content(env: Environment) -> int:
 
 
 def _verify_rows(env: Environment) -> None:
-    # One transaction: the sum and the rows must be of the same moment.
+    # One transaction: the sum and the rows must come from the same state.
     with env.reading() as txn:
         total = RowSum()
         for table, database in env.tables.items():
@@ -48,7 +48,7 @@ def _verify_rows(env: Environment) -> None:
 
 
 def _verify_objects(env: Environment, compressor: Compressor) -> int:
-    """Prove the objects that the index names; their number."""
+    """Check the objects that the index names; returns their number."""
     cache = SlabCache(0)
     checked = 0
     last_id = 0
@@ -73,7 +73,7 @@ def _verify_objects(env: Environment, compressor: Compressor) -> int:
 
 
 def _verify_recent(env: Environment, compressor: Compressor) -> int:
-    """Prove the objects that only the log names; their number, less the names that it takes."""
+    """Check the objects that only the log names; their number, less the names it deletes."""
     with env.snapshot() as (txn, view):
         reader = SlabReader(txn.cursor(db=env.slabs), SlabCache(0), compressor, view)
         added: dict[bytes, int] = {}
@@ -95,7 +95,7 @@ def _verify_recent(env: Environment, compressor: Compressor) -> int:
 def _verify_slab(
     reader: SlabReader, last_id: int, above: int, find: Callable[[bytes], int | None]
 ) -> int:
-    """Prove the objects of a slab with ids above ``above``: what was joined to it since is done."""
+    """Check the objects of a slab with ids above ``above``: those joined to it since are done."""
     slab = reader.decode_at(last_id)
     checked = 0
     for position in range(slab.directory.objects):

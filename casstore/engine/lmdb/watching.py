@@ -1,12 +1,12 @@
-"""Waiting for a commit by anybody, in any process.
+"""Waiting for a commit by any process.
 
 The kernel reports writes to a file. A commit in the log is visible when its number is written
 to the log's first page, so a watch on the log misses nothing. A commit to the tables is
 different: LMDB writes its pages, then the meta page, and only then, in memory shared by all
 processes, the number of the transaction that readers start from. A reader that the meta page
-wakes may read before that, find nothing new, and sleep for good. So a writer touches the data
+wakes may read before that, find nothing new, and sleep for ever. So a writer touches the data
 file's times after such a commit (``Environment.cover``), and a watch waits for both: for the
-touch because it comes last, for the writes because a killed writer may not come to touch.
+touch because it comes last, for the writes because a killed writer may not reach the touch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _POLL_INTERVAL_S: Final = 0.05
 
 
 def open_watch(env: Environment) -> DescriptorWatch:
-    """A watch on a store's file, by the best means there is."""
+    """A watch on a store's files, by the best mechanism available."""
     seen = _last_commit(env)
     env.gate.enter()
     try:
@@ -35,9 +35,9 @@ def open_watch(env: Environment) -> DescriptorWatch:
         try:
             watch = _open_native(partial(_files_of, env), env.gate.check)
         except (OSError, ImportError):
-            # No such means on this system, or the user has used up what it grants.
+            # The system lacks the mechanism, or the user's limit on watches is reached.
             watch = PollingWatch(env, seen)
-        # Inside the gate, so that whoever closes the environment finds it.
+        # Inside the gate, so that closing the environment finds it.
         env.watches.add(watch)
         return watch
     finally:
@@ -60,7 +60,7 @@ def _last_commit(env: Environment) -> tuple[int, int]:
 
 
 class PollingWatch(PipeWatch):
-    """A watch for where the kernel does not help: a thread asks LMDB now and then."""
+    """A watch for systems without notifications: a thread polls LMDB."""
 
     def __init__(self, env: Environment, seen: tuple[int, int]) -> None:
         super().__init__(env.gate.check)
@@ -84,7 +84,7 @@ class PollingWatch(PipeWatch):
             try:
                 now = _last_commit(env)
             except CasstoreError:
-                # That reading fails is a change too; the waiter will see for itself.
+                # A failed read is a change, too; the waiting caller will get the error itself.
                 now = (-1, -1)
             if now != seen:
                 seen = now
@@ -123,7 +123,7 @@ else:
                 )
                 for number in find_files()
             ]
-            # A timer that has run out is the way to wake a queue by hand.
+            # An expired timer is the way to wake a kqueue from the same process.
             self._timer = select.kevent(
                 1, filter=select.KQ_FILTER_TIMER, flags=select.KQ_EV_ADD | select.KQ_EV_ONESHOT
             )
@@ -135,7 +135,7 @@ else:
             super().__init__(self._queue.fileno(), check)
 
         def drain(self) -> None:
-            """Take note of all changes so far."""
+            """Consume all changes so far."""
             self.fileno()
             self._queue.control(None, 16, 0)
 

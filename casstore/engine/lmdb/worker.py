@@ -17,15 +17,15 @@ from typing import Final
 
 from casstore.errors import CasstoreError
 
-# How long commits gather before the thread looks: the most that a power loss undoes of commits
-# that do not wait for the disk, but for the time of a flush.
+# How long commits gather before the thread runs: a power loss undoes at most the ``relaxed``
+# commits of this time and of one flush.
 GATHER_S: Final = 0.005
-# After a failure the thread tries again, each time after twice as long.
+# After a failure the thread retries, each time after twice as long.
 _MAX_RETRY_S: Final = 60.0
 
 
 class Wake:
-    """Wakes the one thread that waits for it; a wake that comes early is kept.
+    """Wakes the one thread that waits for it; an early wake is remembered.
 
     An Event does the same with Python code around its lock, and an interrupt inside that code
     leaves the lock held for ever.
@@ -42,7 +42,7 @@ class Wake:
         try:
             self._lock.release()
         except RuntimeError:
-            # Not locked: it is set already.
+            # Not locked: it is already set.
             return
 
     def wait(self, timeout_s: float) -> None:
@@ -51,20 +51,20 @@ class Wake:
 
 
 class Task:
-    """What the thread does for one store. ``work`` returns after how long to call it again."""
+    """The work of the thread for one store. ``work`` returns the seconds until its next call."""
 
     def __init__(self, work: Callable[[], float]) -> None:
         self._work = work
         self._added = False
         self._asked = False
         self._retry_s = GATHER_S
-        #: When the thread looks at it next, in seconds of the monotonic clock.
+        #: When the thread runs it next, in seconds of the monotonic clock.
         self.at_s = inf
-        #: The last error. Whoever commits next meets it, too, if it lasts.
+        #: The last error. If it lasts, the next commit raises it, too.
         self.last_error: CasstoreError | None = None
 
     def wake(self) -> None:
-        """Have the thread look soon, unless it does so anyway: waking it costs a commit's time."""
+        """Run it soon, unless that is due anyway: waking the thread costs a commit time."""
         if not self._added:
             try:
                 _worker.add(self)
@@ -77,11 +77,11 @@ class Task:
             _worker.wake.set()
 
     def stop(self) -> None:
-        """Let the thread finish with this store and forget it."""
+        """Wait until the thread has finished with this store, and remove it."""
         _worker.remove(self)
 
     def run(self) -> None:
-        """Look, if it is time. Called by the thread."""
+        """Run the work if it is due. Called by the thread."""
         if self._asked:
             self._asked = False
             self.at_s = min(self.at_s, time.monotonic() + GATHER_S)
@@ -108,7 +108,7 @@ class _Worker:
         self._thread: threading.Thread | None = None
 
     def add(self, task: Task) -> None:
-        """Take over a task, and start the thread if there is none.
+        """Add a task, and start the thread if it is not running.
 
         Repeated after an interrupt or an error, it does what is left to do.
         """
@@ -120,7 +120,7 @@ class _Worker:
                 self._thread.start()
 
     def remove(self, task: Task) -> None:
-        """Forget a task; it is not being run any more when this returns."""
+        """Remove a task; it is not running any more when this returns."""
         with self._lock:
             if task in self._tasks:
                 self._tasks.remove(task)
