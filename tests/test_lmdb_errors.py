@@ -118,14 +118,28 @@ def test_a_commit_counts_though_no_thread_can_be_started_to_train_a_dictionary(
     engine.close()
 
 
-@pytest.mark.parametrize("options", [{"durability": "relaxed"}, {"auto_pack": True}])
-def test_a_store_whose_threads_cannot_be_started_is_not_left_open(
-    tmp_path: Path, options: dict[str, Any]
-) -> None:
+def test_a_store_whose_packer_cannot_be_started_is_not_left_open(tmp_path: Path) -> None:
     with no_more_threads(), pytest.raises(StorageError, match="thread"):
-        LmdbEngine(str(tmp_path / "s"), **options)
-    engine = LmdbEngine(str(tmp_path / "s"), **options)
+        LmdbEngine(str(tmp_path / "s"), auto_pack=True)
+    engine = LmdbEngine(str(tmp_path / "s"), auto_pack=True)
     assert engine.write(Write(objects=[new_blob(b"one")])).new_objects == 1
+    engine.close()
+
+
+@pytest.mark.parametrize("durability", ["full", "relaxed"])
+def test_commits_need_no_background_thread(tmp_path: Path, durability: str) -> None:
+    blobs = [new_blob(b"%d" % number) for number in range(20)]
+    engine = LmdbEngine(str(tmp_path / "s"), durability=durability)
+    with no_more_threads():
+        for blob in blobs:
+            assert engine.write(Write(objects=[blob])).new_objects == 1
+    # The next commit starts it.
+    engine.write(Write(objects=[new_blob(b"after")]))
+    assert engine._behind is not None
+    assert engine._behind._added
+    engine.close()
+    engine = LmdbEngine(str(tmp_path / "s"))
+    assert_reads_back(engine, *blobs)
     engine.close()
 
 

@@ -22,7 +22,7 @@ from casstore.format import canonical
 from casstore.format.hashing import DIGEST_BYTES, Kind, plain_hash
 
 MAGIC: Final = b"casstore bundle\n"
-VERSION: Final = 2
+VERSION: Final = 3
 SESSION: Final = "session"
 
 HEADER: Final = 1

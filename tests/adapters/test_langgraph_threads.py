@@ -111,7 +111,12 @@ def test_four_hundred_turns_cost_what_was_said_and_not_its_square(
     engine = store.engine
     assert isinstance(engine, LmdbEngine)
     said = messages(400)
-    ours = grow(CasstoreSaver(store), said, (200, 400), engine.used_bytes)
+
+    def applied_bytes() -> int:
+        engine.apply_log()
+        return engine.used_bytes()
+
+    ours = grow(CasstoreSaver(store), said, (200, 400), applied_bytes)
     with SqliteSaver.from_conn_string(str(tmp_path / "c.sqlite")) as stock:
 
         def size() -> int:

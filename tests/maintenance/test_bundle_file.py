@@ -45,7 +45,7 @@ from casstore.testing.engine_fixtures import all_objects, all_rows
 from tests.maintenance import sessions
 
 ROOT = Path(__file__).parent.parent.parent
-GOLDEN = Path(__file__).parent / "golden-bundle-2.hex"
+GOLDEN = Path(__file__).parent / "golden-bundle-3.hex"
 HEADER = BundleHeader(layout.VERSION, layout.SESSION, thin=False)
 
 
@@ -275,8 +275,8 @@ def test_another_version_or_kind_is_named(file: Path) -> None:
     draft = Draft()
     draft.revision(Manifest())
     verify_bundle(draft.write(file))
-    draft.header = HEADER._replace(version=3)
-    refused(draft.write(file), ForeignBundleError, "version 3")
+    draft.header = HEADER._replace(version=2)
+    refused(draft.write(file), ForeignBundleError, "version 2")
     draft.header = HEADER._replace(kind="store")
     refused(draft.write(file), ForeignBundleError, "'store'")
 
