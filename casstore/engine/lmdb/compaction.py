@@ -23,7 +23,9 @@ is killed, the next process that opens or compacts the store removes compact/.
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, NamedTuple
 
 import lmdb
@@ -196,6 +198,15 @@ def _copied(env: Environment) -> list[str]:
     return [name for name in env.databases if name not in (SLABS, DICTIONARIES, META)]
 
 
+def _packed(
+    look: packing.Look, compressor: Compressor, scope: packing.Scope
+) -> list[tuple[bytes, bytes]]:
+    """The slabs that replace those that were looked at."""
+    if look.run is None:
+        return [(piece.key, piece.value) for piece in look.left]
+    return packing.rewritten(look.run, compressor, scope)
+
+
 class _Copier:
     """Copies a store table by table; counts what it does."""
 
@@ -237,24 +248,33 @@ class _Copier:
         scope = packing.scope_of(old, None)._replace(many_dead=0)
         next_id = 1
         batch.begin(self._new.slabs)
-        while next_id <= scope.newest:
-            look = packing.read_run(old, compressor, next_id, scope)
-            next_id = look.next_id
-            if look.damaged:
-                raise CorruptionError(
-                    f"{old.path} is damaged and was left as it is: {look.damaged[0].reason}"
-                )
-            kept = [(piece.key, piece.value) for piece in look.left]
-            self._slabs_before += len(look.left)
-            if look.run is not None:
-                self._slabs_before += len(look.run.pieces)
-                self._dropped += look.run.dead_objects
-                kept = packing.rewritten(look.run, compressor, scope)
-            for key, value in kept:
-                self._named.add(slabs.read_directory(key, value).dictionary)
-                batch.add(key, value)
-            self._slabs_after += len(kept)
-            self._tell("copy", min(next_id - 1, scope.newest), scope.newest)
+        # Most of the time goes into compressing, which releases the interpreter: one thread a core.
+        threads = os.cpu_count() or 1
+        ahead: deque[tuple[int, Future[list[tuple[bytes, bytes]]]]] = deque()
+        pool = ThreadPoolExecutor(threads, thread_name_prefix="casstore-compact")
+        try:
+            while next_id <= scope.newest or ahead:
+                if next_id <= scope.newest:
+                    look = packing.read_run(old, compressor, next_id, scope)
+                    next_id = look.next_id
+                    if look.damaged:
+                        raise CorruptionError(
+                            f"{old.path} is damaged and was left as it is: {look.damaged[0].reason}"
+                        )
+                    self._slabs_before += len(look.left)
+                    if look.run is not None:
+                        self._slabs_before += len(look.run.pieces)
+                        self._dropped += look.run.dead_objects
+                    ahead.append((next_id - 1, pool.submit(_packed, look, compressor, scope)))
+                if len(ahead) > 2 * threads or next_id > scope.newest:
+                    last_id, packed = ahead.popleft()
+                    for key, value in packed.result():
+                        self._named.add(slabs.read_directory(key, value).dictionary)
+                        batch.add(key, value)
+                        self._slabs_after += 1
+                    self._tell("copy", min(last_id, scope.newest), scope.newest)
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     def _copy_dictionaries(self, shelf: DictionaryShelf) -> None:
         with self._old.reading() as txn:
