@@ -23,7 +23,7 @@ LAYERS = (
     ("maintenance",),
     ("records",),
     ("compat",),
-    ("adapters", "cli", "viewer", "__main__"),
+    ("adapters", "cli", "__main__"),
     ("testing",),
 )
 # Nothing in the core loads a module of an extension.

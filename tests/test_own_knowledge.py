@@ -41,7 +41,7 @@ from tests.faults.children import in_child
 ROOT = Path(__file__).parent.parent
 GONE = new_blob(b"taken away by somebody")
 # Of a table that keeps nothing alive.
-ROW = PutRow("usage", b"key", b"value")
+ROW = PutRow("leases", b"key", b"value")
 
 
 @pytest.fixture(params=[0, 1], ids=["lmdb09", "lmdb10"])
@@ -376,8 +376,8 @@ def test_who_is_held_up_while_beginning_to_read_reads_what_is_newest(engine: Lmd
                 elsewhere(
                     engine,
                     "from casstore.engine.protocol import PutRow\n"
-                    "engine.write(Write(rows=[PutRow('usage', b'key', b'one')]))\n"
-                    "engine.write(Write(rows=[PutRow('usage', b'key', b'two')]))",
+                    "engine.write(Write(rows=[PutRow('leases', b'key', b'one')]))\n"
+                    "engine.write(Write(rows=[PutRow('leases', b'key', b'two')]))",
                 )
             return txn
 
@@ -386,7 +386,7 @@ def test_who_is_held_up_while_beginning_to_read_reads_what_is_newest(engine: Lmd
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine._env, "handle", HeldUp())
-        assert engine.get_rows([RowKey("usage", b"key")]) == [b"two"]
+        assert engine.get_rows([RowKey("leases", b"key")]) == [b"two"]
 
 
 def test_ids_go_on_behind_those_of_another_process_that_were_only_read(tmp_path: Path) -> None:

@@ -33,7 +33,6 @@ TABLES: Final = (
     "retention",
     "sessions",
     "tombstones",
-    "usage",
 )
 
 MAX_ROW_KEY_BYTES: Final = 511

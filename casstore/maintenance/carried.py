@@ -22,7 +22,7 @@ OF_SESSIONS: Final = (
     "leases",
 )
 #: Carried row by row. Of these, ``retention`` speaks of sessions, too.
-OF_THE_STORE: Final = ("pins", "records", "retention", "usage")
+OF_THE_STORE: Final = ("pins", "records", "retention")
 #: Every table there is.
 CARRIED: Final = (*OF_SESSIONS, *OF_THE_STORE)
 

@@ -15,7 +15,6 @@ from casstore.format.node import open_node
 # How far a search for names goes; what is found until then is enough to act upon.
 _MAX_STEPS: Final = 20_000
 _MAX_PIECES: Final = 100
-_FIELDS: Final = ("turn_state", "frames", "config", "usage", "tips")
 _INDEX: Final = "a part of the node index"
 
 

@@ -23,7 +23,8 @@ from casstore.engine import files
 from casstore.engine.lmdb import log as redo_log
 from casstore.engine.lmdb import recent
 from casstore.engine.lmdb.engine import LmdbEngine
-from casstore.engine.lmdb.log import LOG_FILE, RedoLog
+from casstore.engine.lmdb.log import LOG_FILE, Position, RedoLog
+from casstore.engine.lmdb.memtable import Entry, Memtable, Unchanged
 from casstore.engine.protocol import PutRow, RowKey, Write
 from casstore.errors import (
     BusyError,
@@ -484,3 +485,19 @@ def test_a_write_of_many_objects_may_be_longer_than_a_slab(engine: LmdbEngine) -
     assert [found and found.data for found in engine.get_many([one.digest for one in objects])] == [
         one.data for one in objects
     ]
+
+
+def test_a_view_keeps_its_moment_when_objects_are_stored_and_deleted_later() -> None:
+    blob = new_blob(b"one")
+    memtable = Memtable(Position(0, 4096, b""), 7)
+    before = memtable.view()
+    memtable.add(4096, Position(1, 8192, b""), Entry(1, 7, [blob], [[]], [], [], []))
+    stored = memtable.view()
+    memtable.add(8192, Position(2, 12288, b""), Entry(2, 8, [], [], [], [(blob.digest, 7)], []))
+    assert isinstance(before.find_id(blob.digest), Unchanged)
+    assert stored.find_id(blob.digest) == 7
+    assert memtable.view().find_id(blob.digest) is None
+    assert memtable.newest_id(blob.digest) is None
+    memtable.add(12288, Position(3, 16384, b""), Entry(3, 8, [blob], [[]], [], [], []))
+    assert memtable.newest_id(blob.digest) == 8
+    assert [view.find_id(blob.digest) for view in (stored, memtable.view())] == [7, 8]

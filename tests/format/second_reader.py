@@ -18,7 +18,7 @@ from blake3 import blake3
 
 TABLES = (
     "attachments", "heads", "history", "leases", "pins", "queue", "receipts",
-    "records", "retention", "sessions", "tombstones", "usage",
+    "records", "retention", "sessions", "tombstones",
 )  # fmt: skip
 CONTEXTS = {
     2: "chunks v1", 3: "value v1", 4: "list v1", 5: "map v1", 6: "node v1", 7: "manifest v3",

@@ -60,8 +60,6 @@ def fill(store: Store) -> None:
     draft.put(Table(store, "some.table", 2), ("a", "b"), {"short": 1})
     draft.put(Table(store, "some.table", 2), ("a", "long"), [LONG, {"deep": LONG + "!"}])
     draft.commit()
-    # Nothing of this release writes to it, and a copy must not ask who does.
-    store.engine.write(Write(rows=[PutRow("usage", b"some", b"row")]))
 
 
 def rows_of(store: Store) -> dict[str, list[Row]]:

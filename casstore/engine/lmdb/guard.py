@@ -16,7 +16,7 @@ import os
 from struct import Struct
 from typing import Final, NamedTuple
 
-from casstore.engine.files import open_regular, storage_error, write_at
+from casstore.engine.files import open_regular, storage_error
 from casstore.errors import CorruptionError, FormatVersionError
 
 META_MAGIC: Final = 0xBEEFC0DE
@@ -27,10 +27,6 @@ META_VERSIONS: Final = {16: 1, 24: 3}
 # starts with the page size, the second ends with the page that the tree of tables begins with),
 # last page, transaction
 _META: Final = Struct("=IIQQI44x40xQQQ")
-
-
-# The system reads no file at an offset above 2^63, whatever a damaged meta page says.
-_MAX_PAGES: Final = 1 << 47
 
 
 class Extent(NamedTuple):
@@ -114,38 +110,10 @@ def _find_header(head: bytes, path: str) -> int:
     raise CorruptionError(f"{path} is not an LMDB file, or its first page is damaged")
 
 
-def read_root(handle: int, metas: bytes) -> bytes:
-    """The root page of the tree of all tables, in the state that two meta pages describe.
-
-    Every commit rewrites that page, so it identifies a state and a file. Raises OSError, and
-    CorruptionError if these are not meta pages.
-    """
-    header_bytes = _find_header(metas, "a state")
-    page_bytes = len(metas) // 2
-    found = [_META.unpack_from(metas, start + header_bytes) for start in (0, page_bytes)]
-    root = max(found, key=lambda meta: meta[-1])[-3]
-    # In an unknown file the page number may be anything.
-    return os.pread(handle, page_bytes, root * page_bytes) if root < _MAX_PAGES else b""
-
-
-def write_metas(path: str, pages: bytes) -> None:
-    """Restore both meta pages to an earlier state, durably; no process may have the file open."""
-    try:
-        handle = os.open(path, os.O_RDWR)
-        try:
-            write_at(handle, pages, 0)
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-    except OSError as exc:
-        raise storage_error(f"cannot write {path}", exc) from exc
-
-
-def verify_structure(path: str, metas: bytes = b"") -> None:
+def verify_structure(path: str) -> None:
     """Walk the whole file without LMDB; raise with the first findings if it is not sound.
 
-    With ``metas``, as if the file began with them. Reads everything; no process may write
-    meanwhile.
+    Reads everything; no process may write meanwhile.
     """
     # Imported only for damaged or suspect files.
     from lmdb import verify
@@ -156,10 +124,6 @@ def verify_structure(path: str, metas: bytes = b"") -> None:
         py-lmdb checks only the first; LMDB would read on and crash. (The verifier has no type
         hints, hence the ignored errors.)
         """
-
-        def _read_at(self, off: int, n: int) -> bytes:
-            read: bytes = super()._read_at(off, n)  # type: ignore[no-untyped-call]
-            return metas[off : off + n] + read[max(0, min(len(metas) - off, n)) :]
 
         def _mark_live(self, pgno: int, what: str) -> bool:
             if (pgno + 1) * self.psize > file_bytes:

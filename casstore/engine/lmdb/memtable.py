@@ -46,6 +46,13 @@ Links = Sequence[int] | None
 Changed = list[tuple[bytes, bytes | None]]
 
 
+class Unchanged:
+    """The answer of a view for a row or name that only the tables have."""
+
+
+UNCHANGED: Final = Unchanged()
+
+
 class Entry:
     """What one transaction changed."""
 
@@ -143,8 +150,8 @@ class Memtable:
     """Entries since ``base``, and the versions of each row and name in them."""
 
     __slots__ = (
-        "_offsets", "_rows", "applied_ids", "base", "changes", "entries", "ids", "last",
-        "next_id", "size_bytes",
+        "_deleted", "_ids", "_offsets", "_rows", "applied_ids", "base", "changes", "entries",
+        "last", "next_id", "size_bytes",
     )  # fmt: skip
 
     def __init__(self, base: Position, next_id: int) -> None:
@@ -158,9 +165,11 @@ class Memtable:
         # Where the record of each entry begins.
         self._offsets: list[int] = []
         self._rows: dict[tuple[str, bytes], list[tuple[int, bytes | None]]] = {}
-        #: The id of each object that an entry names; None: the name was deleted. Ids ascend, so a
-        #: view compares the id with its own next id to decide whether it has the object.
-        self.ids: dict[bytes, int | None] = {}
+        # The id of each object that an entry stored. Ids ascend, so a view tells by the id itself
+        # whether its moment has the object.
+        self._ids: dict[bytes, int] = {}
+        # The versions of names that an entry deleted, which few do: LSN and id; None: no name.
+        self._deleted: dict[bytes, list[tuple[int, int | Unchanged | None]]] = {}
         #: Ids of objects that have been applied, for writers: the index names them until a
         #: transaction removes names from it, and that begins a new memtable.
         self.applied_ids: dict[bytes, int] = {}
@@ -175,7 +184,7 @@ class Memtable:
         Hold the write lock.
         """
         lsn = position.lsn
-        rows, ids = self._rows, self.ids
+        rows, ids, deleted = self._rows, self._ids, self._deleted
         # An interrupt may have cut short an attempt to add the same entry.
         while self.entries and self.entries[-1][0].lsn > self.last.lsn:
             self.entries.pop()
@@ -187,12 +196,16 @@ class Memtable:
             else:
                 rows[place] = [(lsn, value)]
         for digest, _ in entry.unnamed:
-            ids[digest] = None
+            if digest not in deleted:
+                deleted[digest] = [(-1, ids.get(digest, UNCHANGED))]
+            deleted[digest].append((lsn, None))
         self.entries.append((position, entry))
         self._offsets.append(offset)
         # After the entry, which holds the objects.
         for digest, object_id in entry.named():
             ids[digest] = object_id
+            if digest in deleted:
+                deleted[digest].append((lsn, object_id))
         self.changes += len(entry.rows) + len(entry.objects) + len(entry.unnamed)
         self.size_bytes += entry.size_bytes
         self.next_id = entry.next_id
@@ -223,17 +236,27 @@ class Memtable:
         """The versions of a row, oldest first."""
         return self._rows.get((table, key))
 
+    def newest_id(self, digest: bytes) -> int | Unchanged | None:
+        """The id of an object, None if its name was deleted, UNCHANGED if no entry has it."""
+        if self._deleted and digest in self._deleted:
+            return self._deleted[digest][-1][1]
+        return self._ids.get(digest, UNCHANGED)
+
+    def find_id(self, digest: bytes, lsn: int, next_id: int) -> int | Unchanged | None:
+        """The same after the commit ``lsn``, when ``next_id`` was the next free id."""
+        found: int | Unchanged | None
+        if self._deleted and digest in self._deleted:
+            versions = self._deleted[digest]
+            found = next(found for at, found in reversed(versions) if at <= lsn)
+        else:
+            found = self._ids.get(digest, UNCHANGED)
+        # An id that a later commit gave is not there yet.
+        return UNCHANGED if isinstance(found, int) and found >= next_id else found
+
     def places(self, table: str) -> list[bytes]:
         """The keys of all changed rows of a table."""
         # A copy in one call, because a commit may add to it meanwhile.
         return [key for name, key in list(self._rows) if name == table]
-
-
-class Unchanged:
-    """The answer of a view for a row or name that only the tables have."""
-
-
-UNCHANGED: Final = Unchanged()
 
 
 class View:
@@ -258,11 +281,7 @@ class View:
 
     def find_id(self, digest: bytes) -> int | Unchanged | None:
         """The id of an object, None if its name was deleted, UNCHANGED if the index decides."""
-        found = self._memtable.ids.get(digest, UNCHANGED)
-        if isinstance(found, int) and found >= self._next_id:
-            # A later commit stored it.
-            return UNCHANGED
-        return found
+        return self._memtable.find_id(digest, self.lsn, self._next_id)
 
     def changed_between(
         self, table: str, start: bytes, stop: bytes | None, *, reverse: bool

@@ -135,9 +135,8 @@ class Transaction:
         if digest in ids:
             return ids[digest]
         memtable = self._memtable
-        if digest in memtable.ids:
-            found = memtable.ids[digest]
-        else:
+        found = memtable.newest_id(digest)
+        if isinstance(found, Unchanged):
             found = memtable.applied_ids.get(digest) or self._find_stored(digest)
         ids[digest] = found
         return found

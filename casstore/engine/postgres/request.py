@@ -44,7 +44,8 @@ from casstore.engine.protocol import (
 )
 from casstore.errors import InvalidInputError
 
-#: How the tables of the protocol are numbered. A number is never given to another table.
+#: How the tables of the protocol are numbered. A number is never given to another table; 5 and
+#: 13 were those of tables that are gone.
 TABLE_NUMBERS: Final = {
     "attachments": 1,
     "heads": 2,
@@ -57,7 +58,6 @@ TABLE_NUMBERS: Final = {
     "retention": 10,
     "sessions": 11,
     "tombstones": 12,
-    "usage": 13,
 }
 
 #: Where the tables have their numbers, among locks.
