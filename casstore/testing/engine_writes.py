@@ -63,7 +63,7 @@ CALLS: dict[str, Callable[[Engine], object]] = {
 
 def _holds(engine: Engine, condition: Condition) -> bool:
     """Whether a write under this condition alone goes through, and only then changes a row."""
-    marker = PutRow("usage", b"the condition held", b"")
+    marker = PutRow("retention", b"the condition held", b"")
     engine.write(Write(rows=[DeleteRow(marker.table, marker.key)]))
     try:
         engine.write(Write(conditions=[condition], rows=[marker]))
