@@ -1,9 +1,10 @@
-"""The state of a session in addition to its graph: components into links and values, and back.
+"""Encodes and decodes the state of a session that is not part of its graph.
 
-This layer names the components. Those in ``LINKED`` and those of the runtime are objects of
-their own: given as a body they are stored and linked to, given as a ``Link`` they are stored
-already, and must be. The others are values inside the manifest. A component that is None is
-absent. Equal bodies are one object, whichever session stores them.
+Each component of a checkpoint becomes a link to an object, or a value inside the manifest. This
+layer defines their names; the format treats names as opaque. The components in ``LINKED`` and
+those that a runtime adds (``others``) are links: pass content to store it and link to it, or a
+``Link`` to refer to an object that must exist. The rest are values. None means that there is no
+such component. Identical content is stored once across all sessions.
 """
 
 from __future__ import annotations

@@ -1,17 +1,19 @@
-"""The commits that are in the log and not yet in the tables, in memory.
+"""In-memory copy of the commits that are in the log but not yet applied to the tables.
 
-An ``Entry`` is the content of one record of the log: new objects, row changes, deleted names,
-objects whose grace period restarts. The memtable has every version of a row with the LSN of its
-commit, so that a reader sees one state while commits continue. A memtable only ever grows. When
-its first entries have been applied to the tables, a new memtable replaces it; readers that began
-with the old one continue with it.
+An ``Entry`` is the content of one log record: new objects, row changes, deleted names, objects
+whose gc grace period restarts. An object's name is its digest-to-id row in the index; without a
+name it cannot be found. The memtable keeps every version of a row with the LSN of its commit, so
+that a reader sees one moment while commits go on. A memtable only ever grows. Once its oldest
+entries have been applied, a new memtable with the remaining entries replaces it; readers that
+began with the old one keep it.
 
-    body of a record   [time in ms, first id, objects, rows, unnamed, touched]
-    objects            digest, kind, bytes, digests of the children joined, ids of the children or
-                       nil; five values an object. nil: the object has no name
-    rows               table, key, value or nil; three values a row
-    unnamed            digest 32 ‖ id 8 of each name that was deleted
-    touched            ids of the objects whose grace period restarts
+    body of a record   [time in ms, first id, objects, rows, deleted names, touched]
+    objects            flat list, five values per object: digest, kind, bytes, digests of the
+                       children concatenated, ids of the children. The ids are nil if the same
+                       commit deleted the object: it is stored without a name
+    rows               flat list, three values per row: table, key, value or nil if deleted
+    deleted names      digest 32 ‖ id 8 of each
+    touched            ids of the objects whose gc grace period restarts
 """
 
 from __future__ import annotations
@@ -155,7 +157,8 @@ class Memtable:
     )  # fmt: skip
 
     def __init__(self, base: Position, next_id: int) -> None:
-        #: The position after the last record that the tables hold, and after the last one here.
+        #: ``base``: the log position after the last record that the tables hold. ``last``: the
+        #: position after the last record in this memtable.
         self.base = self.last = base
         #: Each entry with the position after its record.
         self.entries: list[tuple[Position, Entry]] = []
@@ -165,13 +168,14 @@ class Memtable:
         # Where the record of each entry begins.
         self._offsets: list[int] = []
         self._rows: dict[tuple[str, bytes], list[tuple[int, bytes | None]]] = {}
-        # The id of each object that an entry stored. Ids ascend, so a view tells by the id itself
-        # whether its moment has the object.
+        # The id of each object that an entry stored. Ids are assigned in commit order, so a view
+        # contains an object exactly if its id is below the view's next free id.
         self._ids: dict[bytes, int] = {}
-        # The versions of names that an entry deleted, which few do: LSN and id; None: no name.
+        # The versions of names that were deleted at least once, which is rare: LSN and id; None:
+        # deleted. The first version has LSN -1, so that every view finds one.
         self._deleted: dict[bytes, list[tuple[int, int | Unchanged | None]]] = {}
-        #: Ids of objects that have been applied, for writers: the index names them until a
-        #: transaction removes names from it, and that begins a new memtable.
+        #: Ids of objects that are in the tables, so that writers need not ask the index. They stay
+        #: valid: a transaction that deletes names from the index begins a new memtable.
         self.applied_ids: dict[bytes, int] = {}
 
     @property
@@ -237,20 +241,20 @@ class Memtable:
         return self._rows.get((table, key))
 
     def newest_id(self, digest: bytes) -> int | Unchanged | None:
-        """The id of an object, None if its name was deleted, UNCHANGED if no entry has it."""
+        """The id of an object; None if its name was deleted, UNCHANGED if the tables decide."""
         if self._deleted and digest in self._deleted:
             return self._deleted[digest][-1][1]
         return self._ids.get(digest, UNCHANGED)
 
     def find_id(self, digest: bytes, lsn: int, next_id: int) -> int | Unchanged | None:
-        """The same after the commit ``lsn``, when ``next_id`` was the next free id."""
+        """Like ``newest_id``, as of the commit ``lsn``, when ``next_id`` was the next free id."""
         found: int | Unchanged | None
         if self._deleted and digest in self._deleted:
             versions = self._deleted[digest]
             found = next(found for at, found in reversed(versions) if at <= lsn)
         else:
             found = self._ids.get(digest, UNCHANGED)
-        # An id that a later commit gave is not there yet.
+        # Commits after this view assigned higher ids.
         return UNCHANGED if isinstance(found, int) and found >= next_id else found
 
     def places(self, table: str) -> list[bytes]:

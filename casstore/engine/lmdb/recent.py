@@ -255,7 +255,7 @@ class Recent:
                 log is not None
                 and log.id == self._state.log_id
                 and self._read_log(log)
-                # Else a commit without a record is in the tables.
+                # A higher number: a commit without a log record went straight into the tables.
                 and log.applying_lsn <= self.memtable.last.lsn
             ):
                 return
@@ -448,11 +448,12 @@ class Recent:
             raise translate(exc, self._env.path) from exc
 
     def apply_behind(self) -> bool:
-        """Apply the log up to its present end, concurrently with commits; False if it is empty.
+        """Apply the log concurrently with commits, up to its end at the time of the call.
 
-        Without the file lock: nothing is removed from the tables, and no commit depends on a
-        transaction in progress. One process at a time: the others would compress the same
-        entries for nothing.
+        False if there is nothing to apply, or another process applies it. It does not need the
+        lock of the log, because it only adds to the tables, and no commit reads its unfinished
+        transaction. It holds the applier lock instead, because a second process would compress
+        the same entries.
         """
         assert self._applier_lock is not None
         lock = self._applier_lock.fileno()

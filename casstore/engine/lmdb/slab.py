@@ -140,7 +140,8 @@ class Columns:
     def add_new(self, own: int, item: NewObject, links: Sequence[int] | None) -> None:
         """Add a new object with its id and the ids that it links to.
 
-        Without links, it is dead: it has a link to itself for each child.
+        If ``links`` is None, the object has no name: its kind becomes DEAD, and each child is
+        recorded as a link to the object itself.
         """
         digest, kind, data, children = item
         size = len(data)
